@@ -1,0 +1,99 @@
+"""What a round is: plan -> task -> receipt | failure -> replacement. A task names bytes and never holds them.
+
+Everything that could make two executions differ (time, ids, settings, producers, versions) is frozen in the plan (I7).
+"""
+
+from __future__ import annotations
+
+from compactor.model.base import Value
+from compactor.model.policy import CleanerPolicy
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+
+
+class CleanerOffset(Value):
+    """One entry of the cleaner-offset vector (KIP-1272): what this leader epoch has cleaned up to, exclusive."""
+
+    leader_epoch: int
+    offset: int
+
+
+class ActiveProducer(Value):
+    """What Kafka's ``lastRecordsOfActiveProducers`` knows of one producer; ``last_offset`` -1: only markers since the epoch began."""
+
+    producer_id: int
+    epoch: int
+    last_offset: int
+
+
+class CompactionTask(Value):
+    """One group of neighbouring segments that becomes one new segment."""
+
+    group: int
+    sources: tuple[str, ...]
+    new_segment_id: str
+    start_offset: int
+    end_offset: int
+    leader_epochs: tuple[EpochEntry, ...]
+    mtime_ms: int
+
+
+class SkippedSegment(Value):
+    id: str
+    reason: str
+
+
+class CompactionPlan(Value):
+    """One round over one partition.
+
+    ``leader_epoch`` is the compactor's epoch, ``vector`` the cleaner offsets that the plan started from (I6),
+    ``end_offset`` the first offset that this round does not clean (exclusive), ``next_dirty_offset`` what the vector says
+    after it. ``fingerprint`` names hash key, codec libraries and cleaner version; an executor that differs refuses.
+    """
+
+    run_id: str
+    topic: str
+    partition: int
+    leader_epoch: int
+    now_ms: int
+    first_dirty_offset: int
+    end_offset: int
+    next_dirty_offset: int
+    high_watermark: int
+    legacy_horizon_ms: int
+    vector: tuple[CleanerOffset, ...]
+    policy: CleanerPolicy
+    map_engine: str
+    fingerprint: str
+    producers: tuple[ActiveProducer, ...]
+    tasks: tuple[CompactionTask, ...]
+    skipped: tuple[SkippedSegment, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(source for task in self.tasks for source in task.sources)
+
+
+class CompactionReceipt(Value):
+    """A task is done: the new segment is uploaded and read back. About 1 KB."""
+
+    run_id: str
+    group: int
+    segment: RemoteLogSegmentMetadata
+    records_read: int
+    records_kept: int
+    bytes_read: int
+    bytes_written: int
+
+
+class CompactionFailure(Value):
+    run_id: str
+    group: int
+    kind: str
+    message: str
+
+
+class Replacement(Value):
+    """``sources`` leave the view, ``segment`` stands in their place; it covers exactly what they covered (I1)."""
+
+    sources: tuple[str, ...]
+    segment: RemoteLogSegmentMetadata

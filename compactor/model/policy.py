@@ -1,0 +1,17 @@
+"""CleanerPolicy: everything that decides the bytes of a round, as one value (I7)."""
+
+from __future__ import annotations
+
+from compactor.model.base import Value
+
+MAX32 = 2**31 - 1
+
+
+class CleanerPolicy(Value):
+    """Topic settings as Kafka's cleaner sees them. Milliseconds and bytes."""
+
+    delete_retention_ms: int = 86_400_000
+    segment_bytes: int = 1 << 30
+    segment_index_bytes: int = 10 * 1024 * 1024
+    index_interval_bytes: int = 4096
+    max_decompressed_batch_bytes: int = 1 << 30

@@ -1,0 +1,72 @@
+"""RemoteLogSegmentMetadata and its state machine, as Kafka has them (KIP-405, RemoteLogSegmentState)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from compactor.model.base import Value
+
+
+class SegmentState(StrEnum):
+    """Kafka's RemoteLogSegmentState."""
+
+    COPY_SEGMENT_STARTED = "COPY_SEGMENT_STARTED"
+    COPY_SEGMENT_FINISHED = "COPY_SEGMENT_FINISHED"
+    DELETE_SEGMENT_STARTED = "DELETE_SEGMENT_STARTED"
+    DELETE_SEGMENT_FINISHED = "DELETE_SEGMENT_FINISHED"
+
+
+_S = SegmentState
+TRANSITIONS: dict[SegmentState | None, frozenset[SegmentState]] = {
+    None: frozenset({_S.COPY_SEGMENT_STARTED}),
+    _S.COPY_SEGMENT_STARTED: frozenset({_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED}),
+    _S.COPY_SEGMENT_FINISHED: frozenset({_S.DELETE_SEGMENT_STARTED}),
+    _S.DELETE_SEGMENT_STARTED: frozenset({_S.DELETE_SEGMENT_FINISHED}),
+    _S.DELETE_SEGMENT_FINISHED: frozenset(),
+}
+"""Kafka's RemoteLogSegmentState.isValidTransition, less the idempotent self-transitions."""
+
+FILE_KINDS = ("log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch-checkpoint")
+"""What a remote segment is made of. ``snapshot`` is the producer state at the segment's *end* (as KIP-405 copies it)."""
+
+
+class SegmentFile(Value):
+    """One object of a segment."""
+
+    size: int
+    sha256: str
+
+
+class EpochEntry(Value):
+    """One line of a leader-epoch-checkpoint: the epoch begins at this offset."""
+
+    epoch: int
+    start_offset: int
+
+
+class RemoteLogSegmentMetadata(Value):
+    """One remote segment. ``end_offset`` is inclusive, as in Kafka.
+
+    ``mtime_ms`` is the modification time of the broker's .log file: Kafka judges v0/v1 tombstones by it.
+    ``leader_epochs`` holds at least one entry, ascending; ``max_timestamp_ms`` is -1 where no record has a timestamp.
+    """
+
+    id: str
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+    max_timestamp_ms: int
+    mtime_ms: int
+    leader_epochs: tuple[EpochEntry, ...]
+    files: dict[str, SegmentFile]
+
+    def key(self, partition: str, kind: str) -> str:
+        return segment_key(partition, self.start_offset, self.id, kind)
+
+    def keys(self, partition: str) -> list[str]:
+        return [self.key(partition, kind) for kind in self.files]
+
+
+def segment_key(partition: str, start_offset: int, segment_id: str, kind: str) -> str:
+    """Where the native layout keeps one file of a segment: ``orders-0/00000000000000000042-<id>.log``."""
+    return f"{partition}/{start_offset:020d}-{segment_id}.{kind}"
