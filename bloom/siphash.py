@@ -38,7 +38,8 @@ def _tail(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
     if rest == 0:
         return np.uint64(0)
     if length >= 8:
-        return load_u64(buf, end - 8) >> np.uint64(8 * (8 - rest))
+        last: np.uint64 = load_u64(buf, end - 8)
+        return last >> np.uint64(8 * (8 - rest))
     word = np.uint64(0)
     for i in range(rest):
         word |= np.uint64(buf[end - rest + i]) << np.uint64(8 * i)
@@ -57,7 +58,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
     v3 = k1 ^ np.uint64(0x7465646279746573)
     end = start + length
     for position in range(start, end - 7, 8):
-        word = load_u64(buf, position)
+        word: np.uint64 = load_u64(buf, position)
         v3 ^= word
         v0, v1, v2, v3 = _round(v0, v1, v2, v3)
         v0, v1, v2, v3 = _round(v0, v1, v2, v3)
@@ -92,7 +93,7 @@ def hash_keys(
             out[i, 0] = np.uint64(0)
             out[i, 1] = np.uint64(0)
         else:
-            out[i, 0], out[i, 1] = siphash128(buf, starts[i], np.int64(lengths[i]), k0, k1)
+            out[i, 0], out[i, 1] = siphash128(buf, int(starts[i]), int(lengths[i]), k0, k1)
 
 
 def key_halves(secret: bytes) -> tuple[np.uint64, np.uint64]:
