@@ -1,0 +1,364 @@
+"""Segment bytes -> one row per batch (Kafka: DefaultRecordBatch, LegacyRecord, AbstractLegacyRecordBatch).
+
+    v2 header, 61 bytes                                        v0/v1 entry
+     0 baseOffset:8        21 attributes:2        43 producerId:8      0 offset:8     17 attributes:1
+     8 batchLength:4       23 lastOffsetDelta:4   51 producerEpoch:2   8 size:4       18 [v1 timestamp:8]
+    12 leaderEpoch:4       27 baseTimestamp:8     53 baseSequence:4   12 crc:4           keyLen:4 key
+    16 magic:1             35 maxTimestamp:8      57 recordsCount:4   16 magic:1         valueLen:4 value
+    17 crc:4                                      61 records
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel
+from compactor.errors import BadData
+from compactor.records.memory import load_i16, load_i32, load_i64, load_u32, read_varint
+
+Bytes = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
+
+FRAME: Final = 12  # offset and size come before what ``size`` counts
+HEADER: Final = 61
+CODEC_MASK: Final = 0x07
+LOG_APPEND: Final = 0x08
+TRANSACTIONAL: Final = 0x10
+CONTROL: Final = 0x20
+HORIZON: Final = 0x40
+UNKNOWN_OFFSET: Final = -1
+
+# Column ``control``: what kind of control batch a batch is.
+NOT_CONTROL: Final = -1
+EMPTIED: Final = -2  # an earlier round took the marker and left the header (KAFKA-7467)
+PACKED: Final = -3  # compressed: nobody writes such, but Kafka reads them
+MALFORMED: Final = -4
+ABORT: Final = 0
+COMMIT: Final = 1
+OTHER: Final = 2  # leader change, snapshot header and footer, KRaft version and voters, unknown ones
+
+_PROBLEMS: Final = (
+    "",
+    "the file ends in the middle of a batch header",
+    "the batch claims fewer bytes than a header has",
+    "the batch claims more bytes than the file has left (truncated?)",
+    "unknown magic byte",
+    "negative offset",
+    "the last offset lies before the base offset",
+    "negative record count",
+    "the base offset is not above the last offset before it",
+    "unknown compression codec",
+    "zstd is not allowed in message formats before v2",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTable:
+    """One row per batch of one segment, in file order. All arrays have the same length.
+
+    ``size`` counts the 12 bytes of framing too. Of a compressed v0/v1 wrapper only the last offset is known before it is
+    inflated: its ``base_offset`` is UNKNOWN_OFFSET and its ``count`` 0. Legacy batches have no producer, epoch or sequence (-1).
+    """
+
+    position: Int64s
+    size: Int64s
+    base_offset: Int64s
+    last_offset: Int64s
+    base_timestamp: Int64s
+    max_timestamp: Int64s
+    producer_id: Int64s
+    magic: npt.NDArray[np.int8]
+    attributes: npt.NDArray[np.int16]
+    leader_epoch: npt.NDArray[np.int32]
+    producer_epoch: npt.NDArray[np.int16]
+    base_sequence: npt.NDArray[np.int32]
+    count: npt.NDArray[np.int32]
+    control: npt.NDArray[np.int8]
+    coordinator_epoch: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @staticmethod
+    def empty(rows: int) -> BatchTable:
+        return BatchTable(**{f.name: np.empty(rows, _DTYPES.get(f.name, np.int64)) for f in fields(BatchTable)})
+
+    @property
+    def codec(self) -> npt.NDArray[np.int16]:
+        return self.attributes & np.int16(CODEC_MASK)
+
+    @property
+    def is_control(self) -> npt.NDArray[np.bool_]:
+        return self.control != NOT_CONTROL
+
+    @property
+    def is_transactional(self) -> npt.NDArray[np.bool_]:
+        return (self.attributes & np.int16(TRANSACTIONAL)) != 0
+
+
+_DTYPES: Final[dict[str, Any]] = {
+    "magic": np.int8,
+    "attributes": np.int16,
+    "leader_epoch": np.int32,
+    "producer_epoch": np.int16,
+    "base_sequence": np.int32,
+    "count": np.int32,
+    "control": np.int8,
+    "coordinator_epoch": np.int32,
+}
+
+
+def map_file(path: Path) -> Bytes:
+    """The bytes of a file as a read-only array over a private mapping; an empty array for an empty file."""
+    with path.open("rb") as file:
+        if file.seek(0, 2) == 0:
+            return read_only(np.empty(0, np.uint8))
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_SEQUENTIAL"):
+        mapped.madvise(mmap.MADV_SEQUENTIAL)
+    return np.frombuffer(mapped, np.uint8)
+
+
+def read_only(array: Bytes) -> Bytes:
+    """The same bytes as a read-only view: kernels are compiled for one kind of input array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def scan_batches(buf: Bytes, segment: str, previous_last: int = -1) -> BatchTable:
+    """One row per batch. Headers only: bodies are not read and CRCs are not checked.
+
+    :param previous_last: last offset before this segment; the first base offset must lie above it.
+    :raises BadData: names segment, position, offset and cause.
+    """
+    count, position = _count_batches(buf)
+    if position < len(buf):
+        _refuse(buf, position, _framing_problem(buf, position), segment)
+    table = BatchTable.empty(count)
+    problem, position = _fill(
+        buf,
+        previous_last,
+        table.position,
+        table.size,
+        table.base_offset,
+        table.last_offset,
+        table.base_timestamp,
+        table.max_timestamp,
+        table.producer_id,
+        table.magic,
+        table.attributes,
+        table.leader_epoch,
+        table.producer_epoch,
+        table.base_sequence,
+        table.count,
+        table.control,
+        table.coordinator_epoch,
+    )
+    if problem:
+        _refuse(buf, position, problem, segment)
+    return table
+
+
+def check_crcs(buf: Bytes, table: BatchTable, first: int, last: int, segment: str) -> None:
+    """Compares the stored CRCs of batches [first, last) with their bytes. Raises BadData.
+
+    v2: CRC-32C of bytes 21 to the end; v0/v1: CRC-32 of bytes 16 to the end. Kafka's cleaner does not look; see
+    docs/compatibility.md.
+    """
+    view = memoryview(buf)
+    checksum = crc32c.crc32c
+    positions = table.position[first:last].tolist()
+    sizes = table.size[first:last].tolist()
+    stored = _stored_crcs(buf, table.position[first:last], table.magic[first:last]).tolist()
+    if first < last and table.magic[first:last].min() == 2:
+        for position, size, crc in zip(positions, sizes, stored, strict=True):
+            if checksum(view[position + 21 : position + size]) != crc:
+                _refuse_crc(buf, position, segment)
+        return
+    magics = table.magic[first:last].tolist()
+    for position, size, crc, magic in zip(positions, sizes, stored, magics, strict=True):
+        body = view[position + 21 : position + size] if magic == 2 else view[position + 16 : position + size]
+        if (checksum(body) if magic == 2 else zlib.crc32(body)) != crc:
+            _refuse_crc(buf, position, segment)
+
+
+def _refuse_crc(buf: Bytes, position: int, segment: str) -> None:
+    offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True)
+    raise BadData(
+        "the CRC does not fit the bytes",
+        segment=segment,
+        position=position,
+        offset=offset,
+        hint="Restore this segment from a replica or a backup; nothing was changed",
+    )
+
+
+def _refuse(buf: Bytes, position: int, problem: int, segment: str) -> None:
+    offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True) if position + 8 <= len(buf) else -1
+    cause = _PROBLEMS[problem]
+    if problem == 4:
+        cause += f" {int(buf[position + 16])}"
+    raise BadData(
+        cause, segment=segment, position=position, offset=offset, hint="Restore this segment from a replica or a backup; nothing was changed"
+    )
+
+
+@kernel
+def _count_batches(buf: Bytes) -> tuple[int, int]:
+    """(whole batches, position behind the last of them)."""
+    end = buf.size
+    position = 0
+    count = 0
+    while position + 17 <= end:
+        size = np.int64(load_i32(buf, position + 8)) + FRAME
+        if size < FRAME + 14 or position + size > end:
+            break
+        magic = buf[position + 16]
+        if magic > 2 or size < (HEADER if magic == 2 else 26 + 8 * np.int64(magic)):
+            break
+        position += size
+        count += 1
+    return count, position
+
+
+@kernel
+def _framing_problem(buf: Bytes, position: int) -> int:
+    left = buf.size - position
+    if left < 17:
+        return 1
+    size = np.int64(load_i32(buf, position + 8)) + FRAME
+    magic = buf[position + 16]
+    if size < FRAME + 14:
+        return 2
+    if magic > 2:
+        return 4
+    if size > left:
+        return 3
+    return 2
+
+
+@kernel
+def _stored_crcs(buf: Bytes, positions: Int64s, magics: npt.NDArray[np.int8]) -> npt.NDArray[np.int64]:
+    crcs = np.empty(positions.size, np.int64)
+    for i in range(positions.size):
+        crcs[i] = load_u32(buf, positions[i] + (17 if magics[i] == 2 else 12))
+    return crcs
+
+
+@kernel
+def _control_kind(buf: Bytes, position: int, end: int, count: int) -> tuple[int, int]:
+    """(kind, coordinator epoch) of an uncompressed control batch: the first record's key is ``version:int16 | type:int16``."""
+    if count == 0:
+        return EMPTIED, -1
+    _, at = read_varint(buf, position + HEADER, end)
+    if at < 0 or at >= end:
+        return MALFORMED, -1
+    _, at = read_varint(buf, at + 1, end)
+    if at < 0:
+        return MALFORMED, -1
+    _, at = read_varint(buf, at, end)
+    if at < 0:
+        return MALFORMED, -1
+    length, at = read_varint(buf, at, end)
+    if at < 0 or length < 4 or at + length > end or load_i16(buf, at) < 0:
+        return MALFORMED, -1
+    kind = np.int64(load_i16(buf, at + 2))
+    if kind != ABORT and kind != COMMIT:
+        return OTHER, -1
+    length, at = read_varint(buf, at + length, end)
+    if at < 0 or length < 6 or at + 6 > end:
+        return kind, -1
+    return kind, np.int64(load_i32(buf, at + 2))
+
+
+@kernel
+def _fill(
+    buf: Bytes,
+    previous_last: int,
+    position_: Int64s,
+    size_: Int64s,
+    base_offset: Int64s,
+    last_offset: Int64s,
+    base_timestamp: Int64s,
+    max_timestamp: Int64s,
+    producer_id: Int64s,
+    magic_: npt.NDArray[np.int8],
+    attributes: npt.NDArray[np.int16],
+    leader_epoch: npt.NDArray[np.int32],
+    producer_epoch: npt.NDArray[np.int16],
+    base_sequence: npt.NDArray[np.int32],
+    count: npt.NDArray[np.int32],
+    control: npt.NDArray[np.int8],
+    coordinator_epoch: npt.NDArray[np.int32],
+) -> tuple[int, int]:
+    """(problem, position of the batch that has it); problem 0 where all is well."""
+    position = 0
+    for i in range(position_.size):
+        size = np.int64(load_i32(buf, position + 8)) + FRAME
+        magic = np.int64(buf[position + 16])
+        base = load_i64(buf, position)
+        position_[i] = position
+        size_[i] = size
+        magic_[i] = magic
+        control[i] = NOT_CONTROL
+        coordinator_epoch[i] = -1
+        if base < 0:
+            return 5, position
+        if magic == 2:
+            attributes[i] = load_i16(buf, position + 21)
+            last = base + np.int64(load_i32(buf, position + 23))
+            leader_epoch[i] = load_i32(buf, position + 12)
+            base_timestamp[i] = load_i64(buf, position + 27)
+            max_timestamp[i] = load_i64(buf, position + 35)
+            producer_id[i] = load_i64(buf, position + 43)
+            producer_epoch[i] = load_i16(buf, position + 51)
+            base_sequence[i] = load_i32(buf, position + 53)
+            count[i] = load_i32(buf, position + 57)
+            if last < base:
+                return 6, position
+            if count[i] < 0:
+                return 7, position
+            if attributes[i] & CODEC_MASK > 4:
+                return 9, position
+            if attributes[i] & CONTROL:
+                if attributes[i] & CODEC_MASK:
+                    control[i] = PACKED
+                else:
+                    kind, epoch = _control_kind(buf, position, position + size, np.int64(count[i]))
+                    control[i] = kind
+                    coordinator_epoch[i] = epoch
+        else:
+            codec = buf[position + 17] & CODEC_MASK
+            if codec > 4:
+                return 9, position
+            if codec == 4:
+                return 10, position
+            # Bit 3 is the timestamp type since v1; the rest means nothing in these formats.
+            attributes[i] = buf[position + 17] & (CODEC_MASK | LOG_APPEND if magic == 1 else CODEC_MASK)
+            timestamp = load_i64(buf, position + 18) if magic == 1 else np.int64(-1)
+            last = base
+            leader_epoch[i] = -1
+            base_timestamp[i] = timestamp
+            max_timestamp[i] = timestamp
+            producer_id[i] = -1
+            producer_epoch[i] = -1
+            base_sequence[i] = -1
+            count[i] = 0 if codec else 1
+            if codec:
+                base = np.int64(UNKNOWN_OFFSET)
+        if (last if base == UNKNOWN_OFFSET else base) <= previous_last:
+            return 8, position
+        base_offset[i] = base
+        last_offset[i] = last
+        previous_last = last
+        position += size
+    return 0, position

@@ -1,0 +1,114 @@
+"""Big-endian loads and stores, varints and block copies inside byte arrays, for kernels.
+
+All of these are unchecked: the caller has compared positions with the end of the array before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.ir as ir
+import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from bloom.jit import leaf
+
+
+def _is_bytes(array: Any) -> bool:
+    return isinstance(array, types.Array) and array.dtype == types.uint8 and array.layout == "C"
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, bits: int) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), ir.IntType(bits).as_pointer())
+
+
+def _load(bits: int, result: Any) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def load(typing_context: Any, array: Any, position: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = _pointer(context, builder, signature.args[0], *args, bits)
+            return builder.bswap(builder.load(pointer, align=1))
+
+        return (result(array, types.intp), codegen) if _is_bytes(array) else None
+
+    return load
+
+
+def _store(bits: int, kind: Any) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bits)
+            builder.store(builder.bswap(args[2]), pointer, align=1)
+            return context.get_dummy_value()
+
+        return (types.void(array, types.intp, kind), codegen) if _is_bytes(array) else None
+
+    return store
+
+
+load_i64 = _load(64, types.int64)
+load_i32 = _load(32, types.int32)
+load_u32 = _load(32, types.uint32)
+load_i16 = _load(16, types.int16)
+store_i64 = _store(64, types.int64)
+store_i32 = _store(32, types.int32)
+store_i16 = _store(16, types.int16)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, length: Any) -> Any:
+    """memcpy: ``target[tp:tp + length] = source[sp:sp + length]``; the arrays must not overlap."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to = _pointer(context, builder, signature.args[0], args[0], args[1], 8)
+        of = _pointer(context, builder, signature.args[2], args[2], args[3], 8)
+        cgutils.raw_memcpy(builder, to, of, args[4], 1)
+        return context.get_dummy_value()
+
+    if not (_is_bytes(target) and _is_bytes(source)):
+        return None
+    return types.void(target, types.intp, source, types.intp, types.intp), codegen
+
+
+@leaf
+def read_varint(buf: Any, position: int, end: int) -> tuple[int, int]:
+    """(value, next position) of a zigzag varint of at most ten bytes; next position -1 where it is longer or reaches ``end``."""
+    if position < end and buf[position] < 128:
+        byte = np.int64(buf[position])
+        return (byte >> 1) ^ -(byte & 1), position + 1
+    raw = np.uint64(0)
+    shift = np.uint64(0)
+    while position < end and shift < np.uint64(70):
+        byte = buf[position]
+        position += 1
+        raw |= np.uint64(byte & 127) << shift
+        if byte < 128:
+            return np.int64(raw >> np.uint64(1)) ^ -np.int64(raw & np.uint64(1)), position
+        shift += np.uint64(7)
+    return np.int64(0), -1
+
+
+@leaf
+def varint_size(value: int) -> int:
+    """Bytes of the minimal zigzag varint of an int64."""
+    raw = np.uint64((value << 1) ^ (value >> 63))
+    size = 1
+    while raw >= np.uint64(128):
+        raw >>= np.uint64(7)
+        size += 1
+    return size
+
+
+@leaf
+def write_varint(buf: Any, position: int, value: int) -> int:
+    """Writes the minimal zigzag varint and returns the next position."""
+    raw = np.uint64((value << 1) ^ (value >> 63))
+    while raw >= np.uint64(128):
+        buf[position] = np.uint8((raw & np.uint64(127)) | np.uint64(128))
+        raw >>= np.uint64(7)
+        position += 1
+    buf[position] = np.uint8(raw)
+    return position + 1
