@@ -133,7 +133,7 @@ def seal(
     after = _AFTER_CRC.pack(
         attributes, last_offset_delta, base_timestamp, max_timestamp, producer.id, producer.epoch, producer.sequence, count
     )
-    crc = google_crc32c.extend(crc32c.crc32c(after), body)
+    crc = crc32c.crc32c(body, crc32c.crc32c(after))
     return _TO_CRC.pack(base_offset, _HEADER_BYTES_AFTER_LENGTH + len(body), leader_epoch, 2, crc) + after + body
 
 
