@@ -1,0 +1,320 @@
+"""A directory as an object store (``file://``): a key is a path below the root, an object is a plain file.
+
+*Create-if-absent* is an exclusive hard link: the bytes are staged under ``.object-store/tmp`` (same file system, never
+listed), synced, linked to their place, and the directory is synced. A crash leaves a staged file at most; those that nobody
+has written to for an hour are swept.
+
+*Metadata* must appear together with the object, survive copying, and never mix with that of somebody who lost the race for
+the same key. So it lies in a companion file that is written before the link and whose name holds the object's modification
+time to the nanosecond, whose last six digits are made unique among the companions of that key: an object without its own
+companion has no metadata, and a loser's companion matches nothing. ``cp -a``, ``rsync -a`` and ``tar`` keep both.
+(Extended attributes are missing on many network file systems and lost by most copies; a fixed companion name could not be
+switched together with the object.)
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from compactor.errors import AlreadyExists, CompactorError, NotFound, OutOfBudget, Refused, Unavailable
+from compactor.storage.counting import Counters, Meter
+from compactor.storage.keys import RESERVED, check_key, check_metadata, check_prefix, check_range, part_fault
+from compactor.storage.port import ObjectInfo
+
+_CHUNK = 1 << 20
+_STALE_NS = 3_600 * 1_000_000_000
+_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+_IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR)
+
+
+class LocalStore:
+    """:param root: made by the first write; until then the store is empty."""
+
+    def __init__(self, root: Path, meter: Meter | None = None) -> None:
+        self._root = Path(os.path.abspath(root))
+        self._meter = meter or Counters()
+        self._swept = False
+
+    @property
+    def url(self) -> str:
+        return self._root.as_uri()
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(start, length)
+        path = self._path(key)
+        self._meter.request("get")
+        with _errors("read", path), _open_object(path) as file:
+            file.seek(start)
+            data = file.read(-1 if length is None else length)
+        self._meter.read(len(data))
+        return data
+
+    def head(self, key: str) -> ObjectInfo:
+        path = self._path(key)
+        self._meter.request("head")
+        with _errors("read", path):
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
+            return _info(key, status, _read_companion(path, status))
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._create(key, lambda: iter((data,)), metadata)
+
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        def chunks() -> Iterator[bytes]:
+            with open(path, "rb") as source:
+                while chunk := source.read(_CHUNK):
+                    yield chunk
+
+        return self._create(key, chunks, metadata)
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        target = self._path(key)
+        self._meter.request("put")
+        with _errors("write", target), self._staged(iter((data,))) as staged:
+            _make_directories(target.parent)
+            os.replace(staged, target)
+            _sync_directory(target.parent)
+            return _info(key, target.lstat(), {})
+
+    def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
+        check_range(start, length)
+        source = self._path(key)
+        self._meter.request("get")
+        done = 0
+        with _errors("read", source), _open_object(source) as file:
+            file.seek(start)
+            try:
+                with _errors("write", path), open(path, "wb") as target:
+                    while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length - done)):
+                        self._meter.read(len(chunk))
+                        target.write(chunk)
+                        done += len(chunk)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+        return done
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        self._meter.request("list")
+        folder = prefix.rpartition("/")[0]
+        with _errors("list", self._root / folder):
+            start = self._inside(self._root / folder)
+            yield from _walk(start, f"{folder}/" if folder else "", prefix, after)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        touched: set[Path] = set()
+        for key in keys:
+            path = self._path(key)
+            self._meter.request("delete")
+            with _errors("delete", path), suppress(FileNotFoundError, NotADirectoryError):
+                status = path.lstat()
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                path.unlink()
+                _companion(path, status.st_mtime_ns).unlink(missing_ok=True)
+                touched.add(path.parent)
+        for folder in sorted(touched):
+            with _errors("delete in", folder), suppress(FileNotFoundError):
+                _sync_directory(folder)
+
+    def clock_ms(self) -> int:
+        self._meter.request("head")
+        with _errors("write", self._root), self._staged(iter(()), durable=False) as staged:
+            return staged.lstat().st_mtime_ns // 1_000_000
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        path = self._root / key
+        return self._inside(path.parent) / path.name
+
+    def _inside(self, folder: Path) -> Path:
+        """Symbolic links must not lead out of the root."""
+        real, root = os.path.realpath(folder), os.path.realpath(self._root)
+        if real != root and not real.startswith(root.rstrip("/") + "/"):
+            raise Refused(f"{folder} leads out of the store {self._root}, to {real}", hint="Remove the symbolic link")
+        return folder
+
+    def _create(self, key: str, chunks: Callable[[], Iterator[bytes]], metadata: Mapping[str, str] | None) -> ObjectInfo:
+        described = check_metadata(metadata)
+        target = self._path(key)
+        self._meter.request("put")
+        with _errors("write", target):
+            _refuse_existing(target)  # before a gigabyte is staged for nothing; the link below decides
+            with self._staged(chunks()) as staged:
+                _make_directories(target.parent)
+                companion = _write_companion(staged, target, described) if described else None
+                try:
+                    os.link(staged, target)
+                except FileExistsError:
+                    # A network file system may answer its own repeated request so: then the link is ours.
+                    if not os.path.samefile(staged, target):
+                        if companion:
+                            companion.unlink(missing_ok=True)
+                        _refuse_existing(target)
+                        raise
+                _sync_directory(target.parent)
+                return _info(key, staged.lstat(), described)
+
+    @contextmanager
+    def _staged(self, chunks: Iterator[bytes], durable: bool = True) -> Iterator[Path]:
+        folder = self._root / RESERVED / "tmp"
+        _make_directories(folder)
+        staged = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
+        try:
+            with open(staged, "xb") as file:
+                for chunk in chunks:
+                    self._meter.wrote(len(chunk))
+                    file.write(chunk)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            self._sweep(folder, staged.lstat().st_mtime_ns)
+            yield staged
+        finally:
+            staged.unlink(missing_ok=True)
+
+    def _sweep(self, folder: Path, now_ns: int) -> None:
+        """Once per process. A writer that slept for an hour finds its file gone and fails, so this harms nobody."""
+        if self._swept:
+            return
+        self._swept = True
+        for entry in os.scandir(folder):
+            with suppress(FileNotFoundError):
+                if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _STALE_NS:
+                    os.unlink(entry)
+
+
+def _walk(folder: Path, base: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+    """Keys below ``base`` in order. Code point order is UTF-8 byte order; a directory sorts as its name with a slash."""
+    try:
+        with os.scandir(folder) as entries:
+            named = sorted((_sort_name(entry), entry) for entry in entries if not part_fault(entry.name))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name, entry in named:
+        key = base + name
+        if name.endswith("/"):
+            if (key.startswith(prefix) or prefix.startswith(key)) and (key > after or after.startswith(key)):
+                yield from _walk(folder / entry.name, key, prefix, after)
+        elif key.startswith(prefix) and key > after:
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    yield _info(key, status, {})
+
+
+def _sort_name(entry: os.DirEntry[str]) -> str:
+    return entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
+
+
+def _info(key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
+    etag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+    return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000, etag, metadata)
+
+
+def _open_object(path: Path) -> BinaryIO:
+    """Neither follows a link nor hangs on a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        raise Refused(f"{target} is a directory, so no object can have its name", hint="No key may be a directory of another key")
+    if os.path.lexists(target):
+        raise AlreadyExists(f"{target} exists already")
+
+
+def _companion(path: Path, mtime_ns: int) -> Path:
+    return path.parent / RESERVED / f"{path.name}.{mtime_ns}"
+
+
+def _read_companion(path: Path, status: os.stat_result) -> dict[str, str]:
+    try:
+        return dict(json.loads(_companion(path, status.st_mtime_ns).read_bytes()))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
+        raise Unavailable(f"the metadata beside {path} cannot be read: {error}", hint="The disk may have lost it; run verify") from error
+
+
+def _write_companion(staged: Path, target: Path, metadata: dict[str, str]) -> Path:
+    """Gives the staged file a modification time that no companion of this key has, and writes the companion of that name."""
+    folder = target.parent / RESERVED
+    _make_directories(folder)
+    while True:
+        mtime_ns = staged.lstat().st_mtime_ns // 1_000_000 * 1_000_000 + uuid.uuid4().int % 1_000_000
+        os.utime(staged, ns=(mtime_ns, mtime_ns))
+        companion = _companion(target, staged.lstat().st_mtime_ns)  # as the file system rounds it
+        try:
+            with open(companion, "xb") as file:
+                file.write(json.dumps(metadata).encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            # Where times are coarse, wait for the next one.
+            os.utime(staged)
+            continue
+        _sync_directory(folder)
+        return companion
+
+
+def _make_directories(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_directories(folder.parent)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "an object is where a directory is needed", str(folder)) from None
+    _sync_directory(folder.parent)
+
+
+def _sync_directory(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _errors(verb: str, path: Path) -> Iterator[None]:
+    """Operating system errors as the port's errors, with the path and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise _translated(verb, path, error) from error
+
+
+def _translated(verb: str, path: Path, error: OSError) -> CompactorError:
+    name = error.filename if isinstance(error.filename, str) else str(path)
+    what = f"cannot {verb} {path}: {error.strerror or error}" + (f" ({name})" if name != str(path) else "")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutOfBudget(what, hint="Free space on that file system, or move the tier or state_dir to a larger one")
+    if error.errno in _PERMISSION:
+        return Refused(what, hint="Check owner and mode; the file system must be writable for writing and know hard links")
+    if error.errno == errno.EXDEV:
+        return Refused(what, hint="A tier directory must lie on one file system: hard links cannot leave it")
+    if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+        return Refused(what, hint="Objects are plain files with names of at most 255 bytes; remove the symbolic link or shorten the path")
+    if verb == "write" and error.errno in _IN_THE_WAY:
+        return Refused(what, hint="No key may be a directory of another key")
+    if error.errno in (errno.ENOENT, *_IN_THE_WAY) and verb == "read":
+        return NotFound(f"no object {path}")
+    return Unavailable(what, hint="Check the disk or the mount, then try again")

@@ -1,0 +1,70 @@
+"""``[limits]``: a meter that makes callers wait, across all threads of a process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from compactor.storage.counting import Meter
+from compactor.storage.settings import Limits
+
+
+class TokenBucket:
+    """``rate`` tokens a second, at most one second's worth saved up.
+
+    Whoever takes more than there is leaves a debt and waits until it is paid; those who come later wait longer. So the
+    average holds for requests of any size, and nobody starves.
+    """
+
+    def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._level = float(rate)
+        self._at = clock()
+
+    def take(self, tokens: int) -> None:
+        with self._lock:
+            now = self._clock()
+            self._level = min(float(self._rate), self._level + (now - self._at) * self._rate) - tokens
+            self._at = now
+            wait = -self._level / self._rate
+        if wait > 0:
+            self._sleep(wait)
+
+
+class Buckets:
+    """The buckets of one process, shared by all its stores with these limits."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+        def bucket(rate: int) -> TokenBucket | None:
+            return TokenBucket(rate, clock, sleep) if rate else None
+
+        self.requests = bucket(limits.max_requests_per_s)
+        self.reads = bucket(limits.max_read_bytes_per_s)
+        self.writes = bucket(limits.max_write_bytes_per_s)
+
+
+class Throttled:
+    """A meter around a meter."""
+
+    def __init__(self, inner: Meter, buckets: Buckets) -> None:
+        self._inner = inner
+        self._buckets = buckets
+
+    def request(self, kind: str) -> None:
+        if self._buckets.requests:
+            self._buckets.requests.take(1)
+        self._inner.request(kind)
+
+    def read(self, size: int) -> None:
+        if self._buckets.reads:
+            self._buckets.reads.take(size)
+        self._inner.read(size)
+
+    def wrote(self, size: int) -> None:
+        if self._buckets.writes:
+            self._buckets.writes.take(size)
+        self._inner.wrote(size)
