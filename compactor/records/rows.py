@@ -1,0 +1,413 @@
+"""Batch bodies -> one row per record, as arrays (Kafka: DefaultRecord, LegacyRecord).
+
+    v2 record   length:varint  attributes:1  timestampDelta:varlong  offsetDelta:varint
+                | keyLen:varint key  valueLen:varint value  headerCount:varint { keyLen:varint key  valueLen:varint value }*
+                ^ ``tail``: from here on a record that moves to a rewritten batch keeps its bytes
+
+A *chunk* is a run of neighbouring batches whose records lie in one byte array: the mapped segment itself where nothing is
+compressed, an array of inflated bodies otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel, leaf
+from compactor.errors import BadData
+from compactor.records.batches import HEADER, LOG_APPEND, BatchTable, Bytes, Int64s
+from compactor.records.memory import load_i32, load_i64, read_varint, varint_size
+
+Int32s = npt.NDArray[np.int32]
+
+HEAD_LOOSE: Final = 1  # attributes not zero, or a varint before the key is longer than it needs to be
+TAIL_LOOSE: Final = 2  # a longer varint, or a header name that is not plain ASCII: Kafka writes these anew
+HAS_HEADERS: Final = 4
+LEGACY: Final = 8  # a v0/v1 entry: key and value with fixed-size lengths, no headers
+
+_PROBLEMS: Final = (
+    "",
+    "a record reaches beyond the end of its batch (does the batch claim more records than it has?)",
+    "a record is longer or shorter than its length says",
+    "a malformed or overlong varint",
+    "a negative header count or header name length",
+    "bytes are left after the last record",
+    "record offsets do not ascend within the batch",
+    "a record's offset lies outside its batch",
+    "a compressed v0/v1 message holds no message",
+    "a compressed message inside a compressed message",
+    "a compressed message's offset lies below those of its inner messages",
+    "a message claims fewer bytes than a header has",
+    "unknown magic byte of an inner message",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One row per record, all arrays of one length. Positions are into the chunk's byte array; a length of -1 is null.
+
+    ``offset`` and ``timestamp`` (ms) are absolute; under LogAppendTime every timestamp is the batch's maximum.
+    """
+
+    offset: Int64s
+    timestamp: Int64s
+    start: Int64s
+    tail: Int64s
+    end: Int64s
+    key_start: Int64s
+    value_start: Int64s
+    key_length: Int32s
+    value_length: Int32s
+    flags: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+
+_ROW_DTYPES: Final[dict[str, Any]] = {"key_length": np.int32, "value_length": np.int32, "flags": np.uint8}
+
+
+class RowBuffers:
+    """Arrays for rows, reused from chunk to chunk: fresh pages for every chunk would cost more than parsing. Not for two threads."""
+
+    def __init__(self) -> None:
+        self._rows = _allocate(1 << 14)
+
+    def take(self, count: int) -> Rows:
+        if count > len(self._rows):
+            self._rows = _allocate(max(count, 2 * len(self._rows)))
+        return Rows(**{f.name: getattr(self._rows, f.name)[:count] for f in fields(Rows)})
+
+
+def _allocate(count: int) -> Rows:
+    return Rows(**{f.name: np.empty(count, _ROW_DTYPES.get(f.name, np.int64)) for f in fields(Rows)})
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Neighbouring batches [first, last) of one segment, with their bodies in ``buf`` at [body_start, body_end)."""
+
+    first: int
+    last: int
+    buf: Bytes
+    body_start: Int64s
+    body_end: Int64s
+
+
+def parse(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) -> tuple[Rows, Int64s]:
+    """The records of a chunk, and where each batch's rows begin (one more entry than batches).
+
+    The rows live in ``buffers`` until the next call. Raises BadData, naming the batch.
+    """
+    magic = int(table.magic[chunk.first])
+    some = slice(chunk.first, chunk.last)
+    if magic == 2:
+        counts = table.count[some].astype(np.int64)
+        # A record takes seven bytes at least: what claims more is refused before memory is set aside for it.
+        too_many = np.flatnonzero(counts * 7 > chunk.body_end - chunk.body_start)
+        if len(too_many):
+            raise _bad(table, chunk.first + int(too_many[0]), 1, segment)
+    elif int(table.codec[chunk.first]):
+        counts, problem, batch = _count_entries(chunk.buf, chunk.body_start, chunk.body_end)
+        if problem:
+            raise _bad(table, chunk.first + batch, problem, segment)
+    else:
+        counts = np.ones(chunk.last - chunk.first, np.int64)
+    first_row = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=first_row[1:])
+    rows = buffers.take(int(first_row[-1]))
+    fill = _parse_v2 if magic == 2 else _parse_legacy
+    problem, batch = fill(
+        chunk.buf,
+        chunk.body_start,
+        chunk.body_end,
+        first_row,
+        table.base_offset[some],
+        table.last_offset[some],
+        table.base_timestamp[some],
+        table.max_timestamp[some],
+        table.attributes[some],
+        magic,
+        rows.offset,
+        rows.timestamp,
+        rows.start,
+        rows.tail,
+        rows.end,
+        rows.key_start,
+        rows.value_start,
+        rows.key_length,
+        rows.value_length,
+        rows.flags,
+    )
+    if problem:
+        raise _bad(table, chunk.first + batch, problem, segment)
+    return rows, first_row
+
+
+def _bad(table: BatchTable, batch: int, problem: int, segment: str) -> BadData:
+    return BadData(
+        _PROBLEMS[problem],
+        segment=segment,
+        position=int(table.position[batch]),
+        offset=int(table.base_offset[batch] if table.base_offset[batch] >= 0 else table.last_offset[batch]),
+        hint="Kafka refuses this batch too; restore the segment from a replica or a backup",
+    )
+
+
+def plain_chunk(buf: Bytes, table: BatchTable, first: int, last: int) -> Chunk:
+    """Batches that are not compressed, where they lie."""
+    start = table.position[first:last]
+    return Chunk(first, last, buf, start + HEADER if table.magic[first] == 2 else start, start + table.size[first:last])
+
+
+# ---- kernels ----------------------------------------------------------------------------------------------------------------
+
+
+@leaf
+def _skip_headers(buf: Bytes, at: int, end: int, count: int) -> tuple[int, int, int]:
+    """(problem, position behind the headers, flags)."""
+    flags = 0
+    for _ in range(count):
+        before = at
+        length, at = read_varint(buf, at, end)
+        if at < 0:
+            return 3, at, flags
+        if length < 0:
+            return 4, at, flags
+        if length > end - at:
+            return 1, at, flags
+        if at - before != varint_size(length):
+            flags = TAIL_LOOSE
+        for i in range(at, at + length):
+            if buf[i] >= 128:
+                flags = TAIL_LOOSE
+        at += length
+        before = at
+        length, at = read_varint(buf, at, end)
+        if at < 0:
+            return 3, at, flags
+        if length > end - at:
+            return 1, at, flags
+        if at - before != varint_size(max(length, -1)) or length < -1:
+            flags = TAIL_LOOSE
+        at += max(length, 0)
+    return 0, at, flags
+
+
+@kernel
+def _parse_v2(
+    buf: Bytes,
+    body_start: Int64s,
+    body_end: Int64s,
+    first_row: Int64s,
+    base_offset: Int64s,
+    last_offset: Int64s,
+    base_timestamp: Int64s,
+    max_timestamp: Int64s,
+    attributes: npt.NDArray[np.int16],
+    magic: int,
+    offset: Int64s,
+    timestamp: Int64s,
+    start: Int64s,
+    tail: Int64s,
+    end: Int64s,
+    key_start: Int64s,
+    value_start: Int64s,
+    key_length: Int32s,
+    value_length: Int32s,
+    flags: npt.NDArray[np.uint8],
+) -> tuple[int, int]:
+    """(problem, batch that has it); problem 0 where all is well."""
+    for batch in range(body_start.size):
+        at = body_start[batch]
+        limit = body_end[batch]
+        previous = np.int64(-1)
+        appended = (attributes[batch] & LOG_APPEND) != 0
+        for row in range(first_row[batch], first_row[batch + 1]):
+            start[row] = at
+            length, at = read_varint(buf, at, limit)
+            if at < 0:
+                return 3 if start[row] < limit else 1, batch
+            if length < 0 or length > limit - at:
+                return 1, batch
+            stop = at + length
+            loose = np.int64(0)
+            if at - start[row] != varint_size(length) or length == 0 or buf[at] != 0:
+                loose = HEAD_LOOSE
+            before = at + 1
+            delta, at = read_varint(buf, before, stop)
+            if at < 0:
+                return 3, batch
+            if at - before != varint_size(delta):
+                loose |= HEAD_LOOSE
+            timestamp[row] = max_timestamp[batch] if appended else base_timestamp[batch] + delta
+            before = at
+            delta, at = read_varint(buf, before, stop)
+            if at < 0:
+                return 3, batch
+            if at - before != varint_size(delta):
+                loose |= HEAD_LOOSE
+            offset[row] = base_offset[batch] + delta
+            if offset[row] < base_offset[batch] or offset[row] > last_offset[batch]:
+                return 7, batch
+            if offset[row] <= previous:
+                return 6, batch
+            previous = offset[row]
+            tail[row] = at
+            length, at = read_varint(buf, at, stop)
+            if at < 0:
+                return 3, batch
+            if length > stop - at:
+                return 1, batch
+            if length < 0:
+                loose |= TAIL_LOOSE if length < -1 else 0
+                length = np.int64(-1)
+            if at - tail[row] != varint_size(length):
+                loose |= TAIL_LOOSE
+            key_start[row] = at
+            key_length[row] = length
+            at += max(length, 0)
+            before = at
+            length, at = read_varint(buf, at, stop)
+            if at < 0:
+                return 3, batch
+            if length > stop - at:
+                return 1, batch
+            if length < 0:
+                loose |= TAIL_LOOSE if length < -1 else 0
+                length = np.int64(-1)
+            if at - before != varint_size(length):
+                loose |= TAIL_LOOSE
+            value_start[row] = at
+            value_length[row] = length
+            at += max(length, 0)
+            before = at
+            count, at = read_varint(buf, at, stop)
+            if at < 0:
+                return 3, batch
+            if count < 0 or count > stop - at:
+                return 4, batch
+            if count > 0:
+                loose |= HAS_HEADERS
+                problem, at, more = _skip_headers(buf, at, stop, count)
+                if problem:
+                    return problem, batch
+                loose |= more
+            if at - before > 1 and count == 0:
+                loose |= TAIL_LOOSE
+            if at != stop:
+                return 2, batch
+            end[row] = at
+            flags[row] = loose
+        if at != limit:
+            return 5, batch
+    return 0, 0
+
+
+@leaf
+def _next_entry(buf: Bytes, at: int, limit: int) -> tuple[int, int]:
+    """(problem, position behind the v0/v1 entry at ``at``); position -1 where only a partial one is left, which Kafka ignores."""
+    if limit - at < 12:
+        return 0, -1
+    size = np.int64(load_i32(buf, at + 8))
+    if size < 14:
+        return 11, -1
+    if size > limit - at - 12:
+        return 0, -1
+    return 0, at + 12 + size
+
+
+@kernel
+def _count_entries(buf: Bytes, body_start: Int64s, body_end: Int64s) -> tuple[Int64s, int, int]:
+    counts = np.zeros(body_start.size, np.int64)
+    for batch in range(body_start.size):
+        at = body_start[batch]
+        while True:
+            problem, at = _next_entry(buf, at, body_end[batch])
+            if problem:
+                return counts, problem, batch
+            if at < 0:
+                break
+            counts[batch] += 1
+        if counts[batch] == 0:
+            return counts, 8, batch
+    return counts, 0, 0
+
+
+@kernel
+def _parse_legacy(
+    buf: Bytes,
+    body_start: Int64s,
+    body_end: Int64s,
+    first_row: Int64s,
+    base_offset: Int64s,
+    last_offset: Int64s,
+    base_timestamp: Int64s,
+    max_timestamp: Int64s,
+    attributes: npt.NDArray[np.int16],
+    magic: int,
+    offset: Int64s,
+    timestamp: Int64s,
+    start: Int64s,
+    tail: Int64s,
+    end: Int64s,
+    key_start: Int64s,
+    value_start: Int64s,
+    key_length: Int32s,
+    value_length: Int32s,
+    flags: npt.NDArray[np.uint8],
+) -> tuple[int, int]:
+    """Entries of plain v0/v1 batches (one each) and of inflated wrappers. (problem, batch that has it)."""
+    for batch in range(body_start.size):
+        at = body_start[batch]
+        wrapped = (attributes[batch] & 7) != 0
+        appended = (attributes[batch] & LOG_APPEND) != 0
+        for row in range(first_row[batch], first_row[batch + 1]):
+            start[row] = at
+            size = np.int64(load_i32(buf, at + 8))
+            stop = at + 12 + size
+            inner = np.int64(buf[at + 16])
+            if inner > 1:
+                return 12, batch
+            if size < 14 + 8 * inner:
+                return 11, batch
+            if wrapped and buf[at + 17] & 7:
+                return 9, batch
+            offset[row] = load_i64(buf, at)
+            timestamp[row] = np.int64(-1)
+            if inner == 1:
+                timestamp[row] = max_timestamp[batch] if appended and magic == 1 else load_i64(buf, at + 18)
+            at += 18 + 8 * inner
+            tail[row] = at
+            length = np.int64(load_i32(buf, at))
+            at += 4
+            if length > stop - at - 4:
+                return 1, batch
+            key_start[row] = at
+            key_length[row] = max(length, -1)
+            at += max(length, 0)
+            length = np.int64(load_i32(buf, at))
+            at += 4
+            if length > stop - at:
+                return 1, batch
+            value_start[row] = at
+            value_length[row] = max(length, -1)
+            at = stop
+            end[row] = stop
+            flags[row] = LEGACY
+        if wrapped and magic == 1 and last_offset[batch] != 0:
+            # Inner offsets of v1 are relative; the wrapper carries the last one's absolute offset.
+            shift = last_offset[batch] - offset[first_row[batch + 1] - 1]
+            if shift < 0:
+                return 10, batch
+            for row in range(first_row[batch], first_row[batch + 1]):
+                offset[row] += shift
+        for row in range(first_row[batch] + 1, first_row[batch + 1]):
+            if offset[row] <= offset[row - 1]:
+                return 6, batch
+        if wrapped and offset[first_row[batch]] < 0:
+            return 7, batch
+    return 0, 0
