@@ -5,16 +5,10 @@ Everything that could make two executions differ (time, ids, settings, producers
 
 from __future__ import annotations
 
+from checkpoint.offsets import CleanerOffset as CleanerOffset
 from compactor.model.base import Value
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
-
-
-class CleanerOffset(Value):
-    """One entry of the cleaner-offset vector (KIP-1272): what this leader epoch has cleaned up to, exclusive."""
-
-    leader_epoch: int
-    offset: int
 
 
 class ActiveProducer(Value):

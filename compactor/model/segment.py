@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from checkpoint.lineage import EpochEntry as EpochEntry
 from compactor.model.base import Value
 
 
@@ -35,13 +36,6 @@ class SegmentFile(Value):
 
     size: int
     sha256: str
-
-
-class EpochEntry(Value):
-    """One line of a leader-epoch-checkpoint: the epoch begins at this offset."""
-
-    epoch: int
-    start_offset: int
 
 
 class RemoteLogSegmentMetadata(Value):

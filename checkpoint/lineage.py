@@ -1,0 +1,69 @@
+"""The broker's leader-epoch lineage: which epoch wrote which offsets, and where two lineages part (KIP-101).
+
+A lineage is what Kafka's ``leader-epoch-checkpoint`` holds: entries ascending in epoch and in start offset. Each epoch
+ends where the next begins; the last one ends at the log's end, which the entries do not say and the caller must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EpochEntry:
+    """One line of a leader-epoch-checkpoint: the epoch begins at this offset."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    epoch: int
+    start_offset: int
+
+
+Lineage = tuple[EpochEntry, ...]
+
+
+def union(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
+    """All epochs of neighbouring segments, each with its smallest offset: what a replacement must carry (I1)."""
+    starts: dict[int, int] = {}
+    for lineage in lineages:
+        for entry in lineage:
+            starts[entry.epoch] = min(entry.start_offset, starts.get(entry.epoch, entry.start_offset))
+    return tuple(EpochEntry(epoch, start) for epoch, start in sorted(starts.items()))
+
+
+def extend(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> Lineage:
+    """The lineage with what ``newer`` says from where it parts from it; entries of ``newer`` win."""
+    if not newer:
+        return tuple(lineage)
+    first = newer[0]
+    kept = [entry for entry in lineage if entry.epoch < first.epoch and entry.start_offset < first.start_offset]
+    same = [entry for entry in lineage if entry.epoch == first.epoch and entry.start_offset <= first.start_offset]
+    return (*kept, *(same or [first]), *newer[1:])
+
+
+def divergence(old: Sequence[EpochEntry], old_end: int, new: Sequence[EpochEntry], new_end: int) -> int | None:
+    """First offset below ``old_end`` that the new lineage gives to another epoch or no longer holds; None where there is none.
+
+    Both ends are exclusive. Offsets before the later of the two starts are not compared: retention and DeleteRecords
+    cut a lineage at its front without changing what follows.
+    """
+    if not old or not new:
+        return None
+    begin = max(old[0].start_offset, new[0].start_offset)
+    for offset in sorted({begin, *(e.start_offset for e in (*old, *new) if e.start_offset > begin)}):
+        if offset >= old_end or offset >= new_end:
+            break
+        if epoch_at(old, offset) != epoch_at(new, offset):
+            return offset
+    return new_end if begin <= new_end < old_end else None
+
+
+def epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
+    """The epoch that wrote this offset; -1 before the first entry."""
+    epoch = -1
+    for entry in lineage:
+        if entry.start_offset > offset:
+            break
+        epoch = entry.epoch
+    return epoch

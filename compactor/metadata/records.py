@@ -1,0 +1,289 @@
+"""What a control log's slots hold: one record each, one kind of body per event.
+
+An object is ``{"crc":"<8 hex>","record":{...}}``: strict JSON whose checksum covers exactly the bytes of ``record``, so that
+a truncated, garbled or half-written object is told from a real one before anything of it is believed. Values refuse
+unknown fields; a record of a later version is named and refused, never half understood.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from compactor.errors import BadData
+from compactor.model.base import Value
+from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+
+VERSION = 1
+
+
+class BadControlRecord(BadData):
+    """A control record that cannot be read. Exit code 3: the partition stands still until a person has looked at it."""
+
+
+class ScratchObject(Value):
+    """One object under the partition's scratch prefix of the control store, for instance a segment's survivor bitmap."""
+
+    key: str
+    size: int
+    sha256: str
+
+
+class LeadershipAcquired(Value):
+    """Compactor ``holder`` leads from here on; counts only if the epoch is one higher than the last."""
+
+    type: Literal["leadership_acquired"] = "leadership_acquired"
+    leader_epoch: int
+    holder: str
+    ttl_ms: int
+
+
+class LeadershipReleased(Value):
+    type: Literal["leadership_released"] = "leadership_released"
+    leader_epoch: int
+
+
+class IdsRegistered(Value):
+    """An importer or uploader is about to create objects under these ids. Needs no leadership."""
+
+    type: Literal["ids_registered"] = "ids_registered"
+    import_id: str
+    ids: tuple[str, ...]
+    holder: str
+
+
+class SegmentsTiered(Value):
+    """Registered segments are complete and stand at the end of the log. Needs no leadership.
+
+    ``lineage`` is the broker's whole leader-epoch lineage up to the last segment's end, empty where it is unknown.
+    """
+
+    type: Literal["segments_tiered"] = "segments_tiered"
+    import_id: str
+    segments: tuple[RemoteLogSegmentMetadata, ...]
+    lineage: tuple[EpochEntry, ...] = ()
+
+
+class LineageRecorded(Value):
+    """The broker's lineage now, with its log end (exclusive); clamps the vector where it parts from the stored one."""
+
+    type: Literal["lineage_recorded"] = "lineage_recorded"
+    lineage: tuple[EpochEntry, ...]
+    end_offset: int
+
+
+class ImportVoided(Value):
+    """The ids of this import that are not tiered are unusable for ever."""
+
+    type: Literal["import_voided"] = "import_voided"
+    leader_epoch: int
+    import_id: str
+    reason: str
+
+
+class PlanAnnounced(Value):
+    """The intent: the whole plan with the ids of everything it may create."""
+
+    type: Literal["plan_announced"] = "plan_announced"
+    leader_epoch: int
+    plan: CompactionPlan
+
+
+class ReceiptsAdded(Value):
+    type: Literal["receipts_added"] = "receipts_added"
+    leader_epoch: int
+    receipts: tuple[CompactionReceipt, ...]
+
+
+class SurvivorsStored(Value):
+    """Pass 1 of the open intent is done; these scratch objects hold its answer."""
+
+    type: Literal["survivors_stored"] = "survivors_stored"
+    leader_epoch: int
+    run_id: str
+    objects: tuple[ScratchObject, ...]
+
+
+class IntentUndone(Value):
+    """The plan will never be published; its ids are unusable for ever."""
+
+    type: Literal["intent_undone"] = "intent_undone"
+    leader_epoch: int
+    run_id: str
+    reason: str
+
+
+class RoundPublished(Value):
+    """All replacements of a round and the cleaner offsets it ends with: all or nothing."""
+
+    type: Literal["round_published"] = "round_published"
+    leader_epoch: int
+    run_id: str
+    replacements: tuple[Replacement, ...]
+    vector_before: tuple[CleanerOffset, ...]
+    vector: tuple[CleanerOffset, ...]
+
+
+class RetireBegun(Value):
+    """The objects of these replaced or undone segments are about to be deleted; their ids are unusable for ever."""
+
+    type: Literal["retire_begun"] = "retire_begun"
+    leader_epoch: int
+    ids: tuple[str, ...]
+
+
+class Retired(Value):
+    type: Literal["retired"] = "retired"
+    leader_epoch: int
+    ids: tuple[str, ...]
+
+
+class RoundUndone(Value):
+    """Readers go back to what the run replaced; its outputs wait for grace, the vector returns to its earlier value."""
+
+    type: Literal["round_undone"] = "round_undone"
+    leader_epoch: int
+    run_id: str
+
+
+class RunEnded(Value):
+    """Run history: how a run ended and what it cost.
+
+    ``status`` is one of section "status" of docs/publication.md; ``stats`` is for people and scripts, nothing depends on it.
+    ``reason`` and ``segment`` say why and where a run was quarantined.
+    """
+
+    type: Literal["run_ended"] = "run_ended"
+    leader_epoch: int
+    run_id: str
+    status: str
+    reason: str = ""
+    segment: str = ""
+    stats: dict[str, int | float | str] = {}
+
+
+PartitionBody = Annotated[
+    LeadershipAcquired
+    | LeadershipReleased
+    | IdsRegistered
+    | SegmentsTiered
+    | LineageRecorded
+    | ImportVoided
+    | PlanAnnounced
+    | ReceiptsAdded
+    | SurvivorsStored
+    | IntentUndone
+    | RoundPublished
+    | RetireBegun
+    | Retired
+    | RoundUndone
+    | RunEnded,
+    Field(discriminator="type"),
+]
+
+
+class TierCreated(Value):
+    """The tier's identity, made once. ``hash_key``: 32 hex digits, the SipHash key of everything that hashes record keys."""
+
+    type: Literal["tier_created"] = "tier_created"
+    tier_id: str
+    hash_key: str
+    kind: str
+    layout: str
+    created_by: str
+
+
+class PartitionChanged(Value):
+    """This partition exists, and something in its control log is worth a look: a hint, nothing depends on it."""
+
+    type: Literal["partition_changed"] = "partition_changed"
+    topic: str
+    partition: int
+
+
+CatalogBody = Annotated[TierCreated | PartitionChanged, Field(discriminator="type")]
+
+BodyT = TypeVar("BodyT")
+
+
+class Record(Value, Generic[BodyT]):
+    """One slot. ``log`` names the control log it belongs to, ``at_ms`` is its writer's clock, for people only.
+
+    ``incarnation`` is random per writer and ``attempt`` counts its creates: a slot is ours only if both are equal. Content
+    proves nothing, as two processes of one host write alike.
+    """
+
+    version: int
+    log: str
+    slot: int
+    incarnation: str
+    attempt: int
+    at_ms: int
+    body: BodyT
+
+
+PartitionRecord = Record[PartitionBody]
+CatalogRecord = Record[CatalogBody]
+
+
+def seal(document: bytes) -> bytes:
+    """``document`` (JSON text) with its checksum around it."""
+    return b'{"crc":"%08x","record":%s}' % (zlib.crc32(document), document)
+
+
+def unseal(data: bytes, where: str) -> bytes:
+    """The JSON text inside. ``where`` names the object. Raises BadControlRecord."""
+    if not (data.startswith(b'{"crc":"') and data[16:27] == b'","record":' and data.endswith(b"}")):
+        raise _bad(where, "it is not a control record, or it is cut short")
+    document = data[27:-1]
+    if data[8:16] != b"%08x" % zlib.crc32(document):
+        raise _bad(where, "its checksum does not match")
+    return document
+
+
+class _Versioned(Value):
+    """Just enough of a record to tell its version; the only value here that looks past unknown fields."""
+
+    model_config = {"extra": "ignore", "frozen": True}
+
+    version: int
+
+
+def check_version(document: bytes, where: str) -> None:
+    """Raises BadControlRecord for a document of another version, before its fields are looked at."""
+    try:
+        version = _Versioned.model_validate_json(document).version
+    except ValidationError as error:
+        raise _bad(where, "it has no version") from error
+    if version != VERSION:
+        raise BadControlRecord(
+            f"it is of format version {version}, this program knows version {VERSION}",
+            segment=where,
+            hint="Upgrade tiered-compactor on this machine to the version that writes this tier",
+        )
+
+
+ValueT = TypeVar("ValueT", bound=Value)
+
+
+def decode(kind: type[ValueT], data: bytes, where: str) -> ValueT:
+    """A sealed object as a value of this kind. Raises BadControlRecord that names the object and what is wrong."""
+    document = unseal(data, where)
+    try:
+        return kind.model_validate_json(document)
+    except ValidationError as error:
+        check_version(document, where)
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise _bad(where, f"field {field}: {first['msg']}") from error
+
+
+def _bad(where: str, cause: str) -> BadControlRecord:
+    return BadControlRecord(
+        cause,
+        segment=where,
+        hint="Nothing was changed. Restore this object from the store's versions or a backup; do not delete it",
+    )

@@ -1,0 +1,1 @@
+"""plan -> announce -> work -> verify -> publish -> grace -> retire, for one partition, and what to do after a crash."""
