@@ -1,0 +1,435 @@
+"""Rows -> batches: what Kafka's cleaner writes (MemoryRecords.filterTo, MemoryRecordsBuilder; spec sections 4.4 to 4.7).
+
+A chunk's batches are each dropped, copied as they are, written anew with the rows that stay, or reduced to their header.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel, leaf
+from compactor.errors import BadData
+from compactor.records import codecs
+from compactor.records.batches import CODEC_MASK, CONTROL, HEADER, HORIZON, LOG_APPEND, TRANSACTIONAL, BatchTable, Bytes, Int64s, read_only
+from compactor.records.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size, write_varint
+from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, Chunk, Int32s, Rows
+
+Actions = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+DROP: Final = 0
+COPY: Final = 1
+REWRITE: Final = 2
+EMPTY: Final = 3
+FILTER: Final = 4  # not decided yet: it depends on the records
+
+NO_HORIZON: Final = -1
+MAX_SEGMENT: Final = 2**31 - 1
+
+_PROBLEMS: Final = (
+    "",
+    "a record that stays has a negative timestamp, which Kafka's cleaner refuses to write",
+    "a transactional batch without a producer id cannot be written again",
+    "a batch with a producer id but epoch -1 cannot be written again",
+    "a batch with a producer id but a negative sequence cannot be written again",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What a chunk became: buffers to write one after the other, and one row per batch in them."""
+
+    parts: list[memoryview | bytes]
+    size: Int64s
+    last_offset: Int64s
+    max_timestamp: Int64s
+
+
+class OutputBuffer:
+    """The bytes of one chunk's output, reused from chunk to chunk. Not for two threads."""
+
+    def __init__(self) -> None:
+        self._array: Bytes = np.empty(1 << 20, np.uint8)
+
+    def take(self, size: int) -> Bytes:
+        if size > len(self._array):
+            self._array = np.empty(max(size, 2 * len(self._array)), np.uint8)
+        return self._array
+
+
+def encode(
+    raw: Bytes, table: BatchTable, chunk: Chunk, rows: Rows, first_row: Int64s, keep: Mask, action: Actions, horizon: Int64s, output: OutputBuffer, segment: str
+) -> Encoded:
+    """Writes the chunk's batches as ``action`` says. The result lives in ``output`` until the next call.
+
+    :param raw: the segment's bytes, for batches that are copied.
+    :param keep: one flag per row; only read for REWRITE.
+    :param horizon: per batch the delete horizon (ms) of a rewritten batch, or NO_HORIZON.
+    :raises BadData: where Kafka's builder would refuse.
+    """
+    some = slice(chunk.first, chunk.last)
+    if np.all(action == COPY):
+        start, end = int(table.position[chunk.first]), int(table.position[chunk.last - 1] + table.size[chunk.last - 1])
+        return Encoded([memoryview(raw)[start:end]], table.size[some], table.last_offset[some], table.max_timestamp[some])
+    buf = chunk.buf
+    loose = _loose_rows(rows.flags, first_row, action, keep)
+    if len(loose):
+        buf, rows = _with_strict_tails(buf, rows, loose)
+    out = output.take(_bound(table.size[some], action, first_row, rows.tail, rows.end, keep))
+    start = np.empty(len(action), np.int64)
+    size = np.empty(len(action), np.int64)
+    last_offset = table.last_offset[some].copy()
+    max_timestamp = table.max_timestamp[some].copy()
+    problem, batch = _encode(
+        raw,
+        buf,
+        table.position[some],
+        table.size[some],
+        table.base_offset[some],
+        last_offset,
+        table.leader_epoch[some],
+        table.attributes[some],
+        max_timestamp,
+        table.producer_id[some],
+        table.producer_epoch[some],
+        table.base_sequence[some],
+        int(table.magic[chunk.first]),
+        action,
+        horizon,
+        first_row,
+        rows.offset,
+        rows.timestamp,
+        rows.start,
+        rows.tail,
+        rows.end,
+        rows.key_start,
+        rows.value_start,
+        rows.key_length,
+        rows.value_length,
+        rows.flags,
+        keep,
+        out,
+        start,
+        size,
+    )
+    if problem:
+        at = chunk.first + batch
+        raise BadData(
+            _PROBLEMS[problem],
+            segment=segment,
+            position=int(table.position[at]),
+            offset=int(max(table.base_offset[at], 0) or table.last_offset[at]),
+            hint="Kafka's cleaner marks such a partition uncleanable; it stays as it is",
+        )
+    parts = _seal(out, table.codec[some], action, start, size)
+    kept = action != DROP
+    return Encoded(parts, size[kept], last_offset[kept], max_timestamp[kept])
+
+
+def _seal(out: Bytes, codec: npt.NDArray[np.int16], action: Actions, start: Int64s, size: Int64s) -> list[memoryview | bytes]:
+    """Compresses and checksums what was written anew; returns the buffers in order. Updates ``size`` of compressed batches."""
+    view = memoryview(out)
+    parts: list[memoryview | bytes] = []
+    checksum = crc32c.crc32c
+    run = 0  # begin of the bytes that are not in parts yet
+    end = 0
+    for batch in np.flatnonzero((action == REWRITE) | (action == EMPTY)).tolist():
+        at, length = int(start[batch]), int(size[batch])
+        if action[batch] == REWRITE and codec[batch]:
+            body = codecs.compress(int(codec[batch]), view[at + HEADER : at + length])
+            struct.pack_into(">i", out, at + 8, HEADER - 12 + len(body))
+            struct.pack_into(">I", out, at + 17, checksum(body, checksum(view[at + 21 : at + HEADER])))
+            parts += [view[run : at + HEADER], body]
+            run = at + length
+            size[batch] = HEADER + len(body)
+        else:
+            struct.pack_into(">I", out, at + 17, checksum(view[at + 21 : at + length]))
+    written = np.flatnonzero(action != DROP)
+    if len(written):
+        final = written[-1]
+        compressed = action[final] == REWRITE and codec[final]
+        end = run if compressed else int(start[final] + size[final])
+    if end > run:
+        parts.append(view[run:end])
+    return parts
+
+
+def empty_batch(base_offset: int, last_offset: int, leader_epoch: int, max_timestamp: int = -1) -> bytes:
+    """A *filler*: a v2 header without records and without producer; it carries a segment's end where the records are gone (I1)."""
+    after = struct.pack(">hiqqqhii", 0, last_offset - base_offset, -1, max_timestamp, -1, -1, -1, 0)
+    return struct.pack(">qiibI", base_offset, HEADER - 12, leader_epoch, 2, crc32c.crc32c(after)) + after
+
+
+# ---- tails that Kafka would write differently -------------------------------------------------------------------------------
+
+
+@kernel
+def _loose_rows(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Mask) -> Int64s:
+    count = 0
+    for fill in range(2):
+        if fill:
+            found = np.empty(count, np.int64)
+            count = 0
+        for batch in range(action.size):
+            if action[batch] == REWRITE:
+                for row in range(first_row[batch], first_row[batch + 1]):
+                    if keep[row] and flags[row] & TAIL_LOOSE:
+                        if fill:
+                            found[count] = row
+                        count += 1
+    return found
+
+
+def _with_strict_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Rows]:
+    """The same rows over a small array of their own in which the named rows' tails are as Kafka writes them."""
+    low, high = int(rows.start[0]), int(rows.end[-1])
+    parts = [buf[low:high].tobytes()]
+    moved = Rows(
+        offset=rows.offset,
+        timestamp=rows.timestamp,
+        start=rows.start - low,
+        tail=rows.tail - low,
+        end=rows.end - low,
+        key_start=rows.key_start - low,
+        value_start=rows.value_start - low,
+        key_length=rows.key_length,
+        value_length=rows.value_length,
+        flags=rows.flags | np.uint8(HEAD_LOOSE),
+    )
+    at = high - low
+    for row in loose.tolist():
+        tail = _strict_tail(buf[int(rows.tail[row]) : int(rows.end[row])])
+        parts.append(tail)
+        moved.tail[row] = at
+        at += len(tail)
+        moved.end[row] = at
+    return read_only(np.frombuffer(b"".join(parts), np.uint8)), moved
+
+
+def _strict_tail(tail: Bytes) -> bytes:
+    """Key, value and headers with minimal varints and header names as Java decodes and encodes them."""
+    out = bytearray()
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value, at = read_varint.py_func(tail, at, len(tail))
+        return int(value)
+
+    def text(name: bool) -> None:
+        nonlocal at
+        length = number()
+        data = tail[at : at + max(length, 0)].tobytes()
+        at += max(length, 0)
+        if name:
+            data = as_java_utf8(data)
+        out.extend(_varint(len(data) if length >= 0 else -1) + data)
+
+    with np.errstate(over="ignore"):
+        text(False)
+        text(False)
+        headers = number()
+        out.extend(_varint(headers))
+        for _ in range(headers):
+            text(True)
+            text(False)
+    return bytes(out)
+
+
+def _varint(value: int) -> bytes:
+    buf = np.empty(10, np.uint8)
+    return buf[: write_varint.py_func(buf, 0, np.int64(value))].tobytes()
+
+
+def as_java_utf8(name: bytes) -> bytes:
+    """``new String(name, UTF_8).getBytes(UTF_8)``: bytes that are no UTF-8 become U+FFFD; an encoded surrogate becomes one."""
+    parts = []
+    rest = name
+    while True:
+        at = next((i for i in range(len(rest) - 1) if rest[i] == 0xED and 0xA0 <= rest[i + 1] <= 0xBF), -1)
+        if at < 0:
+            parts.append(rest.decode("utf-8", "replace"))
+            return "".join(parts).encode("utf-8")
+        parts.append(rest[:at].decode("utf-8", "replace") + "\ufffd")
+        third = rest[at + 2 : at + 3]
+        rest = rest[at + 3 :] if third and 0x80 <= third[0] <= 0xBF else rest[at + 2 :]
+
+
+# ---- kernels ----------------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _bound(size: Int64s, action: Actions, first_row: Int64s, tail: Int64s, end: Int64s, keep: Mask) -> int:
+    """An upper bound of the bytes that ``_encode`` writes."""
+    total = np.int64(0)
+    for batch in range(action.size):
+        if action[batch] == COPY:
+            total += size[batch]
+        elif action[batch] != DROP:
+            total += HEADER
+            if action[batch] == REWRITE:
+                for row in range(first_row[batch], first_row[batch + 1]):
+                    if keep[row]:
+                        total += end[row] - tail[row] + 32
+    return total
+
+
+@leaf
+def _header(
+    out: Bytes, at: int, base: int, size: int, leader_epoch: int, attributes: int, last: int, base_timestamp: int, max_timestamp: int, pid: int, epoch: int, sequence: int, count: int
+) -> None:
+    """Everything but the CRC."""
+    store_i64(out, at, base)
+    store_i32(out, at + 8, size - 12)
+    store_i32(out, at + 12, leader_epoch)
+    out[at + 16] = 2
+    store_i32(out, at + 17, 0)
+    store_i16(out, at + 21, attributes)
+    store_i32(out, at + 23, last - base)
+    store_i64(out, at + 27, base_timestamp)
+    store_i64(out, at + 35, max_timestamp)
+    store_i64(out, at + 43, pid)
+    store_i16(out, at + 51, epoch)
+    store_i32(out, at + 53, sequence)
+    store_i32(out, at + 57, count)
+
+
+@leaf
+def _legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_length: int, value_start: int, value_length: int) -> int:
+    at = write_varint(out, at, key_length)
+    if key_length > 0:
+        copy_bytes(out, at, buf, key_start, key_length)
+        at += key_length
+    at = write_varint(out, at, value_length)
+    if value_length > 0:
+        copy_bytes(out, at, buf, value_start, value_length)
+        at += value_length
+    out[at] = 0
+    return at + 1
+
+
+@kernel
+def _encode(
+    raw: Bytes,
+    buf: Bytes,
+    position: Int64s,
+    size: Int64s,
+    base_offset: Int64s,
+    last_offset: Int64s,
+    leader_epoch: Int32s,
+    attributes: npt.NDArray[np.int16],
+    max_timestamp: Int64s,
+    producer_id: Int64s,
+    producer_epoch: npt.NDArray[np.int16],
+    base_sequence: Int32s,
+    magic: int,
+    action: Actions,
+    horizon: Int64s,
+    first_row: Int64s,
+    offset: Int64s,
+    timestamp: Int64s,
+    start: Int64s,
+    tail: Int64s,
+    end: Int64s,
+    key_start: Int64s,
+    value_start: Int64s,
+    key_length: Int32s,
+    value_length: Int32s,
+    flags: npt.NDArray[np.uint8],
+    keep: Mask,
+    out: Bytes,
+    out_start: Int64s,
+    out_size: Int64s,
+) -> tuple[int, int]:
+    """(problem, batch that has it). Compressed batches are written inflated; the caller compresses them.
+
+    ``last_offset`` and ``max_timestamp`` are updated to what the written batch says.
+    """
+    at = np.int64(0)
+    for batch in range(action.size):
+        out_start[batch] = at
+        out_size[batch] = 0
+        what = action[batch]
+        if what == DROP:
+            continue
+        if what == COPY:
+            copy_bytes(out, at, raw, position[batch], size[batch])
+            at += size[batch]
+            out_size[batch] = size[batch]
+            continue
+        type_bits = np.int64(attributes[batch]) & (LOG_APPEND | TRANSACTIONAL | CONTROL)
+        pid = producer_id[batch]
+        epoch = np.int64(producer_epoch[batch])
+        sequence = np.int64(base_sequence[batch])
+        if what == EMPTY:
+            _header(
+                out, at, base_offset[batch], HEADER, np.int64(leader_epoch[batch]), type_bits, last_offset[batch],
+                np.int64(-1), max_timestamp[batch], pid, epoch, sequence, 0,
+            )  # fmt: skip
+            at += HEADER
+            out_size[batch] = HEADER
+            continue
+        if type_bits & TRANSACTIONAL and pid == -1:
+            return 2, batch
+        if pid != -1 and epoch == -1:
+            return 3, batch
+        if pid != -1 and sequence < 0 and not type_bits & CONTROL:
+            return 4, batch
+        # What stays decides base and maximum timestamp; of legacy batches the offsets as well.
+        first = np.int64(-1)
+        last = np.int64(-1)
+        count = 0
+        highest = np.int64(-1)
+        for row in range(first_row[batch], first_row[batch + 1]):
+            if keep[row]:
+                if timestamp[row] < -1:
+                    return 1, batch
+                if first < 0:
+                    first = row
+                last = row
+                count += 1
+                highest = max(highest, timestamp[row])
+        base_timestamp = timestamp[first]
+        bits = type_bits | (np.int64(attributes[batch]) & CODEC_MASK)
+        if horizon[batch] != NO_HORIZON:
+            base_timestamp = horizon[batch]
+            bits |= HORIZON
+        base = base_offset[batch]
+        if magic < 2:
+            base = offset[first]
+            last_offset[batch] = offset[last]
+        if not type_bits & LOG_APPEND:
+            max_timestamp[batch] = highest
+        write = at + HEADER
+        for row in range(first, last + 1):
+            if not keep[row]:
+                continue
+            tail_size = end[row] - tail[row]
+            if flags[row] & LEGACY:
+                key, value = np.int64(key_length[row]), np.int64(value_length[row])
+                tail_size = varint_size(key) + max(key, 0) + varint_size(value) + max(value, 0) + 1
+            stamp = timestamp[row] - base_timestamp
+            delta = offset[row] - base
+            length = 1 + varint_size(stamp) + varint_size(delta) + tail_size
+            write = write_varint(out, write, length)
+            out[write] = 0
+            write = write_varint(out, write + 1, stamp)
+            write = write_varint(out, write, delta)
+            if flags[row] & LEGACY:
+                write = _legacy_tail(buf, out, write, key_start[row], np.int64(key_length[row]), value_start[row], np.int64(value_length[row]))
+            else:
+                copy_bytes(out, write, buf, tail[row], tail_size)
+                write += tail_size
+        _header(
+            out, at, base, write - at, np.int64(leader_epoch[batch]), bits, last_offset[batch],
+            base_timestamp, max_timestamp[batch], pid, epoch, sequence, count,
+        )  # fmt: skip
+        out_size[batch] = write - at
+        at = write
+    return 0, 0
