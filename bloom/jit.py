@@ -9,6 +9,7 @@ followed when the cache asks whether code is stale), and call a kernel with the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Iterator
@@ -50,7 +51,9 @@ class _CodeCache(FunctionCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             result = super().load_overload(sig, target_context)
-        except Exception:  # noqa: BLE001 - a torn or foreign file can make unpickling raise anything; the code is then compiled anew
+        except Exception:  # noqa: BLE001 - a torn or foreign file can make unpickling raise anything
+            with contextlib.suppress(OSError):
+                self.flush()
             return None
         # Two processes that save different signatures at once can leave an index that names the other one's code.
         return result if result is None or tuple(result.signature.args) == tuple(sig) else None
@@ -58,7 +61,7 @@ class _CodeCache(FunctionCache):  # type: ignore[misc]
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
-        except Exception:  # noqa: BLE001 - no space, no permission, or a torn index in the way
+        except OSError:  # no space, no permission
             self.disable()
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
@@ -124,8 +127,20 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.intp), codegen
 
 
+def _multiply_high(typing_context: Any, a: Any, b: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
 load_u64: Any = intrinsic(_load_u64)
 """``load_u64(bytes, position)``: the 8 bytes from there as a little-endian number, whatever the alignment. Not checked."""
 
 prefetch: Any = intrinsic(_prefetch)
 """``prefetch(array, index)``: fetch the cache line of a one-dimensional array's element, which is soon to be used. Never faults."""
+
+multiply_high: Any = intrinsic(_multiply_high)
+"""``multiply_high(a, b)``: the upper half of the 128-bit product; with a uniform ``a`` it is a uniform number below ``b``."""
