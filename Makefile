@@ -1,0 +1,34 @@
+# Recipes use relative paths only and start programs as `python -m`: both work in a directory with spaces in its name.
+
+RUN := .venv/bin/python -m
+WORKERS ?= 2
+TESTS ?= tests
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help: ## This list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@echo 'Variables: PYTHON=/path/to/python3 (3.11 or newer), WORKERS=$(WORKERS) test processes, TESTS="$(TESTS)"'
+
+setup: ## The virtual environment in .venv, up to date (the others do this first)
+	@sh .ci/setup
+
+demo: setup ## The main job, end to end, on data that it makes
+	@$(RUN) compactor demo
+
+test: setup ## All tests
+	@sh .ci/java || echo 'The tests that need Spark are left out.' >&2
+	@$(RUN) pytest -n $(WORKERS) $(TESTS)
+
+lint: setup ## ruff, mypy --strict, and who may import whom
+	@$(RUN) ruff check --quiet .
+	@$(RUN) ruff format --check --quiet .
+	@$(RUN) mypy --no-error-summary
+	@.venv/bin/python -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-logo
+
+bench: setup ## What the speed claims rest on; results go to stdout
+	@$(RUN) benchmarks
+
+clean: ## Removes .venv and every cache
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info build
+	find bloom checkpoint compactor tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,7 @@
+"""``python -m compactor`` is ``tiered-compactor``."""
+
+import sys
+
+from compactor.cli.main import entry
+
+sys.exit(entry())

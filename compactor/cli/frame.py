@@ -1,0 +1,64 @@
+"""What all commands share: the parser, the two options that every command takes, argument types, the settings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from compactor.errors import UsageError
+
+if TYPE_CHECKING:
+    from compactor.cli.output import Output
+    from compactor.config import Settings
+
+Run = Callable[[argparse.Namespace, "Output"], "int | None"]
+"""A command's function: the parsed arguments and where to print; returns the exit code, None for 0."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors raised as UsageError and the common options added where a function is attached."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter, **settings})
+        self._choices: argparse._SubParsersAction[Parser] | None = None
+
+    def runs(self, run: Run) -> None:
+        """Attaches the function that does it; ``--config`` and ``--output`` stand after the command."""
+        # SUPPRESS: a default here would undo what was given before the subcommand (`config --output json show`).
+        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings (default: ./tiered-compactor.toml)")
+        self.add_argument(
+            "--output", choices=("table", "json"), default=argparse.SUPPRESS, help="for people, or one JSON document on stdout"
+        )
+        self.set_defaults(run=run)
+
+    def subcommand(self, name: str, help: str) -> Parser:  # noqa: A002, argparse's own word
+        """Adds ``show`` to ``config``."""
+        if self._choices is None:
+            self._choices = self.add_subparsers(metavar="SUBCOMMAND", required=True, dest="subcommand", parser_class=Parser)
+        return self._choices.add_parser(name, help=help, description=help)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"See `{self.prog} --help`")
+
+
+def whole(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
+    """An argument type: a whole number of that range (``whole()`` takes offsets, bytes and milliseconds)."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"{number} is not from {low} to {high}")
+        return number
+
+    return parse
+
+
+def settings(args: argparse.Namespace) -> Settings:
+    """The settings in force for this call. Raises UsageError."""
+    from compactor.config import load
+
+    return load(getattr(args, "config", None))

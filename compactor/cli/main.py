@@ -1,0 +1,82 @@
+"""The entry point: picks the command, imports only that one, and turns every error into one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from typing import NamedTuple
+
+from compactor import __version__
+from compactor.cli.frame import Parser
+from compactor.cli.output import Output
+from compactor.errors import CompactorError, OutOfBudget, StoreError, UsageError
+
+DEBUG = "TIERED_COMPACTOR_DEBUG"
+
+
+class Command(NamedTuple):
+    name: str
+    help: str
+    module: str
+
+
+COMMANDS = (Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),)
+"""In the order of `--help`."""
+
+
+def entry(argv: list[str] | None = None) -> int:
+    """Runs one command and returns its exit code (compactor.errors; 130 after Ctrl-C)."""
+    arguments = sys.argv[1:] if argv is None else argv
+    out = Output("table")
+    try:
+        args = _parser(arguments).parse_args(arguments)
+        out = Output(getattr(args, "output", "table"))
+        return args.run(args, out) or 0
+    except SystemExit as stop:  # --help and --version
+        return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt:
+        out.note("interrupted")
+        return 130
+    except Exception as error:  # noqa: BLE001, the last one to see it
+        if os.environ.get(DEBUG) == "1":
+            raise
+        known = _as_known(error)
+        out.note(f"error: {known}")
+        return known.exit_code
+    finally:
+        out.close()
+
+
+def _parser(arguments: list[str]) -> Parser:
+    chosen = arguments[0] if arguments else ""
+    if chosen.startswith("-") and chosen not in ("-h", "--help", "--version"):
+        raise UsageError(f"{chosen} stands before the command", hint="Options come after it: tiered-compactor COMMAND --output json")
+    parser = Parser(
+        prog="tiered-compactor",
+        description="Log compaction for Apache Kafka's tiered storage, outside the broker.",
+        epilog="Exit codes: 0 done, 2 usage or configuration, 3 bad data, 4 fenced or leased elsewhere,\n"
+        "5 store, broker or network, 6 out of budget (disk, memory), 1 a bug.",
+    )
+    parser.add_argument("--version", action="version", version=f"tiered-compactor {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for command in COMMANDS:
+        child = commands.add_parser(command.name, help=command.help, description=command.help)
+        if command.name == chosen:
+            importlib.import_module(command.module).add_arguments(child)
+    return parser
+
+
+def _as_known(error: BaseException) -> CompactorError:
+    """Adapters name their errors; what slips through them is sorted here so that the exit code is right all the same."""
+    if isinstance(error, CompactorError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfBudget("out of memory", hint="Lower [cleaner] map_budget_bytes")
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return OutOfBudget(f"the disk is full{where}", hint="Free space or lower [cleaner] disk_budget_bytes")
+        return StoreError(f"{error.strerror or error}{where}")
+    return CompactorError(f"a bug: {type(error).__name__}: {error}", hint=f"{DEBUG}=1 shows where; please report it")

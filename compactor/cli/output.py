@@ -1,0 +1,202 @@
+"""How results are printed: tables for people or one JSON document on stdout; remarks, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+_QUIET_SECONDS = 2.0
+"""Work that is done sooner shows no progress."""
+_LINE_SECONDS = 5.0
+"""Between two progress lines where stderr is no terminal."""
+
+
+class Table(NamedTuple):
+    """``columns`` are headings; a cell may be anything, numbers are set to the right and None is left empty."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+class Output:
+    """Where one command prints. At most one ``result``."""
+
+    def __init__(self, mode: Literal["table", "json"], stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> None:
+        self.mode = mode
+        self._stdout = stdout or sys.stdout
+        self._stderr = stderr or sys.stderr
+
+    def result(self, document: Mapping[str, object], *tables: Table, summary: str = "") -> None:
+        """The JSON document, or the tables and one closing line. A reader that has gone away (``| head``) is no error."""
+        try:
+            if self.mode == "json":
+                json.dump(document, self._stdout, indent=2, ensure_ascii=False)
+                self._stdout.write("\n")
+            else:
+                self._tables(tables)
+                if summary:
+                    self._stdout.write(summary + "\n")
+            self._stdout.flush()
+        except BrokenPipeError:
+            self._reader_gone()
+
+    def note(self, text: str) -> None:
+        """One remark on stderr."""
+        try:
+            self._stderr.write(text + "\n")
+            self._stderr.flush()
+        except BrokenPipeError:
+            pass
+
+    @contextmanager
+    def progress(self, title: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
+        """For work that may take longer than two seconds; ``unit`` is ``bytes`` or a plural noun. Counted from any thread."""
+        meter = Progress(title, total, unit, self.mode, self._stderr)
+        try:
+            yield meter
+        finally:
+            meter.close()
+
+    def close(self) -> None:
+        """Nothing may fail after this, not even Python's own flush of stdout when it ends."""
+        try:
+            self._stdout.flush()
+        except BrokenPipeError:
+            self._reader_gone()
+
+    def _reader_gone(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stdout.fileno())
+
+    def _tables(self, tables: Sequence[Table]) -> None:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table as RichTable
+
+        # Names of topics and files are printed as they are: no markup, no emoji. A pipe gets lines as wide as they need to be.
+        terminal = self._stdout.isatty()
+        console = Console(file=self._stdout, width=None if terminal else 10_000, markup=False, emoji=False, highlight=False)
+        for table in tables:
+            drawn = RichTable(title=table.title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+            for position, heading in enumerate(table.columns):
+                numeric = any(_is_number(row[position]) for row in table.rows)
+                drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+            for row in table.rows:
+                drawn.add_row(*(_cell(value) for value in row))
+            console.print(drawn)
+
+
+class Progress:
+    """Counts work and shows it: a bar on a terminal, else a line now and then (a JSON line with ``--output json``)."""
+
+    def __init__(
+        self,
+        title: str,
+        total: int | None,
+        unit: str,
+        mode: Literal["table", "json"],
+        stderr: IO[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.title, self.total, self.unit, self.done = title, total, unit, 0
+        self._mode, self._stderr, self._clock = mode, stderr, clock
+        self._lock = threading.Lock()
+        self._next = clock() + _QUIET_SECONDS
+        self._shown = False
+        self._bar: Bar | None = None
+
+    def advance(self, amount: int = 1) -> None:
+        with self._lock:
+            self.done += amount
+            self._show()
+
+    def at(self, title: str, total: int | None = None) -> None:
+        """The next step of the same work: another title, counted from 0."""
+        with self._lock:
+            self.title, self.total, self.done = title, total, 0
+            self._show()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._bar is not None:
+                self._bar.stop()
+            elif self._shown:
+                self._line()
+
+    def _show(self) -> None:
+        now = self._clock()
+        if now < self._next:
+            return
+        if self._mode == "table" and self._stderr.isatty():
+            self._next = now + 0.1
+            self._draw()
+        else:
+            self._next = now + _LINE_SECONDS
+            self._line()
+        self._shown = True
+
+    def _draw(self) -> None:
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+            console = Console(file=self._stderr, markup=False, emoji=False)
+            amount = TextColumn("{task.fields[amount]}", markup=False)
+            self._bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), amount, console=console)
+            self._bar.add_task(self.title, amount="")
+            self._bar.start()
+        task = self._bar.task_ids[0]
+        self._bar.update(task, description=self.title, completed=self.done, total=self.total, amount=self._amount())
+
+    def _line(self) -> None:
+        if self._mode == "json":
+            text = json.dumps({"progress": {"title": self.title, "done": self.done, "total": self.total, "unit": self.unit}})
+        else:
+            share = f"{100 * self.done // self.total} %, " if self.total else ""
+            text = f"{self.title}: {share}{self._amount()}"
+        try:
+            self._stderr.write(text + "\n")
+            self._stderr.flush()
+        except BrokenPipeError:
+            pass
+
+    def _amount(self) -> str:
+        numbers = [self.done] if self.total is None else [self.done, self.total]
+        texts = [size(number) if self.unit == "bytes" else f"{number:,}" for number in numbers]
+        return " of ".join(texts) + (f" {self.unit}" if self.unit not in ("", "bytes") else "")
+
+
+def size(count: int | None) -> str:
+    """Bytes for people: ``1.4 GiB``; empty for None."""
+    if count is None:
+        return ""
+    if abs(count) < 1024:
+        return f"{count} B"
+    value, units = count / 1024, ["PiB", "TiB", "GiB", "MiB", "KiB"]
+    while abs(value) >= 1023.95 and len(units) > 1:  # 1023.95 would be printed as 1024.0
+        value /= 1024
+        units.pop()
+    return f"{value:.1f} {units[-1]}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

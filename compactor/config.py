@@ -1,0 +1,418 @@
+"""The settings in force: one TOML file, environment variables over it, defaults below it, as frozen values.
+
+    file         --config FILE, else $TIERED_COMPACTOR_CONFIG, else ./tiered-compactor.toml where it exists
+    environment  TIERED_COMPACTOR__SECTION__KEY: text as it is, everything else as TOML writes it (``5``, ``true``, ``["/a", "/b"]``);
+                 TIERED_COMPACTOR__TOPICS takes the whole table: ``{"orders-.*" = {delete_retention_ms = 0}}``
+
+Everything that is not understood is refused (UsageError): unknown keys, with the nearest known one; values outside their range,
+with the range; values that the contract knows but that are not built yet. ``Settings.where`` tells where each value comes from.
+Units stand in the names: ``_ms``, ``_bytes``, ``_per_s``. ``conf/default.toml`` shows every key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from compactor.errors import UsageError
+from compactor.model.base import Value
+from compactor.model.policy import MAX32, CleanerPolicy
+
+ENV_PREFIX = "TIERED_COMPACTOR__"
+ENV_FILE = "TIERED_COMPACTOR_CONFIG"
+DEFAULT_FILE = "tiered-compactor.toml"
+
+BUILT: dict[str, tuple[object, ...]] = {
+    "tier.kind": ("object-log",),
+    "tier.layout": ("native",),
+    "cleaner.map_engine": ("auto", "memory"),
+    "cleaner.local_log_dirs": ((),),
+}
+"""Keys of which only some values work so far. The others are refused, not ignored; delete a row when all of its values work."""
+
+_MAX_MS = 2**63 - 1
+_MAX_BYTES = 2**60
+
+Milliseconds = Annotated[int, Field(ge=0, le=_MAX_MS)]
+Budget = Annotated[int, Field(ge=4096, le=_MAX_BYTES)]
+Rate = Annotated[int, Field(ge=0, le=_MAX_BYTES)]
+
+
+def _store_url(url: str) -> str:
+    if url and not re.match(r"file://(localhost)?/.|s3://[^/]", url):
+        raise ValueError("write file:///var/lib/tier (three slashes, the full path) or s3://bucket/prefix")
+    return url
+
+
+def _host_and_port(listen: str) -> str:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("host and port, for example 127.0.0.1:8080")
+    return listen
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it must not be empty")
+    return text
+
+
+class _Section(Value):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class Tier(_Section):
+    """Where the segments lie."""
+
+    kind: Literal["object-log", "kafka"] = Field("object-log", description="no broker (object-log), or __remote_log_metadata (kafka)")
+    url: Annotated[str, AfterValidator(_store_url)] = Field("", description="the tier: file:///var/lib/tier or s3://bucket/prefix")
+    layout: Literal["native", "kafka-local", "aiven", "pinterest"] = Field("native", description="how objects are named in the tier")
+    control_url: Annotated[str, AfterValidator(_store_url)] = Field(
+        "", description="control logs, sidecars and scratch; empty: <url>/.tiered-compactor/"
+    )
+    state_dir: Annotated[str, AfterValidator(_not_empty)] = Field(
+        "/var/lib/tiered-compactor", description="spool and cache on this machine; may be deleted at any time"
+    )
+
+
+class S3(_Section):
+    """Credentials come from the usual AWS chain (environment, ~/.aws, instance role) and never stand here."""
+
+    endpoint_url: str = Field("", description="for servers other than Amazon's; empty: Amazon's")
+    region: str = Field("", description="empty: from the AWS chain, us-east-1 where that names none")
+
+
+class Kafka(_Section):
+    """For ``kind = "kafka"``."""
+
+    bootstrap_servers: str = Field("127.0.0.1:9092", description="host:port, several with commas between them")
+    properties: dict[str, str | bool | int | float] = Field(default_factory=dict, description="any librdkafka property")
+
+
+class Cleaner(_Section):
+    """How partitions are cleaned. Names and defaults are those of Kafka's topic and broker settings where Kafka has them."""
+
+    disk_budget_bytes: Budget | Literal["auto"] = Field(
+        4 << 30, description='local disk that all rounds together may use; "auto": min(segment_bytes, a third of the free disk) a thread'
+    )
+    map_budget_bytes: Budget = Field(512 << 20, description="memory for offset maps, all rounds together")
+    map_engine: Literal["auto", "memory", "partitioned", "spark"] = Field("auto", description="where the offset map lives")
+    min_cleanable_dirty_ratio: float = Field(0.5, ge=0, le=1, description="dirty share of the log from which a round is due")
+    delete_retention_ms: Milliseconds = Field(86_400_000, description="how long tombstones and markers stay readable")
+    min_compaction_lag_ms: Milliseconds = Field(0, description="younger records are left alone")
+    max_compaction_lag_ms: int = Field(
+        _MAX_MS, ge=1, le=_MAX_MS, description="a round is due at the latest when a dirty record is this old"
+    )
+    producer_id_expiration_ms: int = Field(86_400_000, ge=1, le=_MAX_MS, description="a producer that wrote nothing for so long is gone")
+    segment_bytes: int = Field(1 << 30, ge=14, le=MAX32, description="size bound of a cleaned segment")
+    segment_index_bytes: int = Field(10 << 20, ge=4, le=MAX32, description="size bound of its offset and time index")
+    index_interval_bytes: int = Field(4096, ge=0, le=MAX32, description="log bytes between two index entries")
+    max_decompressed_batch_bytes: int = Field(1 << 30, ge=1, le=1 << 40, description="a batch that inflates beyond this is bad data")
+    bloom: bool = Field(True, description="Bloom sidecars, which let a round skip segments")
+    bloom_design_keys: int = Field(0, ge=0, le=10**10, description="dirty keys a filter is sized for; 0: derived per partition")
+    local_log_dirs: tuple[Annotated[str, AfterValidator(_not_empty)], ...] = Field(
+        (), strict=False, description="broker log directories on this machine, read instead of the tier where digests agree"
+    )
+    verify_before_publish: bool = Field(True, description="the gate: a second implementation checks output against input")
+
+    @model_validator(mode="after")
+    def _lags_in_order(self) -> Self:
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            raise ValueError("min_compaction_lag_ms must not be above max_compaction_lag_ms")
+        return self
+
+    def policy(self) -> CleanerPolicy:
+        """The part that decides the bytes of a round."""
+        return CleanerPolicy(**{name: getattr(self, name) for name in CleanerPolicy.model_fields})
+
+
+class Limits(_Section):
+    """Together for all threads of this process; 0 = none."""
+
+    max_read_bytes_per_s: Rate = Field(0, description="from the tier")
+    max_write_bytes_per_s: Rate = Field(0, description="to the tier")
+    max_requests_per_s: Rate = Field(0, description="of any kind")
+
+
+class Publish(_Section):
+    """What happens to replaced objects."""
+
+    grace_ms: Milliseconds = Field(600_000, description="between publishing and the deletion of the replaced objects; longer than any read")
+    undo_window_ms: Milliseconds = Field(0, description="replaced objects are kept at least this long, for undo")
+    orphan_age_ms: Milliseconds = Field(86_400_000, description="objects that nothing names are swept when they are this old")
+
+
+class Lease(_Section):
+    """Leadership of a partition."""
+
+    ttl_ms: int = Field(30_000, ge=100, le=86_400_000, description="a holder that is silent for so long may be taken over from")
+
+
+class Daemon(_Section):
+    """The `daemon` command."""
+
+    interval_ms: int = Field(15_000, ge=100, le=_MAX_MS, description="between two looks at the tier (Kafka: log.cleaner.backoff.ms)")
+    listen: Annotated[str, AfterValidator(_host_and_port)] = Field("127.0.0.1:8080", description="/metrics, /healthz, /readyz, status page")
+    threads: int = Field(2, ge=1, le=1024, description="partitions cleaned at a time")
+
+
+class Spark(_Section):
+    """The `spark` map engine and the `recompact` command."""
+
+    master: Annotated[str, AfterValidator(_not_empty)] = Field("local[*]", description="Spark's master URL")
+    partitions: int = Field(0, ge=0, le=1_000_000, description="of the exchange; 0: derived from the size")
+
+
+class Settings(Value):
+    """Everything that can be set. ``topics`` maps a regular expression to [cleaner] with that table's overrides applied."""
+
+    tier: Tier = Tier()
+    s3: S3 = S3()
+    kafka: Kafka = Kafka()
+    cleaner: Cleaner = Cleaner()
+    limits: Limits = Limits()
+    publish: Publish = Publish()
+    lease: Lease = Lease()
+    daemon: Daemon = Daemon()
+    spark: Spark = Spark()
+    topics: dict[str, Cleaner] = Field(default_factory=dict)
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def cleaner_for(self, topic: str) -> Cleaner:
+        """[cleaner] as it holds for a topic: with the overrides of the first [topics] table whose expression matches its whole name."""
+        for pattern, cleaner in self.topics.items():
+            if re.fullmatch(pattern, topic):
+                return cleaner
+        return self.cleaner
+
+    def where(self, key: str) -> str:
+        """Where the value of ``tier.url`` or ``topics."orders-.*".bloom`` comes from: a file, an environment variable, ``default``."""
+        return self._sources.get(key, "default")
+
+    def overridden(self, pattern: str) -> list[str]:
+        """The keys that this [topics] table sets."""
+        return [name for name in Cleaner.model_fields if topic_key(pattern, name) in self._sources]
+
+    @property
+    def tier_url(self) -> str:
+        """The tier's URL. Raises UsageError where none is set."""
+        if not self.tier.url:
+            raise UsageError(
+                "no tier is configured",
+                hint=f"Set url under [tier] in ./{DEFAULT_FILE} or {ENV_PREFIX}TIER__URL, for example file:///var/lib/tier",
+            )
+        return self.tier.url
+
+    @property
+    def control_url(self) -> str:
+        """Where control logs, sidecars and scratch live. Raises UsageError where no tier is set."""
+        return self.tier.control_url or self.tier_url.rstrip("/") + "/.tiered-compactor/"
+
+
+def topic_key(pattern: str, name: str) -> str:
+    """The dotted name of an override, as ``Settings.where`` takes it."""
+    return f"topics.{json.dumps(pattern)}.{name}"
+
+
+SECTIONS: dict[str, type[_Section]] = {name: type(field.default) for name, field in Settings.model_fields.items() if name != "topics"}
+
+
+def load(file: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings in force. ``file`` is what ``--config`` says. Raises UsageError that names file or variable, key and what is allowed."""
+    environ = os.environ if environ is None else environ
+    raw = _Raw()
+    path = _find_file(file, environ)
+    if path is not None:
+        raw.read_file(path)
+    raw.read_environment(environ)
+    return raw.settings()
+
+
+def _find_file(file: str | None, environ: Mapping[str, str]) -> Path | None:
+    named = file or environ.get(ENV_FILE)
+    if named:
+        return Path(named)
+    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
+
+
+class _Raw:
+    """Values as they were written, each with its source, before they are checked."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+        self.topics: dict[str, dict[str, Any]] = {}
+        self.sources: dict[str, str] = {}
+
+    def read_file(self, path: Path) -> None:
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise UsageError(f"there is no configuration file {path}", hint=f"See --config and ${ENV_FILE}") from error
+        except OSError as error:
+            raise UsageError(f"the configuration file {path} cannot be read: {error.strerror}") from error
+        except ValueError as error:  # not UTF-8, or not TOML; both tell where
+            raise UsageError(f"{path} is not valid TOML: {error}") from error
+        for section, table in document.items():
+            if section != "topics" and section not in SECTIONS:
+                what = f"unknown section [{section}]" if isinstance(table, dict) else f"unknown key {section}"
+                raise _unknown(f"{path}: {what}", section)
+            if not isinstance(table, dict):
+                raise UsageError(f"{path}: {section} is a section", hint=f"Write [{section}] and its keys below")
+            if section == "topics":
+                self.add_topics(table, str(path))
+            else:
+                self.add(section, table, str(path))
+
+    def read_environment(self, environ: Mapping[str, str]) -> None:
+        for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX)):
+            section, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
+            if section == "topics" and not key:
+                table = _toml_value(environ[variable])
+                if not isinstance(table, dict):
+                    raise UsageError(f"{variable} is not a TOML table", hint='For example {"orders-.*" = {delete_retention_ms = 0}}')
+                self.add_topics(table, variable)
+            elif section not in SECTIONS or key not in SECTIONS[section].model_fields:
+                raise _unknown(f"unknown environment variable {variable}", key or section, env_name, within=section)
+            else:
+                text = environ[variable]
+                self.add(section, {key: text if _is_text(SECTIONS[section].model_fields[key]) else _toml_value(text)}, variable)
+
+    def add(self, section: str, table: Mapping[str, Any], source: str) -> None:
+        for key, value in table.items():
+            if key not in SECTIONS[section].model_fields:
+                raise _unknown(f"{source}: unknown key {key} in [{section}]", key, within=section)
+            self.values[section][key] = value
+            self.sources[f"{section}.{key}"] = source
+
+    def add_topics(self, tables: Mapping[str, Any], source: str) -> None:
+        for name in [name for name in self.sources if name.startswith("topics.")]:
+            del self.sources[name]
+        self.topics = {}
+        for pattern, table in tables.items():
+            where = f"{source}: [topics.{json.dumps(pattern)}]"
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UsageError(f"{where} is not a regular expression: {error}") from error
+            if not isinstance(table, dict):
+                raise UsageError(f"{where} is not a table", hint="Write the overridden keys of [cleaner] below it")
+            for key in table:
+                if key not in Cleaner.model_fields:
+                    raise _unknown(f"{where}: unknown key {key}", key, within="cleaner")
+                self.sources[topic_key(pattern, key)] = source
+            self.topics[pattern] = dict(table)
+
+    def settings(self) -> Settings:
+        sections: dict[str, Any] = {name: self.checked(name, SECTIONS[name], values) for name, values in self.values.items()}
+        sections["topics"] = {
+            pattern: self.checked(f"topics.{json.dumps(pattern)}", Cleaner, {**self.values["cleaner"], **table})
+            for pattern, table in self.topics.items()
+        }
+        settings = Settings(**sections)
+        settings._sources.update(self.sources)
+        return settings
+
+    def checked(self, section: str, kind: type[_Section], values: Mapping[str, Any]) -> _Section:
+        try:
+            value = kind(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            if not first["loc"]:
+                raise UsageError(f"[{section}]: {first['msg'].removeprefix('Value error, ')}") from error
+            key = str(first["loc"][0])
+            why = first["msg"].removeprefix("Value error, ") if first["type"] == "value_error" else f"allowed is {allowed(kind, key)}"
+            raise UsageError(f"{self.named(section, key)} = {_as_toml(values[key])}: {why}") from error
+        for dotted, built in BUILT.items():
+            of, key = dotted.split(".")
+            if SECTIONS[of] is kind and getattr(value, key) not in built:
+                works = " or ".join(_as_toml(choice) for choice in built)
+                what = f"{self.named(section, key)} = {_as_toml(values[key])}"
+                raise UsageError(f"{what} is not built yet", hint=f"This version knows {works}")
+        return value
+
+    def named(self, section: str, key: str) -> str:
+        source = self.sources.get(f"{section}.{key}") or self.sources[f"cleaner.{key}"]
+        return source if source.startswith(ENV_PREFIX) and section != "topics" else f"{source}: [{section}] {key}"
+
+
+def env_name(section: str, key: str) -> str:
+    """The environment variable of a setting."""
+    return f"{ENV_PREFIX}{section.upper()}__{key.upper()}"
+
+
+def _dotted(section: str, key: str) -> str:
+    return f"{key} in [{section}]"
+
+
+def _keys() -> Iterator[tuple[str, str]]:
+    for section, kind in SECTIONS.items():
+        for key in kind.model_fields:
+            yield section, key
+
+
+def _unknown(what: str, name: str, spell: Callable[[str, str], str] = _dotted, within: str = "") -> UsageError:
+    """Names the nearest known key: of the same section first, then of any, then the nearest section."""
+    for candidates in ([pair for pair in _keys() if pair[0] == within], list(_keys())):
+        near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
+        if near:
+            section, key = next(pair for pair in candidates if pair[1] == near[0])
+            return UsageError(what, hint=f"Did you mean {spell(section, key)}?")
+    near = difflib.get_close_matches(name if within in SECTIONS else within or name, [*SECTIONS, "topics"], n=1)
+    return UsageError(what, hint=f"Did you mean [{near[0]}]?" if near else "`tiered-compactor config show` lists all keys")
+
+
+def _toml_value(text: str) -> object:
+    """What TOML reads there; the text itself where it reads nothing, so that the range check can name the allowed values."""
+    try:
+        document = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return document["value"] if len(document) == 1 else text
+
+
+def _as_toml(value: object) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
+
+
+def _is_text(field: FieldInfo) -> bool:
+    kinds = [field.annotation] if get_origin(field.annotation) is not Literal else [type(choice) for choice in get_args(field.annotation)]
+    return all(kind is str for kind in kinds)
+
+
+def allowed(kind: type[Value], key: str) -> str:
+    """What may stand there, in words: ``a whole number from 0 to 7 or "auto"``."""
+    field = kind.model_fields[key]
+    return _allowed(field.annotation, field.metadata)
+
+
+def _allowed(annotation: Any, metadata: list[Any]) -> str:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *extra = get_args(annotation)
+        return _allowed(inner, [part for one in extra for part in (one.metadata if isinstance(one, FieldInfo) else [one])])
+    if origin is Literal:
+        return " or ".join(_as_toml(choice) for choice in get_args(annotation))
+    if origin is tuple:
+        return "a list of texts"
+    if origin is dict:
+        return "a table of texts, numbers and booleans"
+    if origin is Union or not isinstance(annotation, type):
+        return " or ".join(_allowed(choice, []) for choice in get_args(annotation))
+    low = next((limit.ge for limit in metadata if isinstance(limit, Ge)), "")
+    high = next((limit.le for limit in metadata if isinstance(limit, Le)), "")
+    if annotation is bool:
+        return "true or false"
+    if annotation is str:
+        return "a text in quotes"
+    return f"a {'whole ' if annotation is int else ''}number from {low} to {high}"

@@ -1,0 +1,19 @@
+"""What all tests share: markers by folder, and hypothesis without deadlines (the first example may compile a kernel)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+TESTS = Path(__file__).parent
+
+settings.register_profile("project", deadline=None, print_blob=True)
+settings.load_profile("project")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test in tests/contract is marked ``contract``: ``pytest -m "contract and not slow"``."""
+    for item in items:
+        item.add_marker(item.path.relative_to(TESTS).parts[0])
