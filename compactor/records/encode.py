@@ -95,6 +95,7 @@ def encode(
         last_offset,
         table.leader_epoch[some],
         table.attributes[some],
+        table.base_timestamp[some],
         max_timestamp,
         table.producer_id[some],
         table.producer_epoch[some],
@@ -324,6 +325,7 @@ def _encode(
     last_offset: Int64s,
     leader_epoch: Int32s,
     attributes: npt.NDArray[np.int16],
+    old_base_timestamp: Int64s,
     max_timestamp: Int64s,
     producer_id: Int64s,
     producer_epoch: npt.NDArray[np.int16],
@@ -406,9 +408,21 @@ def _encode(
             last_offset[batch] = offset[last]
         if not type_bits & LOG_APPEND:
             max_timestamp[batch] = highest
+        # Where the base timestamp stays, a record keeps all its bytes; runs of such records are copied at once.
+        whole = magic == 2 and base_timestamp == old_base_timestamp[batch] and not type_bits & LOG_APPEND
         write = at + HEADER
-        for row in range(first, last + 1):
+        row = first
+        while row <= last:
             if not keep[row]:
+                row += 1
+                continue
+            if whole and not flags[row] & (HEAD_LOOSE | TAIL_LOOSE):
+                run = row
+                while run < last and keep[run + 1] and not flags[run + 1] & (HEAD_LOOSE | TAIL_LOOSE):
+                    run += 1
+                copy_bytes(out, write, buf, start[row], end[run] - start[row])
+                write += end[run] - start[row]
+                row = run + 1
                 continue
             tail_size = end[row] - tail[row]
             if flags[row] & LEGACY:
@@ -426,6 +440,7 @@ def _encode(
             else:
                 copy_bytes(out, write, buf, tail[row], tail_size)
                 write += tail_size
+            row += 1
         _header(
             out, at, base, write - at, np.int64(leader_epoch[batch]), bits, last_offset[batch],
             base_timestamp, max_timestamp[batch], pid, epoch, sequence, count,

@@ -88,13 +88,17 @@ def _allocate(count: int) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Neighbouring batches [first, last) of one segment, with their bodies in ``buf`` at [body_start, body_end)."""
+    """Neighbouring batches [first, last) of one segment, with their bodies in ``buf`` at [body_start, body_end).
+
+    Batches that are not ``wanted`` have an empty body and give no rows.
+    """
 
     first: int
     last: int
     buf: Bytes
     body_start: Int64s
     body_end: Int64s
+    wanted: npt.NDArray[np.bool_]
 
 
 def parse(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) -> tuple[Rows, Int64s]:
@@ -105,17 +109,17 @@ def parse(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) ->
     magic = int(table.magic[chunk.first])
     some = slice(chunk.first, chunk.last)
     if magic == 2:
-        counts = table.count[some].astype(np.int64)
+        counts = table.count[some] * chunk.wanted.astype(np.int64)
         # A record takes seven bytes at least: what claims more is refused before memory is set aside for it.
         too_many = np.flatnonzero(counts * 7 > chunk.body_end - chunk.body_start)
         if len(too_many):
             raise _bad(table, chunk.first + int(too_many[0]), 1, segment)
     elif int(table.codec[chunk.first]):
-        counts, problem, batch = _count_entries(chunk.buf, chunk.body_start, chunk.body_end)
+        counts, problem, batch = _count_entries(chunk.buf, chunk.body_start, chunk.body_end, chunk.wanted)
         if problem:
             raise _bad(table, chunk.first + batch, problem, segment)
     else:
-        counts = np.ones(chunk.last - chunk.first, np.int64)
+        counts = chunk.wanted.astype(np.int64)
     first_row = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first_row[1:])
     rows = buffers.take(int(first_row[-1]))
@@ -157,10 +161,11 @@ def _bad(table: BatchTable, batch: int, problem: int, segment: str) -> BadData:
     )
 
 
-def plain_chunk(buf: Bytes, table: BatchTable, first: int, last: int) -> Chunk:
+def plain_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wanted: npt.NDArray[np.bool_]) -> Chunk:
     """Batches that are not compressed, where they lie."""
-    start = table.position[first:last]
-    return Chunk(first, last, buf, start + HEADER if table.magic[first] == 2 else start, start + table.size[first:last])
+    position = table.position[first:last]
+    start = position + HEADER if table.magic[first] == 2 else position
+    return Chunk(first, last, buf, start, np.where(wanted, position + table.size[first:last], start), wanted)
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
@@ -321,9 +326,11 @@ def _next_entry(buf: Bytes, at: int, limit: int) -> tuple[int, int]:
 
 
 @kernel
-def _count_entries(buf: Bytes, body_start: Int64s, body_end: Int64s) -> tuple[Int64s, int, int]:
+def _count_entries(buf: Bytes, body_start: Int64s, body_end: Int64s, wanted: npt.NDArray[np.bool_]) -> tuple[Int64s, int, int]:
     counts = np.zeros(body_start.size, np.int64)
     for batch in range(body_start.size):
+        if not wanted[batch]:
+            continue
         at = body_start[batch]
         while True:
             problem, at = _next_entry(buf, at, body_end[batch])
@@ -362,6 +369,8 @@ def _parse_legacy(
 ) -> tuple[int, int]:
     """Entries of plain v0/v1 batches (one each) and of inflated wrappers. (problem, batch that has it)."""
     for batch in range(body_start.size):
+        if first_row[batch] == first_row[batch + 1]:
+            continue
         at = body_start[batch]
         wrapped = (attributes[batch] & 7) != 0
         appended = (attributes[batch] & LOG_APPEND) != 0

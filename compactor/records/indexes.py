@@ -1,0 +1,88 @@
+"""Offset index, time index and transaction index of one segment (Kafka: OffsetIndex, TimeIndex, TransactionIndex; KAFKA-806)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel
+from compactor.errors import BadData
+from compactor.records.batches import Int64s
+
+OFFSET_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
+TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+TXN_ENTRY: Final = np.dtype(
+    [("version", ">i2"), ("producer_id", ">i8"), ("first_offset", ">i8"), ("last_offset", ">i8"), ("last_stable_offset", ">i8")]
+)
+TxnEntries = npt.NDArray[Any]
+
+
+def build(base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int) -> tuple[bytes, bytes]:
+    """(offset index, time index) of a segment whose batches have these sizes, last offsets and maximum timestamps.
+
+    One entry per batch that begins more than ``interval`` bytes behind the last entry's batch, and a closing time entry.
+    """
+    offsets, positions, times, time_offsets, n, m = _entries(base, size, last_offset, max_timestamp, interval)
+    index = np.empty(n, OFFSET_ENTRY)
+    index["offset"], index["position"] = offsets[:n], positions[:n]
+    timeindex = np.empty(m, TIME_ENTRY)
+    timeindex["timestamp"], timeindex["offset"] = times[:m], time_offsets[:m]
+    return index.tobytes(), timeindex.tobytes()
+
+
+@kernel
+def _entries(
+    base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int
+) -> tuple[Int64s, Int64s, Int64s, Int64s, int, int]:
+    offsets = np.empty(size.size, np.int64)
+    positions = np.empty(size.size, np.int64)
+    times = np.empty(size.size + 1, np.int64)
+    time_offsets = np.empty(size.size + 1, np.int64)
+    n = 0
+    m = 0
+    position = np.int64(0)
+    since = np.int64(0)
+    highest = np.int64(-1)
+    highest_offset = np.int64(0)
+    for batch in range(size.size + 1):
+        closing = batch == size.size
+        if not closing and max_timestamp[batch] > highest:
+            highest = max_timestamp[batch]
+            highest_offset = last_offset[batch]
+        if closing or since > interval:
+            if not closing:
+                offsets[n] = last_offset[batch] - base
+                positions[n] = position
+                n += 1
+                since = np.int64(0)
+            if highest > (times[m - 1] if m else np.int64(-1)):
+                times[m] = highest
+                time_offsets[m] = highest_offset - base
+                m += 1
+        if not closing:
+            position += size[batch]
+            since += size[batch]
+    return offsets, positions, times, time_offsets, n, m
+
+
+def read_txn_index(path: Path) -> TxnEntries:
+    """The aborted transactions of one segment; an absent file is an empty index. Raises BadData."""
+    if not path.exists():
+        return np.empty(0, TXN_ENTRY)
+    return parse_txn_index(path.read_bytes(), path.name)
+
+
+def parse_txn_index(data: bytes, name: str) -> TxnEntries:
+    if len(data) % TXN_ENTRY.itemsize:
+        raise BadData(
+            f"a transaction index of {len(data)} bytes is no whole number of {TXN_ENTRY.itemsize}-byte entries",
+            segment=name,
+            hint="Delete this index file: it is rebuilt from the control records",
+        )
+    entries = np.frombuffer(data, TXN_ENTRY)
+    if np.any(entries["version"] != 0):
+        raise BadData("unknown version of a transaction index entry", segment=name, hint="Delete this index file: it is rebuilt")
+    return entries

@@ -1,0 +1,152 @@
+"""Producer state: what a log says of its producers, and the ``.snapshot`` file that keeps it.
+
+(Kafka: ProducerStateManager, ProducerStateEntry, ProducerAppendInfo with origin REPLICATION; spec section 5.11.)
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel
+from compactor.errors import BadData
+from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
+
+ENTRY: Final = np.dtype(
+    [
+        ("producer_id", ">i8"),
+        ("epoch", ">i2"),
+        ("last_sequence", ">i4"),
+        ("last_offset", ">i8"),
+        ("offset_delta", ">i4"),
+        ("timestamp", ">i8"),
+        ("coordinator_epoch", ">i4"),
+        ("txn_first_offset", ">i8"),
+    ]
+)
+_HEADER: Final = struct.Struct(">hIi")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStates:
+    """The state of every known producer at one offset: an array of ENTRY, ascending by producer id, one per producer.
+
+    ``last_offset`` and ``last_sequence`` are -1 where only markers were seen since the epoch began; ``txn_first_offset`` is -1
+    outside a transaction.
+    """
+
+    entries: npt.NDArray[Any]
+
+    @staticmethod
+    def none() -> ProducerStates:
+        return ProducerStates(np.empty(0, ENTRY))
+
+    def first_open_offset(self) -> int | None:
+        """First offset of the oldest transaction that is still open, or None."""
+        opened = self.entries["txn_first_offset"]
+        opened = opened[opened >= 0]
+        return int(opened.min()) if len(opened) else None
+
+    def replay(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
+        """The state after these batches too; batches below ``from_offset`` are in the state already."""
+        mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
+        if not len(mine):
+            return self
+        known = self.entries["producer_id"].astype(np.int64)
+        ids = np.union1d(known, table.producer_id[mine])
+        state = np.zeros(len(ids), ENTRY.newbyteorder("="))
+        state["producer_id"] = ids
+        for field, default in (("epoch", -1), ("last_sequence", -1), ("last_offset", -1), ("timestamp", -1), ("coordinator_epoch", -1), ("txn_first_offset", -1)):
+            state[field] = default
+        state[np.searchsorted(ids, known)] = self.entries
+        seen = np.isin(ids, known)
+        columns = [np.ascontiguousarray(state[name]) for name in ENTRY.names[1:]]
+        _replay(
+            np.searchsorted(ids, table.producer_id[mine]),
+            table.control[mine],
+            table.attributes[mine],
+            table.count[mine],
+            table.producer_epoch[mine],
+            table.base_sequence[mine],
+            table.base_offset[mine],
+            table.last_offset[mine],
+            table.max_timestamp[mine],
+            table.coordinator_epoch[mine],
+            seen,
+            *columns,
+        )
+        for name, column in zip(ENTRY.names[1:], columns, strict=True):
+            state[name] = column
+        return ProducerStates(state[seen].astype(ENTRY))
+
+
+@kernel
+def _replay(
+    producer: Int64s,
+    control: npt.NDArray[np.int8],
+    attributes: npt.NDArray[np.int16],
+    count: npt.NDArray[np.int32],
+    epoch: npt.NDArray[np.int16],
+    sequence: npt.NDArray[np.int32],
+    base_offset: Int64s,
+    last_offset: Int64s,
+    timestamp: Int64s,
+    coordinator_epoch: npt.NDArray[np.int32],
+    seen: npt.NDArray[np.bool_],
+    p_epoch: npt.NDArray[np.int16],
+    p_sequence: npt.NDArray[np.int32],
+    p_last: Int64s,
+    p_delta: npt.NDArray[np.int32],
+    p_timestamp: Int64s,
+    p_coordinator: npt.NDArray[np.int32],
+    p_txn: Int64s,
+) -> None:
+    for i in range(producer.size):
+        p = producer[i]
+        kind = control[i]
+        if kind != NOT_CONTROL and kind != ABORT and kind != COMMIT:
+            continue
+        seen[p] = True
+        if p_epoch[p] != epoch[i]:
+            p_epoch[p] = epoch[i]
+            p_last[p] = -1
+            p_sequence[p] = -1
+            p_delta[p] = 0
+        p_timestamp[p] = timestamp[i]
+        if kind == NOT_CONTROL:
+            delta = last_offset[i] - base_offset[i]
+            p_last[p] = last_offset[i]
+            p_delta[p] = delta
+            if sequence[i] < 0:
+                p_sequence[p] = sequence[i]
+            else:
+                p_sequence[p] = (np.int64(sequence[i]) + delta) & np.int64(0x7FFFFFFF)
+            if attributes[i] & TRANSACTIONAL and p_txn[p] < 0:
+                p_txn[p] = base_offset[i]
+        else:
+            p_coordinator[p] = coordinator_epoch[i]
+            p_txn[p] = -1
+
+
+def parse_snapshot(data: bytes, name: str) -> ProducerStates:
+    """Reads a ``.snapshot`` file. Raises BadData: a caller with an older snapshot or the log goes on with that, as Kafka does."""
+    if len(data) < _HEADER.size:
+        raise BadData("a producer snapshot ends in its header", segment=name, hint="It can be rebuilt from the log")
+    version, crc, count = _HEADER.unpack_from(data)
+    if version != 1:
+        raise BadData(f"unknown version {version} of a producer snapshot", segment=name, hint="It can be rebuilt from the log")
+    if crc != crc32c.crc32c(data[6:]) or len(data) != _HEADER.size + count * ENTRY.itemsize:
+        raise BadData("the CRC or the length of a producer snapshot is wrong", segment=name, hint="It can be rebuilt from the log")
+    entries = np.frombuffer(data, ENTRY, offset=_HEADER.size)
+    return ProducerStates(entries[np.argsort(entries["producer_id"].astype(np.int64))])
+
+
+def format_snapshot(states: ProducerStates) -> bytes:
+    """The bytes of a ``.snapshot`` file, version 1."""
+    body = struct.pack(">i", len(states.entries)) + states.entries.tobytes()
+    return struct.pack(">hI", 1, crc32c.crc32c(body)) + body
