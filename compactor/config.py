@@ -5,8 +5,8 @@
                  TIERED_COMPACTOR__TOPICS takes the whole table: ``{"orders-.*" = {delete_retention_ms = 0}}``
 
 Everything that is not understood is refused (UsageError): unknown keys, with the nearest known one; values outside their range,
-with the range; values that the contract knows but that are not built yet. ``Settings.where`` tells where each value comes from.
-Units stand in the names: ``_ms``, ``_bytes``, ``_per_s``. ``conf/default.toml`` shows every key.
+with the range; values that are not built yet. ``Settings.where`` tells where each value comes from.
+``conf/default.toml`` says what each key is for; units stand in the names (``_ms``, ``_bytes``, ``_per_s``).
 """
 
 from __future__ import annotations
@@ -74,56 +74,46 @@ class _Section(Value):
 class Tier(_Section):
     """Where the segments lie."""
 
-    kind: Literal["object-log", "kafka"] = Field("object-log", description="no broker (object-log), or __remote_log_metadata (kafka)")
-    url: Annotated[str, AfterValidator(_store_url)] = Field("", description="the tier: file:///var/lib/tier or s3://bucket/prefix")
-    layout: Literal["native", "kafka-local", "aiven", "pinterest"] = Field("native", description="how objects are named in the tier")
-    control_url: Annotated[str, AfterValidator(_store_url)] = Field(
-        "", description="control logs, sidecars and scratch; empty: <url>/.tiered-compactor/"
-    )
-    state_dir: Annotated[str, AfterValidator(_not_empty)] = Field(
-        "/var/lib/tiered-compactor", description="spool and cache on this machine; may be deleted at any time"
-    )
+    kind: Literal["object-log", "kafka"] = "object-log"
+    url: Annotated[str, AfterValidator(_store_url)] = ""
+    layout: Literal["native", "kafka-local", "aiven", "pinterest"] = "native"
+    control_url: Annotated[str, AfterValidator(_store_url)] = ""
+    state_dir: Annotated[str, AfterValidator(_not_empty)] = "/var/lib/tiered-compactor"
 
 
 class S3(_Section):
     """Credentials come from the usual AWS chain (environment, ~/.aws, instance role) and never stand here."""
 
-    endpoint_url: str = Field("", description="for servers other than Amazon's; empty: Amazon's")
-    region: str = Field("", description="empty: from the AWS chain, us-east-1 where that names none")
+    endpoint_url: str = ""
+    region: str = ""
 
 
 class Kafka(_Section):
     """For ``kind = "kafka"``."""
 
-    bootstrap_servers: str = Field("127.0.0.1:9092", description="host:port, several with commas between them")
-    properties: dict[str, str | bool | int | float] = Field(default_factory=dict, description="any librdkafka property")
+    bootstrap_servers: str = "127.0.0.1:9092"
+    properties: dict[str, str | bool | int | float] = {}
 
 
 class Cleaner(_Section):
     """How partitions are cleaned. Names and defaults are those of Kafka's topic and broker settings where Kafka has them."""
 
-    disk_budget_bytes: Budget | Literal["auto"] = Field(
-        4 << 30, description='local disk that all rounds together may use; "auto": min(segment_bytes, a third of the free disk) a thread'
-    )
-    map_budget_bytes: Budget = Field(512 << 20, description="memory for offset maps, all rounds together")
-    map_engine: Literal["auto", "memory", "partitioned", "spark"] = Field("auto", description="where the offset map lives")
-    min_cleanable_dirty_ratio: float = Field(0.5, ge=0, le=1, description="dirty share of the log from which a round is due")
-    delete_retention_ms: Milliseconds = Field(86_400_000, description="how long tombstones and markers stay readable")
-    min_compaction_lag_ms: Milliseconds = Field(0, description="younger records are left alone")
-    max_compaction_lag_ms: int = Field(
-        _MAX_MS, ge=1, le=_MAX_MS, description="a round is due at the latest when a dirty record is this old"
-    )
-    producer_id_expiration_ms: int = Field(86_400_000, ge=1, le=_MAX_MS, description="a producer that wrote nothing for so long is gone")
-    segment_bytes: int = Field(1 << 30, ge=14, le=MAX32, description="size bound of a cleaned segment")
-    segment_index_bytes: int = Field(10 << 20, ge=4, le=MAX32, description="size bound of its offset and time index")
-    index_interval_bytes: int = Field(4096, ge=0, le=MAX32, description="log bytes between two index entries")
-    max_decompressed_batch_bytes: int = Field(1 << 30, ge=1, le=1 << 40, description="a batch that inflates beyond this is bad data")
-    bloom: bool = Field(True, description="Bloom sidecars, which let a round skip segments")
-    bloom_design_keys: int = Field(0, ge=0, le=10**10, description="dirty keys a filter is sized for; 0: derived per partition")
-    local_log_dirs: tuple[Annotated[str, AfterValidator(_not_empty)], ...] = Field(
-        (), strict=False, description="broker log directories on this machine, read instead of the tier where digests agree"
-    )
-    verify_before_publish: bool = Field(True, description="the gate: a second implementation checks output against input")
+    disk_budget_bytes: Budget | Literal["auto"] = 4 << 30
+    map_budget_bytes: Budget = 512 << 20
+    map_engine: Literal["auto", "memory", "partitioned", "spark"] = "auto"
+    min_cleanable_dirty_ratio: float = Field(0.5, ge=0, le=1)
+    delete_retention_ms: Milliseconds = 86_400_000
+    min_compaction_lag_ms: Milliseconds = 0
+    max_compaction_lag_ms: int = Field(_MAX_MS, ge=1, le=_MAX_MS)
+    producer_id_expiration_ms: int = Field(86_400_000, ge=1, le=_MAX_MS)
+    segment_bytes: int = Field(1 << 30, ge=14, le=MAX32)
+    segment_index_bytes: int = Field(10 << 20, ge=4, le=MAX32)
+    index_interval_bytes: int = Field(4096, ge=0, le=MAX32)
+    max_decompressed_batch_bytes: int = Field(1 << 30, ge=1, le=1 << 40)
+    bloom: bool = True
+    bloom_design_keys: int = Field(0, ge=0, le=10**10)
+    local_log_dirs: tuple[Annotated[str, AfterValidator(_not_empty)], ...] = Field((), strict=False)
+    verify_before_publish: bool = True
 
     @model_validator(mode="after")
     def _lags_in_order(self) -> Self:
@@ -139,38 +129,38 @@ class Cleaner(_Section):
 class Limits(_Section):
     """Together for all threads of this process; 0 = none."""
 
-    max_read_bytes_per_s: Rate = Field(0, description="from the tier")
-    max_write_bytes_per_s: Rate = Field(0, description="to the tier")
-    max_requests_per_s: Rate = Field(0, description="of any kind")
+    max_read_bytes_per_s: Rate = 0
+    max_write_bytes_per_s: Rate = 0
+    max_requests_per_s: Rate = 0
 
 
 class Publish(_Section):
     """What happens to replaced objects."""
 
-    grace_ms: Milliseconds = Field(600_000, description="between publishing and the deletion of the replaced objects; longer than any read")
-    undo_window_ms: Milliseconds = Field(0, description="replaced objects are kept at least this long, for undo")
-    orphan_age_ms: Milliseconds = Field(86_400_000, description="objects that nothing names are swept when they are this old")
+    grace_ms: Milliseconds = 600_000
+    undo_window_ms: Milliseconds = 0
+    orphan_age_ms: Milliseconds = 86_400_000
 
 
 class Lease(_Section):
     """Leadership of a partition."""
 
-    ttl_ms: int = Field(30_000, ge=100, le=86_400_000, description="a holder that is silent for so long may be taken over from")
+    ttl_ms: int = Field(30_000, ge=100, le=86_400_000)
 
 
 class Daemon(_Section):
     """The `daemon` command."""
 
-    interval_ms: int = Field(15_000, ge=100, le=_MAX_MS, description="between two looks at the tier (Kafka: log.cleaner.backoff.ms)")
-    listen: Annotated[str, AfterValidator(_host_and_port)] = Field("127.0.0.1:8080", description="/metrics, /healthz, /readyz, status page")
-    threads: int = Field(2, ge=1, le=1024, description="partitions cleaned at a time")
+    interval_ms: int = Field(15_000, ge=100, le=_MAX_MS)
+    listen: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8080"
+    threads: int = Field(2, ge=1, le=1024)
 
 
 class Spark(_Section):
     """The `spark` map engine and the `recompact` command."""
 
-    master: Annotated[str, AfterValidator(_not_empty)] = Field("local[*]", description="Spark's master URL")
-    partitions: int = Field(0, ge=0, le=1_000_000, description="of the exchange; 0: derived from the size")
+    master: Annotated[str, AfterValidator(_not_empty)] = "local[*]"
+    partitions: int = Field(0, ge=0, le=1_000_000)
 
 
 class Settings(Value):
@@ -185,7 +175,7 @@ class Settings(Value):
     lease: Lease = Lease()
     daemon: Daemon = Daemon()
     spark: Spark = Spark()
-    topics: dict[str, Cleaner] = Field(default_factory=dict)
+    topics: dict[str, Cleaner] = {}
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 

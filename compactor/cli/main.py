@@ -39,7 +39,7 @@ def entry(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         out.note("interrupted")
         return 130
-    except Exception as error:  # noqa: BLE001, the last one to see it
+    except Exception as error:
         if os.environ.get(DEBUG) == "1":
             raise
         known = _as_known(error)

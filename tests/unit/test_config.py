@@ -1,0 +1,234 @@
+"""Settings: where values come from, and what is refused with which words."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compactor import config
+from compactor.config import Settings, load
+from compactor.errors import UsageError
+from compactor.model.policy import CleanerPolicy
+
+
+def loaded(tmp_path: Path, text: str = "", environ: Mapping[str, str] | None = None) -> Settings:
+    file = tmp_path / "some where.toml"
+    file.write_text(text, encoding="utf-8")
+    return load(str(file), environ or {})
+
+
+def refusal(tmp_path: Path, text: str = "", environ: Mapping[str, str] | None = None) -> str:
+    with pytest.raises(UsageError) as refused:
+        loaded(tmp_path, text, environ)
+    return str(refused.value).replace(str(tmp_path / "some where.toml"), "FILE")
+
+
+def test_defaults_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load(None, {})
+    assert settings == Settings()
+    assert settings.where("tier.url") == "default"
+
+
+def test_the_file_is_named_by_option_then_variable_then_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("option", "variable", "tiered-compactor"):
+        (tmp_path / f"{name}.toml").write_text(f'[s3]\nregion = "{name}"\n')
+    monkeypatch.chdir(tmp_path)
+    named = {"TIERED_COMPACTOR_CONFIG": str(tmp_path / "variable.toml")}
+    assert load(str(tmp_path / "option.toml"), named).s3.region == "option"
+    assert load(None, named).s3.region == "variable"
+    assert load(None, {}).s3.region == "tiered-compactor"
+
+
+def test_environment_before_file_before_default(tmp_path: Path) -> None:
+    settings = loaded(
+        tmp_path,
+        "[publish]\ngrace_ms = 1\nundo_window_ms = 2\n",
+        {"TIERED_COMPACTOR__PUBLISH__GRACE_MS": "3", "OTHER__PUBLISH__UNDO_WINDOW_MS": "4"},
+    )
+    assert (settings.publish.grace_ms, settings.publish.undo_window_ms, settings.publish.orphan_age_ms) == (3, 2, 86_400_000)
+    assert settings.where("publish.grace_ms") == "TIERED_COMPACTOR__PUBLISH__GRACE_MS"
+    assert settings.where("publish.undo_window_ms") == str(tmp_path / "some where.toml")
+    assert settings.where("publish.orphan_age_ms") == "default"
+
+
+def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
+    values = {
+        "tier.url": "file:///a b",
+        "tier.control_url": "s3://bucket",
+        "kafka.properties": '{"security.protocol" = "SSL"}',
+        "cleaner.min_cleanable_dirty_ratio": "0.25",
+        "cleaner.max_compaction_lag_ms": "5",
+        "cleaner.bloom": "false",
+        "cleaner.verify_before_publish": "false",
+        "cleaner.map_engine": "memory",
+        "daemon.listen": "[::1]:0",
+        "daemon.threads": "7",
+    }
+    only_defaults_are_built = {key for key, built in config.BUILT.items() if len(built) == 1}
+    for section, kind in config.SECTIONS.items():
+        for key in kind.model_fields:
+            dotted, variable = f"{section}.{key}", config.env_name(section, key)
+            if dotted in only_defaults_are_built:
+                continue
+            settings = loaded(tmp_path, "", {variable: values.get(dotted, "4097")})
+            assert getattr(getattr(settings, section), key) != getattr(kind(), key), dotted
+            assert settings.where(dotted) == variable
+
+
+def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_path: Path) -> None:
+    environ = {
+        "TIERED_COMPACTOR__KAFKA__PROPERTIES": '{"security.protocol" = "SSL", retries = 3, x = true}',
+        "TIERED_COMPACTOR__CLEANER__DISK_BUDGET_BYTES": "auto",
+        "TIERED_COMPACTOR__CLEANER__MIN_CLEANABLE_DIRTY_RATIO": "1",
+        "TIERED_COMPACTOR__S3__REGION": "0x10",
+        "TIERED_COMPACTOR__TOPICS": '{"a|b" = {bloom = false}}',
+    }
+    settings = loaded(tmp_path, "", environ)
+    assert settings.kafka.properties == {"security.protocol": "SSL", "retries": 3, "x": True}
+    assert settings.cleaner.disk_budget_bytes == "auto"
+    assert settings.cleaner.min_cleanable_dirty_ratio == 1.0
+    assert settings.s3.region == "0x10"
+    assert not settings.cleaner_for("b").bloom
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[clean]\nx = 1", "FILE: unknown section [clean]. Did you mean [cleaner]?"),
+        ("[cleaner]\ndisk_budget = 1", "FILE: unknown key disk_budget in [cleaner]. Did you mean disk_budget_bytes in [cleaner]?"),
+        ("[tier]\ngrace_ms = 1", "FILE: unknown key grace_ms in [tier]. Did you mean grace_ms in [publish]?"),
+        ("grace_ms = 1", "FILE: unknown key grace_ms. Did you mean grace_ms in [publish]?"),
+        ("[tier]\nzzzzzzzzz = 1", "FILE: unknown key zzzzzzzzz in [tier]. `tiered-compactor config show` lists all keys"),
+        ("[tier.aiven]\nx = 1", "FILE: unknown key aiven in [tier]. `tiered-compactor config show` lists all keys"),
+        ("tier = 5", "FILE: tier is a section. Write [tier] and its keys below"),
+        ("topics = 5", "FILE: topics is a section. Write [topics] and its keys below"),
+        ('[topics."a"]\nblom = true', 'FILE: [topics."a"]: unknown key blom. Did you mean bloom in [cleaner]?'),
+        (
+            '[topics."a("]\nbloom = true',
+            'FILE: [topics."a("] is not a regular expression: missing ), unterminated subpattern at position 1',
+        ),
+        ("[topics]\na = 1", 'FILE: [topics."a"] is not a table. Write the overridden keys of [cleaner] below it'),
+        ("[tier\n", "FILE is not valid TOML: Expected ']' at the end of a table declaration (at line 1, column 6)"),
+        ("[tier]\nkind = 5", 'FILE: [tier] kind = 5: allowed is "object-log" or "kafka"'),
+        ("[tier]\nurl = 5", "FILE: [tier] url = 5: allowed is a text in quotes"),
+        (
+            '[tier]\nurl = "/var/lib/tier"',
+            'FILE: [tier] url = "/var/lib/tier": write file:///var/lib/tier (three slashes, the full path) or s3://bucket/prefix',
+        ),
+        ('[tier]\nstate_dir = " "', 'FILE: [tier] state_dir = " ": it must not be empty'),
+        (
+            "[cleaner]\ndisk_budget_bytes = -1",
+            'FILE: [cleaner] disk_budget_bytes = -1: allowed is a whole number from 4096 to 1152921504606846976 or "auto"',
+        ),
+        (
+            '[cleaner]\ndisk_budget_bytes = "all"',
+            'FILE: [cleaner] disk_budget_bytes = "all": allowed is a whole number from 4096 to 1152921504606846976 or "auto"',
+        ),
+        (
+            "[cleaner]\nmap_budget_bytes = 1e30",
+            "FILE: [cleaner] map_budget_bytes = 1e+30: allowed is a whole number from 4096 to 1152921504606846976",
+        ),
+        ("[cleaner]\nmin_cleanable_dirty_ratio = nan", "FILE: [cleaner] min_cleanable_dirty_ratio = NaN: allowed is a number from 0 to 1"),
+        ("[cleaner]\nbloom = 1", "FILE: [cleaner] bloom = 1: allowed is true or false"),
+        ("[cleaner]\nlocal_log_dirs = 1", "FILE: [cleaner] local_log_dirs = 1: allowed is a list of texts"),
+        (
+            "[cleaner]\nmin_compaction_lag_ms = 2\nmax_compaction_lag_ms = 1",
+            "[cleaner]: min_compaction_lag_ms must not be above max_compaction_lag_ms",
+        ),
+        (
+            '[topics."a"]\nsegment_bytes = 1',
+            'FILE: [topics."a"] segment_bytes = 1: allowed is a whole number from 14 to 2147483647',
+        ),
+        ('[daemon]\nlisten = "8080"', 'FILE: [daemon] listen = "8080": host and port, for example 127.0.0.1:8080'),
+        ("[kafka]\nproperties = {a = [1]}", 'FILE: [kafka] properties = {"a": [1]}: allowed is a table of texts, numbers and booleans'),
+        ('[tier]\nkind = "kafka"', 'FILE: [tier] kind = "kafka" is not built yet. This version knows "object-log"'),
+        ('[tier]\nlayout = "aiven"', 'FILE: [tier] layout = "aiven" is not built yet. This version knows "native"'),
+        ('[topics."a"]\nlocal_log_dirs = ["/x"]', 'FILE: [topics."a"] local_log_dirs = ["/x"] is not built yet. This version knows []'),
+    ],
+)
+def test_what_a_file_must_not_say(tmp_path: Path, text: str, message: str) -> None:
+    assert refusal(tmp_path, text) == message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("TIERED_COMPACTOR__CLEANR__BLOOM", "true", "unknown environment variable {}. Did you mean TIERED_COMPACTOR__CLEANER__BLOOM?"),
+        ("TIERED_COMPACTOR__TIER__URI", "x", "unknown environment variable {}. Did you mean TIERED_COMPACTOR__TIER__URL?"),
+        ("TIERED_COMPACTOR__TIERS", "x", "unknown environment variable {}. Did you mean [tier]?"),
+        ("TIERED_COMPACTOR__TOPICS", "5", '{} is not a TOML table. For example {{"orders-.*" = {{delete_retention_ms = 0}}}}'),
+        ("TIERED_COMPACTOR__CLEANER__BLOOM", "True", '{} = "True": allowed is true or false'),
+        ("TIERED_COMPACTOR__DAEMON__THREADS", "", '{} = "": allowed is a whole number from 1 to 1024'),
+        ("TIERED_COMPACTOR__DAEMON__THREADS", "1\ny = 2", '{} = "1\\ny = 2": allowed is a whole number from 1 to 1024'),
+    ],
+)
+def test_what_the_environment_must_not_say(tmp_path: Path, variable: str, value: str, message: str) -> None:
+    assert refusal(tmp_path, "", {variable: value}) == message.format(variable)
+
+
+def test_map_engines_that_are_not_built_are_refused(tmp_path: Path) -> None:
+    built = config.BUILT["cleaner.map_engine"]
+    for engine in ("auto", "memory", "partitioned", "spark"):
+        text = f'[cleaner]\nmap_engine = "{engine}"'
+        if engine in built:
+            assert loaded(tmp_path, text).cleaner.map_engine == engine
+        else:
+            assert "is not built yet" in refusal(tmp_path, text)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no configuration file .*nowhere"):
+        load(str(tmp_path / "nowhere"), {})
+    with pytest.raises(UsageError, match="there is no configuration file .*nowhere"):
+        load(None, {"TIERED_COMPACTOR_CONFIG": str(tmp_path / "nowhere")})
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        load(str(tmp_path), {})
+    (tmp_path / "latin").write_bytes(b"[tier]\nurl = '\xe4'")
+    with pytest.raises(UsageError, match="is not valid TOML: .*utf-8"):
+        load(str(tmp_path / "latin"), {})
+
+
+def test_the_first_topic_table_that_matches_the_whole_name_wins(tmp_path: Path) -> None:
+    settings = loaded(
+        tmp_path,
+        "[cleaner]\nbloom = false\n"
+        '[topics."orders"]\ndelete_retention_ms = 1\n'
+        '[topics."orders.*"]\ndelete_retention_ms = 2\nbloom = true\n',
+    )
+    assert [settings.cleaner_for(topic).delete_retention_ms for topic in ("orders", "orders-eu", "my-orders")] == [1, 2, 86_400_000]
+    assert [settings.cleaner_for(topic).bloom for topic in ("orders", "orders-eu", "my-orders")] == [False, True, False]
+    assert settings.overridden("orders.*") == ["delete_retention_ms", "bloom"]
+    assert settings.where('topics."orders.*".bloom').endswith("some where.toml")
+
+
+def test_tier_and_control_urls(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no tier is configured"):
+        _ = Settings().tier_url
+    assert loaded(tmp_path, '[tier]\nurl = "file:///a b"').control_url == "file:///a b/.tiered-compactor/"
+    assert loaded(tmp_path, '[tier]\nurl = "s3://b/p/"').control_url == "s3://b/p/.tiered-compactor/"
+    assert loaded(tmp_path, '[tier]\nurl = "s3://b/p"\ncontrol_url = "s3://other/c"').control_url == "s3://other/c"
+
+
+def test_settings_travel(tmp_path: Path) -> None:
+    """Executors get settings, not clients."""
+    settings = loaded(tmp_path, '[cleaner]\nbloom = false\n[topics."a"]\nsegment_bytes = 99\n')
+    assert Settings.model_validate_json(settings.model_dump_json()).model_dump() == settings.model_dump()
+    assert pickle.loads(pickle.dumps(settings)).where("cleaner.bloom") == settings.where("cleaner.bloom")
+
+
+def test_policy_is_the_part_that_decides_bytes(tmp_path: Path) -> None:
+    policy = loaded(tmp_path, '[topics."a"]\nsegment_bytes = 99\n').cleaner_for("a").policy()
+    assert policy == CleanerPolicy(segment_bytes=99)
+    assert Settings().cleaner.policy() == CleanerPolicy()
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_no_environment_makes_it_fail_otherwise(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match="TIERED_COMPACTOR__"):
+        load("/dev/null", {f"TIERED_COMPACTOR__{name}": value})
