@@ -1,0 +1,303 @@
+"""The offset map in memory, in two shapes: a set of keys for the scan backwards, Kafka's bounded table for ``--map-entries``.
+
+Scanned backwards, the first record seen of a key is the one that survives, so no offset need be stored: a set is enough. Of the 128-bit key
+hash 96 bits are kept: 12 bytes an entry, filled between 0.61 and 0.8, so at most 20 bytes a key however far the set has grown. The odds
+that two of n keys are taken for one: 2e-14 for 50 million keys, 6e-12 for a thousand million, and nobody without the tier's hash key can
+better them.
+
+The set grows *in place*. An entry's home is its hash scaled to the capacity, so entries lie in the order of their hashes but for small
+displacements, and a larger capacity only stretches that order: from the end to the front, every cluster moves to the right of all that is
+still to be moved. There is never a second table. The whole budget is asked for at once, but the system gives memory on first touch.
+
+The kernels take plain arrays, so that other kernels can call them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel, leaf, multiply_high, prefetch
+from compactor.errors import OutOfBudget
+
+CAPACITY, ENTRIES, LIMIT, CELLS = range(4)
+"""What the numbers in a set's ``state`` array are: homes, keys held, keys that may be held, cells (homes and room behind the last one)."""
+
+ENTRY_BYTES = 12
+MAX_LOAD = 0.8
+GROWTH = 1.31
+"""Load after growing: 0.8 / 1.31 = 0.61, so 19.7 bytes a key; in all its life a key is moved three times, at about 10 ns."""
+
+ROOM = 64
+"""Cells behind the last home. The last one always stays empty, so that every search ends without a test for the end."""
+
+SMALLEST = 256
+AHEAD = 24
+"""Rows between asking for a cache line and using it."""
+
+Table = npt.NDArray[np.uint32]
+State = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+
+@leaf
+def home_of(h1: np.uint64, capacity: int) -> int:
+    return np.int64(multiply_high(h1, np.uint64(capacity)))  # type: ignore[return-value]
+
+
+@leaf
+def tag_of(h0: np.uint64) -> np.uint32:
+    """The first word of an entry; 0 marks an empty cell, so a hash that would begin with it begins with 1 instead."""
+    tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))
+    return tag if tag != 0 else np.uint32(1)
+
+
+@leaf
+def find(table: Table, capacity: int, tag: np.uint32, h1: np.uint64) -> int:
+    """The cell that holds the key, or the complement of the empty cell where it would go."""
+    low = np.uint32(h1 & np.uint64(0xFFFFFFFF))
+    high = np.uint32(h1 >> np.uint64(32))
+    cell = home_of(h1, capacity)
+    while True:
+        found = table[3 * cell]
+        if found == 0:
+            return ~cell
+        if found == tag and table[3 * cell + 1] == low and table[3 * cell + 2] == high:
+            return cell
+        cell += 1
+
+
+@leaf
+def put(table: Table, state: State, h0: np.uint64, h1: np.uint64) -> int:
+    """1: the key was not there and now is; 0: it was there; -1: it is not there and there is no room for it."""
+    tag = tag_of(h0)
+    cell = find(table, state[CAPACITY], tag, h1)
+    if cell >= 0:
+        return 0
+    cell = ~cell
+    if state[ENTRIES] >= state[LIMIT] or cell >= state[CELLS] - 1:
+        return -1
+    table[3 * cell] = tag
+    table[3 * cell + 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
+    table[3 * cell + 2] = np.uint32(h1 >> np.uint64(32))
+    state[ENTRIES] += 1
+    return 1
+
+
+@leaf
+def holds(table: Table, state: State, h0: np.uint64, h1: np.uint64) -> bool:
+    return find(table, state[CAPACITY], tag_of(h0), h1) >= 0
+
+
+@kernel
+def put_all(table: Table, state: State, hashes: Hashes, start: int, first_seen: npt.NDArray[np.bool_]) -> int:
+    """Rows from ``start`` on, in order. Returns the row that found no room, or the number of rows."""
+    rows = len(hashes)
+    capacity = state[CAPACITY]
+    for row in range(start, rows):
+        if row + AHEAD < rows:
+            prefetch(table, 3 * home_of(hashes[row + AHEAD, 1], capacity))
+        answer = put(table, state, hashes[row, 0], hashes[row, 1])
+        if answer < 0:
+            return row
+        first_seen[row] = answer == 1
+    return rows
+
+
+@kernel
+def holds_all(table: Table, state: State, hashes: Hashes, out: npt.NDArray[np.bool_]) -> None:
+    rows = len(hashes)
+    for row in range(rows):
+        if row + AHEAD < rows:
+            prefetch(table, 3 * home_of(hashes[row + AHEAD, 1], state[CAPACITY]))
+        out[row] = holds(table, state, hashes[row, 0], hashes[row, 1])
+
+
+@kernel
+def longest_cluster(table: Table, cells: int) -> int:
+    longest = 0
+    size = 0
+    for cell in range(cells):
+        size = size + 1 if table[3 * cell] != 0 else 0
+        longest = max(longest, size)
+    return longest
+
+
+@kernel
+def stretch(table: Table, cells: int, capacity: int, scratch: Table) -> None:
+    """Moves the entries of the first ``cells`` cells to where a table of ``capacity`` (more) homes has them.
+
+    ``scratch`` holds the longest cluster. An entry's new home lies at or behind its old one, hence behind every entry that is still to be
+    moved. No entry is displaced further behind the last home than before, so ROOM is enough again.
+    """
+    cell = cells - 1
+    while cell >= 0:
+        # Plain loops over words: slices cost more than the handful of entries that a cluster has.
+        words = 0
+        while cell >= 0 and table[3 * cell] != 0:
+            for i in range(3):
+                scratch[words + i] = table[3 * cell + i]
+                table[3 * cell + i] = 0
+            words += 3
+            cell -= 1
+        for word in range(0, words, 3):
+            home = home_of(np.uint64(scratch[word + 1]) | (np.uint64(scratch[word + 2]) << np.uint64(32)), capacity)
+            while table[3 * home] != 0:
+                home += 1
+            for i in range(3):
+                table[3 * home + i] = scratch[word + i]
+        cell -= 1
+
+
+class KeySet:
+    """A set of key hashes that takes at most ``budget_bytes``. One writer; any number of threads may ask while nobody writes."""
+
+    def __init__(self, budget_bytes: int, *, expected_keys: int = 0) -> None:
+        """``expected_keys`` saves the growing up to there; the set begins as large as it says, within the budget.
+
+        Raises OutOfBudget where the budget is below SMALLEST cells or more than the system gives.
+        """
+        self._most_homes = budget_bytes // ENTRY_BYTES - ROOM
+        if self._most_homes < SMALLEST:
+            least = (SMALLEST + ROOM) * ENTRY_BYTES
+            raise OutOfBudget(f"a map budget of {budget_bytes} bytes is too small", hint=f"Give at least {least} bytes")
+        try:
+            self.table: Table = np.zeros(3 * (self._most_homes + ROOM), dtype=np.uint32)
+        except MemoryError as error:
+            raise OutOfBudget(f"this machine cannot give a map of {budget_bytes} bytes", hint="Lower map_budget_bytes") from error
+        self.state: State = np.zeros(4, dtype=np.int64)
+        self._resize(max(SMALLEST, int(expected_keys / MAX_LOAD) + 1))
+
+    @property
+    def entries(self) -> int:
+        return int(self.state[ENTRIES])
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory in use; it never shrinks."""
+        return int(self.state[CELLS]) * ENTRY_BYTES
+
+    def insert_if_absent(self, hashes: Hashes, first_seen: npt.NDArray[np.bool_], start: int = 0) -> int:
+        """Takes rows of shape (n, 2) in the given order; ``first_seen[row]`` becomes True where the key was not yet in the set.
+
+        Returns n, or the first row that the budget has no room for; the rows before it are in the set and answered.
+        """
+        while True:
+            start = put_all(self.table, self.state, hashes, start, first_seen)
+            if start == len(hashes) or not self.grow():
+                return start
+
+    def contains(self, hashes: Hashes, out: npt.NDArray[np.bool_]) -> None:
+        """``out[row]`` becomes True where the key is in the set."""
+        holds_all(self.table, self.state, hashes, out)
+
+    def grow(self) -> bool:
+        """Makes room for more keys; False where the budget is used up. ``table`` stays the same array."""
+        capacity = min(int(self.state[CAPACITY] * GROWTH), self._most_homes)
+        if capacity <= self.state[CAPACITY]:
+            return False
+        cells = int(self.state[CELLS])
+        stretch(self.table, cells, capacity, np.empty(3 * longest_cluster(self.table, cells), dtype=np.uint32))
+        self._resize(capacity)
+        return True
+
+    def keys(self, rows: int = 1 << 16) -> Iterator[Table]:
+        """The keys held as rows of three words, in chunks: what ``buckets.KeyBuckets.add_seen`` takes when the budget is used up."""
+        cells = self.table[: 3 * int(self.state[CELLS])].reshape(-1, 3)
+        for begin in range(0, len(cells), rows):
+            chunk = cells[begin : begin + rows]
+            yield chunk[chunk[:, 0] != 0]
+
+    def _resize(self, capacity: int) -> None:
+        capacity = min(capacity, self._most_homes)
+        self.state[CAPACITY] = capacity
+        self.state[LIMIT] = int(capacity * MAX_LOAD)
+        self.state[CELLS] = capacity + ROOM
+
+
+ABSENT = -1
+
+
+@leaf
+def find_bounded(table: Hashes, cells: int, h0: np.uint64, h1: np.uint64) -> int:
+    """The cell that holds the key, or the complement of the empty cell where it would go. ``h0`` is not 0."""
+    cell = home_of(h1, cells)
+    while True:
+        found = table[3 * cell]
+        if found == 0:
+            return ~cell
+        if found == h0 and table[3 * cell + 1] == h1:
+            return cell
+        cell = cell + 1 if cell + 1 < cells else 0
+
+
+@leaf
+def marked(h0: np.uint64) -> np.uint64:
+    """0 marks an empty cell."""
+    return h0 if h0 != 0 else np.uint64(1)
+
+
+@kernel
+def put_until_full(table: Hashes, state: State, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
+    """Kafka's pass 1 over keyed rows in ascending order: the latest offset of each key, until LIMIT keys are held.
+
+    Returns the rows taken. As in Kafka the first row that comes when the table is full ends it, even if its key is in the table.
+    """
+    cells = state[CELLS]
+    for row in range(len(hashes)):
+        if state[ENTRIES] >= state[LIMIT]:
+            return row
+        h0 = marked(hashes[row, 0])
+        cell = find_bounded(table, cells, h0, hashes[row, 1])
+        if cell < 0:
+            cell = ~cell
+            table[3 * cell] = h0
+            table[3 * cell + 1] = hashes[row, 1]
+            state[ENTRIES] += 1
+        table[3 * cell + 2] = np.uint64(offsets[row])
+    return len(hashes)
+
+
+@kernel
+def latest(table: Hashes, state: State, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
+    """``out[row]``: the offset put last for the key, ABSENT where there is none."""
+    cells = state[CELLS]
+    rows = len(hashes)
+    for row in range(rows):
+        if row + AHEAD < rows:
+            prefetch(table, 3 * home_of(hashes[row + AHEAD, 1], cells))
+        cell = find_bounded(table, cells, marked(hashes[row, 0]), hashes[row, 1])
+        out[row] = np.int64(table[3 * cell + 2]) if cell >= 0 else ABSENT
+
+
+class BoundedOffsetMap:
+    """Kafka's offset map with room for ``limit`` keys (SkimpyOffsetMap: floor(slots * load factor)), 32 bytes a key."""
+
+    def __init__(self, limit: int, *, rows: int) -> None:
+        """``rows``: no more than so many rows will be put, so no more memory is asked for. Raises OutOfBudget."""
+        cells = min(limit, rows) * 4 // 3 + 2
+        try:
+            self.table: Hashes = np.zeros(3 * cells, dtype=np.uint64)
+        except MemoryError as error:
+            raise OutOfBudget(f"this machine cannot give a map of {limit} entries", hint="Lower --map-entries") from error
+        self.state: State = np.zeros(4, dtype=np.int64)
+        self.state[[CAPACITY, CELLS]] = cells
+        self.state[LIMIT] = limit
+
+    @property
+    def entries(self) -> int:
+        return int(self.state[ENTRIES])
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.table.nbytes
+
+    def put_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
+        """See the kernel of that name. Fewer rows than given: the pass is over."""
+        return put_until_full(self.table, self.state, hashes, offsets)
+
+    def latest(self, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
+        """See the kernel of that name."""
+        latest(self.table, self.state, hashes, out)
