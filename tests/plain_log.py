@@ -1,0 +1,97 @@
+"""A Kafka log directory read the plain way: segments, indexes, producer snapshots, transaction indexes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tests.plain_format import DEFAULT_LIMIT, Batch, Unreadable, read_batches, segment_paths
+
+
+@dataclass
+class Segment:
+    base: int
+    bytes: int
+    batches: list[Batch]
+    mtime_ms: int
+    index_bytes: int
+    time_index_bytes: int
+    next_base: int = 0
+
+
+def load(folder: Path, index_interval_bytes: int, limit: int = DEFAULT_LIMIT) -> list[Segment]:
+    """All segments of a log directory. Raises Unreadable where offsets go back, too."""
+    segments, last = [], -1
+    for base, path in segment_paths(folder).items():
+        batches = list(read_batches(path.read_bytes(), limit=limit))
+        for batch in batches:
+            if batch.base_offset <= last or batch.base_offset < base or batch.last_offset < batch.base_offset:
+                raise Unreadable(f"position {batch.position}: offset {batch.base_offset} after {last}")
+            last = batch.last_offset
+        sizes = [path.with_suffix(s).stat().st_size if path.with_suffix(s).exists() else None for s in (".index", ".timeindex")]
+        if sizes[0] is None:  # Kafka rebuilds both
+            sizes = [len(index) for index in indexes_of(batches, base, index_interval_bytes)]
+        mtime = path.stat().st_mtime_ns // 1_000_000
+        segments.append(Segment(base, path.stat().st_size, batches, mtime, sizes[0] or 0, sizes[1] or 0))
+    for segment, following in pairwise(segments):
+        segment.next_base = following.base
+    segments[-1].next_base = max(last, segments[-1].base) + 1
+    return segments
+
+
+def indexes_of(batches: Iterable[Batch], base: int, interval: int) -> tuple[bytes, bytes]:
+    """Offset and time index of a segment, an entry when more than ``interval`` bytes came since the last (LogSegment.append)."""
+    index, times, since, position = b"", b"", 0, 0
+    top, top_offset, last_top = -1, base, -1
+    for batch in batches:
+        if batch.max_timestamp > top:
+            top, top_offset = batch.max_timestamp, batch.last_offset
+        if since > interval:
+            index += struct.pack(">ii", batch.last_offset - base, position)
+            if top > last_top:
+                times, last_top = times + struct.pack(">qi", top, top_offset - base), top
+            since = 0
+        since, position = since + len(batch.raw), position + len(batch.raw)
+    return index, times + struct.pack(">qi", top, top_offset - base) if top > last_top else times
+
+
+def control_type(batch: Batch) -> int | None:
+    """None: an emptied marker."""
+    if not batch.records:
+        return None
+    key = batch.records[0].key or b""
+    if len(key) < 4 or key[0] > 127:
+        raise Unreadable(f"position {batch.position}: a control record's key")
+    return int.from_bytes(key[2:4], "big", signed=True)
+
+
+def live_producers(folder: Path, segments: list[Segment]) -> dict[int, tuple[int, int]]:
+    """Producer id -> (epoch, last data offset or -1): the newest snapshot and the log behind it (ProducerStateManager)."""
+    end = segments[-1].next_base
+    bases = {segment.base for segment in segments[1:]} | {end}
+    snapshots = {int(path.stem): path for path in folder.glob("*.snapshot") if path.stem.isdecimal() and int(path.stem) in bases}
+    start, producers = max(snapshots, default=-1), {}
+    if snapshots:
+        data = snapshots[start].read_bytes()
+        for at in range(10, len(data), 46):
+            pid, epoch, _, last = struct.unpack_from(">qhiq", data, at)
+            producers[pid] = (epoch, last)
+    for batch in (b for s in segments for b in s.batches if b.last_offset >= start and b.producer_id >= 0):
+        epoch, last = producers.get(batch.producer_id, (-1, -1))
+        if not batch.control:
+            producers[batch.producer_id] = (batch.producer_epoch, batch.last_offset)
+        elif batch.records:
+            producers[batch.producer_id] = (batch.producer_epoch, last if epoch == batch.producer_epoch else -1)
+    return producers
+
+
+def transaction_index(folder: Path) -> dict[int, bytes]:
+    """Marker offset -> the 34 bytes of its entry."""
+    entries = {}
+    for path in folder.glob("*.txnindex"):
+        data = path.read_bytes()
+        entries.update({int.from_bytes(data[at + 18 : at + 26], "big"): data[at : at + 34] for at in range(0, len(data), 34)})
+    return entries
