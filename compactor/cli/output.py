@@ -35,6 +35,7 @@ class Output:
         self.mode = mode
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
+        self._meter: Progress | None = None
 
     def result(self, document: Mapping[str, object], *tables: Table, summary: str = "") -> None:
         """The JSON document, or the tables and one closing line. A reader that has gone away (``| head``) is no error."""
@@ -51,21 +52,19 @@ class Output:
             self._reader_gone()
 
     def note(self, text: str) -> None:
-        """One remark on stderr."""
-        try:
-            self._stderr.write(text + "\n")
-            self._stderr.flush()
-        except BrokenPipeError:
-            pass
+        """One remark on stderr, above the progress bar where there is one."""
+        if self._meter is None or not self._meter.note(text):
+            _write_line(self._stderr, text)
 
     @contextmanager
     def progress(self, title: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
         """For work that may take longer than two seconds; ``unit`` is ``bytes`` or a plural noun. Counted from any thread."""
-        meter = Progress(title, total, unit, self.mode, self._stderr)
+        self._meter = Progress(title, total, unit, self.mode, self._stderr)
         try:
-            yield meter
+            yield self._meter
         finally:
-            meter.close()
+            self._meter.close()
+            self._meter = None
 
     def close(self) -> None:
         """Nothing may fail after this, not even Python's own flush of stdout when it ends."""
@@ -125,6 +124,13 @@ class Progress:
             self.title, self.total, self.done = title, total, 0
             self._show()
 
+    def note(self, text: str) -> bool:
+        """Prints a remark above the bar; False where no bar is drawn."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.console.print(text, highlight=False, soft_wrap=True)
+            return self._bar is not None
+
     def close(self) -> None:
         with self._lock:
             if self._bar is not None:
@@ -151,7 +157,8 @@ class Progress:
 
             console = Console(file=self._stderr, markup=False, emoji=False)
             amount = TextColumn("{task.fields[amount]}", markup=False)
-            self._bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), amount, console=console)
+            title = TextColumn("{task.description}", markup=False)
+            self._bar = Progress(title, BarColumn(), TaskProgressColumn(), amount, console=console, transient=True)
             self._bar.add_task(self.title, amount="")
             self._bar.start()
         task = self._bar.task_ids[0]
@@ -163,16 +170,20 @@ class Progress:
         else:
             share = f"{100 * self.done // self.total} %, " if self.total else ""
             text = f"{self.title}: {share}{self._amount()}"
-        try:
-            self._stderr.write(text + "\n")
-            self._stderr.flush()
-        except BrokenPipeError:
-            pass
+        _write_line(self._stderr, text)
 
     def _amount(self) -> str:
         numbers = [self.done] if self.total is None else [self.done, self.total]
         texts = [size(number) if self.unit == "bytes" else f"{number:,}" for number in numbers]
         return " of ".join(texts) + (f" {self.unit}" if self.unit not in ("", "bytes") else "")
+
+
+def _write_line(stream: IO[str], text: str) -> None:
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        pass  # nobody reads remarks any more; the work goes on
 
 
 def size(count: int | None) -> str:
