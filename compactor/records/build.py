@@ -12,10 +12,7 @@ from typing import NamedTuple
 
 import crc32c
 
-from compactor.records.codecs import compress
-
-NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
-CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+from compactor.records.codecs import NONE, compress
 
 NO_TIMESTAMP = -1
 NO_PRODUCER_ID = -1
