@@ -1,0 +1,105 @@
+"""Rules of the repository that a linter does not know."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from compactor.cli.main import COMMANDS, Command
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("bloom", "checkpoint", "compactor")
+PYTHON = sorted(file for folder in (*PACKAGES, "tests", "benchmarks") for file in (ROOT / folder).rglob("*.py"))
+TEXTS = [
+    *PYTHON,
+    *(file for pattern in ("*.md", "*.toml", "Makefile", ".ci/*", "conf/*", "docs/**/*.md") for file in sorted(ROOT.glob(pattern))),
+]
+MAX_MODULE_LINES = 600
+MAX_FUNCTION_LINES = 90
+
+
+def name(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree(file)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def lines(file: Path) -> Iterator[tuple[int, str]]:
+    return enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+
+
+def test_modules_are_short() -> None:
+    lines = {name(file): file.read_text(encoding="utf-8").count("\n") for file in PYTHON}
+    assert {file: count for file, count in lines.items() if count > MAX_MODULE_LINES} == {}
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{name(file)}:{node.lineno} {node.name}": node.end_lineno - node.lineno
+        for file in PYTHON
+        for node in functions(file)
+        if node.end_lineno is not None and node.end_lineno - node.lineno > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def test_modules_say_what_they_are_for() -> None:
+    silent = [
+        name(file) for file in PYTHON if not ast.get_docstring(tree(file)) and not (file.name == "__init__.py" and not file.read_text())
+    ]
+    assert silent == []
+
+
+def test_nothing_is_left_for_later() -> None:
+    words = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3, "NotImplemented" + "Error")) + r")\b")
+    assert [f"{name(file)}:{number}" for file in TEXTS for number, line in lines(file) if words.search(line)] == []
+
+
+def test_no_path_of_one_machine() -> None:
+    # tests/unit/test_tidy.py itself spells them apart.
+    paths = re.compile(r"/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "ho" + "me", "tm" + "p/w", "Us" + "ers")) + r")/[A-Za-z._-]+")
+    assert [f"{name(file)}:{number} {found[0]}" for file in TEXTS for number, line in lines(file) if (found := paths.search(line))] == []
+
+
+def test_tests_assert_something() -> None:
+    empty = [
+        f"{name(file)}:{node.lineno} {node.name}"
+        for file in PYTHON
+        if file.is_relative_to(ROOT / "tests")
+        for node in functions(file)
+        if node.name.startswith("test_") and not any(isinstance(part, ast.Assert | ast.With | ast.Call) for part in ast.walk(node))
+    ]
+    assert empty == []
+
+
+def test_names_of_test_files_are_unique() -> None:
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_a_page(command: Command) -> None:
+    page = ROOT / "docs" / "commands" / f"{command.name}.md"
+    assert f"tiered-compactor {command.name}" in page.read_text()
+
+
+def test_links_in_pages_lead_somewhere() -> None:
+    broken = [
+        f"{name(page)}: {target}"
+        for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert broken == []
