@@ -1,0 +1,230 @@
+"""``clean``: one Kafka log directory, cleaned offline, with the results of Kafka's own cleaner (architecture: the command line)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from compactor.cleaner.grouping import group
+from compactor.cleaner.keysets import BoundedOffsetMap, KeySet
+from compactor.cleaner.lanes import Lanes
+from compactor.cleaner.retention import RoundRules
+from compactor.cleaner.rewrite import CleanedSegment, RewritePass
+from compactor.cleaner.source import InflateCache, SourceSegment, open_source
+from compactor.cleaner.survivors import PassOne, Survivors, scan_backwards, scan_bounded
+from compactor.cleaner.transactions import Verdicts, fold
+from compactor.errors import BadData, OutOfBudget, UsageError
+from compactor.model.policy import MAX32
+from compactor.records.indexes import build, read_txn_index
+from compactor.records.producers import ProducerStates, parse_snapshot
+
+_LOG_NAME: Final = re.compile(r"(\d{20})\.log")
+_SNAPSHOT_NAME: Final = re.compile(r"(\d{20})\.snapshot")
+_CACHE_BYTES: Final = 1 << 29
+_KEY_BYTES: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class CleanRequest:
+    """The options of ``clean``; None means Kafka's default for a log whose segments are all sealed. Milliseconds and bytes.
+
+    ``hash_key``: 16 secret bytes for the offset map; the results do not depend on it.
+    """
+
+    now_ms: int
+    first_dirty_offset: int | None = None
+    first_uncleanable_offset: int | None = None
+    delete_retention_ms: int = 86_400_000
+    segment_bytes: int = 1 << 30
+    segment_index_bytes: int = 10 * 1024 * 1024
+    index_interval_bytes: int = 4096
+    map_entries: int | None = None
+    high_watermark: int | None = None
+    threads: int = 1
+    max_decompressed_batch_bytes: int = 1 << 30
+    hash_key: bytes = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class CleanSummary:
+    """``segments``: (base offset, bytes) of each segment written. ``next_dirty_offset``: the first offset that is not clean yet."""
+
+    next_dirty_offset: int
+    segments: tuple[tuple[int, int], ...]
+    records_read: int
+    records_kept: int
+    bytes_read: int
+    bytes_written: int
+    map_entries: int
+    map_bytes: int
+
+
+def clean_directory(log_dir: Path, out_dir: Path, request: CleanRequest, on_phase: Callable[[str], None] = lambda phase: None) -> CleanSummary:
+    """Cleans ``log_dir`` into ``out_dir``, which must not exist and appears whole or not at all.
+
+    :param on_phase: told "index", "rewrite" and "done" when that part begins.
+    :raises UsageError: a missing directory, an existing ``out_dir``, a range that makes no sense.
+    :raises BadData: a log that Kafka refuses, or that fails the checks which Kafka leaves out (docs/compatibility.md).
+    :raises OutOfBudget: no space left.
+    """
+    if out_dir.exists():
+        raise UsageError(f"{out_dir} exists already", hint="Name a directory that does not exist; nothing is overwritten")
+    partial = out_dir.with_name(out_dir.name + ".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        summary = _clean(log_dir, partial, request, on_phase)
+        partial.rename(out_dir)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfBudget(f"no space left for {out_dir}", hint="Free space or choose another disk, then run it again") from error
+        raise UsageError(f"cannot write {error.filename or out_dir}: {error.strerror}", hint="Check the path and its permissions") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return summary
+
+
+def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callable[[str], None]) -> CleanSummary:
+    on_phase("index")
+    sources = open_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes)
+    log_start = sources[0].base
+    end = max(sources[-1].end, request.first_uncleanable_offset or 0)
+    upper = _aligned(sources, end if request.first_uncleanable_offset is None else request.first_uncleanable_offset)
+    first_dirty = log_start if request.first_dirty_offset is None else request.first_dirty_offset
+    if first_dirty > max(upper, log_start) or first_dirty < 0:
+        raise UsageError(
+            f"the first dirty offset {first_dirty} lies above the first uncleanable offset {upper}",
+            hint=f"The log covers [{log_start}, {end}); an uncleanable offset inside a segment counts as the segment's base",
+        )
+    verdicts = fold(sources)
+    cache = InflateCache(_CACHE_BYTES)
+    with Lanes(request.threads) as lanes:
+        one = PassOne(sources, verdicts, first_dirty, upper, request.hash_key, request.max_decompressed_batch_bytes, cache)
+        survivors = _pass_one(one, request.map_entries, lanes)
+        next_dirty = survivors.latest_offset + 1 if first_dirty < upper else 0
+        rules = RoundRules(
+            now_ms=request.now_ms,
+            delete_retention_ms=request.delete_retention_ms,
+            legacy_horizon_ms=_legacy_horizon(sources, first_dirty, request.delete_retention_ms),
+            high_watermark=end if request.high_watermark is None else request.high_watermark,
+            latest_offset=next_dirty - 1,
+            producers=_active_producers(log_dir, sources, end),
+        )
+        on_phase("rewrite")
+        cleaned = _pass_two(sources, verdicts, RewritePass(survivors, rules, request.index_interval_bytes, request.max_decompressed_batch_bytes, cache),
+                            upper, request, folder, lanes)  # fmt: skip
+    on_phase("done")
+    return CleanSummary(
+        next_dirty_offset=next_dirty,
+        segments=tuple((segment.base, segment.size) for segment in cleaned),
+        records_read=sum(segment.records_read for segment in cleaned),
+        records_kept=sum(segment.records_kept for segment in cleaned),
+        bytes_read=sum(source.size for source in sources if source.base < next_dirty),
+        bytes_written=sum(segment.size for segment in cleaned),
+        map_entries=survivors.keys,
+        map_bytes=survivors.peak_bytes,
+    )
+
+
+def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:
+    # Wrappers do not say how many messages they hold; no message takes less than 14 bytes, and codecs shrink about tenfold.
+    dirty = [source.table for source, _ in one.dirty()]
+    most = sum(int(table.count.sum()) + int(table.size[table.count == 0].sum()) for table in dirty)
+    if map_entries is not None:
+        return scan_bounded(one, BoundedOffsetMap(map_entries, rows=map_entries), lanes)
+    return scan_backwards(one, KeySet((most + 1024) * _KEY_BYTES), lanes)
+
+
+def _pass_two(
+    sources: list[SourceSegment], verdicts: list[Verdicts], rewriting: RewritePass, upper: int, request: CleanRequest, folder: Path, lanes: Lanes
+) -> list[CleanedSegment]:
+    inputs = [source for source in sources if source.base <= rewriting.rules.latest_offset]
+    return [
+        rewriting.rewrite([(source, verdicts[source.ordinal]) for source in members], folder, lanes)
+        for members in group(inputs, request.segment_bytes, request.segment_index_bytes, upper)
+    ]
+
+
+# ---- reading a log directory ------------------------------------------------------------------------------------------------
+
+
+def open_directory(log_dir: Path, index_interval_bytes: int, inflate_limit: int) -> list[SourceSegment]:
+    """All segments of a Kafka log directory, ascending. Raises UsageError, BadData."""
+    if not log_dir.is_dir():
+        raise UsageError(f"{log_dir} is not a directory", hint="Name a Kafka log directory, such as /var/lib/kafka/orders-0")
+    bases = []
+    for path in log_dir.iterdir():
+        match = _LOG_NAME.fullmatch(path.name)
+        if match and int(match[1]) < 2**63:
+            bases.append(int(match[1]))
+        elif path.suffix == ".log" or path.name.endswith((".log.cleaned", ".log.swap")):
+            raise BadData(
+                "not the name of a sealed segment",
+                segment=path.name,
+                hint="Segments are called <20 digits>.log; a broker that is shut down cleanly leaves no .cleaned or .swap files",
+            )
+    if not bases:
+        raise UsageError(f"{log_dir} holds no segments", hint="Segments are called <20 digits>.log")
+    bases.sort()
+    sources: list[SourceSegment] = []
+    previous_last = -1
+    for ordinal, base in enumerate(bases):
+        path = log_dir / f"{base:020d}.log"
+        end = bases[ordinal + 1] if ordinal + 1 < len(bases) else None
+        mtime_ms = path.stat().st_mtime_ns // 1_000_000
+        txn_entries = read_txn_index(path.with_suffix(".txnindex"))
+        source = open_source(ordinal, path, base, end, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries)
+        source.index_bytes, source.timeindex_bytes = _index_sizes(path, source, index_interval_bytes)
+        sources.append(source)
+        if len(source.table):
+            previous_last = int(source.table.last_offset[-1])
+    return sources
+
+
+def _index_sizes(path: Path, source: SourceSegment, interval: int) -> tuple[int, int]:
+    """Bytes of the given indexes, rounded down to whole entries; of those that Kafka would rebuild where one is missing."""
+    index, timeindex = path.with_suffix(".index"), path.with_suffix(".timeindex")
+    if index.exists() and timeindex.exists():
+        return index.stat().st_size // 8 * 8, timeindex.stat().st_size // 12 * 12
+    table = source.table
+    built = build(source.base, table.size, table.last_offset, table.max_timestamp, interval)
+    return len(built[0]), len(built[1])
+
+
+def _aligned(sources: list[SourceSegment], offset: int) -> int:
+    """An offset inside a segment moves down to its base (LogCleanerManager.calculateCleanableBytes)."""
+    if offset >= sources[-1].end:
+        return offset
+    return max((source.base for source in sources if source.base <= offset), default=sources[0].base)
+
+
+def _legacy_horizon(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
+    """Tombstones of v0/v1 stay in segments that were modified after this: the last clean segment's time less the retention."""
+    clean = [source for source in sources if source.base < first_dirty]
+    return clean[-1].mtime_ms - delete_retention_ms if clean else 0
+
+
+def _active_producers(log_dir: Path, sources: list[SourceSegment], end: int) -> ProducerStates:
+    """The newest snapshot that can be read plus the log behind it, or the whole log; none expires."""
+    found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))
+    states, covered = ProducerStates.none(), 0
+    for offset, path in reversed(found):
+        if offset > end:
+            continue
+        try:
+            states, covered = parse_snapshot(path.read_bytes(), path.name), offset
+            break
+        except BadData:
+            continue  # as Kafka: an older snapshot and more of the log say the same
+    for source in sources:
+        if source.end > covered:
+            states = states.replay(source.table, covered)
+    return states

@@ -1,0 +1,337 @@
+"""Pass 1, and the one question that pass 2 asks of it: which rows have a later record of the same key in the mapped range?
+
+Two answers behind one port. ``scan_backwards``: the first record seen of a key survives, so a set of key hashes is enough, and the
+answer for the dirty range is a bitmap. ``scan_bounded``: Kafka's own ascending map that stops when it holds N keys (spec 2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel
+from bloom.siphash import key_halves, siphash128
+from compactor.cleaner.keysets import BoundedOffsetMap, KeySet
+from compactor.cleaner.lanes import Lanes
+from compactor.cleaner.source import InflateCache, SourceSegment
+from compactor.cleaner.transactions import Flags, Verdicts
+from compactor.errors import OutOfBudget
+from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
+from compactor.records.rows import Chunk, Int32s, RowBuffers, Rows, parse
+
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCounts:
+    """Per batch of one segment, from pass 1: ``kept`` survivors and ``tombstones`` among them; kept is -1 where pass 1 cannot say."""
+
+    kept: Int32s
+    tombstones: Flags
+
+
+class Survivors(Protocol):
+    """What pass 1 found."""
+
+    @property
+    def latest_offset(self) -> int:
+        """The last offset that the map covers; what lies above stays as it is."""
+
+    @property
+    def keys(self) -> int: ...
+
+    @property
+    def peak_bytes(self) -> int: ...
+
+    def counts(self, source: SourceSegment) -> KeptCounts | None:
+        """What is known of whole batches without looking at their records."""
+
+    def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+        """One flag per row of the chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassOne:
+    """What both scans need: the log's segments, verdicts, range [first_dirty, end), hash key and limits."""
+
+    sources: Sequence[SourceSegment]
+    verdicts: Sequence[Verdicts]
+    first_dirty: int
+    end: int
+    hash_key: bytes
+    inflate_limit: int
+    cache: InflateCache
+
+    def dirty(self) -> list[tuple[SourceSegment, Flags]]:
+        """The segments that pass 1 reads, with the batches whose records may enter the map."""
+        found = []
+        for source, verdict in zip(self.sources, self.verdicts, strict=True):
+            if source.end > self.first_dirty and source.base < self.end:
+                table = source.table
+                found.append((source, (table.control == NOT_CONTROL) & ~verdict.aborted & (table.last_offset >= self.first_dirty)))
+        return found
+
+    def hashed(
+        self, source: SourceSegment, first: int, last: int, wanted: Flags, buffers: RowBuffers, *, backwards: bool
+    ) -> list[_Hashed]:
+        """Rows of one range that may enter the map, hashed; in descending order where ``backwards``."""
+        k0, k1 = key_halves(self.hash_key)
+        found = []
+        for chunk in source.chunks(first, last, wanted, self.inflate_limit, self.cache, keep=True, backwards=backwards):
+            rows, first_row = parse(source.table, chunk, buffers, source.name)
+            count = _keyed(rows.offset, rows.key_length, self.first_dirty)
+            hashes = np.empty((count, 2), np.uint64)
+            picked = np.empty(count, np.int64)
+            _hash_dirty(chunk.buf, rows.offset, rows.key_start, rows.key_length, self.first_dirty, k0, k1, backwards, hashes, picked)
+            tombstone = rows.value_length < 0
+            found.append(_Hashed(chunk, first_row, hashes, picked, tombstone, rows.offset.copy() if not backwards else None))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    chunk: Chunk
+    first_row: Int64s
+    hashes: Hashes
+    rows: Int64s
+    tombstone: Flags
+    offset: Int64s | None
+
+
+class _SegmentBits:
+    """Which records of one dirty segment survive: packed bits, and where each batch's bits begin (-1: not in the map)."""
+
+    def __init__(self, batches: int) -> None:
+        self.begin = np.full(batches, -1, np.int64)
+        self.kept = np.full(batches, -1, np.int32)
+        self.tombstones = np.zeros(batches, np.bool_)
+        self._parts: list[Flags] = []
+        self._size = 0
+        self.packed: npt.NDArray[np.uint8] | None = None
+
+    def add(self, hashed: _Hashed, survives: Flags, first_dirty: int, source: SourceSegment) -> None:
+        chunk, first_row = hashed.chunk, hashed.first_row
+        some = slice(chunk.first, chunk.last)
+        self.begin[some] = np.where(chunk.wanted, self._size + first_row[:-1], -1)
+        kept, tombstones = _summary(first_row, survives, hashed.tombstone)
+        # Only where the map speaks for every record of the batch; legacy batches are always written anew.
+        whole = chunk.wanted & (source.table.base_offset[some] >= first_dirty) & (source.table.magic[some] == 2)
+        self.kept[some] = np.where(whole, kept, -1)
+        self.tombstones[some] = tombstones
+        self._parts.append(survives)
+        self._size += len(survives)
+
+    def close(self) -> None:
+        self.packed = np.packbits(np.concatenate(self._parts)) if self._parts else np.empty(0, np.uint8)
+        self._parts = []
+
+    def survives(self, chunk: Chunk, first_row: Int64s) -> Flags:
+        assert self.packed is not None
+        out = np.ones(int(first_row[-1]), np.bool_)
+        _unpack(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
+        return out
+
+
+class BackwardSurvivors:
+    """Answers from bitmaps inside the dirty range and by probing the key set below it."""
+
+    def __init__(self, one: PassOne, keys: KeySet) -> None:
+        self._one = one
+        self._set = keys
+        self._bits: dict[int, _SegmentBits] = {}
+
+    @property
+    def latest_offset(self) -> int:
+        return self._one.end - 1
+
+    @property
+    def keys(self) -> int:
+        return self._set.entries
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._set.peak_bytes
+
+    def add(self, source: SourceSegment, hashed: _Hashed) -> None:
+        seen = np.empty(len(hashed.hashes), np.bool_)
+        if self._set.insert_if_absent(hashed.hashes, seen) < len(seen):
+            raise OutOfBudget(
+                f"the offset map is full at {self._set.entries} keys ({self._set.peak_bytes} bytes)",
+                hint="Raise map_budget_bytes, or let map_engine = \"auto\" choose an engine that needs less memory",
+            )
+        survives = np.zeros(int(hashed.first_row[-1]), np.bool_)
+        survives[hashed.rows] = seen
+        bits = self._bits.get(source.ordinal)
+        if bits is None:
+            bits = self._bits[source.ordinal] = _SegmentBits(len(source.table))
+        bits.add(hashed, survives, self._one.first_dirty, source)
+
+    def close(self) -> None:
+        for bits in self._bits.values():
+            bits.close()
+
+    def counts(self, source: SourceSegment) -> KeptCounts | None:
+        bits = self._bits.get(source.ordinal)
+        return None if bits is None else KeptCounts(bits.kept, bits.tombstones)
+
+    def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+        bits = self._bits.get(source.ordinal)
+        superseded = ~bits.survives(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
+        if source.base < self._one.first_dirty:
+            below = _below(rows.offset, rows.key_length, self._one.first_dirty)
+            if len(below):
+                found = np.empty(len(below), np.bool_)
+                self._set.contains(_hash_rows(chunk.buf, below, rows.key_start, rows.key_length, *key_halves(self._one.hash_key)), found)
+                superseded[below] = found
+        return superseded
+
+
+def scan_backwards(one: PassOne, keys: KeySet, lanes: Lanes) -> BackwardSurvivors:
+    """Reads the dirty range from its end to its beginning. Raises BadData; OutOfBudget where the key set is full."""
+    found = BackwardSurvivors(one, keys)
+    for source, wanted in reversed(one.dirty()):
+        jobs = [(source, first, last, wanted[first:last]) for first, last in reversed(source.ranges()) if wanted[first:last].any()]
+        for pieces in lanes.run(lambda lane, job: one.hashed(*job, lane.rows, backwards=True), jobs):
+            for piece in pieces:
+                found.add(source, piece)
+    found.close()
+    return found
+
+
+class BoundedSurvivors:
+    """Kafka's own map: a table from key to latest offset."""
+
+    def __init__(self, one: PassOne, table: BoundedOffsetMap) -> None:
+        self._one = one
+        self._table = table
+        self.latest_offset = -1
+
+    @property
+    def keys(self) -> int:
+        return self._table.entries
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._table.peak_bytes
+
+    def counts(self, source: SourceSegment) -> KeptCounts | None:
+        return None
+
+    def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+        keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.latest_offset))
+        latest = np.empty(len(keyed), np.int64)
+        self._table.latest(_hash_rows(chunk.buf, keyed, rows.key_start, rows.key_length, *key_halves(self._one.hash_key)), latest)
+        superseded = np.zeros(len(rows), np.bool_)
+        superseded[keyed] = rows.offset[keyed] < latest
+        return superseded
+
+    def fill(self, source: SourceSegment, hashed: _Hashed) -> bool:
+        """Puts one chunk's rows; False once the map was full when a keyed record came, even one whose key is present."""
+        assert hashed.offset is not None
+        offsets = hashed.offset[hashed.rows]
+        taken = self._table.put_until_full(hashed.hashes, offsets)
+        if taken:
+            self.latest_offset = max(self.latest_offset, int(offsets[taken - 1]))
+        chunk = hashed.chunk
+        if taken == len(offsets):
+            self._pass(int(source.table.last_offset[chunk.last - 1]))
+            return True
+        # Batches before the one that holds the first row without room were read completely.
+        batch = int(np.searchsorted(hashed.first_row, hashed.rows[taken], side="right")) - 1
+        if batch:
+            self._pass(int(source.table.last_offset[chunk.first + batch - 1]))
+        elif chunk.first:
+            self._pass(int(source.table.last_offset[chunk.first - 1]))
+        return False
+
+    def _pass(self, last_offset: int) -> None:
+        if last_offset >= self._one.first_dirty:
+            self.latest_offset = max(self.latest_offset, last_offset)
+
+    def finish(self, source: SourceSegment) -> None:
+        """A segment read to its end counts up to the next one's base: offset gaps are jumped (KAFKA-8764)."""
+        self._pass(min(source.end, self._one.end) - 1)
+
+
+def scan_bounded(one: PassOne, table: BoundedOffsetMap, lanes: Lanes) -> BoundedSurvivors:
+    """Reads the dirty range in order until the map is full. Raises BadData."""
+    found = BoundedSurvivors(one, table)
+    for source, wanted in one.dirty():
+        # Chunks without a record that may enter count as read too, so they are not left out.
+        jobs = [(source, first, last, wanted[first:last]) for first, last in source.ranges()]
+        for pieces in lanes.run(lambda lane, job: one.hashed(*job, lane.rows, backwards=False), jobs):
+            for piece in pieces:
+                if not found.fill(source, piece):
+                    return found
+        found.finish(source)
+    return found
+
+
+# ---- kernels ----------------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _keyed(offset: Int64s, key_length: Int32s, first_dirty: int) -> int:
+    count = 0
+    for row in range(offset.size):
+        if key_length[row] >= 0 and offset[row] >= first_dirty:
+            count += 1
+    return count
+
+
+@kernel
+def _hash_dirty(
+    buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_dirty: int, k0: np.uint64, k1: np.uint64, backwards: bool, hashes: Hashes, picked: Int64s
+) -> None:
+    at = picked.size - 1 if backwards else 0
+    step = -1 if backwards else 1
+    for row in range(offset.size):
+        if key_length[row] >= 0 and offset[row] >= first_dirty:
+            hashes[at, 0], hashes[at, 1] = siphash128(buf, key_start[row], np.int64(key_length[row]), k0, k1)
+            picked[at] = row
+            at += step
+
+
+@kernel
+def _hash_rows(buf: Bytes, picked: Int64s, key_start: Int64s, key_length: Int32s, k0: np.uint64, k1: np.uint64) -> Hashes:
+    hashes = np.empty((picked.size, 2), np.uint64)
+    for i in range(picked.size):
+        row = picked[i]
+        hashes[i, 0], hashes[i, 1] = siphash128(buf, key_start[row], np.int64(key_length[row]), k0, k1)
+    return hashes
+
+
+@kernel
+def _below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
+    found = np.empty(offset.size, np.int64)
+    count = 0
+    for row in range(offset.size):
+        if key_length[row] >= 0 and offset[row] < first_dirty:
+            found[count] = row
+            count += 1
+    return found[:count]
+
+
+@kernel
+def _summary(first_row: Int64s, survives: Flags, tombstone: Flags) -> tuple[Int32s, Flags]:
+    kept = np.zeros(first_row.size - 1, np.int32)
+    tombstones = np.zeros(first_row.size - 1, np.bool_)
+    for batch in range(kept.size):
+        for row in range(first_row[batch], first_row[batch + 1]):
+            if survives[row]:
+                kept[batch] += 1
+                tombstones[batch] = tombstones[batch] or tombstone[row]
+    return kept, tombstones
+
+
+@kernel
+def _unpack(packed: npt.NDArray[np.uint8], begin: Int64s, first_row: Int64s, out: Flags) -> None:
+    for batch in range(begin.size):
+        if begin[batch] >= 0:
+            for row in range(first_row[batch], first_row[batch + 1]):
+                bit = begin[batch] + row - first_row[batch]
+                out[row] = (packed[bit >> 3] >> (7 - (bit & 7))) & 1
