@@ -1,0 +1,212 @@
+"""Log directories for tests: batches in words, segments, legacy formats, several rounds.
+
+``log.put("a=1", "b", "=x", "c=")`` is one batch of four records: a value, a tombstone, a record without a key, an empty value.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import google_crc32c
+
+from compactor.records.build import NO_PRODUCER, Producer, Row, batch, marker
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
+from tests.plain_format import Batch, read_batches, segment_paths
+from tests.plain_log import indexes_of
+
+__all__ = ["GZIP", "LZ4", "NONE", "SNAPPY", "ZSTD", "LogBuilder", "entry", "live", "next_directory", "read", "wrapper"]
+
+
+def pair(text: str | bytes) -> tuple[bytes | None, bytes | None]:
+    """``a=1`` key and value, ``a`` a tombstone, ``=1`` no key, ``@=1`` an empty key, ``a=`` an empty value."""
+    key, equals, value = text.encode().partition(b"=") if isinstance(text, str) else text.partition(b"=")
+    return (None if not key else b"" if key == b"@" else key), (value if equals else None)
+
+
+@dataclass
+class LogBuilder:
+    """Batches one after the other, at rising offsets; a millisecond passes with each record."""
+
+    next_offset: int = 0
+    time: int = 1_000
+    leader_epoch: int = 0
+    segments: list[tuple[int, list[bytes]]] = field(default_factory=list)
+    sequences: dict[tuple[int, int], int] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    mtimes: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.segments = [(self.next_offset, [])]
+
+    def put(
+        self,
+        *pairs: str | bytes,
+        pid: int = -1,
+        txn: bool = False,
+        sequence: int | None = None,
+        codec: int = NONE,
+        headers: Sequence[tuple[str | bytes, bytes | None]] = (),
+        append_time: int | None = None,
+        times: Sequence[int] = (),
+        offsets: Sequence[int] = (),
+        last_offset: int | None = None,
+        horizon: int | None = None,
+    ) -> int:
+        """Appends one batch; returns its base offset."""
+        base = offsets[0] if offsets else self.next_offset
+        rows = []
+        for number, text in enumerate(pairs):
+            offset = offsets[number] if offsets else base + number
+            rows.append(Row(offset, times[number] if times else self.time, *pair(text), headers))
+            self.time += 1
+        last = rows[-1].offset if last_offset is None else last_offset
+        producer = NO_PRODUCER
+        if pid >= 0:
+            epoch = self.epochs.setdefault(pid, 0)
+            first = self.sequences.get((pid, epoch), 0) if sequence is None else sequence
+            self.sequences[pid, epoch] = first + last - base + 1
+            producer = Producer(pid, epoch, first, txn)
+        self.raw(
+            batch(
+                rows,
+                codec=codec,
+                producer=producer,
+                leader_epoch=self.leader_epoch,
+                base_offset=base,
+                last_offset=last,
+                append_time=append_time,
+                delete_horizon=horizon,
+            ),
+            last,
+        )
+        return base
+
+    def end(self, pid: int, *, commit: bool, epoch: int | None = None, horizon: int | None = None) -> int:
+        """Appends a marker, with the producer's epoch or a newer one (a fenced producer, or transactions version 2)."""
+        if epoch is not None:
+            self.epochs[pid] = epoch
+        offset, self.time = self.next_offset, self.time + 1
+        made = marker(
+            offset, self.time, pid, self.epochs.setdefault(pid, 0), commit=commit, leader_epoch=self.leader_epoch, delete_horizon=horizon
+        )
+        self.raw(made, offset)
+        return offset
+
+    def commit(self, pid: int) -> int:
+        return self.end(pid, commit=True)
+
+    def abort(self, pid: int) -> int:
+        return self.end(pid, commit=False)
+
+    def raw(self, data: bytes, last_offset: int) -> None:
+        self.segments[-1][1].append(data)
+        self.next_offset = last_offset + 1
+
+    def skip(self, offsets: int) -> None:
+        self.next_offset += offsets
+
+    def roll(self, base: int | None = None) -> int:
+        """Begins a new segment, at the next offset or at a given later one."""
+        self.next_offset = self.next_offset if base is None else base
+        self.segments.append((self.next_offset, []))
+        return self.next_offset
+
+    def write(self, folder: Path, *, indexes: bool = False, index_interval_bytes: int = 4096) -> Path:
+        """The directory as it would lie on a broker's disk; without indexes Kafka, and we, rebuild them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for base, batches in self.segments:
+            log = folder / f"{base:020}.log"
+            log.write_bytes(b"".join(batches))
+            if indexes:
+                built = indexes_of(read_batches(log.read_bytes()), base, index_interval_bytes)
+                for suffix, data in zip((".index", ".timeindex"), built, strict=True):
+                    log.with_suffix(suffix).write_bytes(data)
+            mtime = self.mtimes.get(base)
+            if mtime is not None:
+                os.utime(log, ns=(mtime * 1_000_000, mtime * 1_000_000))
+        return folder
+
+
+def snapshot(folder: Path, offset: int, producers: Iterable[tuple[int, int, int]]) -> None:
+    """A producer snapshot with (producer id, epoch, last offset or -1) each."""
+    entries = [struct.pack(">qhiqiqiq", pid, epoch, 0 if last >= 0 else -1, last, 0, 0, 0, -1) for pid, epoch, last in producers]
+    body = struct.pack(">i", len(entries)) + b"".join(entries)
+    (folder / f"{offset:020}.snapshot").write_bytes(struct.pack(">hI", 1, google_crc32c.value(body)) + body)
+
+
+def txn_index(folder: Path, base: int, entries: Iterable[tuple[int, int, int, int]]) -> None:
+    """A transaction index with (producer id, first offset, last offset, last stable offset) each."""
+    (folder / f"{base:020}.txnindex").write_bytes(b"".join(struct.pack(">hqqqq", 0, *each) for each in entries))
+
+
+# ---- magic 0 and 1 ----------------------------------------------------------------------------------------------------------
+
+
+def entry(magic: int, offset: int, text: str | bytes, *, timestamp: int = -1, attributes: int = 0) -> bytes:
+    """An uncompressed v0 or v1 entry, by itself or inside a wrapper."""
+    return _entry(magic, offset, *pair(text), timestamp, attributes)
+
+
+def wrapper(magic: int, offset: int, entries: Iterable[bytes], codec: int, *, timestamp: int = -1, append_time: bool = False) -> bytes:
+    """A compressed wrapper around entries: offsets inside are absolute for v0, relative for v1."""
+    body = compress(codec, b"".join(entries))
+    if magic == 0 and codec == LZ4:
+        body = body[:6] + bytes([_wrong_header_checksum(body)]) + body[7:]
+    return _entry(magic, offset, None, body, timestamp, codec | (8 if append_time else 0))
+
+
+def _entry(magic: int, offset: int, key: bytes | None, value: bytes | None, timestamp: int, attributes: int) -> bytes:
+    checked = struct.pack(">bB", magic, attributes) + (struct.pack(">q", timestamp) if magic else b"")
+    for part in (key, value):
+        checked += struct.pack(">i", -1 if part is None else len(part)) + (part or b"")
+    return struct.pack(">qiI", offset, len(checked) + 4, zlib.crc32(checked)) + checked
+
+
+def _wrong_header_checksum(frame: bytes) -> int:
+    """What v0 writers put there: the second byte of the xxHash of magic and descriptor (KAFKA-3160)."""
+    import xxhash
+
+    return xxhash.xxh32_intdigest(frame[:6]) >> 8 & 0xFF
+
+
+# ---- results ----------------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> dict[int, list[Batch]]:
+    """Base -> batches of every segment."""
+    return {base: list(read_batches(path.read_bytes())) for base, path in segment_paths(folder).items()}
+
+
+def live(folder: Path) -> list[str]:
+    """The data records in order, as ``put`` takes them, with their offsets: ``3:a=1``."""
+    return [
+        f"{r.offset}:{(r.key or b'').decode() or ('@' if r.key == b'' else '')}" + ("" if r.value is None else f"={r.value.decode()}")
+        for batches in read(folder).values()
+        for b in batches
+        if not b.control
+        for r in b.records
+    ]
+
+
+def next_directory(log_dir: Path, out_dir: Path, next_dirty_offset: int, target: Path) -> Path:
+    """The log as Kafka has it after the round: outputs in the place of what they replace, the rest as it was.
+
+    Snapshots of segments that are gone go with them.
+    """
+    target.mkdir()
+    bases = {int(path.stem) for path in out_dir.glob("*.log")}
+    for path in sorted(log_dir.iterdir()):
+        number = int(path.stem) if path.stem.isdecimal() else None
+        replaced = number is not None and number < next_dirty_offset
+        if replaced and not (path.suffix == ".snapshot" and number in bases):
+            continue
+        shutil.copy2(path, target / path.name)
+    for path in out_dir.iterdir():
+        shutil.copy2(path, target / path.name)
+    return target
