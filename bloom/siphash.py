@@ -1,7 +1,10 @@
 """SipHash-2-4-128 (Aumasson and Bernstein, with the 128-bit output of their reference code) over keys that lie in a byte array.
 
-Keys come from strangers, so the hash is keyed: nobody who does not know the tier's secret key can make two keys meet. The odds that it
-happens by chance among a thousand million keys are 2e-21. About 15, 18, 24 and 45 ns for keys of 8, 20, 36 and 100 bytes.
+What is kept of a hash is its *key*: the second half and the lower 32 bits of the first, 96 bits in all. Sets of keys, buckets and Bloom filters
+look at nothing else, so that what one of them holds can be given to another.
+
+Keys come from strangers, so the hash is keyed: nobody who does not know the tier's secret key can make two keys meet. The
+odds that it happens by chance: 2e-14 among 50 million keys, 6e-12 among a thousand million. About 15, 18, 24 and 45 ns for keys of 8, 20, 36 and 100 bytes.
 """
 
 from __future__ import annotations
@@ -76,6 +79,13 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
     for _ in range(4):
         v0, v1, v2, v3 = _round(v0, v1, v2, v3)
     return low, v0 ^ v1 ^ v2 ^ v3
+
+
+@leaf
+def tag_of(h0: np.uint64) -> np.uint32:
+    """What a key has of the hash's first half. Never 0, which marks empty cells: a hash that would give 0 gives 1."""
+    tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))
+    return tag if tag != 0 else np.uint32(1)
 
 
 @kernel

@@ -1,9 +1,7 @@
 """The offset map in memory, in two shapes: a set of keys for the scan backwards, Kafka's bounded table for ``--map-entries``.
 
-Scanned backwards, the first record seen of a key is the one that survives, so no offset need be stored: a set is enough. Of the 128-bit key
-hash 96 bits are kept: 12 bytes an entry, filled between 0.61 and 0.8, so at most 20 bytes a key however far the set has grown. The odds
-that two of n keys are taken for one: 2e-14 for 50 million keys, 6e-12 for a thousand million, and nobody without the tier's hash key can
-better them.
+Scanned backwards, the first record seen of a key is the one that survives, so no offset need be stored: a set is enough. A key is 96 bits
+(bloom.siphash), so 12 bytes an entry, filled between 0.61 and 0.8: at most 20 bytes a key however far the set has grown.
 
 The set grows *in place*. An entry's home is its hash scaled to the capacity, so entries lie in the order of their hashes but for small
 displacements, and a larger capacity only stretches that order: from the end to the front, every cluster moves to the right of all that is
@@ -20,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.jit import kernel, leaf, multiply_high, prefetch
+from bloom.siphash import tag_of
 from compactor.errors import OutOfBudget
 
 CAPACITY, ENTRIES, LIMIT, CELLS = range(4)
@@ -45,13 +44,6 @@ Hashes = npt.NDArray[np.uint64]
 @leaf
 def home_of(h1: np.uint64, capacity: int) -> int:
     return np.int64(multiply_high(h1, np.uint64(capacity)))  # type: ignore[return-value]
-
-
-@leaf
-def tag_of(h0: np.uint64) -> np.uint32:
-    """The first word of an entry; 0 marks an empty cell, so a hash that would begin with it begins with 1 instead."""
-    tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))
-    return tag if tag != 0 else np.uint32(1)
 
 
 @leaf
@@ -203,12 +195,16 @@ class KeySet:
         self._resize(capacity)
         return True
 
-    def keys(self, rows: int = 1 << 16) -> Iterator[Table]:
-        """The keys held as rows of three words, in chunks: what ``buckets.KeyBuckets.add_seen`` takes when the budget is used up."""
+    def keys(self, rows: int = 1 << 16) -> Iterator[Hashes]:
+        """The keys held, as hashes of shape (n, 2), in chunks: what Bloom filters are asked about, and what ``buckets`` goes on with.
+
+        Of each hash's first half only the tag is left, which is all that anything looks at.
+        """
         cells = self.table[: 3 * int(self.state[CELLS])].reshape(-1, 3)
         for begin in range(0, len(cells), rows):
-            chunk = cells[begin : begin + rows]
-            yield chunk[chunk[:, 0] != 0]
+            chunk = cells[begin : begin + rows].astype(np.uint64)
+            chunk = chunk[chunk[:, 0] != 0]
+            yield np.column_stack([chunk[:, 0], chunk[:, 1] | (chunk[:, 2] << np.uint64(32))])
 
     def _resize(self, capacity: int) -> None:
         capacity = min(capacity, self._most_homes)
