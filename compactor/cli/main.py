@@ -22,7 +22,10 @@ class Command(NamedTuple):
     module: str
 
 
-COMMANDS = (Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),)
+COMMANDS = (
+    Command("clean", "clean one Kafka log directory offline, no tier involved", "compactor.cli.commands.clean"),
+    Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),
+)
 """In the order of `--help`."""
 
 

@@ -1,0 +1,98 @@
+"""``clean LOG_DIR OUT_DIR``: one Kafka log directory, offline, with the results of Kafka's own cleaner; no tier involved."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compactor.cli import frame
+from compactor.cli.output import Output, Table, size
+
+if TYPE_CHECKING:
+    from compactor.cleaner.offline import CleanSummary
+
+_OFFSETS = (
+    ("first-dirty-offset", "first offset that is not clean yet (default: the log's start)"),
+    ("first-uncleanable-offset", "first offset to leave alone; inside a segment it moves down to its base (default: the log's end)"),
+    ("high-watermark", "a batch that ends here keeps its header (default: the log's end)"),
+)
+
+
+def add_arguments(parser: frame.Parser) -> None:
+    parser.add_argument("log_dir", metavar="LOG_DIR", type=Path, help="holds <20 digits>.log and what belongs to them; all segments count as sealed")
+    parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; gets the rewritten segments")
+    for name, text in _OFFSETS:
+        parser.add_argument(f"--{name}", type=frame.whole(), metavar="N", help=text)
+    parser.add_argument("--now", type=frame.whole(), metavar="MS", help="the cleaner's clock (default: the clock)")
+    parser.add_argument("--delete-retention-ms", type=frame.whole(), metavar="N", default=86_400_000, help="default 86400000, a day")
+    parser.add_argument("--segment-bytes", type=frame.whole(14, 2**31 - 1), metavar="N", default=1 << 30, help="default 1073741824")
+    parser.add_argument("--segment-index-bytes", type=frame.whole(4, 2**31 - 1), metavar="N", default=10 << 20, help="default 10485760")
+    parser.add_argument("--index-interval-bytes", type=frame.whole(0, 2**31 - 1), metavar="N", default=4096, help="default 4096")
+    parser.add_argument("--map-entries", type=frame.whole(1, 2**31), metavar="N", help="stop the map as Kafka does when it holds N keys (default: no limit)")
+    parser.add_argument("--threads", type=frame.whole(1, 256), metavar="N", default=1, help="default 1")
+    parser.runs(clean)
+
+
+def clean(args: argparse.Namespace, out: Output) -> None:
+    import secrets
+
+    from compactor.cleaner.offline import CleanRequest, clean_directory
+    from compactor.cleaner.warm import warm_up
+
+    request = CleanRequest(
+        now_ms=int(time.time() * 1000) if args.now is None else args.now,
+        first_dirty_offset=args.first_dirty_offset,
+        first_uncleanable_offset=args.first_uncleanable_offset,
+        delete_retention_ms=args.delete_retention_ms,
+        segment_bytes=args.segment_bytes,
+        segment_index_bytes=args.segment_index_bytes,
+        index_interval_bytes=args.index_interval_bytes,
+        map_entries=args.map_entries,
+        high_watermark=args.high_watermark,
+        threads=args.threads,
+        hash_key=secrets.token_bytes(16),
+    )
+    with out.progress("compiling kernels (first time only)"):
+        warm_up()
+    marks: dict[str, tuple[float, float]] = {}
+    with out.progress("cleaning") as progress:
+
+        def on_phase(phase: str) -> None:
+            marks[phase] = (time.perf_counter(), time.process_time())
+            progress.at(phase)
+
+        summary = clean_directory(args.log_dir, args.out_dir, request, on_phase)
+    out.result(_document(summary, marks), _table(summary), summary=_closing(summary))
+
+
+def _document(summary: CleanSummary, marks: dict[str, tuple[float, float]]) -> dict[str, object]:
+    begin, middle, end = marks["index"], marks["rewrite"], marks["done"]
+    return {
+        "next_dirty_offset": summary.next_dirty_offset,
+        "segments": [{"base": base, "bytes": written} for base, written in summary.segments],
+        "records_read": summary.records_read,
+        "records_kept": summary.records_kept,
+        "bytes_read": summary.bytes_read,
+        "bytes_written": summary.bytes_written,
+        "seconds": {
+            "index": round(middle[0] - begin[0], 6),
+            "rewrite": round(end[0] - middle[0], 6),
+            "total": round(end[0] - begin[0], 6),
+            "cpu": round(end[1] - begin[1], 6),
+        },
+        "map_entries": summary.map_entries,
+        "map_bytes": summary.map_bytes,
+    }
+
+
+def _table(summary: CleanSummary) -> Table:
+    return Table("segments written", ("base offset", "size"), [(base, size(written)) for base, written in summary.segments])
+
+
+def _closing(summary: CleanSummary) -> str:
+    return (
+        f"{summary.records_kept:,} of {summary.records_read:,} records kept, {size(summary.bytes_read)} -> {size(summary.bytes_written)}; "
+        f"next dirty offset {summary.next_dirty_offset}"
+    )
