@@ -45,7 +45,7 @@ def ready(project: Path) -> None:
     """What an earlier `make` left: a Python that works, and the mark that it is up to date."""
     (project / ".venv" / "bin").mkdir(parents=True)
     (project / ".venv" / "bin" / "python").symlink_to(project / "bin" / "venv-python")
-    program(project, "venv-python", 'case "$*" in *pip*install*) echo no network; exit 1;; *) echo "ran $*";; esac')
+    program(project, "venv-python", 'case "$*" in *pip*install*) echo ERROR: no network; exit 1;; *) echo "ran $*";; esac')
 
 
 @pytest.mark.parametrize("command", [("sh", ".ci/setup"), ("make", "test"), ("make", "demo")])
@@ -69,7 +69,7 @@ def test_a_failed_installation_says_so_and_is_tried_again(project: Path) -> None
     for _ in range(2):
         ran = run(project, "sh", ".ci/setup")
         assert ran.returncode == 1
-        assert "no network\nInstalling failed" in ran.stderr
+        assert "ERROR: no network\nInstalling failed" in ran.stderr
 
 
 def test_up_to_date_means_the_same_content_in_the_same_place(project: Path) -> None:
@@ -77,11 +77,13 @@ def test_up_to_date_means_the_same_content_in_the_same_place(project: Path) -> N
     program(project, "venv-python", 'echo "ran $*"')  # installs
     assert "Installing into .venv" in run(project, "sh", ".ci/setup").stderr
     os.utime(project / "pyproject.toml")  # as after a checkout
-    program(project, "venv-python", 'case "$*" in *pip*install*) echo no network; exit 1;; *) echo "ran $*";; esac')
+    program(project, "venv-python", 'case "$*" in *pip*install*) echo ERROR: no network; exit 1;; *) echo "ran $*";; esac')
     again = run(project, "make", "demo")
     assert (again.returncode, again.stdout, again.stderr) == (0, "ran -m compactor demo\n", "")
-    with (project / "pyproject.toml").open("a") as file:
-        file.write("# changed\n")
+    settings = project / "pyproject.toml"
+    settings.write_text(settings.read_text() + "# a linter's setting\n")
+    assert run(project, "make", "demo").returncode == 0
+    settings.write_text("# a dependency\n" + settings.read_text())
     assert "Installing failed" in run(project, "make", "demo").stderr
 
 
