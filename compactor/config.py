@@ -322,7 +322,9 @@ class _Raw:
                 raise UsageError(f"[{section}]: {first['msg'].removeprefix('Value error, ')}") from error
             key = str(first["loc"][0])
             why = first["msg"].removeprefix("Value error, ") if first["type"] == "value_error" else f"allowed is {allowed(kind, key)}"
-            raise UsageError(f"{self.named(section, key)} = {_as_toml(values[key])}: {why}") from error
+            # A table is not repeated: librdkafka's properties hold passwords.
+            written = "" if isinstance(values[key], dict) else f" = {_as_toml(values[key])}"
+            raise UsageError(f"{self.named(section, key)}{written}: {why}") from error
         for dotted, built in BUILT.items():
             of, key = dotted.split(".")
             if SECTIONS[of] is kind and getattr(value, key) not in built:
