@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class EpochEntry:
     """One line of a leader-epoch-checkpoint: the epoch begins at this offset."""
 
-    __pydantic_config__ = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     epoch: int
     start_offset: int
@@ -33,13 +34,9 @@ def union(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
 
 
 def extend(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> Lineage:
-    """The lineage with what ``newer`` says from where it parts from it; entries of ``newer`` win."""
-    if not newer:
-        return tuple(lineage)
-    first = newer[0]
-    kept = [entry for entry in lineage if entry.epoch < first.epoch and entry.start_offset < first.start_offset]
-    same = [entry for entry in lineage if entry.epoch == first.epoch and entry.start_offset <= first.start_offset]
-    return (*kept, *(same or [first]), *newer[1:])
+    """The lineage and the epochs that begin after its last one: what a segment at the log's end adds to it."""
+    last = lineage[-1].epoch if lineage else -1
+    return (*lineage, *(entry for entry in newer if entry.epoch > last))
 
 
 def divergence(old: Sequence[EpochEntry], old_end: int, new: Sequence[EpochEntry], new_end: int) -> int | None:

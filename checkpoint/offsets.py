@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CleanerOffset:
     """One entry of the cleaner-offset vector (KIP-1272): what this leader epoch has cleaned up to, exclusive."""
 
-    __pydantic_config__ = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     leader_epoch: int
     offset: int
@@ -37,7 +39,7 @@ def problem(vector: Sequence[CleanerOffset]) -> str:
     for entry in vector:
         if entry.leader_epoch < 0 or entry.offset < 0:
             return f"entry {entry.leader_epoch}:{entry.offset} is negative"
-    for earlier, later in zip(vector, vector[1:], strict=False):
+    for earlier, later in pairwise(vector):
         if earlier.leader_epoch >= later.leader_epoch or earlier.offset > later.offset:
             return f"entry {later.leader_epoch}:{later.offset} does not follow {earlier.leader_epoch}:{earlier.offset}"
     return ""

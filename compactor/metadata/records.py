@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from compactor.errors import BadData
 from compactor.model.base import Value
@@ -162,7 +162,7 @@ class RunEnded(Value):
     status: str
     reason: str = ""
     segment: str = ""
-    stats: dict[str, int | float | str] = {}
+    stats: dict[str, int | float | str] = Field(default_factory=dict)
 
 
 PartitionBody = Annotated[
@@ -247,7 +247,7 @@ def unseal(data: bytes, where: str) -> bytes:
 class _Versioned(Value):
     """Just enough of a record to tell its version; the only value here that looks past unknown fields."""
 
-    model_config = {"extra": "ignore", "frozen": True}
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     version: int
 

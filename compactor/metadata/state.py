@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from checkpoint.offsets import CleanerOffset, clean_up_to
 from compactor.metadata.records import ScratchObject
 from compactor.model.base import Value
@@ -11,6 +13,12 @@ from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
 HISTORY = 256
 """How many past runs, fenced appends, epochs and closed imports a state remembers; the rest is gone with its slots."""
+
+
+class LogState(Value):
+    """What every folded control log has: the last slot that is in it (0: empty)."""
+
+    slot: int = 0
 
 
 class Leader(Value):
@@ -86,7 +94,7 @@ class Waiting(Value):
     leader_epoch: int
     undone: bool = False
     segments: tuple[RemoteLogSegmentMetadata, ...]
-    replaced_by: dict[str, str] = {}
+    replaced_by: dict[str, str] = Field(default_factory=dict)
     vector_before: tuple[CleanerOffset, ...]
     vector: tuple[CleanerOffset, ...]
 
@@ -110,7 +118,7 @@ class Run(Value):
     vector: tuple[CleanerOffset, ...] = ()
     sources: int = 0
     outputs: int = 0
-    stats: dict[str, int | float | str] = {}
+    stats: dict[str, int | float | str] = Field(default_factory=dict)
 
 
 class Quarantine(Value):
@@ -135,28 +143,31 @@ class FencedAppend(Value):
     at_ms: int
 
 
-class PartitionState(Value):
+class PartitionState(LogState):
     """The fold of a partition's control log up to and including ``slot`` (0: empty)."""
 
     topic: str
     partition: int
-    slot: int = 0
     live: tuple[RemoteLogSegmentMetadata, ...] = ()
     """What readers read: ascending, each beginning where the one before ends + 1."""
-    published_by: dict[str, int] = {}
+    published_by: dict[str, int] = Field(default_factory=dict)
     """Live and waiting segments that a round wrote -> the leader epoch that published them."""
     vector: tuple[CleanerOffset, ...] = ()
     leader: Leader | None = None
     intent: Intent | None = None
-    registrations: dict[str, Registration] = {}
+    registrations: dict[str, Registration] = Field(default_factory=dict)
     closed_imports: tuple[ClosedImport, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     retiring: tuple[RemoteLogSegmentMetadata, ...] = ()
     """Retire begun and not yet recorded as retired: their objects may be gone."""
     lineage: tuple[EpochEntry, ...] = ()
     """The broker's leader-epoch lineage of the partition, as last imported or recorded."""
+    lineage_end: int = -1
+    """The log end (exclusive) that was known with it."""
     quarantine: Quarantine | None = None
     runs: tuple[Run, ...] = ()
+    published: tuple[str, ...] = ()
+    """Ids of the rounds that readers have now, oldest first: only the last one can be undone."""
     epochs: tuple[EpochHistory, ...] = ()
     fenced: tuple[FencedAppend, ...] = ()
 
@@ -197,15 +208,14 @@ class PartitionState(Value):
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
 
 
-class CatalogState(Value):
+class CatalogState(LogState):
     """The tier-wide log: who the tier is, which partitions it has, and at which slot each was last said to have changed."""
 
-    slot: int = 0
     tier_id: str = ""
     hash_key: str = ""
     kind: str = ""
     layout: str = ""
-    partitions: dict[str, int] = {}
+    partitions: dict[str, int] = Field(default_factory=dict)
     """``topic-partition`` -> slot of the latest hint about it."""
 
     @property

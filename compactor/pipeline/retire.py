@@ -1,0 +1,206 @@
+"""Deleting what nobody can read any more, and sweeping what nobody will ever read.
+
+    open intent resolved -> half-done retiring completed -> retire begun < delete < retired -> stale imports voided
+        -> LIST < fold < orphans deleted
+
+Grace counts from the store's modification time of the publishing (or undoing) slot against the store's own clock. The LIST
+comes **before** the fold: what was uploaded before the LIST was registered or announced before that, so that the fold knows
+its id; what the fold then does not protect was closed for good. The other way round a fresh upload would look like an orphan.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from compactor.errors import NotFound
+from compactor.metadata.records import ImportVoided, RetireBegun, Retired
+from compactor.metadata.state import PartitionState, Registration, Waiting
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.pipeline import ordering
+from compactor.pipeline.leadership import Leadership, lead
+from compactor.pipeline.logs import PartitionLog
+from compactor.pipeline.ports import Lease, Ports, Retention
+from compactor.pipeline.publication import delete_keys, delete_objects
+from compactor.pipeline.rounds import RoundWork, scratch_prefix, settle, tidy
+
+_OBJECT = re.compile(r"\d{20}-([A-Za-z0-9_-]{22})\.[a-z-]+")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What there is to do, by one LIST and the fold after it. Keys of objects; segments where the fold knows them.
+
+    ``unfinished``: retiring was begun by somebody who did not end it. ``orphans``: nobody can ever read them.
+    """
+
+    due: tuple[RemoteLogSegmentMetadata, ...]
+    waiting: tuple[RemoteLogSegmentMetadata, ...]
+    unfinished: tuple[RemoteLogSegmentMetadata, ...]
+    stale_imports: tuple[str, ...]
+    orphans: tuple[str, ...]
+    scratch: tuple[str, ...]
+    orphan_bytes: int
+    open_intent: bool
+
+    @property
+    def idle(self) -> bool:
+        return not (self.due or self.unfinished or self.stale_imports or self.orphans or self.scratch or self.open_intent)
+
+
+@dataclass(frozen=True)
+class RetireReport:
+    """Keys of objects; with ``dry_run`` what would be deleted. ``bytes``: of all that was deleted and swept."""
+
+    deleted: tuple[str, ...]
+    swept: tuple[str, ...]
+    waiting: tuple[str, ...]
+    bytes: int
+
+
+def retire(
+    ports: Ports,
+    log: PartitionLog,
+    lease: Lease,
+    retention: Retention,
+    *,
+    now_ms: int | None = None,
+    dry_run: bool = False,
+    work: RoundWork | None = None,
+) -> RetireReport:
+    """Deletes what is due and sweeps what is left over.
+
+    ``now_ms`` stands in for the store's clock (``--now``). ``work`` resumes an open intent; without it the intent is recorded
+    undone. With ``dry_run`` nothing is written and no leadership is taken. Raises Leased, Fenced, StoreError.
+    """
+    log.refresh()
+    found = survey(ports, log, retention, now_ms)
+    if dry_run or found.idle:
+        return _report(log.state, found, done=dry_run)
+    with lead(ports, log, lease) as leadership:
+        report = led_retire(leadership, retention, now_ms=now_ms, work=work)
+        tidy(log)
+        return report
+
+
+def led_retire(leadership: Leadership, retention: Retention, *, now_ms: int | None = None, work: RoundWork | None = None) -> RetireReport:
+    """The same under a leadership that is held already."""
+    ports, log = leadership.ports, leadership.log
+    settle(leadership, work)
+    _delete_begun(leadership)
+    due, _ = _by_grace(ports, log, retention, now_ms)
+    gone = tuple(leadership.state.retiring)
+    if due:
+        leadership.append(
+            RetireBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
+            lambda state: not {segment.id for segment in due}.intersection(ordering.protected(state)),
+        )
+        gone += tuple(leadership.state.retiring)
+        _delete_begun(leadership)
+    for import_id in _stale(ports, log, retention, now_ms):
+        leadership.append(
+            ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
+            lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
+        )
+    found = survey(ports, log, retention, now_ms)  # LIST, then fold
+    leadership.require(log.state)
+    ids = [_id(key) for key in found.orphans]
+    ordering.require_deletable(log.state, log.incarnation, leadership.epoch, ids)
+    delete_keys(ports.data, found.orphans)
+    delete_keys(ports.control, found.scratch)
+    return _report(log.state, found, gone=gone)
+
+
+def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None = None) -> Survey:
+    """What ``retire`` would do now. Reads only: LIST of the partition's objects first, then a fresh fold."""
+    listed = {info.key: info.size for info in ports.data.list(f"{log.name}/")}
+    scratch = [info.key for info in ports.control.list(scratch_prefix(log))]
+    beats = [info.key for info in ports.control.list(f"{log.prefix}/heartbeat/")]
+    state = log.refresh()
+    due, waiting = _by_grace(ports, log, retention, now_ms)
+    known = ordering.protected(state).union(segment.id for segment in state.retiring)
+    orphans = [key for key in listed if _id(key) and _id(key) not in known]
+    open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
+    left = [key for key in scratch if open_run is None or not key.startswith(open_run)]
+    # Heartbeats of earlier epochs; the present one says itself when it is over.
+    left += [key for key in beats if int(key.rpartition("/")[2].removesuffix(".json")) < state.last_epoch]
+    return Survey(
+        due=due,
+        waiting=waiting,
+        unfinished=state.retiring,
+        stale_imports=_stale(ports, log, retention, now_ms),
+        orphans=tuple(orphans),
+        scratch=tuple(left),
+        orphan_bytes=sum(listed[key] for key in orphans),
+        open_intent=state.intent is not None,
+    )
+
+
+def _delete_begun(leadership: Leadership) -> None:
+    """Deletes the objects of everything whose retiring has begun, by us or by somebody who was interrupted; then the record."""
+    state = leadership.state
+    segments = state.retiring
+    if not segments:
+        return
+    for segment in segments:
+        delete_objects(leadership, state, [(segment.start_offset, segment.id)], tuple(segment.files))
+    ids = {segment.id for segment in segments}
+    leadership.append(
+        Retired(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in segments)),
+        lambda state: ids.isdisjoint(segment.id for segment in state.retiring),
+    )
+
+
+def _by_grace(
+    ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None
+) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
+    """What waits: (due, not due yet). Whole groups; an undone round's outputs need no undo window."""
+    due: list[RemoteLogSegmentMetadata] = []
+    waiting: list[RemoteLogSegmentMetadata] = []
+    if log.state.waiting:
+        now = ports.control.clock_ms() if now_ms is None else now_ms
+        for group in log.state.waiting:
+            keep_ms = retention.grace_ms if group.undone else max(retention.grace_ms, retention.undo_window_ms)
+            since = _since_ms(ports, log, group)
+            (due if since is not None and now - since >= keep_ms else waiting).extend(group.segments)
+    return tuple(due), tuple(waiting)
+
+
+def _stale(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None) -> tuple[str, ...]:
+    """Imports that were registered longer ago than anybody takes for one."""
+    entries = log.state.registrations.values()
+    if not entries:
+        return ()
+    now = ports.control.clock_ms() if now_ms is None else now_ms
+    dated = [(entry.import_id, _since_ms(ports, log, entry)) for entry in entries]
+    return tuple(name for name, since in dated if since is not None and now - since >= retention.orphan_age_ms)
+
+
+def _since_ms(ports: Ports, log: PartitionLog, entry: Waiting | Registration) -> int | None:
+    """The store's time of the entry's slot; None where a cut has just taken the slot (the next fold knows its time)."""
+    if entry.since_ms is not None:
+        return entry.since_ms
+    try:
+        return ports.control.head(log.record_key(entry.slot)).modified_ms
+    except NotFound:
+        return None
+
+
+def _id(key: str) -> str:
+    """The segment id in the key of a data object; empty for what is none of ours."""
+    match = _OBJECT.fullmatch(key.rpartition("/")[2])
+    return match[1] if match else ""
+
+
+def _keys(state: PartitionState, segments: tuple[RemoteLogSegmentMetadata, ...]) -> tuple[str, ...]:
+    return tuple(key for segment in segments for key in segment.keys(str(state.name)))
+
+
+def _report(state: PartitionState, found: Survey, *, gone: tuple[RemoteLogSegmentMetadata, ...] = (), done: bool = False) -> RetireReport:
+    """Of a survey (``done``: as if it had been carried out), or of what was carried out."""
+    deleted = (*found.unfinished, *found.due) if done else gone
+    swept = found.orphans
+    size = sum(file.size for segment in deleted for file in segment.files.values()) + found.orphan_bytes
+    return RetireReport(_keys(state, deleted), swept, _keys(state, found.waiting), size)
+
+
