@@ -43,6 +43,9 @@ class RemoteLogSegmentMetadata(Value):
 
     ``mtime_ms`` is the modification time of the broker's .log file: Kafka judges v0/v1 tombstones by it.
     ``leader_epochs`` holds at least one entry, ascending; ``max_timestamp_ms`` is -1 where no record has a timestamp.
+    ``first_timestamp_ms``: maximum timestamp of the first batch (Kafka's max.compaction.lag.ms looks at it). ``due_ms``: when the
+    first delete horizon in it passes, -1 for never. ``open_txn_offset``: first offset of the oldest transaction that is open at
+    its end, -1 for none. ``records``: how many it holds; only estimates depend on it.
     """
 
     id: str
@@ -53,6 +56,10 @@ class RemoteLogSegmentMetadata(Value):
     mtime_ms: int
     leader_epochs: tuple[EpochEntry, ...]
     files: dict[str, SegmentFile]
+    first_timestamp_ms: int = -1
+    due_ms: int = -1
+    open_txn_offset: int = -1
+    records: int = 0
 
     def key(self, partition: str, kind: str) -> str:
         return segment_key(partition, self.start_offset, self.id, kind)

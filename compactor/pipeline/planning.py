@@ -1,0 +1,164 @@
+"""Is a partition due, and what is to be done about it? Pure decisions over the folded state (LogCleanerManager; spec section 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from checkpoint.lineage import union
+from checkpoint.offsets import CleanerOffset
+from compactor.cleaner.grouping import group
+from compactor.config import Cleaner
+from compactor.metadata.state import PartitionState
+from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, SkippedSegment
+from compactor.model.segment import RemoteLogSegmentMetadata
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What a look at one partition comes to. ``end`` is exclusive; ``horizon_due``: ids of segments in which something is due."""
+
+    due: bool
+    reason: str
+    first_dirty: int
+    end: int
+    dirty_ratio: float
+    dirty: tuple[RemoteLogSegmentMetadata, ...]
+    clean: tuple[RemoteLogSegmentMetadata, ...]
+    horizon_due: tuple[str, ...]
+
+    @property
+    def segments(self) -> tuple[RemoteLogSegmentMetadata, ...]:
+        """Live segments below the round's end."""
+        return self.clean + self.dirty
+
+
+def assess(state: PartitionState, cleaner: Cleaner, now_ms: int, *, force: bool = False) -> Assessment:
+    """Kafka's eligibility rules, and rounds that are due for delete horizons alone. ``force``: whatever the ratio says."""
+    first_dirty = state.first_dirty_offset
+    end, bound = _range_end(state, cleaner, now_ms, first_dirty)
+    below = [segment for segment in state.live if segment.start_offset < end]
+    dirty = tuple(segment for segment in below if segment.end_offset >= first_dirty)
+    clean = tuple(segment for segment in below if segment.end_offset < first_dirty)
+    total = sum(segment.size_bytes for segment in below)
+    ratio = sum(segment.size_bytes for segment in dirty) / total if total else 0.0
+    horizon_due = tuple(segment.id for segment in below if 0 <= segment.due_ms <= now_ms)
+    due, reason = _verdict(cleaner, now_ms, dirty, ratio, horizon_due, bound, force)
+    return Assessment(due, reason, first_dirty, end, ratio, dirty, clean, horizon_due)
+
+
+def _range_end(state: PartitionState, cleaner: Cleaner, now_ms: int, first_dirty: int) -> tuple[int, str]:
+    """First offset that is not cleaned: always a segment boundary, never below ``first_dirty``; and why it is not the end."""
+    end, why = state.end_offset + 1, ""
+    if state.live and state.live[-1].open_txn_offset >= 0:
+        undecided = state.live[-1].open_txn_offset
+        base = max((s.start_offset for s in state.live if s.start_offset <= undecided), default=end)
+        if base < end:
+            end, why = base, f"a transaction is open since offset {undecided}"
+    if cleaner.min_compaction_lag_ms > 0:
+        for segment in state.live:
+            stamp = segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
+            if segment.end_offset >= first_dirty and segment.start_offset < end and stamp > now_ms - cleaner.min_compaction_lag_ms:
+                end, why = segment.start_offset, "min_compaction_lag_ms has not passed"
+                break
+    return max(end, min(first_dirty, state.end_offset + 1)), why
+
+
+def _verdict(
+    cleaner: Cleaner, now_ms: int, dirty: Sequence[RemoteLogSegmentMetadata], ratio: float, horizon_due: Sequence[str], bound: str, force: bool
+) -> tuple[bool, str]:
+    late = [s for s in dirty if 0 < s.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms]
+    if dirty and force:
+        return True, "forced"
+    if dirty and ratio > cleaner.min_cleanable_dirty_ratio:
+        return True, f"dirty ratio {ratio:.2f} is above {cleaner.min_cleanable_dirty_ratio:g}"
+    if late:
+        return True, "max_compaction_lag_ms has passed"
+    if horizon_due:
+        return True, f"a delete horizon has passed in {len(horizon_due)} segments"
+    if dirty:
+        return False, f"dirty ratio {ratio:.2f} is not above {cleaner.min_cleanable_dirty_ratio:g}"
+    return False, bound or "nothing is dirty"
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """What a plan needs besides state and settings. ``producers``: live ones at the tier's end; ``fingerprint``: see CompactionPlan."""
+
+    producers: tuple[ActiveProducer, ...]
+    fingerprint: str
+    map_engine: str
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A segment as grouping sees it: sizes of its input files in bytes."""
+
+    metadata: RemoteLogSegmentMetadata
+    base: int = field(init=False)
+    size: int = field(init=False)
+    index_bytes: int = field(init=False)
+    timeindex_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        files = self.metadata.files
+        object.__setattr__(self, "base", self.metadata.start_offset)
+        object.__setattr__(self, "size", self.metadata.size_bytes)
+        object.__setattr__(self, "index_bytes", files["index"].size if "index" in files else 0)
+        object.__setattr__(self, "timeindex_bytes", files["timeindex"].size if "timeindex" in files else 0)
+
+
+def plan_round(
+    state: PartitionState, found: Assessment, facts: RoundFacts, cleaner: Cleaner, now_ms: int, leader_epoch: int, new_id: Callable[[], str]
+) -> CompactionPlan:
+    """The round that ``found`` calls for, complete: executing it twice gives the same bytes (I7)."""
+    groups, skipped = _groups(found, cleaner)
+    before = found.clean[-1] if found.clean else None
+    if found.dirty and found.dirty[0].start_offset < found.first_dirty:
+        before = found.dirty[0]
+    cleaned = found.end if found.dirty else found.first_dirty
+    return CompactionPlan(
+        run_id=new_id(),
+        topic=state.topic,
+        partition=state.partition,
+        leader_epoch=leader_epoch,
+        now_ms=now_ms,
+        first_dirty_offset=found.first_dirty,
+        end_offset=found.end,
+        next_dirty_offset=cleaned,
+        high_watermark=state.end_offset + 1,
+        legacy_horizon_ms=before.mtime_ms - cleaner.delete_retention_ms if before else 0,
+        vector=_vector(state.vector),
+        policy=cleaner.policy(),
+        map_engine=facts.map_engine,
+        fingerprint=facts.fingerprint,
+        producers=facts.producers,
+        tasks=tuple(_task(number, members, new_id()) for number, members in enumerate(groups)),
+        skipped=skipped,
+    )
+
+
+def _vector(vector: Sequence[CleanerOffset]) -> tuple[CleanerOffset, ...]:
+    return tuple(vector)
+
+
+def _groups(found: Assessment, cleaner: Cleaner) -> tuple[list[list[RemoteLogSegmentMetadata]], tuple[SkippedSegment, ...]]:
+    if not found.dirty:
+        # Nothing new: only the segments in which something is due are written anew, each by itself.
+        due = [[segment] for segment in found.clean if segment.id in found.horizon_due]
+        idle = tuple(SkippedSegment(id=s.id, reason="clean, and nothing is due") for s in found.clean if s.id not in found.horizon_due)
+        return due, idle
+    grouped = group([Grouped(segment) for segment in found.segments], cleaner.segment_bytes, cleaner.segment_index_bytes, found.end)
+    return [[member.metadata for member in members] for members in grouped], ()
+
+
+def _task(number: int, members: Sequence[RemoteLogSegmentMetadata], new_segment_id: str) -> CompactionTask:
+    return CompactionTask(
+        group=number,
+        sources=tuple(member.id for member in members),
+        new_segment_id=new_segment_id,
+        start_offset=members[0].start_offset,
+        end_offset=members[-1].end_offset,
+        leader_epochs=union([member.leader_epochs for member in members]),
+        mtime_ms=members[-1].mtime_ms,
+    )

@@ -1,0 +1,96 @@
+"""The composition root: settings -> stores, ports, catalog. Every command, the daemon and the Spark driver begin here."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from compactor.config import Settings
+from compactor.errors import UsageError
+from compactor.metadata.state import CatalogState
+from compactor.model.ids import TopicPartition
+from compactor.pipeline.leadership import background_beats
+from compactor.pipeline.logs import CatalogLog, PartitionLog, create_tier, note_change, open_catalog, open_partition
+from compactor.pipeline.ports import Lease, Ports, Retention
+from compactor.storage.counting import Counters
+from compactor.storage.factory import open_store
+from compactor.storage.port import ObjectStore
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One process's access to one tier. ``counters``: all requests and bytes, of data and control objects."""
+
+    settings: Settings
+    ports: Ports
+    catalog: CatalogLog
+    counters: Counters
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.settings.lease.ttl_ms)
+
+    @property
+    def retention(self) -> Retention:
+        publish = self.settings.publish
+        return Retention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)
+
+    @property
+    def state_dir(self) -> Path:
+        return Path(self.settings.tier.state_dir)
+
+    def identity(self) -> CatalogState:
+        """The folded catalog. Raises UsageError where no tier was made at this URL yet."""
+        state = self.catalog.refresh()
+        if not state.tier_id:
+            raise UsageError(f"there is no tier at {self.ports.data.url} yet", hint="`import` makes one; check tier.url in the configuration")
+        return state
+
+    def create(self) -> CatalogState:
+        """Makes the tier's identity where there is none."""
+        tier = self.settings.tier
+        return create_tier(self.ports, kind=tier.kind, layout=tier.layout)
+
+    def hash_key(self) -> bytes:
+        """The tier's secret SipHash key, 16 bytes."""
+        return bytes.fromhex(self.identity().hash_key)
+
+    def partitions(self, wanted: list[str] | None = None) -> list[TopicPartition]:
+        """All partitions of the tier, or the named ones. Raises UsageError for one that it does not hold."""
+        known = self.identity().names
+        if not wanted:
+            return known
+        named = [TopicPartition.parse(text) for text in wanted]
+        for name in named:
+            if name not in known:
+                raise UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")
+        return named
+
+    def open(self, name: TopicPartition) -> PartitionLog:
+        return open_partition(self.ports, name)
+
+    def note_change(self, name: TopicPartition) -> None:
+        note_change(self.ports, self.catalog, name)
+
+
+def open_tier(settings: Settings) -> Tier:
+    """Opens the stores that the settings name. Makes no request. Raises UsageError."""
+    counters = Counters()
+
+    def store(url: str) -> ObjectStore:
+        return open_store(url, s3=settings.s3, limits=settings.limits, counters=counters)
+
+    ports = Ports(
+        control=store(settings.control_url),
+        data=store(settings.tier_url),
+        clock_ms=lambda: int(time.time() * 1000),
+        sleep=time.sleep,
+        random_bytes=secrets.token_bytes,
+        holder=f"{socket.gethostname()}:{os.getpid()}",
+        keep_alive=background_beats,
+    )
+    return Tier(settings, ports, open_catalog(ports), counters)
