@@ -1,9 +1,9 @@
 """KeyFilter: pybloom-live's BloomFilter over key hashes, with its positions made by us and a bulk way in and out.
 
-The library hashes ``str(key)``, at 2 to 9 microseconds a key. Here a key comes as the hash that the cleaner has made anyway (bloom.siphash), and
-every slice's position is made from 64 freshly mixed bits: plain double hashing modulo the slice shows too many false positives at 2e-9. The bulk
-kernels write the very bits that ``add`` writes and give the very answers that ``in`` gives, whole slices at a time, so that one slice stays in the
-processor's cache.
+The library hashes ``str(key)``, at 2 to 9 microseconds a key. Here a key comes as the hash that the cleaner has made anyway
+(bloom.siphash), and every slice's position is made from 64 freshly mixed bits: plain double hashing modulo the slice shows too many false
+positives at 2e-9. The bulk kernels write the very bits that ``add`` writes and give the very answers that ``in`` gives, whole slices at a
+time, so that one slice stays in the processor's cache.
 
 A file of such a filter read by the plain class would give false negatives. Only bloom.sidecar writes and reads them.
 """

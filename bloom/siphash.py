@@ -1,10 +1,11 @@
 """SipHash-2-4-128 (Aumasson and Bernstein, with the 128-bit output of their reference code) over keys that lie in a byte array.
 
-What is kept of a hash is its *key*: the second half and the lower 32 bits of the first, 96 bits in all. Sets of keys, buckets and Bloom filters
-look at nothing else, so that what one of them holds can be given to another.
+What is kept of a hash is its *key*: the second half and the lower 32 bits of the first, 96 bits in all. Sets of keys, buckets and Bloom
+filters look at nothing else, so that what one of them holds can be given to another.
 
-Keys come from strangers, so the hash is keyed: nobody who does not know the tier's secret key can make two keys meet. The
-odds that it happens by chance: 2e-14 among 50 million keys, 6e-12 among a thousand million. About 15, 18, 24 and 45 ns for keys of 8, 20, 36 and 100 bytes.
+Keys come from strangers, so the hash is keyed: nobody who does not know the tier's secret key can make two keys meet. The odds that it
+happens by chance: 2e-14 among 50 million keys, 6e-12 among a thousand million. About 15, 18, 24 and 45 ns for keys of 8, 20, 36 and 100
+bytes.
 """
 
 from __future__ import annotations
