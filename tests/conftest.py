@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["tests.support.servers"]
+
 TESTS = Path(__file__).parent
 
 settings.register_profile("project", deadline=None, print_blob=True)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from compactor.errors import UsageError
 from compactor.storage.counting import Counters
+from compactor.storage.keys import MAX_KEY_BYTES, key_fault
 from compactor.storage.local import LocalStore
 from compactor.storage.port import ObjectStore
+from compactor.storage.retrying import Retrier
+from compactor.storage.s3 import S3Store
+from compactor.storage.s3_requests import S3Requests
 from compactor.storage.settings import Limits, Retries, S3Settings, Transfers
 from compactor.storage.throttled import Buckets, Throttled
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}")
+_MAX_PREFIX_BYTES = 1024 - MAX_KEY_BYTES - 1
 
 
 def open_store(
@@ -32,11 +40,27 @@ def open_store(
     meter = Throttled(counters or Counters(), _buckets(limits or Limits()))
     if not is_s3(url):
         return LocalStore(local_path(url), meter)
-    raise UsageError(f"{url!r}: the S3 adapter is not built yet")
+    bucket, prefix = s3_location(url)
+    requests = S3Requests(bucket, prefix, s3 or S3Settings(), Retrier(retries or Retries()), meter)
+    return S3Store(requests, transfers or Transfers())
 
 
 def is_s3(url: str) -> bool:
     return url[:5].lower() == "s3://"
+
+
+def s3_location(url: str) -> tuple[str, str]:
+    """Bucket and prefix (empty, or ending in a slash) of ``s3://bucket/prefix``. Raises UsageError."""
+    bucket, _, rest = url[5:].partition("/")
+    prefix = rest.strip("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise UsageError(f"{url!r} names no bucket", hint="Write s3://bucket/prefix")
+    fault = key_fault(prefix) if prefix else ""
+    if not fault and len(prefix.encode()) > _MAX_PREFIX_BYTES:
+        fault = f"is longer than {_MAX_PREFIX_BYTES} bytes"
+    if fault:
+        raise UsageError(f"the prefix of {url!r} {fault}", hint="Write s3://bucket/prefix")
+    return bucket, f"{prefix}/" if prefix else ""
 
 
 def local_path(url: str) -> Path:

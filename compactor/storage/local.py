@@ -24,15 +24,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from compactor.errors import AlreadyExists, CompactorError, NotFound, OutOfBudget, Refused, Unavailable
+from compactor.errors import AlreadyExists, Refused, Unavailable
 from compactor.storage.counting import Counters, Meter
 from compactor.storage.keys import RESERVED, check_key, check_metadata, check_prefix, check_range, part_fault
+from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ObjectInfo
 
 _CHUNK = 1 << 20
 _STALE_NS = 3_600 * 1_000_000_000
-_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
-_IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR)
 
 
 class LocalStore:
@@ -51,16 +50,17 @@ class LocalStore:
         check_range(start, length)
         path = self._path(key)
         self._meter.request("get")
-        with _errors("read", path), _open_object(path) as file:
+        with file_errors("read", path), _open_object(path) as file:
             file.seek(start)
-            data = file.read(-1 if length is None else length)
+            # A huge length would be allocated in advance.
+            data = file.read() if length is None else file.read(min(length, os.fstat(file.fileno()).st_size))
         self._meter.read(len(data))
         return data
 
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
         self._meter.request("head")
-        with _errors("read", path):
+        with file_errors("read", path):
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
@@ -80,7 +80,7 @@ class LocalStore:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         target = self._path(key)
         self._meter.request("put")
-        with _errors("write", target), self._staged(iter((data,))) as staged:
+        with file_errors("write", target), self._staged(iter((data,))) as staged:
             _make_directories(target.parent)
             os.replace(staged, target)
             _sync_directory(target.parent)
@@ -91,10 +91,10 @@ class LocalStore:
         source = self._path(key)
         self._meter.request("get")
         done = 0
-        with _errors("read", source), _open_object(source) as file:
+        with file_errors("read", source), _open_object(source) as file:
             file.seek(start)
             try:
-                with _errors("write", path), open(path, "wb") as target:
+                with file_errors("write", path), open(path, "wb") as target:
                     while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length - done)):
                         self._meter.read(len(chunk))
                         target.write(chunk)
@@ -108,7 +108,7 @@ class LocalStore:
         check_prefix(prefix)
         self._meter.request("list")
         folder = prefix.rpartition("/")[0]
-        with _errors("list", self._root / folder):
+        with file_errors("list", self._root / folder):
             start = self._inside(self._root / folder)
             yield from _walk(start, f"{folder}/" if folder else "", prefix, after)
 
@@ -117,7 +117,7 @@ class LocalStore:
         for key in keys:
             path = self._path(key)
             self._meter.request("delete")
-            with _errors("delete", path), suppress(FileNotFoundError, NotADirectoryError):
+            with file_errors("delete", path), suppress(FileNotFoundError, NotADirectoryError):
                 status = path.lstat()
                 if not stat.S_ISREG(status.st_mode):
                     continue
@@ -125,12 +125,12 @@ class LocalStore:
                 _companion(path, status.st_mtime_ns).unlink(missing_ok=True)
                 touched.add(path.parent)
         for folder in sorted(touched):
-            with _errors("delete in", folder), suppress(FileNotFoundError):
+            with file_errors("delete in", folder), suppress(FileNotFoundError):
                 _sync_directory(folder)
 
     def clock_ms(self) -> int:
         self._meter.request("head")
-        with _errors("write", self._root), self._staged(iter(()), durable=False) as staged:
+        with file_errors("write", self._root), self._staged(iter(()), durable=False) as staged:
             return staged.lstat().st_mtime_ns // 1_000_000
 
     def _path(self, key: str) -> Path:
@@ -149,7 +149,7 @@ class LocalStore:
         described = check_metadata(metadata)
         target = self._path(key)
         self._meter.request("put")
-        with _errors("write", target):
+        with file_errors("write", target):
             _refuse_existing(target)  # before a gigabyte is staged for nothing; the link below decides
             with self._staged(chunks()) as staged:
                 _make_directories(target.parent)
@@ -291,30 +291,3 @@ def _sync_directory(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _errors(verb: str, path: Path) -> Iterator[None]:
-    """Operating system errors as the port's errors, with the path and what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise _translated(verb, path, error) from error
-
-
-def _translated(verb: str, path: Path, error: OSError) -> CompactorError:
-    name = error.filename if isinstance(error.filename, str) else str(path)
-    what = f"cannot {verb} {path}: {error.strerror or error}" + (f" ({name})" if name != str(path) else "")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutOfBudget(what, hint="Free space on that file system, or move the tier or state_dir to a larger one")
-    if error.errno in _PERMISSION:
-        return Refused(what, hint="Check owner and mode; the file system must be writable for writing and know hard links")
-    if error.errno == errno.EXDEV:
-        return Refused(what, hint="A tier directory must lie on one file system: hard links cannot leave it")
-    if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-        return Refused(what, hint="Objects are plain files with names of at most 255 bytes; remove the symbolic link or shorten the path")
-    if verb == "write" and error.errno in _IN_THE_WAY:
-        return Refused(what, hint="No key may be a directory of another key")
-    if error.errno in (errno.ENOENT, *_IN_THE_WAY) and verb == "read":
-        return NotFound(f"no object {path}")
-    return Unavailable(what, hint="Check the disk or the mount, then try again")

@@ -1,25 +1,18 @@
-"""What a store needs to be opened, as small frozen values: they are shipped to executors, clients are not."""
+"""What a store needs to be opened, as small frozen values: they are shipped to executors, clients are not.
+
+``S3Settings`` and ``Limits`` are the sections [s3] and [limits] of the configuration.
+"""
 
 from __future__ import annotations
 
 from pydantic import Field
 
+from compactor.config import S3, Limits
 from compactor.model.base import Value
 
+__all__ = ["Limits", "Retries", "S3Settings", "Transfers"]
 
-class S3Settings(Value):
-    """Empty means the usual AWS chain (environment, profile, instance role) decides. Credentials always come from that chain."""
-
-    endpoint_url: str = ""
-    region: str = ""
-
-
-class Limits(Value):
-    """Per process, across all its threads and stores; 0 = no limit."""
-
-    max_read_bytes_per_s: int = Field(default=0, ge=0)
-    max_write_bytes_per_s: int = Field(default=0, ge=0)
-    max_requests_per_s: int = Field(default=0, ge=0)
+S3Settings = S3
 
 
 class Retries(Value):
@@ -34,7 +27,8 @@ class Retries(Value):
 
 
 class Transfers(Value):
-    """How large objects travel: parts of ``part_bytes``, ``threads`` at once. S3 wants parts of at least 5 MiB."""
+    """How large objects travel: parts of ``part_bytes``, ``threads`` at once (S3 wants at least 5 MiB); keys per LIST request."""
 
     part_bytes: int = Field(default=8 << 20, ge=5 << 20)
     threads: int = Field(default=4, ge=1)
+    list_page: int = Field(default=1000, ge=1, le=1000)

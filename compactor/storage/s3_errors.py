@@ -1,0 +1,157 @@
+"""What S3 and botocore say, as the port's errors: which request, on what, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compactor.errors import CompactorError, NotFound, Refused, StoreError, Unavailable, UsageError
+
+
+class PreconditionFailed(StoreError):
+    """412: If-None-Match or If-Match did not hold. What that means depends on the request; never leaves the adapter."""
+
+
+class OutOfRange(StoreError):
+    """416: the range begins at or behind the object's end. Never leaves the adapter."""
+
+
+class NoSuchUpload(StoreError):
+    """The multipart upload is gone: completed, aborted or expired. Never leaves the adapter."""
+
+
+_POLICY = "Grant what conf/iam-policy.json lists (also s3:ListBucket, without which an absent key answers 403), then run config check"
+_KEYS = "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the instance role"
+_LOGIN = "Log in again or renew the session token; long-running services want a role that renews itself"
+_REGION = "Set [s3] region to the bucket's region"
+NO_BUCKET_HINT = "Create it, or check [tier] url, [s3] endpoint_url and region"
+_KMS = "The bucket encrypts with a KMS key: grant kms:Decrypt and kms:GenerateDataKey on it, and check that it is enabled"
+_BUSY = "The store asks for patience; lower [limits] max_requests_per_s if it happens often"
+_AGAIN = "Try again; what was begun is finished or undone by the next run"
+_REQUESTER = (
+    "The bucket makes the requester pay, which this service does not accept on your behalf: use the owner's credentials or switch it off"
+)
+
+_INTERNAL: dict[str, type[StoreError]] = {
+    "PreconditionFailed": PreconditionFailed,
+    "412": PreconditionFailed,
+    "NoSuchUpload": NoSuchUpload,
+    "InvalidRange": OutOfRange,
+    "416": OutOfRange,
+}
+
+_REFUSALS: dict[str, tuple[str, str]] = {
+    "AccessDenied": ("access denied", _POLICY),
+    "AllAccessDisabled": ("access denied", _POLICY),
+    "403": ("access denied", _POLICY),
+    "UnauthorizedAccess": ("access denied", _POLICY),
+    "InvalidAccessKeyId": ("the access key is unknown", _KEYS),
+    "SignatureDoesNotMatch": ("the secret key does not belong to the access key, or a proxy changed the request", _KEYS),
+    "InvalidToken": ("the session token is not valid", _LOGIN),
+    "ExpiredToken": ("the session token has expired", _LOGIN),
+    "ExpiredTokenException": ("the session token has expired", _LOGIN),
+    "TokenRefreshRequired": ("the session token must be renewed", _LOGIN),
+    "AccountProblem": ("the account has a problem", "Ask the provider"),
+    "InvalidBucketName": ("this is not a bucket's name", "Check [tier] url"),
+    "NoSuchBucket": ("the bucket does not exist", NO_BUCKET_HINT),
+    "PermanentRedirect": ("the bucket is in another region", _REGION),
+    "TemporaryRedirect": ("the bucket is in another region", _REGION),
+    "301": ("the bucket is in another region", _REGION),
+    "AuthorizationHeaderMalformed": ("the request was signed for another region", _REGION),
+    "IllegalLocationConstraintException": ("the bucket is in another region", _REGION),
+    "RequestTimeTooSkewed": ("the clocks of this machine and of the store differ too much", "Set this machine's clock (NTP)"),
+    "InvalidObjectState": ("the object is archived", "Restore it, or keep archiving lifecycle rules away from the tier's prefix"),
+    "ObjectParentIsFile": ("the key lies below another object", "No key may be a directory of another key"),
+    "ExistingObjectIsDirectory": ("the key is a directory in this store", "No key may be a directory of another key"),
+    "NotImplemented": (
+        "the store does not know this request",
+        "It needs conditional puts and multipart uploads: see docs, or run config check",
+    ),
+    "InvalidRequest": ("the store refuses the request as such", "Run config check"),
+    "400": ("the store refuses the request as such", "Check [s3] region and endpoint_url, and this machine's clock"),
+    "QuotaExceeded": ("the bucket's quota is used up", "Raise it or free space"),
+}
+
+_TRANSIENT = {
+    "SlowDown",
+    "503",
+    "ServiceUnavailable",
+    "InternalError",
+    "500",
+    "502",
+    "504",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "Throttling",
+    "ThrottlingException",
+    "ThrottledException",
+    "RequestThrottled",
+    "TooManyRequests",
+    "RequestLimitExceeded",
+    "BandwidthLimitExceeded",
+    "OperationAborted",
+    "ConditionalRequestConflict",
+    "IncompleteBody",
+    "BadDigest",
+    "XAmzContentSHA256Mismatch",
+    "XAmzContentChecksumMismatch",
+    "InvalidDigest",
+    "KMS.ThrottlingException",
+}
+"""Includes what only bytes damaged on their way can cause: our own digests are right."""
+
+
+def translated(error: Exception, verb: str, where: str) -> CompactorError:
+    """:param verb: what was tried: ``read``, ``list``, ...; where: the URL of the object or store."""
+    from botocore import exceptions as boto
+
+    what = f"cannot {verb} {where}"
+    if isinstance(error, boto.ClientError):
+        return answered(error.response.get("Error", {}), what, error.response)
+    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.ProfileNotFound | boto.CredentialRetrievalError):
+        return Refused(f"{what}: {error}".rstrip("."), hint=_KEYS)
+    if isinstance(error, boto.UnauthorizedSSOTokenError | boto.SSOTokenLoadError | boto.TokenRetrievalError):
+        return Refused(f"{what}: {error}".rstrip("."), hint=_LOGIN)
+    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Refused(f"{what}: {error}".rstrip("."), hint="Set AWS_CA_BUNDLE to the authority that signed the store's certificate")
+    if isinstance(error, boto.ParamValidationError | boto.InvalidRegionError | boto.EndpointProviderError | ValueError):
+        return UsageError(f"{what}: {error}".rstrip("."), hint="Check [tier] url and [s3]")
+    return Unavailable(f"{what}: {error}".rstrip("."), hint=_AGAIN)
+
+
+def answered(details: Mapping[str, Any], what: str, response: Mapping[str, Any] | None = None) -> CompactorError:
+    """:param details: S3's Code and Message, of a whole answer or of one key among many; what: ``cannot VERB WHERE``."""
+    response = response or {}
+    meta: Mapping[str, Any] = response.get("ResponseMetadata", {})
+    code, message, status = str(details.get("Code", "")), str(details.get("Message", "")), int(meta.get("HTTPStatusCode", 0))
+    said = f"{what}: the store answered {code or status}" + (f" ({message.rstrip('.')})" if message and message != code else "")
+    if kind := _INTERNAL.get(code) or _INTERNAL.get(str(status)):
+        return kind(said)
+    if code in ("NoSuchKey", "404", "NoSuchVersion"):
+        return NotFound(f"{what}: no such object")
+    if code in _TRANSIENT:
+        return Unavailable(said, hint=_BUSY if status == 503 else _AGAIN)
+    if "requester pays" in message.lower() or "requesterpays" in (code + message).lower():
+        return Refused(said, hint=_REQUESTER)
+    if code.startswith("KMS.") or (status in (400, 403) and "kms" in message.lower()):
+        return Refused(f"{said}: the encryption key refuses", hint=_KMS)
+    if code in _REFUSALS:
+        meaning, hint = _REFUSALS[code]
+        return Refused(f"{said}: {meaning}{_specifics(code, response, details)}", hint=hint)
+    if status >= 500 or status in (408, 429):
+        return Unavailable(said, hint=_AGAIN)
+    return Refused(said, hint="Run config check")
+
+
+def _specifics(code: str, response: Mapping[str, Any], details: Mapping[str, Any]) -> str:
+    """The one detail that a person needs: which class, which region, which time."""
+    if code == "InvalidObjectState":
+        storage_class = response.get("StorageClass") or details.get("StorageClass") or "unknown"
+        tier = response.get("AccessTier") or details.get("AccessTier")
+        return f" (storage class {storage_class}{f', tier {tier}' if tier else ''})"
+    region = details.get("Region") or response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    if region and _REFUSALS[code][1] == _REGION:
+        return f" ({region})"
+    if code == "RequestTimeTooSkewed" and details.get("ServerTime"):
+        return f" (here {details.get('RequestTime')}, there {details['ServerTime']})"
+    return ""

@@ -1,0 +1,180 @@
+"""Single requests to one bucket through boto3: metered, retried, with errors that a person understands.
+
+botocore's own retries are off (one attempt), so that every attempt passes through our Retrier and our meter. boto3 takes
+a second to import and a client a tenth of one to make: both wait for the first request.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from compactor.errors import NotFound, Refused, Unavailable, UsageError
+from compactor.storage.counting import Meter
+from compactor.storage.retrying import Retrier
+from compactor.storage.s3_errors import NO_BUCKET_HINT, translated
+from compactor.storage.settings import S3Settings
+
+T = TypeVar("T")
+
+_CHUNK = 256 << 10
+_KINDS = {
+    "GetObject": "get",
+    "HeadObject": "head",
+    "HeadBucket": "head",
+    "PutObject": "put",
+    "UploadPart": "put",
+    "ListObjectsV2": "list",
+    "DeleteObjects": "delete",
+    "CreateMultipartUpload": "multipart",
+    "CompleteMultipartUpload": "multipart",
+    "AbortMultipartUpload": "multipart",
+}
+_POOL = 64
+"""Connections kept: more than the threads of a service that share one store."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which bytes a GET answered with: [start, end) of ``total``, in the version named ``etag``."""
+
+    start: int
+    end: int
+    total: int
+    etag: str
+
+
+class S3Requests:
+    """:param prefix: empty, or what every key begins with, ending in a slash."""
+
+    def __init__(self, bucket: str, prefix: str, settings: S3Settings, retrier: Retrier, meter: Meter) -> None:
+        self.bucket = bucket
+        self.prefix = prefix
+        self.meter = meter
+        self.retrier = retrier
+        self.bucket_seen = False
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    def where(self, key: str = "") -> str:
+        return f"s3://{self.bucket}/{self.prefix}{key}"
+
+    @property
+    def client(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                self._made = _make_client(self._settings, self.meter)
+            return self._made
+
+    def once(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
+        """One attempt. ``Key`` is added where a key is given."""
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        if key:
+            params["Key"] = self.prefix + key
+        try:
+            answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self.bucket, **params)
+        except (BotoCoreError, ClientError, ResponseParserError, ValueError, OSError, http.client.HTTPException) as error:
+            raise translated(error, verb, self.where(key)) from error
+        self.bucket_seen = True
+        return answer
+
+    def call(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
+        """Tried again while the store is unavailable."""
+        return self.retry(lambda _: self.once(operation, verb, key, **params))
+
+    def head_bucket(self) -> dict[str, Any]:
+        """Raises Refused where there is no such bucket."""
+        try:
+            return self.call("head_bucket", "reach")
+        except NotFound as error:
+            raise Refused(f"the bucket {self.bucket} does not exist", hint=NO_BUCKET_HINT) from error
+
+    def retry(self, attempt: Callable[[int], T]) -> T:
+        return self.retrier.call(attempt)
+
+    def body(self, answer: dict[str, Any], key: str, span: Span) -> Iterator[bytes]:
+        """The body of a GET in chunks, exactly as long as its headers say. Raises Unavailable where it is not, or breaks off."""
+        from botocore.exceptions import BotoCoreError
+        from urllib3.exceptions import HTTPError
+
+        stream = answer["Body"]
+        left = span.end - span.start
+        try:
+            while chunk := stream.read(_CHUNK):
+                self.meter.read(len(chunk))
+                left -= len(chunk)
+                if left < 0:
+                    break
+                yield chunk
+        except (BotoCoreError, HTTPError, OSError, http.client.HTTPException) as error:
+            raise translated(error, "read", self.where(key)) from error
+        finally:
+            stream.close()
+        if left:
+            raise Unavailable(f"cannot read {self.where(key)}: the body is {'shorter' if left > 0 else 'longer'} than the store said")
+
+
+def span_of(answer: dict[str, Any], where: str, start: int, length: int | None) -> Span:
+    """Checks that the answer holds the bytes that were asked for. Raises Unavailable."""
+    size = int(answer.get("ContentLength", -1))
+    described = answer.get("ContentRange", "")
+    try:
+        unit, _, rest = described.partition(" ") if described else ("bytes", "", f"0-{size - 1}/{size}")
+        positions, _, total = rest.partition("/")
+        first, _, last = positions.partition("-")
+        span = Span(int(first), int(last) + 1, int(total), str(answer.get("ETag", "")))
+    except ValueError as error:
+        raise Unavailable(f"cannot read {where}: unknown Content-Range {described!r}") from error
+    wanted = span.total if length is None else min(span.total, start + length)
+    if unit != "bytes" or span.start != start or span.end != wanted or size != span.end - span.start:
+        raise Unavailable(f"cannot read {where}: asked for bytes {start} to {wanted - 1}, the store sent {described or f'all {size}'}")
+    return span
+
+
+def byte_range(start: int, length: int | None) -> str:
+    return f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
+
+
+def _make_client(settings: S3Settings, meter: Meter) -> Any:
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    endpoint = settings.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+    config = Config(
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=10,
+        read_timeout=60,
+        max_pool_connections=_POOL,
+        tcp_keepalive=True,
+        # Only Amazon has a DNS name for every bucket.
+        s3={"addressing_style": "path"} if endpoint and not _is_amazon(endpoint) else None,
+        # Checksums are named request by request: some servers send an object's checksum with a part of it.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    try:
+        session = boto3.session.Session()
+        region = settings.region or session.region_name or ("us-east-1" if endpoint else None)
+        client = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+    except (BotoCoreError, ValueError) as error:
+        raise UsageError(f"cannot set up the S3 client: {error}", hint="Check [s3], AWS_PROFILE and ~/.aws/config") from error
+
+    def before_send(event_name: str, **_: Any) -> None:
+        meter.request(_KINDS.get(event_name.rpartition(".")[2], "other"))
+
+    client.meta.events.register("before-send.s3", before_send)
+    return client
+
+
+def _is_amazon(endpoint: str) -> bool:
+    host = urlsplit(endpoint).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))

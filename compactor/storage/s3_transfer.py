@@ -1,0 +1,197 @@
+"""Large objects to and from S3: parallel ranged GETs into one file, multipart uploads from one."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compactor.errors import StoreError, Unavailable
+from compactor.storage.os_errors import file_errors
+from compactor.storage.s3_errors import NoSuchUpload, OutOfRange, PreconditionFailed
+from compactor.storage.s3_requests import S3Requests, Span, byte_range, span_of
+from compactor.storage.settings import Transfers
+
+_MAX_PARTS = 10_000
+_ABORT_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+def crc32(data: bytes) -> str:
+    """As S3 writes it: base64 of the big-endian CRC-32."""
+    return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+
+
+def download(requests: S3Requests, transfers: Transfers, key: str, path: Path, start: int, length: int | None) -> int:
+    """The first range says how large the object is and in which version; the others insist on that version.
+
+    :raises Unavailable: also where the object changes while it is read.
+    """
+    part = transfers.part_bytes
+    with file_errors("write", path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        first = _fetch(requests, key, path, descriptor, start, start, part if length is None else min(part, length), "")
+        end = first.total if length is None else min(first.total, start + length)
+
+        def rest(at: int) -> Callable[[threading.Event], Span]:
+            return lambda stop: _fetch(requests, key, path, descriptor, start, at, min(part, end - at), first.etag, stop)
+
+        in_parallel(transfers.threads, [rest(at) for at in range(first.end, end, part)])
+        with file_errors("write", path):
+            # A repeated first attempt may have met a shorter object than the one before it.
+            os.ftruncate(descriptor, end - start)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    return end - start
+
+
+def _fetch(
+    requests: S3Requests,
+    key: str,
+    path: Path,
+    descriptor: int,
+    base: int,
+    start: int,
+    length: int,
+    etag: str,
+    stop: threading.Event | None = None,
+) -> Span:
+    """Bytes [start, start + length) of the object to position ``start - base`` of the file."""
+    condition = {"IfMatch": etag} if etag else {}
+
+    def attempt(_: int) -> Span:
+        if stop and stop.is_set():
+            raise CancelledError
+        answer = requests.once("get_object", "read", key, Range=byte_range(start, length), **condition)
+        span = span_of(answer, requests.where(key), start, length)
+        if etag and (span.etag != etag or span.end != start + length):
+            answer["Body"].close()
+            raise PreconditionFailed("changed")
+        at = start - base
+        for chunk in requests.body(answer, key, span):
+            with file_errors("write", path):
+                at += _write_all(descriptor, chunk, at)
+        return span
+
+    try:
+        return requests.retry(attempt)
+    except (PreconditionFailed, OutOfRange) as error:
+        if not etag:
+            raise
+        raise Unavailable(
+            f"{requests.where(key)} changed while it was read", hint="Something else writes to this tier; run verify"
+        ) from error
+
+
+def _write_all(descriptor: int, data: bytes, at: int) -> int:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, at)
+        view, at = view[written:], at + written
+    return len(data)
+
+
+def in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> list[Any]:
+    """Results in order. The first error stops the others (at their next attempt) and is raised."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(max(1, min(threads, len(tasks))), thread_name_prefix="s3") as pool:
+        futures = [pool.submit(task, stop) for task in tasks]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+            for future in futures:
+                future.cancel()
+    errors = [error for future in futures if not future.cancelled() and (error := future.exception())]
+    for error in errors:
+        if not isinstance(error, CancelledError):
+            raise error
+    return [future.result() for future in futures]
+
+
+class MultipartUpload:
+    """One upload, from CreateMultipartUpload to its completion or abortion. The algorithm is named in both calls."""
+
+    def __init__(self, requests: S3Requests, transfers: Transfers, key: str, metadata: Mapping[str, str]) -> None:
+        self._requests = requests
+        self._transfers = transfers
+        self._key = key
+        answer = requests.call("create_multipart_upload", "write", key, ChecksumAlgorithm="CRC32", Metadata=dict(metadata))
+        self._id = answer.get("UploadId", "")
+        if not self._id:
+            raise Unavailable(f"cannot write {requests.where(key)}: the store began no upload")
+
+    def send(self, path: Path, size: int) -> list[dict[str, Any]]:
+        """All parts; returns what completion needs."""
+        part = max(self._transfers.part_bytes, -(-size // _MAX_PARTS))
+
+        def one(number: int, at: int) -> Callable[[threading.Event], dict[str, Any]]:
+            return lambda stop: self._send_part(path, number, at, min(part, size - at), stop)
+
+        return in_parallel(self._transfers.threads, [one(number, at) for number, at in enumerate(range(0, size, part), start=1)])
+
+    def _send_part(self, path: Path, number: int, at: int, length: int, stop: threading.Event) -> dict[str, Any]:
+        with file_errors("read", path), open(path, "rb") as file:
+            file.seek(at)
+            data = file.read(length)
+        if len(data) != length:
+            raise Unavailable(f"{path} became shorter while it was uploaded")
+        checksum = crc32(data)
+
+        def attempt(_: int) -> dict[str, Any]:
+            if stop.is_set():
+                raise CancelledError
+            self._requests.meter.wrote(length)
+            answer = self._requests.once(
+                "upload_part",
+                "write",
+                self._key,
+                UploadId=self._id,
+                PartNumber=number,
+                Body=data,
+                ChecksumAlgorithm="CRC32",
+                ChecksumCRC32=checksum,
+            )
+            return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": checksum}
+
+        return self._requests.retry(attempt)
+
+    def complete(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """Only if the key is free. Raises PreconditionFailed, or NoSuchUpload; either may mean that an earlier attempt came through."""
+
+        def attempt(_: int) -> dict[str, Any]:
+            answer = self._requests.once(
+                "complete_multipart_upload",
+                "write",
+                self._key,
+                UploadId=self._id,
+                MultipartUpload={"Parts": parts},
+                IfNoneMatch="*",
+            )
+            if not answer.get("ETag"):
+                raise Unavailable(f"cannot write {self._requests.where(self._key)}: the store's answer is incomplete")
+            return answer
+
+        return self._requests.retry(attempt)
+
+    def abort(self) -> None:
+        """Frees the parts. Where even that fails the upload stays, costs storage, and `config check` names it."""
+        retrier = self._requests.retrier
+        hasty = replace(retrier, policy=retrier.policy.model_copy(update={"deadline_s": min(retrier.policy.deadline_s, _ABORT_S)}))
+        try:
+            hasty.call(lambda _: self._requests.once("abort_multipart_upload", "write", self._key, UploadId=self._id))
+        except NoSuchUpload:
+            return
+        except StoreError as error:
+            _log.warning("an unfinished upload of %s is left behind (%s)", self._requests.where(self._key), error)

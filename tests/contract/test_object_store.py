@@ -1,0 +1,344 @@
+"""What every object store does, whichever it is and whatever fails on the way to it.
+
+Adapters: a directory; S3 on moto (behind a lock) and on versitygw; both again behind a proxy that lets every tenth request fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from compactor.errors import AlreadyExists, NotFound, Refused
+from compactor.storage.factory import open_store
+from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.settings import Retries, Transfers
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.s3_server import Bucket
+
+PART = 5 << 20
+SMALL_PAGES = Transfers(part_bytes=PART, threads=3, list_page=3)
+PATIENT = Retries(deadline_s=60, base_s=0.002, cap_s=0.05)
+FAULTS = [
+    Fault("slow_down", rate=0.03),
+    Fault("internal", rate=0.03),
+    Fault("reset", rate=0.03),
+    Fault("lost", rate=0.05),
+    Fault("cut", rate=0.03),
+    Fault("short", ("get",), rate=0.05),
+    Fault("long", ("get",), rate=0.05),
+    Fault("delay", rate=0.05),
+]
+
+
+@pytest.fixture(
+    params=[
+        "directory",
+        "moto",
+        "faulty moto",
+        pytest.param("versitygw", marks=pytest.mark.slow),
+        pytest.param("faulty versitygw", marks=pytest.mark.slow),
+    ]
+)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
+    kind: str = request.param
+    if kind == "directory":
+        yield open_store((tmp_path / "a tier").as_uri())
+        return
+    bucket: Bucket = request.getfixturevalue("s3_bucket" if "moto" in kind else "versity_bucket")
+    if not kind.startswith("faulty"):
+        yield bucket.open(transfers=SMALL_PAGES)
+        return
+    with FaultProxy(bucket.server.endpoint, seed=7).running() as proxy:
+        proxy.faults = [*FAULTS]
+        yield bucket.behind(proxy.url).open(transfers=SMALL_PAGES, retries=PATIENT)
+
+
+def pattern(size: int) -> bytes:
+    """Bytes that differ at every position a range could be confused with."""
+    return (b"".join(number.to_bytes(4, "big") for number in range(size // 4 + 1)))[:size]
+
+
+def keys(found: Iterator[ObjectInfo]) -> list[str]:
+    return [info.key for info in found]
+
+
+class TestCreate:
+    def test_what_was_created_is_read_back(self, store: ObjectStore) -> None:
+        made = store.create("orders-0/00.log", b"hello", {"sha256": "abc", "mtime-ms": "17"})
+        assert (made.key, made.size, dict(made.metadata)) == ("orders-0/00.log", 5, {"sha256": "abc", "mtime-ms": "17"})
+        found = store.head("orders-0/00.log")
+        assert (found.key, found.size, dict(found.metadata), found.etag) == (made.key, 5, dict(made.metadata), made.etag)
+        assert found.etag
+        assert store.get("orders-0/00.log") == b"hello"
+
+    def test_an_object_without_metadata_has_none(self, store: ObjectStore) -> None:
+        store.create("plain", b"x")
+        assert dict(store.head("plain").metadata) == {}
+
+    def test_an_existing_object_stays_as_it_is(self, store: ObjectStore, tmp_path: Path) -> None:
+        store.create("k", b"first", {"by": "one"})
+        for data in (b"second", b"first"):
+            with pytest.raises(AlreadyExists, match="k exists already"):
+                store.create("k", data, {"by": "two"})
+        (tmp_path / "file").write_bytes(b"third")
+        with pytest.raises(AlreadyExists):
+            store.create_from_file("k", tmp_path / "file", {"by": "three"})
+        assert store.get("k") == b"first"
+        assert dict(store.head("k").metadata) == {"by": "one"}
+
+    def test_one_of_many_wins(self, store: ObjectStore) -> None:
+        for number in range(5):
+            key = f"race/{number}"
+            won = race(8, partial(create_as, store, key))
+            assert len(won) == 1
+            assert store.get(key) == f"by {won[0]}".encode()
+            assert store.head(key).metadata["by"] == str(won[0])
+
+    def test_one_of_several_large_files_wins(self, store: ObjectStore, tmp_path: Path) -> None:
+        paths = []
+        for me in range(3):
+            paths.append(tmp_path / str(me))
+            paths[me].write_bytes(bytes([me]) + pattern(PART + 100))
+        won = race(3, lambda me: store.create_from_file("large", paths[me], {"by": str(me)}))
+        assert len(won) == 1
+        assert store.get("large", 0, 1) == bytes([won[0]])
+        assert store.head("large").size == PART + 101
+        assert store.head("large").metadata["by"] == str(won[0])
+
+    @pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 2 * PART + 12345])
+    def test_files_of_every_size(self, store: ObjectStore, tmp_path: Path, size: int) -> None:
+        data = pattern(size)
+        (tmp_path / "in").write_bytes(data)
+        made = store.create_from_file("dir/object", tmp_path / "in", {"sha256": hashlib.sha256(data).hexdigest()})
+        assert (made.size, store.head("dir/object").size) == (size, size)
+        assert dict(store.head("dir/object").metadata) == dict(made.metadata)
+        assert store.download("dir/object", tmp_path / "out put") == size
+        assert (tmp_path / "out put").read_bytes() == data
+
+    def test_the_time_is_the_store_s_own(self, store: ObjectStore) -> None:
+        before = store.clock_ms() // 1000 * 1000
+        made = store.create("k", b"x")
+        after = store.clock_ms() + 1000
+        assert before <= made.modified_ms <= after
+        assert before <= store.head("k").modified_ms <= after
+        assert before <= next(store.list("k")).modified_ms <= after
+
+
+class TestRead:
+    @pytest.mark.parametrize(
+        ("start", "length", "expected"),
+        [
+            (0, None, b"0123456789"),
+            (3, None, b"3456789"),
+            (0, 4, b"0123"),
+            (3, 4, b"3456"),
+            (8, 4, b"89"),
+            (9, 1, b"9"),
+            (10, None, b""),
+            (10, 5, b""),
+            (99, 5, b""),
+            (0, 0, b""),
+            (4, 0, b""),
+            (0, 1 << 40, b"0123456789"),
+        ],
+    )
+    def test_ranges(self, store: ObjectStore, tmp_path: Path, start: int, length: int | None, expected: bytes) -> None:
+        store.create("ten", b"0123456789")
+        assert store.get("ten", start, length) == expected
+        assert store.download("ten", tmp_path / "out", start, length) == len(expected)
+        assert (tmp_path / "out").read_bytes() == expected
+
+    def test_an_empty_object(self, store: ObjectStore, tmp_path: Path) -> None:
+        store.create("empty", b"")
+        assert store.get("empty") == b"" == store.get("empty", 0, 5)
+        assert store.download("empty", tmp_path / "out") == 0
+        assert (tmp_path / "out").read_bytes() == b""
+
+    def test_a_range_over_several_parts(self, store: ObjectStore, tmp_path: Path) -> None:
+        data = pattern(3 * PART)
+        store.create("large", data)
+        (tmp_path / "out").write_bytes(b"old" * PART)
+        assert store.download("large", tmp_path / "out", 1001, 2 * PART + 3) == 2 * PART + 3
+        assert (tmp_path / "out").read_bytes() == data[1001 : 1001 + 2 * PART + 3]
+
+    def test_what_is_absent_is_not_found(self, store: ObjectStore, tmp_path: Path) -> None:
+        store.create("here/x", b"")
+        reads: list[Callable[[], object]] = [
+            lambda: store.get("absent"),
+            lambda: store.get("here/y"),
+            lambda: store.get("absent", 5, 5),
+            lambda: store.get("absent", 0, 0),
+            lambda: store.head("absent"),
+            lambda: store.download("absent", tmp_path / "out"),
+            lambda: store.download("absent", tmp_path / "out", 0, 0),
+        ]
+        for read in reads:
+            with pytest.raises(NotFound, match=r"here/y|absent"):
+                read()
+        assert not (tmp_path / "out").exists()
+
+    def test_a_negative_range_is_a_bug(self, store: ObjectStore, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="not a range"):
+            store.get("k", -1)
+        with pytest.raises(ValueError, match="not a range"):
+            store.download("k", tmp_path / "out", 0, -1)
+
+
+class TestPut:
+    def test_it_overwrites(self, store: ObjectStore) -> None:
+        assert store.put("beat/a", b"one").size == 3
+        assert store.put("beat/a", b"three").size == 5
+        assert store.get("beat/a") == b"three"
+        store.create("made", b"1", {"by": "create"})
+        store.put("made", b"2")
+        assert store.get("made") == b"2"
+        assert dict(store.head("made").metadata) == {}
+
+    def test_a_created_object_is_in_the_way_of_create_only(self, store: ObjectStore) -> None:
+        store.put("k", b"put")
+        with pytest.raises(AlreadyExists):
+            store.create("k", b"create")
+
+
+class TestList:
+    KEYS = (
+        "A",
+        "a b/1",
+        "a!",
+        "a-b/1",
+        "a.b",
+        "a/1",
+        "a/10",
+        "a/2/x",
+        "a/b/c/d",
+        "a0",
+        "aa/0",
+        "b%2Fc",
+        "b+c",
+        "z&<>'\"",
+        "é/1",
+        "日本/ü",
+        "\ufa6a",
+        "😀",
+    )
+
+    def test_order_prefixes_and_after(self, store: ObjectStore) -> None:
+        for number, key in enumerate(self.KEYS):
+            store.create(key, b"x" * number)
+        ordered = sorted(self.KEYS, key=lambda key: key.encode())
+        found = list(store.list(""))
+        assert [info.key for info in found] == ordered
+        assert {info.key: info.size for info in found} == {key: number for number, key in enumerate(self.KEYS)}
+        for prefix in ("a", "a/", "a/1", "a/b/", "a-", "a b/", "é", "nothing", "nothing/", "a/1/"):
+            assert keys(store.list(prefix)) == [key for key in ordered if key.startswith(prefix)]
+        for after in (*ordered, "a/", "a/1/", "a/b", "zzz", "0"):
+            assert keys(store.list("", after)) == [key for key in ordered if key.encode() > after.encode()]
+            assert keys(store.list("a/", after)) == [key for key in ordered if key.startswith("a/") and key.encode() > after.encode()]
+
+    def test_an_empty_store_lists_nothing(self, store: ObjectStore) -> None:
+        assert keys(store.list("")) == []
+        assert keys(store.list("x/y/")) == []
+
+    def test_what_is_created_behind_the_cursor_may_appear_and_nothing_is_lost(self, store: ObjectStore) -> None:
+        for number in range(7):
+            store.create(f"n/{number}", b"")
+        cursor = store.list("n/")
+        first = next(cursor).key
+        store.delete(["n/0"])
+        store.create("n/9", b"")
+        assert [first, *keys(cursor)][:7] == [f"n/{number}" for number in range(7)]
+
+
+class TestDelete:
+    def test_they_are_gone_and_absent_keys_are_fine(self, store: ObjectStore) -> None:
+        for key in ("d/1", "d/2", "d/é 3", "e"):
+            store.create(key, b"x", {"a": "b"})
+        store.delete(["d/1", "d/é 3", "d/never", "never/was", "d/1"])
+        assert keys(store.list("")) == ["d/2", "e"]
+        with pytest.raises(NotFound):
+            store.get("d/1")
+        store.delete([])
+        store.delete(iter(["d/2", "e"]))
+        assert keys(store.list("")) == []
+
+    def test_a_deleted_key_is_free_again(self, store: ObjectStore) -> None:
+        store.create("k", b"1", {"by": "one"})
+        store.delete(["k"])
+        store.create("k", b"2")
+        assert (store.get("k"), dict(store.head("k").metadata)) == (b"2", {})
+
+
+class TestKeys:
+    @pytest.mark.parametrize(
+        "key", ["a b/c d", "ü/日本 😀", "x" * 200 + "/" + "é" * 100, "per%cent%2F/+plus", "~tilde/,;=@$'()", ".hidden/.x"]
+    )
+    def test_names_that_must_work(self, store: ObjectStore, tmp_path: Path, key: str) -> None:
+        store.create(key, b"content")
+        assert store.get(key) == b"content"
+        assert store.download(key, tmp_path / "out") == 7
+        assert keys(store.list(key[:5])) == [key]
+        store.delete([key])
+        assert keys(store.list("")) == []
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *("", "/", "/a", "a/", "a//b", ".", "..", "../x", "a/../b", "a/./b", "a/..", "a\x00b", "a\nb", "\ud800"),
+            *("x" * 201, "é" * 101, "/".join("x" * 100 for _ in range(9))),
+            *(".object-store/tmp/x", "a/.object-store"),
+        ],
+    )
+    def test_names_that_are_refused_everywhere(self, store: ObjectStore, tmp_path: Path, key: str) -> None:
+        (tmp_path / "in").write_bytes(b"")
+        uses: list[Callable[[], object]] = [
+            lambda: store.create(key, b""),
+            lambda: store.create_from_file(key, tmp_path / "in"),
+            lambda: store.put(key, b""),
+            lambda: store.get(key),
+            lambda: store.head(key),
+            lambda: store.download(key, tmp_path / "out"),
+            lambda: store.delete([key]),
+        ]
+        for use in uses:
+            with pytest.raises(Refused, match="cannot be an object key"):
+                use()
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("prefix", ["/", "../", "a/../", "a//", "..//x", "a\x00"])
+    def test_prefixes_that_are_refused_everywhere(self, store: ObjectStore, prefix: str) -> None:
+        with pytest.raises(Refused, match="cannot be a prefix"):
+            list(store.list(prefix))
+
+    @pytest.mark.parametrize(
+        "metadata", [{"Upper": "x"}, {"a": "é"}, {"a": " x"}, {"a": ""}, {"a b": "x"}, {"a": "x" * 1600}, {"a": "b\nc: d"}]
+    )
+    def test_metadata_that_no_header_carries_is_refused(self, store: ObjectStore, metadata: dict[str, str]) -> None:
+        with pytest.raises(Refused, match="metadata"):
+            store.create("k", b"", metadata)
+        assert keys(store.list("")) == []
+
+
+def create_as(store: ObjectStore, key: str, me: int) -> object:
+    return store.create(key, f"by {me}".encode(), {"by": str(me)})
+
+
+def race(threads: int, run: Callable[[int], object]) -> list[int]:
+    """All at once; returns who did not meet AlreadyExists."""
+    barrier = threading.Barrier(threads)
+
+    def one(me: int) -> int | None:
+        barrier.wait()
+        try:
+            run(me)
+        except AlreadyExists:
+            return None
+        return me
+
+    with ThreadPoolExecutor(threads) as pool:
+        return [me for me in pool.map(one, range(threads)) if me is not None]

@@ -1,0 +1,1 @@
+"""Servers, a fault proxy and fixtures that several folders of tests share."""

@@ -1,0 +1,190 @@
+"""An HTTP proxy before an S3 server that fails by rule and seed, and counts what goes through.
+
+Faults: ``slow_down`` (503) and ``internal`` (500): not forwarded. ``reset``: connection reset, not forwarded. ``lost``: done, but
+the answer is dropped. ``cut``: the body breaks off. ``short``, ``long``: a body shorter or longer than the range that the answer
+names. ``flip``: one bit of the answer's body; ``flip_sent``: one bit of the request's body. ``delay``: ``seconds`` before it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import random
+import re
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+REFUSALS = {
+    "slow_down": (503, b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"),
+    "internal": (500, b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>We encountered an error.</Message></Error>"),
+}
+KINDS = ("slow_down", "internal", "reset", "lost", "cut", "short", "long", "flip", "flip_sent", "delay")
+_HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-length"}
+
+
+@dataclass
+class Fault:
+    """:param requests: which kinds of request (see ``kind_of``), all if empty; ``match``: a pattern of the path; ``times``: -1 for ever."""
+
+    kind: str
+    requests: Sequence[str] = ()
+    match: str = ""
+    rate: float = 1.0
+    times: int = -1
+    seconds: float = 0.01
+
+    def applies(self, request: str, path: str) -> bool:
+        return self.times != 0 and (not self.requests or request in self.requests) and bool(re.search(self.match, path))
+
+
+@dataclass
+class Seen:
+    """What the proxy saw: requests by kind, bytes of object bodies in both directions, faults by kind."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    bytes_read: int = 0
+    bytes_written: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+
+
+class FaultProxy:
+    def __init__(self, upstream: str, seed: int = 0) -> None:
+        parts = urlsplit(upstream)
+        self.upstream = (parts.hostname or "", parts.port or 80)
+        self.faults: list[Fault] = []
+        self.seen = Seen()
+        self.lock = threading.Lock()
+        self._random = random.Random(seed)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    @contextmanager
+    def running(self) -> Iterator[FaultProxy]:
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            thread.join()
+
+    def choose(self, request: str, path: str) -> Fault | None:
+        with self.lock:
+            self.seen.requests[request] += 1
+            for fault in self.faults:
+                if fault.applies(request, path) and self._random.random() < fault.rate:
+                    fault.times -= 1
+                    self.seen.faults[fault.kind] += 1
+                    return fault
+        return None
+
+    def flipped(self, body: bytes) -> bytes:
+        with self.lock:
+            bit = self._random.randrange(len(body) * 8)
+        damaged = bytearray(body)
+        damaged[bit // 8] ^= 1 << bit % 8
+        return bytes(damaged)
+
+
+def kind_of(method: str, target: str) -> str:
+    """The same names that the stores count by."""
+    parts = urlsplit(target)
+    query = parse_qs(parts.query, keep_blank_values=True)
+    is_object = parts.path.strip("/").count("/") > 0
+    if ("uploadId" in query and method in ("POST", "DELETE")) or (method == "POST" and "uploads" in query):
+        return "multipart"
+    if method == "POST" and "delete" in query:
+        return "delete"
+    if method == "GET" and "list-type" in query:
+        return "list"
+    if method == "HEAD":
+        return "head"
+    return {"GET": "get", "PUT": "put"}.get(method, "other") if is_object else "other"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: FaultProxy
+
+    def handle_request(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        request = kind_of(self.command, self.path)
+        fault = self.proxy.choose(request, self.path)
+        kind = fault.kind if fault else ""
+        if kind == "reset":
+            return self._reset()
+        if kind in REFUSALS:
+            return self._answer(REFUSALS[kind][0], {"Content-Type": "application/xml"}, REFUSALS[kind][1])
+        if kind == "delay" and fault:
+            time.sleep(fault.seconds)
+        if kind == "flip_sent" and body:
+            body = self.proxy.flipped(body)
+        if request == "put":
+            with self.proxy.lock:
+                self.proxy.seen.bytes_written += len(body)
+        status, headers, answer = self._forward(body)
+        if kind == "lost" or (kind == "cut" and not answer):
+            return self._reset()
+        self._answer(status, headers, self._damaged(kind, answer), cut=kind == "cut")
+        if request == "get" and status < 300:
+            with self.proxy.lock:
+                self.proxy.seen.bytes_read += len(answer)
+        return None
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_request  # noqa: N815
+
+    def _damaged(self, kind: str, body: bytes) -> bytes:
+        if kind == "short":
+            return body[: len(body) // 2]
+        if kind == "long" and body:
+            return body + b"?"
+        return self.proxy.flipped(body) if kind == "flip" and body else body
+
+    def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(*self.proxy.upstream, timeout=60)
+        try:
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in _HOP:
+                    connection.putheader(name, value)
+            if body or "Content-Length" in self.headers:
+                connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body or None)
+            response = connection.getresponse()
+            headers = {name: value for name, value in response.getheaders() if name.lower() not in _HOP}
+            if self.command == "HEAD":
+                headers["Content-Length"] = response.getheader("Content-Length") or "0"
+            return response.status, headers, response.read()
+        finally:
+            connection.close()
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes, cut: bool = False) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.wfile.write(body[: len(body) // 2] if cut else body)
+        if cut:
+            self.close_connection = True
+
+    def _reset(self) -> None:
+        """RST instead of an orderly end."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
+    def log_message(self, *args: object) -> None:
+        pass

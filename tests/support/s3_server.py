@@ -1,0 +1,162 @@
+"""An S3 server for tests: how to start each kind, and buckets on it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compactor.storage.factory import open_store
+from compactor.storage.port import ObjectStore
+from compactor.storage.settings import S3Settings
+
+ROOT = Path(__file__).parents[2]
+VERSITYGW = "v1.8.0"
+
+
+@dataclass(frozen=True)
+class S3Server:
+    endpoint: str
+    access_key: str = "test-access"
+    secret_key: str = "test-secret"
+    region: str = "us-east-1"
+
+    def environment(self) -> dict[str, str]:
+        """What the usual AWS chain reads; nothing of the machine's own configuration gets in."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def client(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=self.region,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            config=Config(s3={"addressing_style": "path"}),
+        )
+
+    def make_bucket(self) -> Bucket:
+        name = f"test-{uuid.uuid4().hex[:16]}"
+        self.client().create_bucket(Bucket=name)
+        return Bucket(self, name)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    server: S3Server
+    name: str
+    prefix: str = "tier of tests"
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.name}/{self.prefix}"
+
+    @property
+    def settings(self) -> S3Settings:
+        return S3Settings(endpoint_url=self.server.endpoint, region=self.server.region)
+
+    def behind(self, endpoint: str) -> Bucket:
+        """The same bucket, reached through a proxy."""
+        return Bucket(S3Server(endpoint, self.server.access_key, self.server.secret_key, self.server.region), self.name, self.prefix)
+
+    def open(self, **options: Any) -> ObjectStore:
+        return open_store(self.url, s3=self.settings, **options)
+
+
+@contextmanager
+def running_moto(port: int = 0) -> Iterator[S3Server]:
+    command = [sys.executable, "-m", "tests.support.moto_server", "--port", str(port)]
+    with _running(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        line = process.stdout.readline().decode()
+        if "http://" not in line:
+            raise RuntimeError(f"moto did not start: {line!r}")
+        yield S3Server(line.split()[-1])
+
+
+@contextmanager
+def running_versitygw(binary: Path, directory: Path) -> Iterator[S3Server]:
+    """A real server over a directory whose file system knows extended attributes."""
+    server = S3Server(f"http://127.0.0.1:{_free_port()}")
+    address = server.endpoint.removeprefix("http://")
+    command = [str(binary), "--access", server.access_key, "--secret", server.secret_key, "--region", server.region]
+    command += ["--port", address, "--quiet", "--keep-alive", "posix", str(directory)]
+    with _running(command, stdout=subprocess.DEVNULL) as process:
+        _wait_for(address, process)
+        yield server
+
+
+class Unbuildable(Exception):
+    """Why the server cannot be had on this machine, for the skip message."""
+
+
+def versitygw_binary() -> Path:
+    """Built once into the user's cache by Go's module proxy (about two minutes). Raises Unbuildable."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-compactor-tests" / f"versitygw-{VERSITYGW}"
+    binary = cache / "versitygw"
+    if binary.exists():
+        return binary
+    go = shutil.which("go")
+    if not go:
+        raise Unbuildable("versitygw needs Go to be built: install it from https://go.dev/dl")
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not binary.exists():
+            command = [go, "install", f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW}"]
+            try:
+                subprocess.run(command, env={**os.environ, "GOBIN": str(cache)}, check=True, capture_output=True, timeout=900)
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                said = (error.stderr or b"").decode(errors="replace").strip().splitlines()
+                raise Unbuildable(f"versitygw could not be built: {said[-1] if said else error}") from error
+    return binary
+
+
+@contextmanager
+def _running(command: list[str], stdout: int) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+    host, _, port = address.partition(":")
+    for _ in range(300):
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with code {process.returncode}")
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError(f"nothing listens on {address}")

@@ -1,0 +1,61 @@
+"""Fixtures: ``s3_server`` (moto behind a lock), ``versity_server`` (a real one), and per test a bucket on them or a proxy before them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fault_proxy import FaultProxy
+from tests.support.s3_server import Bucket, S3Server, Unbuildable, running_moto, running_versitygw, versitygw_binary
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    with running_moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def versity_server() -> Iterator[S3Server]:
+    try:
+        binary = versitygw_binary()
+    except Unbuildable as why:
+        pytest.skip(str(why))
+    with tempfile.TemporaryDirectory(prefix="versitygw-") as directory, running_versitygw(binary, Path(directory)) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A new bucket on moto; the environment holds its credentials."""
+    return _new_bucket(s3_server, monkeypatch)
+
+
+@pytest.fixture
+def versity_bucket(versity_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A new bucket on versitygw; the environment holds its credentials."""
+    return _new_bucket(versity_server, monkeypatch)
+
+
+@pytest.fixture
+def s3_proxy(s3_bucket: Bucket) -> Iterator[tuple[FaultProxy, Bucket]]:
+    """A proxy without faults before moto, and the new bucket as it is reached through it."""
+    with FaultProxy(s3_bucket.server.endpoint).running() as proxy:
+        yield proxy, s3_bucket.behind(proxy.url)
+
+
+@pytest.fixture
+def versity_proxy(versity_bucket: Bucket) -> Iterator[tuple[FaultProxy, Bucket]]:
+    with FaultProxy(versity_bucket.server.endpoint).running() as proxy:
+        yield proxy, versity_bucket.behind(proxy.url)
+
+
+def _new_bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    return server.make_bucket()
