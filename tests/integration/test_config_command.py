@@ -1,0 +1,73 @@
+"""``config show`` and ``config check`` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.cli.main import entry
+from compactor.config import SECTIONS
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    file = tmp_path / "settings of test.toml"
+    file.write_text(
+        f'[tier]\nurl = "file://{tmp_path}/the tier"\nstate_dir = "{tmp_path}/state"\n'
+        '[kafka]\nproperties = {"sasl.password" = "hunter2", "security.protocol" = "SSL"}\n'
+        '[topics."a.*"]\nbloom = false\n'
+    )
+    return file
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = entry([*arguments, "--output", "json"])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, document
+
+
+def test_show_names_every_setting_and_its_source(
+    settings: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIERED_COMPACTOR__DAEMON__THREADS", "3")
+    code, document = run(capsys, "config", "show", "--config", str(settings))
+    shown = {row["key"]: (row["value"], row["source"]) for row in document["settings"]}
+    assert (code, document["ok"], document["problems"]) == (0, True, [])
+    assert {f"{section}.{key}" for section, kind in SECTIONS.items() for key in kind.model_fields} < set(shown)
+    assert shown["tier.state_dir"] == (f"{settings.parent}/state", str(settings))
+    assert shown["daemon.threads"] == (3, "TIERED_COMPACTOR__DAEMON__THREADS")
+    assert shown["cleaner.bloom"] == (True, "default")
+    assert shown['topics."a.*".bloom'] == (False, str(settings))
+
+
+def test_show_keeps_secrets(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for mode in ("json", "table"):
+        assert entry(["config", "show", "--config", str(settings), "--output", mode]) == 0
+        printed = capsys.readouterr().out
+        assert "hunter2" not in printed
+        assert "SSL" in printed
+
+
+def test_check_of_a_new_tier_makes_nothing(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "config", "check", "--config", str(settings)) == (0, {"ok": True, "problems": []})
+    assert [file.name for file in settings.parent.iterdir()] == [settings.name]
+
+
+def test_check_makes_all_checks_and_names_what_fails(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (settings.parent / "state").write_text("a file in the way")
+    code, document = run(capsys, "config", "check", "--config", str(settings))
+    assert (code, document["ok"]) == (5, False)
+    assert [problem["kind"] for problem in document["problems"]] == ["state_dir"]
+    assert entry(["config", "check", "--config", str(settings)]) == 5
+    printed = capsys.readouterr().out
+    assert "1 of 3 checks failed" in printed
+    assert printed.count("can be listed") == 2
+
+
+def test_check_without_a_tier_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    assert entry(["config", "check", "--config", str(tmp_path / "empty.toml")]) == 2
+    assert capsys.readouterr().err.startswith("error: no tier is configured. Set url under [tier]")
