@@ -23,7 +23,15 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
+    Command("import", "sealed segments of a Kafka log directory into the tier", "compactor.cli.commands.import_"),
+    Command("export", "the current view of a partition as a Kafka log directory", "compactor.cli.commands.export"),
+    Command("topics", "what the tier holds", "compactor.cli.commands.topics"),
+    Command("plan", "what a round would do, and what it would cost", "compactor.cli.commands.plan"),
+    Command("run", "one round over what is due", "compactor.cli.commands.run"),
+    Command("retire", "delete what was replaced and is due, sweep orphans", "compactor.cli.commands.retire"),
     Command("clean", "clean one Kafka log directory offline, no tier involved", "compactor.cli.commands.clean"),
+    Command("segments", "remote segments, and what is in one", "compactor.cli.commands.segments"),
+    Command("verify", "is the tier what its metadata says?", "compactor.cli.commands.verify"),
     Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),
 )
 """In the order of `--help`."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from checkpoint.lineage import union
-from checkpoint.offsets import CleanerOffset
 from compactor.cleaner.grouping import group
 from compactor.config import Cleaner
 from compactor.metadata.state import PartitionState
@@ -128,7 +127,7 @@ def plan_round(
         next_dirty_offset=cleaned,
         high_watermark=state.end_offset + 1,
         legacy_horizon_ms=before.mtime_ms - cleaner.delete_retention_ms if before else 0,
-        vector=_vector(state.vector),
+        vector=state.vector,
         policy=cleaner.policy(),
         map_engine=facts.map_engine,
         fingerprint=facts.fingerprint,
@@ -136,10 +135,6 @@ def plan_round(
         tasks=tuple(_task(number, members, new_id()) for number, members in enumerate(groups)),
         skipped=skipped,
     )
-
-
-def _vector(vector: Sequence[CleanerOffset]) -> tuple[CleanerOffset, ...]:
-    return tuple(vector)
 
 
 def _groups(found: Assessment, cleaner: Cleaner) -> tuple[list[list[RemoteLogSegmentMetadata]], tuple[SkippedSegment, ...]]:

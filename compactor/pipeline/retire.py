@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 from compactor.errors import NotFound
 from compactor.metadata.records import ImportVoided, RetireBegun, Retired
@@ -159,31 +160,35 @@ def _by_grace(
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
         now = ports.control.clock_ms() if now_ms is None else now_ms
+        since = _since_ms(ports, log)
         for group in log.state.waiting:
             keep_ms = retention.grace_ms if group.undone else max(retention.grace_ms, retention.undo_window_ms)
-            since = _since_ms(ports, log, group)
-            (due if since is not None and now - since >= keep_ms else waiting).extend(group.segments)
+            (due if now - since.get(group.slot, now) >= keep_ms else waiting).extend(group.segments)
     return tuple(due), tuple(waiting)
 
 
 def _stale(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None) -> tuple[str, ...]:
     """Imports that were registered longer ago than anybody takes for one."""
-    entries = log.state.registrations.values()
-    if not entries:
+    if not log.state.registrations:
         return ()
     now = ports.control.clock_ms() if now_ms is None else now_ms
-    dated = [(entry.import_id, _since_ms(ports, log, entry)) for entry in entries]
-    return tuple(name for name, since in dated if since is not None and now - since >= retention.orphan_age_ms)
+    since = _since_ms(ports, log)
+    return tuple(entry.import_id for entry in log.state.registrations.values() if now - since.get(entry.slot, now) >= retention.orphan_age_ms)
 
 
-def _since_ms(ports: Ports, log: PartitionLog, entry: Waiting | Registration) -> int | None:
-    """The store's time of the entry's slot; None where a cut has just taken the slot (the next fold knows its time)."""
-    if entry.since_ms is not None:
-        return entry.since_ms
-    try:
-        return ports.control.head(log.record_key(entry.slot)).modified_ms
-    except NotFound:
-        return None
+def _since_ms(ports: Ports, log: PartitionLog) -> dict[int, int]:
+    """The store's time of each slot that something waits from. A slot that was cut has left its time in the snapshot."""
+    for state in (log.state, None):
+        entries = (state or log.reload()).waiting, log.state.registrations.values()
+        try:
+            return {entry.slot: _time_of(ports, log, entry) for entry in chain(*entries)}
+        except NotFound:
+            continue
+    return {}
+
+
+def _time_of(ports: Ports, log: PartitionLog, entry: Waiting | Registration) -> int:
+    return ports.control.head(log.record_key(entry.slot)).modified_ms if entry.since_ms is None else entry.since_ms
 
 
 def _id(key: str) -> str:

@@ -19,6 +19,9 @@ from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.ordering import Stage, Steps
 from compactor.pipeline.ports import Lease, Planner, Ports, Resumable, Worker
 
+PLANS = 3
+"""How often a round is planned anew when something outside moves between its plan and its announcement."""
+
 Stats = dict[str, int | float | str]
 StatsOf = Callable[[CompactionPlan, Sequence[CompactionReceipt]], Stats]
 OnEvent = Callable[[Stage, CompactionPlan], None]
@@ -124,16 +127,22 @@ def led_round(leadership: Leadership, work: RoundWork) -> RoundResult:
     if settled is not None and not settled.undone:
         return settled
     undone = settled.undone if settled else ""
-    state = leadership.state
-    try:
-        plan = work.planner(state, work.now_ms, leadership.epoch, leadership.ports.new_id)
-    except BadData as error:
-        return _quarantined(leadership, leadership.ports.new_id(), None, error.message, error.segment)
-    if plan is None:
-        return RoundResult("nothing_to_do", state, undone=undone)
-    state = publication.announce(leadership, plan)
-    work.on_event(Stage.ANNOUNCED, plan)
-    return _finish(leadership, work, "cleaned", undone)
+    for _ in range(PLANS):
+        state = leadership.state
+        try:
+            plan = work.planner(state, work.now_ms, leadership.epoch, leadership.ports.new_id)
+        except BadData as error:
+            return _quarantined(leadership, leadership.ports.new_id(), None, error.message, error.segment)
+        if plan is None:
+            break
+        try:
+            publication.announce(leadership, plan)
+        except RequirementFailed as refused:
+            undone = str(refused)  # the broker's lineage moved since the plan was made: plan again
+            continue
+        work.on_event(Stage.ANNOUNCED, plan)
+        return _finish(leadership, work, "cleaned", undone)
+    return RoundResult("nothing_to_do", leadership.state, undone=undone)
 
 
 def settle(leadership: Leadership, work: RoundWork | None) -> RoundResult | None:

@@ -86,6 +86,10 @@ class Staging:
         finally:
             self._budget.give(size)
 
+    @property
+    def peak_bytes(self) -> int:
+        return self._budget.peak
+
     def close(self) -> None:
         for _, size in self._kept.values():
             self._budget.give(size)

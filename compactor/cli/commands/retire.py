@@ -1,0 +1,46 @@
+"""``retire``: deletes what is due and sweeps orphans."""
+
+from __future__ import annotations
+
+import argparse
+
+from compactor.cli import frame, tiers
+from compactor.cli.output import Output, Table, size
+from compactor.errors import CompactorError
+
+
+def add_arguments(parser: frame.Parser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    parser.add_argument("--now", type=frame.whole(), metavar="MS", help="stands in for the store's clock (default: the store's clock)")
+    parser.runs(run)
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    from compactor.pipeline.compaction import Round
+    from compactor.pipeline.retire import retire
+
+    opened = tiers.opened(args)
+    outcomes = tiers.Outcomes(out, named=False)
+    deleted: list[str] = []
+    swept: list[str] = []
+    waiting: list[str] = []
+    freed = 0
+    for name in opened.partitions():
+        try:
+            # An open intent is resumed first, as `run` would.
+            work = Round(opened, name, opened.ports.clock_ms()).work
+            report = retire(opened.ports, opened.open(name), opened.lease, opened.retention, now_ms=args.now, dry_run=args.dry_run, work=work)
+        except CompactorError as error:
+            outcomes.failed(str(name), error)
+            continue
+        outcomes.ok()
+        deleted += report.deleted
+        swept += report.swept
+        waiting += report.waiting
+        freed += report.bytes
+    word = "would be " if args.dry_run else ""
+    rows = [(word + what, key) for what, keys in (("deleted", deleted), ("swept", swept), ("waiting", waiting)) for key in keys]
+    tables = [Table("", ("", "object"), rows)] if rows else []
+    summary = f"{len(deleted)} {word}deleted, {len(swept)} {word}swept, {len(waiting)} wait for grace; {size(freed)}"
+    out.result({"deleted": deleted, "swept": swept, "waiting": waiting, "bytes": freed}, *tables, summary=summary)
+    return outcomes.exit_code()

@@ -1,0 +1,48 @@
+"""``segments list T-P`` and ``segments dump T-P ID``: remote segments, and what is in one."""
+
+from __future__ import annotations
+
+import argparse
+
+from compactor.cli import frame, tiers
+from compactor.cli.output import Output, Table, size
+
+
+def add_arguments(parser: frame.Parser) -> None:
+    listing = parser.subcommand("list", "remote segments with state and lineage")
+    listing.add_argument("partition", metavar="TOPIC-PARTITION")
+    listing.runs(show_list)
+    dump = parser.subcommand("dump", "batches and records of one segment")
+    dump.add_argument("partition", metavar="TOPIC-PARTITION")
+    dump.add_argument("id", metavar="ID", help="as `segments list` prints it, or its first characters")
+    dump.runs(show_dump)
+
+
+def show_list(args: argparse.Namespace, out: Output) -> None:
+    from compactor.pipeline.inspection import list_segments
+
+    opened = tiers.opened(args)
+    (name,) = opened.partitions([args.partition])
+    found = list_segments(opened.open(name).refresh())
+    rows = [
+        (s["id"], s["state"], s["start_offset"], s["end_offset"], size(s["bytes"]), " ".join(f"{e['epoch']}@{e['start_offset']}" for e in s["leader_epochs"]),
+         s["replaced_by"]) for s in found
+    ]  # fmt: skip
+    columns = ("id", "state", "start offset", "end offset", "size", "leader epochs", "replaced by")
+    out.result({"segments": found}, Table("", columns, rows))
+
+
+def show_dump(args: argparse.Namespace, out: Output) -> None:
+    from compactor.pipeline.inspection import dump_segment
+
+    opened = tiers.opened(args)
+    (name,) = opened.partitions([args.partition])
+    limit = opened.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
+    document = dump_segment(opened, name, args.id, limit)
+    rows = [
+        (b["base_offset"], b["last_offset"], b["codec"], b["kind"], b["producer_id"], r["offset"], r["timestamp"], r["key"], r["value"])
+        for b in document["batches"]
+        for r in b["records"] or [{"offset": None, "timestamp": None, "key": None, "value": None}]
+    ]
+    columns = ("base offset", "last offset", "codec", "kind", "producer", "offset", "timestamp", "key", "value")
+    out.result(document, Table(document["id"], columns, rows))

@@ -1,0 +1,73 @@
+"""What the commands over a tier share."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from compactor.cli import frame
+from compactor.cli.output import Output
+from compactor.errors import CompactorError, Leased
+
+if TYPE_CHECKING:
+    from compactor.pipeline.tier import Tier
+
+
+def opened(args: argparse.Namespace) -> Tier:
+    """The tier of the configuration. Raises UsageError."""
+    from compactor.pipeline.tier import open_tier
+
+    return open_tier(frame.settings(args))
+
+
+def partitions_argument(parser: frame.Parser) -> None:
+    parser.add_argument("partitions", nargs="*", metavar="TOPIC-PARTITION", help="default: all partitions of the tier")
+
+
+def now_argument(parser: frame.Parser) -> None:
+    parser.add_argument("--now", type=frame.whole(), metavar="MS", help="the cleaner's clock (default: the clock)")
+
+
+def now_ms(args: argparse.Namespace) -> int:
+    return int(time.time() * 1000) if args.now is None else args.now
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """A report as JSON has it."""
+    return asdict(value)
+
+
+class Outcomes:
+    """Exit codes of a command over several partitions: a failing one does not stop the others (I9)."""
+
+    def __init__(self, out: Output, named: bool) -> None:
+        self._out = out
+        self._named = named
+        self._codes: list[int] = []
+        self._leased = 0
+
+    def ok(self) -> None:
+        self._codes.append(0)
+
+    def failed(self, what: str, error: CompactorError) -> None:
+        self._out.note(f"error: {what}: {error}")
+        if isinstance(error, Leased) and not self._named:
+            self._leased += 1
+        else:
+            self._codes.append(error.exit_code)
+
+    def bad_data(self, what: str, reason: str) -> None:
+        self._out.note(f"error: {what} is quarantined: {reason}")
+        self._codes.append(3)
+
+    def exit_code(self) -> int:
+        from compactor.errors import gravest
+
+        if self._leased and not self._codes:
+            return Leased.exit_code
+        return gravest(self._codes)
+
+

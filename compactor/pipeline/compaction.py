@@ -1,0 +1,179 @@
+"""One round over one partition of an opened tier, on this machine: facts -> plan -> round -> report."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compactor.config import Cleaner
+from compactor.errors import BadData, NotFound
+from compactor.metadata.state import PartitionState
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.pipeline.logs import PartitionLog
+from compactor.pipeline.ordering import Stage
+from compactor.pipeline.ports import WorkSession
+from compactor.pipeline.planning import RoundFacts, assess, plan_round
+from compactor.pipeline.rounds import RoundResult, RoundWork, run_round
+from compactor.pipeline.staging import Budget, Staging
+from compactor.pipeline.tier import Tier
+from compactor.pipeline.worker import LocalWorker, WorkStats, fingerprint
+from compactor.records.producers import parse_snapshot
+
+OnStage = Callable[[Stage, CompactionPlan], None]
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What ``run`` prints of one partition. Offsets, counts and bytes; ``bytes_read``: segment bytes fetched from the tier."""
+
+    topic: str
+    partition: int
+    status: str
+    first_dirty_offset: int
+    next_dirty_offset: int
+    segments_in: int = 0
+    segments_out: int = 0
+    segments_skipped: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    records_read: int = 0
+    records_kept: int = 0
+    map_engine: str = "memory"
+    peak_disk_bytes: int = 0
+    peak_map_bytes: int = 0
+    reason: str = ""
+    segment: str = ""
+
+
+class Round:
+    """What one process brings to a round: work to do it with, and what it cost. Used once."""
+
+    def __init__(self, opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> None:
+        self._opened = opened
+        self._cleaner = opened.settings.cleaner_for(name.topic)
+        self._force = force
+        self._stats = WorkStats()
+        self._folder = opened.state_dir / "spool" / f"{name}-{opened.ports.new_id()}"
+        self.work = RoundWork(
+            now_ms=now_ms,
+            planner=self._plan,
+            worker=self._worker,
+            resumable=resume_problem,
+            stats_of=self._run_stats,
+            on_event=on_stage,
+        )
+
+    def run(self, log: PartitionLog) -> RoundReport:
+        """Raises Leased, Fenced, StoreError, OutOfBudget; bad data is a report with status quarantined."""
+        try:
+            result = run_round(self._opened.ports, log, self._opened.lease, self.work)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return _report(result, self._stats)
+
+    def _plan(self, state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
+        found = assess(state, self._cleaner, now_ms, force=self._force)
+        if not found.due:
+            return None
+        producers = live_producers(self._opened, state, now_ms, self._cleaner.producer_id_expiration_ms)
+        facts = RoundFacts(producers, fingerprint(), "memory")
+        return plan_round(state, found, facts, self._cleaner, now_ms, leader_epoch, new_id)
+
+    def _worker(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        staging = Staging(self._folder, self._opened.ports.data, Budget(disk_budget(self._cleaner, self._opened.state_dir)))
+        try:
+            yield from LocalWorker(
+                data=self._opened.ports.data,
+                staging=staging,
+                hash_key=self._opened.hash_key(),
+                map_budget_bytes=self._cleaner.map_budget_bytes,
+                inflate_budget_bytes=self._cleaner.map_budget_bytes,
+                threads=self._opened.settings.daemon.threads,
+                stats=self._stats,
+            )(plan, tasks, session)
+        finally:
+            staging.close()
+
+    def _run_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
+        return {
+            "records_read": sum(r.records_read for r in receipts),
+            "records_kept": sum(r.records_kept for r in receipts),
+            "bytes_read": self._stats.bytes_fetched,
+            "bytes_before": sum(r.bytes_read for r in receipts),
+            "bytes_written": sum(r.bytes_written for r in receipts),
+            "peak_disk_bytes": self._stats.peak_disk_bytes,
+            "peak_map_bytes": self._stats.peak_map_bytes,
+        }
+
+
+def resume_problem(plan: CompactionPlan) -> str:
+    """Why this process cannot resume a plan; a plan's own settings are frozen in it."""
+    return "" if plan.fingerprint == fingerprint() else f"it was made by {plan.fingerprint}, this process is {fingerprint()}"
+
+
+def live_producers(opened: Tier, state: PartitionState, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
+    """Producers at the tier's end that a broker would still know: in a transaction, or seen within ``expiration_ms``.
+
+    Raises BadData where the snapshot of the last segment is missing or cannot be read.
+    """
+    last = state.live[-1]
+    if "snapshot" not in last.files:
+        return ()
+    key = last.key(str(state.name), "snapshot")
+    try:
+        entries = parse_snapshot(opened.ports.data.get(key), key).entries
+    except NotFound:
+        raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
+    alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
+    return tuple(
+        ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive
+    )
+
+
+def disk_budget(cleaner: Cleaner, folder: Path) -> int:
+    """``disk_budget_bytes``; ``auto`` is the KIP's chunk rule, min(segment bytes, free / 3), for a source, an output and one to spare."""
+    if cleaner.disk_budget_bytes != "auto":
+        return cleaner.disk_budget_bytes
+    folder.mkdir(parents=True, exist_ok=True)
+    return 3 * min(cleaner.segment_bytes, shutil.disk_usage(folder).free // 3)
+
+
+def _report(result: RoundResult, stats: WorkStats) -> RoundReport:
+    state, plan = result.state, result.plan
+    base = RoundReport(
+        state.topic, state.partition, result.status, state.first_dirty_offset, state.first_dirty_offset,
+        reason=result.reason or result.undone, segment=result.segment, peak_disk_bytes=stats.peak_disk_bytes, peak_map_bytes=stats.peak_map_bytes,
+        bytes_read=stats.bytes_fetched,
+    )  # fmt: skip
+    if plan is None or not result.receipts:
+        return base
+    sources = len(plan.sources)
+    return RoundReport(
+        **{
+            **base.__dict__,
+            "first_dirty_offset": plan.first_dirty_offset,
+            "next_dirty_offset": plan.next_dirty_offset,
+            "segments_in": sources + len(plan.skipped),
+            "segments_out": len(result.receipts),
+            "segments_skipped": len(plan.skipped),
+            "bytes_written": sum(r.bytes_written for r in result.receipts),
+            "records_read": sum(r.records_read for r in result.receipts),
+            "records_kept": sum(r.records_kept for r in result.receipts),
+            "map_engine": plan.map_engine,
+        }
+    )
+
+
+def compact(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
+    """A round over one partition; other processes are told that something changed. Raises as Round.run."""
+    report = Round(opened, name, now_ms, force=force, on_stage=on_stage).run(opened.open(name))
+    if report.status in ("cleaned", "resumed"):
+        opened.note_change(name)
+    return report
+
+

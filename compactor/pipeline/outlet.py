@@ -1,0 +1,82 @@
+"""``export``: the current readable view back out, as a Kafka log directory that a broker can open."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoint.files import format_leader_epoch_checkpoint
+from checkpoint.lineage import union
+from compactor.errors import BadData, NotFound, UsageError
+from compactor.metadata.state import PartitionState
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.pipeline.staging import digest
+from compactor.pipeline.tier import Tier
+
+READS = 3
+"""A reader that meets a missing object folds again: the view may have moved on meanwhile."""
+
+_SUFFIXED = ("log", "index", "timeindex", "txnindex")
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """``end_offset`` is inclusive."""
+
+    segments: int
+    bytes: int
+    start_offset: int
+    end_offset: int
+
+
+def export_partition(opened: Tier, name: TopicPartition, folder: Path, on_bytes: Callable[[int], None] = lambda size: None) -> ExportReport:
+    """Writes the view into ``folder``, which must not exist and appears whole or not at all.
+
+    Raises UsageError (the folder exists), BadData (an object is missing or not what was recorded), StoreError.
+    """
+    if folder.exists():
+        raise UsageError(f"{folder} exists already", hint="Name a directory that does not exist; nothing is overwritten")
+    partial = folder.with_name(folder.name + ".partial")
+    log = opened.open(name)
+    for attempt in range(1, READS + 1):
+        state = log.refresh()
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            for segment in state.live:
+                _fetch(opened, name, segment, partial)
+                on_bytes(segment.size_bytes)
+            _write_lineage(state, partial)
+            partial.rename(folder)
+            break
+        except NotFound as error:
+            if attempt == READS:
+                raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="Run `verify`") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return ExportReport(len(state.live), state.bytes, state.start_offset, state.end_offset)
+
+
+def _fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path) -> None:
+    for kind, file in segment.files.items():
+        if kind in _SUFFIXED:
+            path = folder / f"{segment.start_offset:020d}.{kind}"
+        elif kind == "snapshot":
+            path = folder / f"{segment.end_offset + 1:020d}.snapshot"
+        else:
+            continue
+        key = segment.key(str(name), kind)
+        opened.ports.data.download(key, path)
+        if path.stat().st_size != file.size or digest(path) != file.sha256:
+            raise BadData("its size or digest is not what was recorded", segment=key, hint="Restore the object; see `verify`")
+        os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
+
+
+def _write_lineage(state: PartitionState, folder: Path) -> None:
+    entries = state.lineage or union([segment.leader_epochs for segment in state.live])
+    text = format_leader_epoch_checkpoint(tuple(entry for entry in entries if entry.start_offset <= state.end_offset))
+    (folder / "leader-epoch-checkpoint").write_text(text, encoding="utf-8")

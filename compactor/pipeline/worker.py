@@ -1,0 +1,258 @@
+"""The work of one round on this machine: fetch -> fold -> pass 1 -> pass 2 -> upload -> receipt. Never writes metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from compactor import __version__
+from compactor.cleaner.describe import content_of, due_ms
+from compactor.cleaner.keysets import KeySet
+from compactor.cleaner.lanes import Lanes
+from compactor.cleaner.retention import RoundRules
+from compactor.cleaner.rewrite import CleanedSegment, RewritePass
+from compactor.cleaner.source import InflateCache, SourceSegment, open_source
+from compactor.cleaner.survivors import BackwardSurvivors, PassOne
+from compactor.cleaner.transactions import Verdicts, fold
+from compactor.errors import AlreadyExists, NotFound
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, segment_key
+from compactor.pipeline.ports import WorkSession
+from compactor.pipeline.staging import Staging, digest
+from compactor.records import codecs
+from compactor.records.batches import Bytes, map_file, read_only
+from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
+from compactor.records.producers import ENTRY, ProducerStates
+from compactor.storage.port import ObjectStore
+
+_NOTHING: Bytes = read_only(np.empty(0, np.uint8))
+
+
+def fingerprint() -> str:
+    """What decides the bytes of a round besides its plan; an executor that differs refuses (I7)."""
+    return f"tiered-compactor={__version__} {codecs.fingerprint()}"
+
+
+@dataclass
+class WorkStats:
+    """What a round cost, beyond what the receipts say. Bytes."""
+
+    bytes_fetched: int = 0
+    peak_disk_bytes: int = 0
+    peak_map_bytes: int = 0
+    map_entries: int = 0
+
+
+@dataclass(frozen=True)
+class LocalWorker:
+    """Worker (pipeline.ports) by threads of this process. ``stats`` is filled in as the round goes."""
+
+    data: ObjectStore
+    staging: Staging
+    hash_key: bytes
+    map_budget_bytes: int
+    inflate_budget_bytes: int
+    threads: int
+    stats: WorkStats = field(default_factory=WorkStats)
+
+    def __call__(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        if plan.fingerprint != fingerprint():
+            message = f"the plan is for {plan.fingerprint}, this process is {fingerprint()}"
+            yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=message)
+            return
+        with Lanes(self.threads) as lanes:
+            round_ = _Round(self, plan, session.state.live, lanes)
+            round_.read_headers()
+            session.check()
+            round_.read_keys()
+            for task in tasks:
+                session.check()
+                yield round_.work_on(task)
+
+
+class _Round:
+    """One execution of a plan. Batch tables of all live segments stay in memory (about 80 bytes a batch); bytes do not."""
+
+    def __init__(self, worker: LocalWorker, plan: CompactionPlan, live: Sequence[RemoteLogSegmentMetadata], lanes: Lanes) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._live = live
+        self._lanes = lanes
+        self._partition = f"{plan.topic}-{plan.partition}"
+        self._limit = plan.policy.max_decompressed_batch_bytes
+        self._cache = InflateCache(worker.inflate_budget_bytes)
+        self._sources: list[SourceSegment] = []
+        self._verdicts: list[Verdicts] = []
+        self._survivors: BackwardSurvivors | None = None
+
+    def read_headers(self) -> None:
+        """Batch headers of the whole log: what became of each transaction is told by control records anywhere in it."""
+        previous_last = -1
+        for ordinal, metadata in enumerate(self._live):
+            with self._fetched(metadata, "log") as path:
+                source = open_source(
+                    ordinal, path, metadata.start_offset, metadata.end_offset + 1, metadata.mtime_ms, previous_last, self._limit,
+                    txn_entries=self._txn_entries(metadata),
+                )  # fmt: skip
+            source.name = metadata.key(self._partition, "log")
+            source.buf = _NOTHING
+            self._sources.append(source)
+            if len(source.table):
+                previous_last = int(source.table.last_offset[-1])
+        self._verdicts = fold(self._sources)
+
+    def read_keys(self) -> None:
+        """Pass 1: the dirty range from its end to its beginning, one segment on disk at a time."""
+        plan, worker = self._plan, self._worker
+        one = PassOne(self._sources, self._verdicts, plan.first_dirty_offset, plan.end_offset, worker.hash_key, self._limit, self._cache)
+        dirty = one.dirty() if plan.first_dirty_offset < plan.end_offset else []
+        found = BackwardSurvivors(one, KeySet(worker.map_budget_bytes, expected_keys=0))
+        for source, wanted in reversed(dirty):
+            with self._mapped(source):
+                jobs = [(source, first, last, wanted[first:last]) for first, last in reversed(source.ranges()) if wanted[first:last].any()]
+                for pieces in self._lanes.run(lambda lane, job: one.hashed(*job, lane.rows, backwards=True), jobs):
+                    for piece in pieces:
+                        found.add(source, piece)
+        found.close()
+        worker.stats.peak_map_bytes = found.peak_bytes
+        worker.stats.map_entries = found.keys
+        self._survivors = found
+
+    def work_on(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
+        """Pass 2 for one group, then upload under the announced id."""
+        members = [source for source, metadata in zip(self._sources, self._live, strict=True) if metadata.id in task.sources]
+        largest = max(self._live[source.ordinal].size_bytes for source in members)
+        room = sum(self._live[source.ordinal].size_bytes for source in members) * 5 // 4 + (1 << 20)
+        folder = self._worker.staging.folder / f"group-{task.group}"
+        folder.mkdir()
+        with self._worker.staging.reserved(room, f"group {task.group} (its largest source has {largest} bytes)"):
+            cleaned = self._rewritten(task, members, folder)
+            receipt = self._uploaded(task, members, cleaned, folder)
+            for path in folder.iterdir():
+                path.unlink()
+        folder.rmdir()
+        self._note()
+        return receipt
+
+    def _rewritten(self, task: CompactionTask, members: list[SourceSegment], folder: Path) -> CleanedSegment:
+        plan = self._plan
+        assert self._survivors is not None
+        rules = RoundRules(
+            now_ms=plan.now_ms,
+            delete_retention_ms=plan.policy.delete_retention_ms,
+            legacy_horizon_ms=plan.legacy_horizon_ms,
+            high_watermark=plan.high_watermark,
+            latest_offset=plan.next_dirty_offset - 1,
+            producers=active_states(plan),
+        )
+        rewriting = RewritePass(self._survivors, rules, plan.policy.index_interval_bytes, self._limit, self._cache)
+        with ExitStack() as mapped:
+            for source in members:
+                mapped.enter_context(self._mapped(source))
+            return rewriting.rewrite(
+                [(source, self._verdicts[source.ordinal]) for source in members], folder, self._lanes, end_offset=task.end_offset
+            )
+
+    def _uploaded(
+        self, task: CompactionTask, members: list[SourceSegment], cleaned: CleanedSegment, folder: Path
+    ) -> CompactionReceipt | CompactionFailure:
+        last = self._live[members[-1].ordinal]
+        paths = dict(cleaned.paths)
+        for kind in ("snapshot", "leader-epoch-checkpoint"):
+            if kind in last.files:
+                with self._fetched(last, kind) as path:
+                    paths[kind] = folder / kind
+                    paths[kind].write_bytes(path.read_bytes())
+        output = open_source(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
+        content = content_of(output.table)
+        metadata = RemoteLogSegmentMetadata(
+            id=task.new_segment_id,
+            start_offset=task.start_offset,
+            end_offset=task.end_offset,
+            size_bytes=cleaned.size,
+            max_timestamp_ms=content.max_timestamp_ms,
+            mtime_ms=task.mtime_ms,
+            leader_epochs=task.leader_epochs,
+            files={kind: SegmentFile(size=path.stat().st_size, sha256=digest(path)) for kind, path in paths.items()},
+            first_timestamp_ms=content.first_timestamp_ms,
+            due_ms=due_ms(output, self._limit),
+            open_txn_offset=last.open_txn_offset,
+            records=content.records,
+        )
+        problem = upload(self._worker.data, self._partition, metadata, paths)
+        if problem:
+            return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)
+        return CompactionReceipt(
+            run_id=self._plan.run_id,
+            group=task.group,
+            segment=metadata,
+            records_read=cleaned.records_read,
+            records_kept=cleaned.records_kept,
+            bytes_read=sum(self._live[source.ordinal].size_bytes for source in members),
+            bytes_written=cleaned.size,
+        )
+
+    @contextmanager
+    def _fetched(self, metadata: RemoteLogSegmentMetadata, kind: str) -> Iterator[Path]:
+        with self._worker.staging.fetched(metadata.key(self._partition, kind), metadata.files[kind]) as path:
+            self._note()
+            yield path
+
+    @contextmanager
+    def _mapped(self, source: SourceSegment) -> Iterator[None]:
+        """The source's bytes are there while the block runs."""
+        with self._fetched(self._live[source.ordinal], "log") as path:
+            source.buf = map_file(path)
+            try:
+                yield
+            finally:
+                source.buf = _NOTHING
+
+    def _txn_entries(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
+        if "txnindex" not in metadata.files:
+            return np.empty(0, TXN_ENTRY)
+        with self._fetched(metadata, "txnindex") as path:
+            return parse_txn_index(path.read_bytes(), metadata.key(self._partition, "txnindex"))
+
+    def _note(self) -> None:
+        self._worker.stats.bytes_fetched = self._worker.staging.bytes_fetched
+        self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
+
+
+def active_states(plan: CompactionPlan) -> ProducerStates:
+    """The plan's live producers as the cleaner's rules take them."""
+    entries = np.zeros(len(plan.producers), ENTRY)
+    for row, producer in enumerate(sorted(plan.producers, key=lambda p: p.producer_id)):
+        entries[row]["producer_id"] = producer.producer_id
+        entries[row]["epoch"] = producer.epoch
+        entries[row]["last_offset"] = producer.last_offset
+    return ProducerStates(entries)
+
+
+def upload(data: ObjectStore, partition: str, metadata: RemoteLogSegmentMetadata, paths: dict[str, Path]) -> str:
+    """Creates a segment's objects. An object that exists with equal digest is done; the answer names one that differs (I7)."""
+    for kind, path in paths.items():
+        key = segment_key(partition, metadata.start_offset, metadata.id, kind)
+        file = metadata.files[kind]
+        try:
+            data.create_from_file(key, path, {"sha256": file.sha256, "mtime-ms": str(metadata.mtime_ms)})
+        except AlreadyExists:
+            if not _same(data, key, file):
+                return f"{key} exists already with other content"
+    return ""
+
+
+def _same(data: ObjectStore, key: str, file: SegmentFile) -> bool:
+    try:
+        info = data.head(key)
+    except NotFound:
+        return False
+    return info.size == file.size and info.metadata.get("sha256") == file.sha256
+
+
