@@ -1,69 +1,83 @@
-"""Kafka's own checkpoint files: ``cleaner-offset-checkpoint`` and ``leader-epoch-checkpoint`` (CheckpointFile; version 0).
+"""Kafka's own checkpoint files as text: ``cleaner-offset-checkpoint`` and ``leader-epoch-checkpoint`` (CheckpointFile).
 
-    0                     format version
-    2                     number of entries
-    orders 0 1234         one entry a line
-    orders 1 99
+    0                       version
+    2                       number of entries
+    orders 0 1234           topic partition offset           (cleaner-offset-checkpoint)
+    5 1200                  epoch startOffset                (leader-epoch-checkpoint)
+
+Kafka writes single spaces and reads any white space; an empty file, or one without the line of the count, has no entries.
 """
 
 from __future__ import annotations
 
-from checkpoint.lineage import EpochEntry, Lineage
-from compactor.errors import BadData
+from collections.abc import Mapping, Sequence
 
-VERSION = "0"
+from checkpoint.lineage import EpochEntry
 
+CURRENT_VERSION = 0
 
-def parse_leader_epoch_checkpoint(text: str, name: str) -> Lineage:
-    """``epoch startOffset`` lines; an empty file holds no entries. Raises BadData."""
-    entries = tuple(EpochEntry(epoch, offset) for epoch, offset in _numbers(_entries(text, name, 2), name))
-    for before, after in zip(entries, entries[1:], strict=False):
-        if after.epoch <= before.epoch or after.start_offset < before.start_offset:
-            raise _bad(name, f"epoch {after.epoch} from {after.start_offset} comes after epoch {before.epoch} from {before.start_offset}")
-    return entries
+TopicPartitionName = tuple[str, int]
 
 
-def format_leader_epoch_checkpoint(entries: Lineage) -> str:
-    return _format([f"{entry.epoch} {entry.start_offset}" for entry in entries])
+class CheckpointError(ValueError):
+    """The text is not such a file. Kafka would mark the log directory offline."""
 
 
-def parse_cleaner_offset_checkpoint(text: str, name: str) -> dict[tuple[str, int], int]:
-    """(topic, partition) -> first dirty offset, from ``topic partition offset`` lines. Raises BadData."""
-    found: dict[tuple[str, int], int] = {}
-    for topic, partition, offset in _entries(text, name, 3):
-        ((number, first_dirty),) = _numbers([(partition, offset)], name)
-        found[topic, number] = first_dirty
-    return found
+def parse_cleaner_offset_checkpoint(text: str) -> dict[TopicPartitionName, int]:
+    """(topic, partition) -> first offset that is not clean. Raises CheckpointError."""
+    offsets: dict[TopicPartitionName, int] = {}
+    for number, (topic, partition, offset) in _entries(text, 3):
+        offsets[topic, _number(partition, number)] = _number(offset, number)
+    return offsets
 
 
-def _format(lines: list[str]) -> str:
-    return "".join(f"{line}\n" for line in (VERSION, str(len(lines)), *lines))
+def format_cleaner_offset_checkpoint(offsets: Mapping[TopicPartitionName, int]) -> str:
+    """As Kafka writes it, sorted by topic and partition."""
+    return _format([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())])
 
 
-def _entries(text: str, name: str, fields: int) -> list[tuple[str, ...]]:
+def parse_leader_epoch_checkpoint(text: str) -> tuple[EpochEntry, ...]:
+    """The lineage, ascending. Raises CheckpointError, also where epochs or offsets go back."""
+    entries: list[EpochEntry] = []
+    for number, (epoch, start) in _entries(text, 2):
+        entry = EpochEntry(_number(epoch, number), _number(start, number))
+        if entries and not (entries[-1].epoch < entry.epoch and entries[-1].start_offset <= entry.start_offset):
+            raise CheckpointError(f"line {number}: epoch {entry.epoch} at {entry.start_offset} does not follow the line before it")
+        entries.append(entry)
+    return tuple(entries)
+
+
+def format_leader_epoch_checkpoint(lineage: Sequence[EpochEntry]) -> str:
+    """As Kafka writes it."""
+    return _format([f"{entry.epoch} {entry.start_offset}" for entry in lineage])
+
+
+def _format(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in (CURRENT_VERSION, len(lines), *lines))
+
+
+def _entries(text: str, fields: int) -> list[tuple[int, list[str]]]:
+    """(line number, fields) of each entry."""
     lines = text.splitlines()
-    if not lines or len(lines) == 1 and lines[0].strip() == VERSION:
+    if not lines:
         return []
-    if lines[0].strip() != VERSION:
-        raise _bad(name, f"unknown version {lines[0].strip()!r}")
-    found = [tuple(line.split()) for line in lines[2:] if line.strip()]
-    if lines[1].strip() != str(len(found)):
-        raise _bad(name, f"it announces {lines[1].strip()} entries and holds {len(found)}")
-    for entry in found:
-        if len(entry) != fields:
-            raise _bad(name, f"the line {' '.join(entry)!r} has {len(entry)} fields instead of {fields}")
+    version = _number(lines[0].strip(), 1)
+    if version != CURRENT_VERSION:
+        raise CheckpointError(f"line 1: version {version} is unknown, only {CURRENT_VERSION} is")
+    if len(lines) < 2:
+        return []
+    expected = _number(lines[1].strip(), 2)
+    found = [(number, line.split()) for number, line in enumerate(lines[2:], 3)]
+    wrong = next((number for number, parts in found if len(parts) != fields), None)
+    if wrong is not None:
+        raise CheckpointError(f"line {wrong}: {fields} fields were expected: {lines[wrong - 1]!r}")
+    if len(found) != expected:
+        raise CheckpointError(f"line 2 promises {expected} entries, {len(found)} follow")
     return found
 
 
-def _numbers(entries: list[tuple[str, ...]], name: str) -> list[tuple[int, ...]]:
-    try:
-        numbers = [tuple(int(field) for field in entry) for entry in entries]
-    except ValueError as error:
-        raise _bad(name, str(error)) from None
-    if any(number < 0 for entry in numbers for number in entry):
-        raise _bad(name, "a negative number")
-    return numbers
-
-
-def _bad(name: str, cause: str) -> BadData:
-    return BadData(cause, segment=name, hint="Kafka refuses this file too; restore or remove it")
+def _number(text: str, line: int) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise CheckpointError(f"line {line}: {text!r} is not a number")
+    return int(text)

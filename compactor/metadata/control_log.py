@@ -134,6 +134,11 @@ class ControlLog(Generic[S]):
             self._restart()
         return self._settle(None)
 
+    def reload(self) -> S:
+        """Folds again from the snapshot: it knows the times of slots that are gone, which a state folded before does not."""
+        self._restart()
+        return self._settle(None)
+
     def poll(self) -> bool:
         """Whether there is anything that the last fold has not seen; two requests where there is nothing."""
         base = self.state.slot
@@ -189,6 +194,7 @@ class ControlLog(Generic[S]):
             return False
         self._create_boundary(state.slot)
         self._delete_old()
+        self._state = timed
         return True
 
     def _settle(self, appended: Record[Any] | None) -> S:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import chain
 
 from compactor.errors import NotFound
 from compactor.metadata.records import ImportVoided, RetireBegun, Retired
@@ -173,18 +172,25 @@ def _stale(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
         return ()
     now = ports.control.clock_ms() if now_ms is None else now_ms
     since = _since_ms(ports, log)
-    return tuple(entry.import_id for entry in log.state.registrations.values() if now - since.get(entry.slot, now) >= retention.orphan_age_ms)
+    entries = log.state.registrations.values()
+    return tuple(entry.import_id for entry in entries if now - since.get(entry.slot, now) >= retention.orphan_age_ms)
 
 
 def _since_ms(ports: Ports, log: PartitionLog) -> dict[int, int]:
     """The store's time of each slot that something waits from. A slot that was cut has left its time in the snapshot."""
-    for state in (log.state, None):
-        entries = (state or log.reload()).waiting, log.state.registrations.values()
-        try:
-            return {entry.slot: _time_of(ports, log, entry) for entry in chain(*entries)}
-        except NotFound:
-            continue
-    return {}
+    try:
+        return _times(ports, log)
+    except NotFound:
+        log.reload()
+    try:
+        return _times(ports, log)
+    except NotFound:
+        return {}  # cut again meanwhile; the next call will see
+
+
+def _times(ports: Ports, log: PartitionLog) -> dict[int, int]:
+    entries: list[Waiting | Registration] = [*log.state.waiting, *log.state.registrations.values()]
+    return {entry.slot: _time_of(ports, log, entry) for entry in entries}
 
 
 def _time_of(ports: Ports, log: PartitionLog, entry: Waiting | Registration) -> int:

@@ -1,0 +1,52 @@
+"""``python -m tests.simulation --seeds N``: runs that many schedules and prints every violation with its seed."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tests.simulation.schedule import Outcome, run_schedule
+
+CHUNK = 100
+
+
+def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
+    if jobs == 1:
+        yield from map(run_schedule, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(run_schedule, seeds, CHUNK)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many schedules")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--trace", type=int, help="show everything that happens in this one schedule")
+    arguments = parser.parse_args()
+    if arguments.trace is not None:
+        outcome = run_schedule(arguments.trace, trace=True)
+        print("\n".join(outcome.trace))
+        return 1 if outcome.violations else 0
+    began = time.monotonic()
+    failed, steps, counts = 0, 0, Counter[str]()
+    for number, outcome in enumerate(outcomes(range(arguments.start, arguments.start + arguments.seeds), arguments.jobs), 1):
+        steps += outcome.steps
+        counts.update(outcome.counts)
+        for violation in outcome.violations:
+            print(f"seed {outcome.seed}: {violation}", flush=True)
+        failed += bool(outcome.violations)
+        if number % 5000 == 0:
+            print(f"{number} schedules, {failed} with a violation, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    print(f"{arguments.seeds} schedules, {steps} steps, {failed} with a violation, {time.monotonic() - began:.0f} s")
+    print("records that counted: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Sees everything at the instant it happens, and says what must never be: the invariants of the simulation.
+
+It keeps its own fold of the records that really are in the log (the first creation of each slot, in order). What a process
+believes must be one of those states; what a reader sees must be what the broker wrote; what is deleted must be dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from checkpoint.offsets import clean_up_to
+from compactor.metadata import records
+from compactor.metadata.records import PartitionRecord, RetireBegun, RoundPublished
+from compactor.metadata.state import PartitionState
+from compactor.pipeline import logs
+from tests.simulation.symbolic import NAME, Row, Rows, decode, view
+from tests.simulation.world import GRACE_MS, UNDO_WINDOW_MS, World
+
+LOG = f"partitions/{NAME}/log/"
+Fingerprint = tuple[Any, ...]
+
+
+class Oracle:
+    def __init__(self, world: World, broker: Sequence[Rows]) -> None:
+        self.world = world
+        self.rows: list[Row] = [row for segment in broker for row in segment]
+        self.state = PartitionState(topic=NAME.topic, partition=NAME.partition)
+        self.fingerprints: dict[int, Fingerprint] = {0: fingerprint(self.state)}
+        self.times: dict[int, float] = {}
+        self.contents: dict[str, Rows] = {}
+        self.bytes: dict[str, bytes] = {}
+        self.leaders: dict[int, str] = {}
+        self.counts: dict[str, int] = {}
+        world.control.on_create = self.control_created
+        world.data.on_create = self.data_created
+        world.data.on_delete = self.data_deleted
+
+    def truth(self, end_offset: int) -> dict[str, int]:
+        """The value of each key as the broker wrote it, up to and including this offset."""
+        return view(row for row in self.rows if row[0] <= end_offset)
+
+    # --- what happens to the stores ---
+
+    def control_created(self, key: str, data: bytes) -> None:
+        """A record counts as written when its slot is created for the first time, directly behind the tail."""
+        if not key.startswith(LOG) or int(key[len(LOG) : len(LOG) + 20]) != self.state.slot + 1:
+            return
+        record = records.decode(PartitionRecord, data, key)
+        before, self.state = self.state, logs.apply_partition(self.state, record)
+        self.times[record.slot] = int(self.world.now_ms)
+        self.fingerprints[record.slot] = fingerprint(self.state)
+        counted = len(self.state.fenced) == len(before.fenced)
+        self.world.note(f"slot {record.slot}: {record.body.type} {'counts' if counted else self.state.fenced[-1].reason}")
+        self.counts[record.body.type] = self.counts.get(record.body.type, 0) + counted
+        if counted:
+            self.check_step(before, record)
+            self.check_view()
+
+    def data_created(self, key: str, data: bytes) -> None:
+        name = _id(key)
+        if self.bytes.setdefault(name, data) != data:
+            self.world.violate(f"{key} was created with other bytes than before")
+        self.contents[name] = decode(data)
+
+    def data_deleted(self, key: str) -> None:
+        state, name = self.state, _id(key)
+        if any(segment.id == name for segment in state.live):
+            self.world.violate(f"{key} was deleted while live")
+        if any(segment.id == name for group in state.waiting for segment in group.segments):
+            self.world.violate(f"{key} was deleted while in grace")
+        if any(name in entry.ids for entry in state.registrations.values()):
+            self.world.violate(f"{key} was deleted while registered")
+        if state.intent and any(task.new_segment_id == name for task in state.intent.plan.tasks):
+            self.world.violate(f"{key} was deleted while its intent is open")
+
+    # --- what processes believe ---
+
+    def believed(self, state: PartitionState, tail_before: int) -> None:
+        if self.fingerprints.get(state.slot) != fingerprint(state):
+            self.world.violate(f"a process believes a state at slot {state.slot} that the log never had")
+        if state.slot < tail_before:
+            self.world.violate(f"a fold ended at slot {state.slot}, though slot {tail_before} was written before it began")
+
+    def led(self, epoch: int, incarnation: str) -> None:
+        if self.leaders.setdefault(epoch, incarnation) != incarnation:
+            self.world.violate(f"two processes lead with epoch {epoch}")
+
+    # --- what must hold of every state ---
+
+    def check_step(self, before: PartitionState, record: Any) -> None:
+        """Vector and grace: what may change, and when."""
+        body, state = record.body, self.state
+        moved = clean_up_to(state.vector) > clean_up_to(before.vector)
+        if moved and not isinstance(body, RoundPublished):
+            self.world.violate(f"{body.type} advanced the cleaner offset")
+        if isinstance(body, RetireBegun):
+            for group in before.waiting:
+                keep = GRACE_MS if group.undone else max(GRACE_MS, UNDO_WINDOW_MS)
+                if group not in state.waiting and self.world.now_ms - self.times[group.slot] < keep - 1:
+                    self.world.violate(f"what run {group.run_id} left was retired before its grace was over")
+
+    def check_view(self) -> None:
+        """Live segments without a gap, all objects there, the broker's values, and nothing dirty below the cleaner offset."""
+        state = self.state
+        for earlier, later in pairwise(state.live):
+            if later.start_offset != earlier.end_offset + 1:
+                self.world.violate(f"offset {earlier.end_offset + 1} is not covered")
+        rows: list[Row] = []
+        for segment in state.live:
+            if segment.key(str(NAME), "log") not in self.world.data.objects:
+                self.world.violate(f"live segment {segment.id} has no object")
+                return
+            rows.extend(self.contents[segment.id])
+        if view(rows) != self.truth(state.end_offset):
+            self.world.violate(f"the view up to {state.end_offset} is {view(rows)}, the broker wrote {self.truth(state.end_offset)}")
+        below = [row[1] for row in rows if row[0] < clean_up_to(state.vector)]
+        if len(set(below)) != len(below):
+            self.world.violate("a key occurs twice below the cleaner offset")
+
+    def check_end(self) -> None:
+        """After the end phase: nothing is open, nothing is left over."""
+        state = self.state
+        left = [name for name in ("intent", "waiting", "retiring", "registrations") if getattr(state, name)]
+        if left:
+            self.world.violate(f"the end phase leaves {', '.join(left)}")
+        unfinished = [run.run_id for run in state.runs if run.status in ("running", "published")]
+        if len(unfinished) > sum(1 for run in state.runs if run.status == "published"):
+            self.world.violate(f"run {unfinished[0]} never finished")
+        expected = {segment.key(str(NAME), "log") for segment in state.live}
+        orphans = sorted(set(self.world.data.objects) - expected)
+        if orphans:
+            self.world.violate(f"orphans stay: {orphans}")
+        scratch = [key for key in self.world.control.objects if "/scratch/" in key]
+        if scratch:
+            self.world.violate(f"scratch stays: {scratch}")
+        if state.end_offset + 1 != clean_up_to(state.vector) and state.live:
+            self.world.violate("the end phase leaves something dirty")
+
+
+def fingerprint(state: PartitionState) -> Fingerprint:
+    """Enough of a state to tell it from any other."""
+    leader, intent = state.leader, state.intent
+    return (
+        tuple(segment.id for segment in state.live),
+        state.vector,
+        leader and (leader.epoch, leader.incarnation, leader.released),
+        intent and (intent.plan.run_id, len(intent.receipts), intent.survivors),
+        tuple(group.slot for group in state.waiting),
+        tuple(segment.id for segment in state.retiring),
+        tuple(state.registrations),
+        state.published,
+        len(state.fenced),
+    )
+
+
+def _id(key: str) -> str:
+    return key.rpartition("/")[2][21:43]

@@ -1,0 +1,114 @@
+"""One schedule: a seed, the processes and faults that it draws, and an end phase in which everything must come right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from compactor.metadata import control_log, records
+from compactor.metadata.control_log import ControlLog
+from compactor.metadata.state import PartitionState
+from compactor.pipeline import leadership as leading
+from compactor.pipeline.leadership import Leadership
+from compactor.pipeline.logs import PartitionLog, open_partition
+from compactor.pipeline.ports import Lease, Ports
+from compactor.pipeline.retire import retire
+from compactor.pipeline.rounds import run_round
+from tests.simulation.actors import LEASE, RETENTION, Actors
+from tests.simulation.oracle import Oracle
+from tests.simulation.symbolic import NAME, broker_log
+from tests.simulation.world import NO_FAULTS, ORPHAN_AGE_MS, Faults, Process, World
+
+END_ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class Outcome:
+    seed: int
+    violations: tuple[str, ...]
+    steps: int
+    counts: dict[str, int]
+    trace: tuple[str, ...] = ()
+
+
+def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome:
+    """Runs one schedule to its end. Deterministic in ``seed``."""
+    world = World(seed)
+    rng = world.rng
+    world.faults = rng.choice((Faults(), Faults(), NO_FAULTS, replace(NO_FAULTS, stop=0.06), replace(Faults(), crash=0.02, stop=0.04)))
+    if trace:
+        world.trace = []
+    broker = broker_log(rng, rng.randint(4, 9))
+    oracle = Oracle(world, broker)
+    actors = Actors(world, oracle, broker)
+    with watched(world, oracle):
+        first = world.ports(Process("first", "first"))
+        actors.importer(first, open_partition(first, NAME))
+        cast: list[tuple[str, str, Callable[[Ports, PartitionLog], None]]] = [
+            ("compactor-1", "host-a", actors.compactor),
+            ("compactor-2", "host-a", actors.compactor),  # two processes of one host write alike
+            ("importer-1", "host-b", actors.importer),
+            ("reader", "host-d", actors.reader),
+        ]
+        extras = [
+            ("compactor-3", "host-c", actors.compactor),
+            ("importer-2", "host-c", actors.importer),
+            ("collector", "host-e", actors.collector),
+            ("sweeper", "host-f", actors.sweeper),
+        ]
+        cast += rng.sample(extras, rng.randint(0, 3))
+        for name, holder, body in cast:
+            world.spawn(name, actors.restarting(name, holder, body), holder)
+        world.run(steps)
+        if not world.violations:
+            end_phase(world, oracle, actors)
+        else:
+            world.stop()
+    return Outcome(seed, tuple(world.violations), world.steps, dict(oracle.counts), tuple(world.trace or ()))
+
+
+def end_phase(world: World, oracle: Oracle, actors: Actors) -> None:
+    """One compactor, no faults: every run finishes, everything is clean, no orphan stays."""
+    world.stop()
+    ports = world.ports(Process("last", "last"))
+    log = open_partition(ports, NAME)
+    for _ in range(END_ROUNDS):
+        if run_round(ports, log, LEASE, actors.work(ports)).status == "nothing_to_do":
+            break
+        world.now_ms += 2000
+    world.now_ms += ORPHAN_AGE_MS * 2
+    retire(ports, log, LEASE, RETENTION, work=actors.work(ports))
+    oracle.check_view()
+    oracle.check_end()
+
+
+@contextmanager
+def watched(world: World, oracle: Oracle) -> Iterator[None]:
+    """Shows the oracle what every process comes to believe, and decodes each object once (values are frozen)."""
+    settle, acquire, decode = ControlLog._settle, leading.acquire, records.decode
+
+    def _settle(log: ControlLog[Any], appended: Any) -> Any:
+        tail = 0 if appended else oracle.state.slot
+        state = settle(log, appended)
+        if isinstance(state, PartitionState):
+            oracle.believed(state, tail)
+        return state
+
+    def _acquire(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
+        leadership = acquire(ports, log, lease)
+        oracle.led(leadership.epoch, log.incarnation)
+        return leadership
+
+    ControlLog._settle = _settle  # type: ignore[method-assign]
+    leading.acquire = _acquire
+    records.decode = lru_cache(maxsize=2000)(decode)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        ControlLog._settle, leading.acquire, records.decode = settle, acquire, decode  # type: ignore[method-assign]
+
+
+assert control_log.records is records

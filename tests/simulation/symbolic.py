@@ -1,0 +1,228 @@
+"""A log of symbols, and a cleaner for it that is small enough to be right: Kafka's rules for keys and tombstones.
+
+A segment's content is a JSON list of ``[offset, key, value, horizon]``; value None is a tombstone, horizon None not set yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from checkpoint import lineage
+from compactor.errors import AlreadyExists
+from compactor.metadata.records import ScratchObject
+from compactor.metadata.state import PartitionState
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
+from compactor.model.policy import CleanerPolicy
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile, segment_key
+from compactor.pipeline.ports import Ports, WorkSession
+from tests.simulation.world import RETENTION_MS
+
+Row = tuple[int, str, int | None, int | None]
+Rows = tuple[Row, ...]
+NAME = TopicPartition("t", 0)
+POLICY = CleanerPolicy(delete_retention_ms=RETENTION_MS)
+KEYS = "abcd"
+
+
+def broker_log(rng: random.Random, segments: int) -> list[Rows]:
+    """What the broker wrote: sealed segments of one to three records."""
+    log: list[Rows] = []
+    offset = 0
+    for _ in range(segments):
+        rows: list[Row] = []
+        for _ in range(rng.randint(1, 3)):
+            rows.append((offset, rng.choice(KEYS), None if rng.random() < 0.35 else offset, None))
+            offset += 1
+        log.append(tuple(rows))
+    return log
+
+
+def encode(rows: Iterable[Row]) -> bytes:
+    return json.dumps(list(rows)).encode()
+
+
+def decode(data: bytes) -> Rows:
+    return tuple((row[0], row[1], row[2], row[3]) for row in json.loads(data))
+
+
+def view(rows: Iterable[Row]) -> dict[str, int]:
+    """The value of each key after reading these records in order."""
+    values: dict[str, int] = {}
+    for _, key, value, _ in rows:
+        if value is None:
+            values.pop(key, None)
+        else:
+            values[key] = value
+    return values
+
+
+def describe(segment_id: str, start: int, end: int, data: bytes, epochs: Sequence[EpochEntry]) -> RemoteLogSegmentMetadata:
+    file = SegmentFile(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return RemoteLogSegmentMetadata(
+        id=segment_id,
+        start_offset=start,
+        end_offset=end,
+        size_bytes=len(data),
+        max_timestamp_ms=-1,
+        mtime_ms=0,
+        leader_epochs=tuple(epochs),
+        files={"log": file},
+    )
+
+
+def upload(ports: Ports, segment: RemoteLogSegmentMetadata, data: bytes) -> bool:
+    """Creates the object; False where another one has the name (I7)."""
+    key = segment.key(str(NAME), "log")
+    try:
+        ports.data.create(key, data, {"sha256": segment.files["log"].sha256})
+    except AlreadyExists:
+        return ports.data.get(key) == data
+    return True
+
+
+class SymbolicPlanner:
+    """Planner. ``contents`` (segment id -> rows) stands in for the sidecars. Which segments it groups depends on the epoch."""
+
+    def __init__(self, contents: Mapping[str, Rows], *, skips: bool = True) -> None:
+        self.contents = contents
+        self.skips = skips
+
+    def __call__(self, state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
+        first_dirty = state.first_dirty_offset
+        live = list(state.live)
+        if leader_epoch % 4 == 1 and len(live) > 1 and live[-1].start_offset > first_dirty:
+            live.pop()  # as if min.compaction.lag.ms held it back
+        if not live:
+            return None
+        end = live[-1].end_offset + 1
+        dirty_keys = {row[1] for segment in live for row in self.contents[segment.id] if row[0] >= first_dirty}
+        skipped = [
+            segment
+            for segment in live
+            if self.skips
+            and segment.end_offset < first_dirty
+            and all(row[1] not in dirty_keys and not _due(row, now_ms) for row in self.contents[segment.id])
+        ]
+        work = [segment for segment in live if segment not in skipped]
+        if end <= first_dirty and not any(_due(row, now_ms) for segment in work for row in self.contents[segment.id]):
+            return None
+        return CompactionPlan(
+            run_id=new_id(),
+            topic=state.topic,
+            partition=state.partition,
+            leader_epoch=leader_epoch,
+            now_ms=now_ms,
+            first_dirty_offset=first_dirty,
+            end_offset=end,
+            next_dirty_offset=max(end, first_dirty),
+            high_watermark=end,
+            legacy_horizon_ms=0,
+            vector=state.vector,
+            policy=POLICY,
+            map_engine="memory",
+            fingerprint="symbolic",
+            producers=(),
+            tasks=tuple(
+                CompactionTask(
+                    group=number,
+                    sources=tuple(segment.id for segment in group),
+                    new_segment_id=new_id(),
+                    start_offset=group[0].start_offset,
+                    end_offset=group[-1].end_offset,
+                    leader_epochs=lineage.union([segment.leader_epochs for segment in group]),
+                    mtime_ms=0,
+                )
+                for number, group in enumerate(_groups(work, 1 + leader_epoch % 3))
+            ),
+            skipped=tuple(SkippedSegment(id=segment.id, reason="no dirty key") for segment in skipped),
+        )
+
+
+class SymbolicWorker:
+    """Worker: two passes over symbols, with real store calls. ``fails`` makes it give up a task, as bad data would."""
+
+    def __init__(self, ports: Ports, *, keeps_survivors: bool = False, fails: Callable[[], bool] = lambda: False) -> None:
+        self.ports = ports
+        self.keeps_survivors = keeps_survivors
+        self.fails = fails
+
+    def __call__(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        by_id = session.state.live_by_id()
+        latest = self._pass_one(plan, session, by_id)
+        for task in tasks:
+            if self.fails():
+                yield CompactionFailure(run_id=plan.run_id, group=task.group, kind="bad data", message="made up")
+                return
+            rows = chain.from_iterable(self._rows(by_id[source]) for source in task.sources)
+            kept = [row for row in (clean(row, latest, plan) for row in rows) if row]
+            data = encode(kept)
+            segment = describe(task.new_segment_id, task.start_offset, task.end_offset, data, task.leader_epochs)
+            if not upload(self.ports, segment, data):
+                yield CompactionFailure(run_id=plan.run_id, group=task.group, kind="digest", message="another object has the name")
+                return
+            yield CompactionReceipt(
+                run_id=plan.run_id,
+                group=task.group,
+                segment=segment,
+                records_read=0,
+                records_kept=len(kept),
+                bytes_read=0,
+                bytes_written=len(data),
+            )
+
+    def _pass_one(self, plan: CompactionPlan, session: WorkSession, by_id: Mapping[str, RemoteLogSegmentMetadata]) -> dict[str, int]:
+        """Key -> its last offset in the dirty range; kept as a scratch object where survivors are kept."""
+        for item in session.survivors:
+            found: dict[str, int] = json.loads(self.ports.control.get(item.key))
+            return found
+        latest: dict[str, int] = {}
+        for source in plan.sources:
+            if by_id[source].end_offset >= plan.first_dirty_offset:
+                for offset, key, _, _ in self._rows(by_id[source]):
+                    if offset >= plan.first_dirty_offset:
+                        latest[key] = offset
+        if self.keeps_survivors:
+            data = json.dumps(latest).encode()
+            key = session.scratch_key("map")
+            try:
+                self.ports.control.create(key, data)
+            except AlreadyExists:
+                pass
+            session.store_survivors([ScratchObject(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())])
+        return latest
+
+    def _rows(self, segment: RemoteLogSegmentMetadata) -> Rows:
+        return decode(self.ports.data.get(segment_key(str(NAME), segment.start_offset, segment.id, "log")))
+
+
+def clean(row: Row, latest: Mapping[str, int], plan: CompactionPlan) -> Row | None:
+    """The record as the round leaves it, or None."""
+    offset, key, value, horizon = row
+    if offset < latest.get(key, -1) or _due(row, plan.now_ms):
+        return None
+    if value is None and horizon is None:
+        return offset, key, value, plan.now_ms + plan.policy.delete_retention_ms
+    return row
+
+
+def _due(row: Row, now_ms: int) -> bool:
+    return row[2] is None and row[3] is not None and row[3] <= now_ms
+
+
+def _groups(segments: Sequence[RemoteLogSegmentMetadata], size: int) -> Iterator[list[RemoteLogSegmentMetadata]]:
+    """Neighbours, at most ``size`` of them; a gap (a skipped segment) ends a group."""
+    group: list[RemoteLogSegmentMetadata] = []
+    for segment in segments:
+        if group and (len(group) >= size or segment.start_offset != group[-1].end_offset + 1):
+            yield group
+            group = []
+        group.append(segment)
+    if group:
+        yield group
