@@ -52,19 +52,40 @@ _TRANSACTIONAL, _HORIZON = 0x10, 0x40
 
 
 class Batches(Protocol):
-    """One row per batch, in offset order: compactor.records.batches.BatchTable has these columns."""
+    """One row per batch, in offset order: compactor.records.batches.BatchTable has these columns, all of them numpy arrays."""
 
-    base_offset: Any
-    last_offset: Any
-    base_timestamp: Any
-    max_timestamp: Any
-    producer_id: Any
-    attributes: Any
-    producer_epoch: Any
-    base_sequence: Any
-    count: Any
-    control: Any
-    coordinator_epoch: Any
+    @property
+    def base_offset(self) -> Any: ...
+
+    @property
+    def last_offset(self) -> Any: ...
+
+    @property
+    def base_timestamp(self) -> Any: ...
+
+    @property
+    def max_timestamp(self) -> Any: ...
+
+    @property
+    def producer_id(self) -> Any: ...
+
+    @property
+    def attributes(self) -> Any: ...
+
+    @property
+    def producer_epoch(self) -> Any: ...
+
+    @property
+    def base_sequence(self) -> Any: ...
+
+    @property
+    def count(self) -> Any: ...
+
+    @property
+    def control(self) -> Any: ...
+
+    @property
+    def coordinator_epoch(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

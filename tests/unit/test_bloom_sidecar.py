@@ -1,0 +1,184 @@
+"""Sidecars: what goes in comes out; what is stale, cut off, of the future or a lie is refused with the reason, and never answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import random
+import struct
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from bloom import sidecar as sidecars
+from bloom.cardinality import estimate
+from bloom.runs import BATCH_RUNS, MARKERS
+from bloom.sidecar import Due, Sidecar, SidecarUnusable, Unusable
+
+KEY = bytes(range(16))
+SEGMENT = "AAECAwQFBgcICQoLDA0ODw"
+GIGABYTE = 1 << 30
+Hashes = npt.NDArray[np.uint64]
+
+
+def random_hashes(rows: int, seed: int = 1) -> Hashes:
+    return np.random.default_rng(seed).integers(0, 2**64, size=(rows, 2), dtype=np.uint64)
+
+
+def made(hashes: Hashes, *, segment_bytes: int = GIGABYTE, probes: int = 10_000, runs: int = 3, markers: int = 2) -> Sidecar:
+    run_table, marker_table = np.zeros(runs, dtype=BATCH_RUNS), np.zeros(markers, dtype=MARKERS)
+    run_table["producer_id"] = np.arange(runs) + 7
+    run_table["transactional"] = True
+    marker_table["offset"] = np.arange(markers) * 2**40
+    due = Due(tombstones=5, earliest_tombstone_horizon_ms=1_700_000_000_000)
+    return sidecars.build(SEGMENT, segment_bytes, hashes, probes, records=len(hashes) + 1, due=due, runs=run_table, markers=marker_table)
+
+
+def refused(data: bytes, segment_id: str = SEGMENT, key: bytes = KEY) -> Unusable:
+    with pytest.raises(SidecarUnusable) as caught:
+        sidecars.read(data, segment_id, key)
+    return caught.value.reason
+
+
+def test_what_is_written_is_read() -> None:
+    hashes = random_hashes(5_000)
+    before = made(np.vstack([hashes, hashes[:1_000]]))
+    data = sidecars.write(before, KEY)
+    after = sidecars.read(data, SEGMENT, KEY)
+    assert after.filter is not None
+    assert before.filter is not None
+    assert after.filter.bitarray == before.filter.bitarray
+    assert after.distinct_keys == before.distinct_keys == 5_000
+    assert (after.records, after.due, after.made_for) == (before.records, before.due, before.made_for)
+    assert after.runs.tolist() == before.runs.tolist()
+    assert after.markers.tolist() == before.markers.tolist()
+    assert after.sketch.tolist() == before.sketch.tolist()
+    assert sidecars.write(after, KEY) == data
+    assert after.may_hold(hashes[17:18])
+    assert not after.may_hold(random_hashes(10_000, seed=2))
+
+
+def test_the_head_alone_says_everything_but_the_filter() -> None:
+    data = sidecars.write(made(random_hashes(5_000)), KEY)
+    head = data[: sidecars.head_length(data[:100])]
+    assert len(head) < sidecars.HEAD_GUESS < len(data)
+    read = sidecars.read_head(head, SEGMENT, KEY)
+    assert read.filter is None
+    assert read.made_for is not None
+    assert read.useless_rate(10_000) == pytest.approx(0.01)
+    assert read.distinct_keys == 5_000
+    assert len(read.runs) == 3
+    assert estimate(read.sketch) == pytest.approx(5_000, rel=0.08)
+    assert read.may_hold(random_hashes(1)), "without a filter every key may be there"
+
+
+def test_a_segment_without_keys_meets_none_and_needs_no_filter() -> None:
+    read = sidecars.read(sidecars.write(made(random_hashes(0), runs=0, markers=0), KEY), SEGMENT, KEY)
+    assert read.filter is None
+    assert read.distinct_keys == 0
+    assert not read.may_hold(random_hashes(100))
+    assert read.useless_rate(10**9) == 0.0
+
+
+def test_a_segment_too_small_for_a_filter_may_hold_anything() -> None:
+    hashes = random_hashes(1_000)
+    read = sidecars.read(sidecars.write(made(hashes, segment_bytes=1_000), KEY), SEGMENT, KEY)
+    assert read.filter is None
+    assert read.made_for is None
+    assert read.may_hold(random_hashes(1, seed=9))
+    assert not read.may_hold(random_hashes(0)), "no dirty key meets nothing"
+    assert read.useless_rate(1) == 1.0
+    assert read.distinct_keys == pytest.approx(1_000, rel=0.08)
+
+
+def test_repeated_keys_do_not_make_the_filter_larger() -> None:
+    hashes = random_hashes(1_000)
+    once, often = made(hashes), made(np.vstack([hashes] * 20))
+    assert once.made_for is not None
+    assert often.made_for is not None
+    assert often.made_for.bytes <= once.made_for.bytes * 1.2
+    assert often.distinct_keys == 1_000
+
+
+@pytest.mark.parametrize("hashes", [random_hashes(400), random_hashes(0)], ids=["with a filter", "without"])
+def test_cut_off_anywhere(hashes: Hashes) -> None:
+    data = sidecars.write(made(hashes), KEY)
+    for size in [*range(80), *range(80, len(data), 97), len(data) - 1]:
+        assert refused(data[:size]) is Unusable.CUT_OFF
+
+
+def test_longer_than_it_should_be() -> None:
+    assert refused(sidecars.write(made(random_hashes(10)), KEY) + b"\0") is Unusable.DAMAGED
+
+
+def test_any_bit_that_is_flipped_is_seen() -> None:
+    data = sidecars.write(made(random_hashes(300)), KEY)
+    dice = random.Random(4)
+    for position in [*range(70), *(dice.randrange(len(data)) for _ in range(300))]:
+        lie = bytearray(data)
+        lie[position] ^= 1 << dice.randrange(8)
+        assert refused(bytes(lie)) in set(Unusable) - {Unusable.OTHER_SEGMENT}
+
+
+def test_cleared_bits_do_not_lie() -> None:
+    data = bytearray(sidecars.write(made(random_hashes(300)), KEY))
+    start = sidecars.head_length(bytes(data)) + 40
+    data[start:] = bytes(len(data) - start)
+    assert refused(bytes(data)) is Unusable.DAMAGED
+
+
+def test_who_has_not_the_hash_key_cannot_make_one() -> None:
+    data = sidecars.write(made(random_hashes(300)), bytes(16))
+    assert refused(data) is Unusable.OTHER_KEY
+    forged = data[:12] + sidecars.fingerprint(KEY) + data[20:]
+    assert refused(forged) is Unusable.DAMAGED
+
+
+def test_the_filter_of_another_sidecar_does_not_fit() -> None:
+    one, two = (sidecars.write(made(random_hashes(300, seed=seed)), KEY) for seed in (1, 2))
+    cut_one, cut_two = sidecars.head_length(one), sidecars.head_length(two)
+    assert refused(one[:cut_one] + two[cut_two:]) is Unusable.DAMAGED
+
+
+def test_made_for_another_segment() -> None:
+    data = sidecars.write(made(random_hashes(10)), KEY)
+    assert refused(data, segment_id="BBECAwQFBgcICQoLDA0ODw") is Unusable.OTHER_SEGMENT
+
+
+def test_of_a_future_version() -> None:
+    data = sidecars.write(made(random_hashes(10)), KEY)
+    future = data[:8] + struct.pack("<I", sidecars.VERSION + 1) + b"whatever comes then" * 10
+    assert refused(future) is Unusable.FUTURE_VERSION
+
+
+@pytest.mark.parametrize("data", [b"<?xml version='1.0'?><Error/>" * 9, b"\0" * 500, b"tc-sidf\n" + bytes(200)])
+def test_something_else_altogether(data: bytes) -> None:
+    assert refused(data) is Unusable.NOT_A_SIDECAR
+
+
+def test_a_reason_can_be_told_to_people_and_sent_between_processes() -> None:
+    error = SidecarUnusable(Unusable.CUT_OFF, "12 bytes")
+    assert str(error) == "it is cut off (12 bytes)"
+    twin = pickle.loads(pickle.dumps(error))
+    assert (twin.reason, str(twin)) == (error.reason, str(error))
+
+
+@pytest.mark.parametrize(
+    ("due", "now", "word"),
+    [
+        (Due(), 2**62, ""),
+        (Due(tombstones=3, earliest_tombstone_horizon_ms=1_000), 999, ""),
+        (Due(tombstones=3, earliest_tombstone_horizon_ms=1_000), 1_000, "passed"),
+        (Due(tombstones=3, tombstones_without_horizon=1, earliest_tombstone_horizon_ms=1_000), 0, "no delete horizon"),
+        (Due(keyless_records=1), 0, "no key"),
+    ],
+)
+def test_what_is_due_in_spite_of_the_filter(due: Due, now: int, word: str) -> None:
+    assert word in due.reason(now)
+    assert bool(due.reason(now)) == bool(word)
+
+
+def test_sidecars_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made(random_hashes(1)).records = 2  # type: ignore[misc]
