@@ -114,8 +114,9 @@ def rewritten(batch: Batch, kept: list[Record], empty_marker: bool, new_horizon:
     if batch.producer_id >= 0 and batch.base_sequence < 0 and not batch.control:
         raise Unreadable(f"position {batch.position}: a producer without a sequence")
     attributes = batch.attributes & (0x3F if batch.magic == 2 else 0x0F if batch.magic else 0x07) | (0x40 if horizon is not None else 0)
-    records = tuple(record._replace(attributes=0, headers=tuple((java_utf8(n), v) for n, v in record.headers)) for record in kept)
     max_timestamp = batch.max_timestamp if batch.append_time else max(record.timestamp for record in kept)
+    records = tuple(r._replace(attributes=0, timestamp=max_timestamp if batch.append_time else r.timestamp,
+                               headers=tuple((java_utf8(n), v) for n, v in r.headers)) for r in kept)  # fmt: skip
     return Batch(2, last, batch.leader_epoch, attributes, kept[0].timestamp if horizon is None else horizon, max_timestamp,
                  batch.producer_id, batch.producer_epoch, batch.base_sequence, len(kept), base, records)  # fmt: skip
 
