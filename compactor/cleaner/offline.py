@@ -213,11 +213,15 @@ def _legacy_horizon(sources: list[SourceSegment], first_dirty: int, delete_reten
 
 
 def _active_producers(log_dir: Path, sources: list[SourceSegment], end: int) -> ProducerStates:
-    """The newest snapshot that can be read plus the log behind it, or the whole log; none expires."""
+    """The newest snapshot that can be read plus the log behind it, or the whole log; none expires.
+
+    Kafka takes away snapshots that stand at no segment's base when it opens a log, and ignores those at the log's start.
+    """
+    places = {source.base for source in sources[1:]} | {end}
     found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))
     states, covered = ProducerStates.none(), 0
     for offset, path in reversed(found):
-        if offset > end:
+        if offset not in places:
             continue
         try:
             states, covered = parse_snapshot(path.read_bytes(), path.name), offset
