@@ -138,7 +138,7 @@ class S3Store:
             self._delete_batch(batch)
 
     def clock_ms(self) -> int:
-        return _date_ms(self._requests.head_bucket(), self.url)
+        return _date_ms(self._requests.glance(), self.url)
 
     def _page(self, params: dict[str, Any]) -> dict[str, Any]:
         def attempt(_: int) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class S3Store:
         except NotFound:
             if not self._requests.bucket_seen:
                 # HEAD has no body that could say which of the two is missing.
-                self._requests.head_bucket()
+                self._requests.glance()
             raise
         return ObjectInfo(key, int(answer["ContentLength"]), _ms(answer["LastModified"]), _etag(answer), dict(answer.get("Metadata", {})))
 

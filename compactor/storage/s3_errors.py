@@ -24,7 +24,7 @@ _POLICY = "Grant what conf/iam-policy.json lists (also s3:ListBucket, without wh
 _KEYS = "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the instance role"
 _LOGIN = "Log in again or renew the session token; long-running services want a role that renews itself"
 _REGION = "Set [s3] region to the bucket's region"
-NO_BUCKET_HINT = "Create it, or check [tier] url, [s3] endpoint_url and region"
+_NO_BUCKET = "Create it, or check [tier] url, [s3] endpoint_url and region"
 _KMS = "The bucket encrypts with a KMS key: grant kms:Decrypt and kms:GenerateDataKey on it, and check that it is enabled"
 _BUSY = "The store asks for patience; lower [limits] max_requests_per_s if it happens often"
 _AGAIN = "Try again; what was begun is finished or undone by the next run"
@@ -53,7 +53,7 @@ _REFUSALS: dict[str, tuple[str, str]] = {
     "TokenRefreshRequired": ("the session token must be renewed", _LOGIN),
     "AccountProblem": ("the account has a problem", "Ask the provider"),
     "InvalidBucketName": ("this is not a bucket's name", "Check [tier] url"),
-    "NoSuchBucket": ("the bucket does not exist", NO_BUCKET_HINT),
+    "NoSuchBucket": ("the bucket does not exist", _NO_BUCKET),
     "PermanentRedirect": ("the bucket is in another region", _REGION),
     "TemporaryRedirect": ("the bucket is in another region", _REGION),
     "301": ("the bucket is in another region", _REGION),

@@ -1,7 +1,7 @@
-"""Single requests to one bucket through boto3: metered, retried, with errors that a person understands.
+"""Single requests to one bucket through botocore, boto3's core: metered, retried, with errors that a person understands.
 
-botocore's own retries are off (one attempt), so that every attempt passes through our Retrier and our meter. boto3 takes
-a second to import and a client a tenth of one to make: both wait for the first request.
+botocore's own retries are off (one attempt), so that every attempt passes through our Retrier and our meter. Importing it takes
+a while: that waits for the first request.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from compactor.errors import NotFound, Refused, Unavailable, UsageError
+from compactor.errors import Unavailable, UsageError
 from compactor.storage.counting import Meter
 from compactor.storage.retrying import Retrier
-from compactor.storage.s3_errors import NO_BUCKET_HINT, translated
+from compactor.storage.s3_errors import translated
 from compactor.storage.settings import S3Settings
 
 T = TypeVar("T")
@@ -26,7 +27,6 @@ _CHUNK = 256 << 10
 _KINDS = {
     "GetObject": "get",
     "HeadObject": "head",
-    "HeadBucket": "head",
     "PutObject": "put",
     "UploadPart": "put",
     "ListObjectsV2": "list",
@@ -90,12 +90,12 @@ class S3Requests:
         """Tried again while the store is unavailable."""
         return self.retry(lambda _: self.once(operation, verb, key, **params))
 
-    def head_bucket(self) -> dict[str, Any]:
-        """Raises Refused where there is no such bucket."""
-        try:
-            return self.call("head_bucket", "reach")
-        except NotFound as error:
-            raise Refused(f"the bucket {self.bucket} does not exist", hint=NO_BUCKET_HINT) from error
+    def glance(self) -> dict[str, Any]:
+        """The cheapest answer that has a date and says clearly whether the bucket is there and may be used: a LIST of one key.
+
+        (HEAD of a bucket has no body to say it with, and a policy for one prefix does not allow it.)
+        """
+        return self.call("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
 
     def retry(self, attempt: Callable[[int], T]) -> T:
         return self.retrier.call(attempt)
@@ -144,9 +144,9 @@ def byte_range(start: int, length: int | None) -> str:
 
 
 def _make_client(settings: S3Settings, meter: Meter) -> Any:
-    import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
+    from botocore.session import get_session
 
     endpoint = settings.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     config = Config(
@@ -162,9 +162,10 @@ def _make_client(settings: S3Settings, meter: Meter) -> Any:
         response_checksum_validation="when_required",
     )
     try:
-        session = boto3.session.Session()
-        region = settings.region or session.region_name or ("us-east-1" if endpoint else None)
-        client = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+        session = get_session()
+        session.register_component("data_loader", _loader())
+        region = settings.region or session.get_config_variable("region") or ("us-east-1" if endpoint else None)
+        client = session.create_client("s3", endpoint_url=endpoint, region_name=region, config=config)
     except (BotoCoreError, ValueError) as error:
         raise UsageError(f"cannot set up the S3 client: {error}", hint="Check [s3], AWS_PROFILE and ~/.aws/config") from error
 
@@ -172,7 +173,24 @@ def _make_client(settings: S3Settings, meter: Meter) -> Any:
         meter.request(_KINDS.get(event_name.rpartition(".")[2], "other"))
 
     client.meta.events.register("before-send.s3", before_send)
+    client.meta.events.register_first("needs-retry.s3", _stay_in_region)
     return client
+
+
+def _stay_in_region(request_dict: dict[str, Any], **_: Any) -> None:
+    """botocore follows a bucket to its region with requests of its own, for ever where the answer names none.
+
+    A clear error that names the region is better than two requests instead of one for the whole life of a service.
+    """
+    request_dict["context"].setdefault("s3_redirect", {})["redirected"] = True
+
+
+@cache
+def _loader() -> Any:
+    """The description of S3 takes a tenth of a second to read: once per process."""
+    from botocore.loaders import create_loader
+
+    return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
 def _is_amazon(endpoint: str) -> bool:

@@ -1,0 +1,139 @@
+"""What only a bucket has: versions, locks, archived classes, unfinished uploads. Each costs one request."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from compactor.errors import Refused
+from compactor.model.base import Value
+from compactor.storage.probe import Finding
+from compactor.storage.s3 import S3Store
+from compactor.storage.s3_errors import PreconditionFailed
+from compactor.storage.s3_transfer import MultipartUpload
+from compactor.storage.settings import Transfers
+
+_ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
+_DAY_MS = 86_400_000
+
+
+class BucketState(Value):
+    """What decides whether a delete frees anything; None where the credentials may not ask."""
+
+    versioning: str | None
+    object_lock: bool | None
+
+    @property
+    def deletes_free_space(self) -> bool | None:
+        if self.versioning is None or self.object_lock is None:
+            return None
+        return self.versioning == "" and not self.object_lock
+
+
+def bucket_state(store: S3Store) -> BucketState:
+    """Two requests. Raises StoreError where the store cannot be reached."""
+    versioning = _asked(store, "get_bucket_versioning")
+    lock = _asked(store, "get_object_lock_configuration")
+    return BucketState(
+        versioning=None if versioning is None else str(versioning.get("Status", "")),
+        object_lock=None if lock is None else lock.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled",
+    )
+
+
+def bucket_findings(store: S3Store, prefix: str, now_ms: int) -> list[Finding]:
+    state = bucket_state(store)
+    return [*_versions(store, state), *_completion(store, prefix), *_archived(store), *_unfinished(store, now_ms)]
+
+
+def _versions(store: S3Store, state: BucketState) -> list[Finding]:
+    findings = []
+    if state.versioning:
+        findings.append(
+            Finding.warning(
+                "versioning",
+                f"the bucket of {store.url} keeps versions ({state.versioning}): a deleted object stays as an old version, and is paid for",
+                "Add a lifecycle rule NoncurrentVersionExpiration for the tier's prefix, or use a bucket without versioning",
+            )
+        )
+    if state.object_lock:
+        findings.append(
+            Finding.warning(
+                "object-lock",
+                f"the bucket of {store.url} has Object Lock: replaced objects cannot be removed before their retention ends",
+                "Use a bucket without Object Lock, or expect no saving before the retention ends",
+            )
+        )
+    if state.versioning is None or state.object_lock is None:
+        findings.append(
+            Finding.note(
+                "versioning-unknown",
+                f"these credentials may not ask whether {store.url} keeps versions or locks objects, so no saving is promised",
+                "Grant s3:GetBucketVersioning and s3:GetBucketObjectLockConfiguration (conf/iam-policy.json)",
+            )
+        )
+    return findings
+
+
+def _completion(store: S3Store, prefix: str) -> list[Finding]:
+    """Large objects become visible by CompleteMultipartUpload: it must keep off an existing key too."""
+    key = f"{prefix}{secrets.token_hex(8)}-multipart"
+    store.create(key, b"first")
+    upload = MultipartUpload(store.requests, Transfers(), key, {})
+    try:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"second")
+            file.flush()
+            upload.complete(upload.send(Path(file.name), 6))
+    except PreconditionFailed:
+        upload.abort()
+        return []
+    finally:
+        store.delete([key])
+    return [
+        Finding.error(
+            "conditional-multipart",
+            f"{store.url}: CompleteMultipartUpload with If-None-Match wrote over an existing object",
+            "Use a store that honours If-None-Match for multipart uploads",
+        )
+    ]
+
+
+def _archived(store: S3Store) -> list[Finding]:
+    """A sample: the first 1000 objects."""
+    page = store.requests.call("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
+    archived = [entry for entry in page.get("Contents", []) if entry.get("StorageClass") in _ARCHIVED]
+    if not archived:
+        return []
+    return [
+        Finding.warning(
+            "archived",
+            f"{len(archived)} of the first {len(page['Contents'])} objects of {store.url} are archived"
+            f" (storage class {archived[0]['StorageClass']}, for example {archived[0]['Key']}) and cannot be read",
+            "Restore them, and keep lifecycle rules that archive away from the tier's prefix",
+        )
+    ]
+
+
+def _unfinished(store: S3Store, now_ms: int) -> list[Finding]:
+    """What killed processes leave: parts that nobody sees and somebody pays."""
+    answer = _asked(store, "list_multipart_uploads", Prefix=store.requests.prefix)
+    old = [upload for upload in (answer or {}).get("Uploads", []) if now_ms - upload["Initiated"].timestamp() * 1000 > _DAY_MS]
+    if not old:
+        return []
+    return [
+        Finding.note(
+            "unfinished-uploads",
+            f"{len(old)} multipart uploads below {store.url} were begun more than a day ago and never finished ({old[0]['Key']})",
+            "Add a lifecycle rule AbortIncompleteMultipartUpload of 7 days to the bucket",
+        )
+    ]
+
+
+def _asked(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | None:
+    """None where the credentials may not ask or the server does not know the question; an absent configuration is empty."""
+    try:
+        return store.requests.call(operation, "ask for the settings of", **params)
+    except Refused as error:
+        return {} if "ConfigurationNotFound" in error.message else None

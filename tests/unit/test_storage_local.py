@@ -1,0 +1,339 @@
+"""What only a directory can meet: crashes, links, full disks, copies, strangers' files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compactor.errors import AlreadyExists, CompactorError, NotFound, OutOfBudget, Refused, Unavailable
+from compactor.storage.factory import local_path, open_store
+from compactor.storage.keys import RESERVED, key_fault
+from compactor.storage.local import LocalStore
+
+
+def keys(store: LocalStore, prefix: str = "", after: str = "") -> list[str]:
+    return [info.key for info in store.list(prefix, after)]
+
+
+def staged(root: Path) -> list[str]:
+    return sorted(os.listdir(root / RESERVED / "tmp"))
+
+
+class TestUrls:
+    @pytest.mark.parametrize(
+        ("url", "path"),
+        [
+            ("file:///var/lib/tier", "/var/lib/tier"),
+            ("file:///var/a%20b/%C3%BC", "/var/a b/ü"),
+            ("file:///var/a b/ü", "/var/a b/ü"),
+            ("file://localhost/x", "/x"),
+            ("file:///100%25/x#1?", "/100%/x#1?"),
+            ("/plain/a b", "/plain/a b"),
+            ("relative/x", "relative/x"),
+        ],
+    )
+    def test_paths(self, url: str, path: str) -> None:
+        assert local_path(url) == Path(path)
+
+    def test_a_store_s_url_opens_it_again(self, tmp_path: Path) -> None:
+        store = open_store(str(tmp_path / "a b%20c" / "ü#?"))
+        store.create("k", b"x")
+        assert open_store(store.url).get("k") == b"x"
+
+
+class TestBeforeTheFirstWrite:
+    def test_reading_makes_nothing(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path / "absent")
+        assert keys(store) == []
+        with pytest.raises(NotFound):
+            store.get("k")
+        store.delete(["k"])
+        assert not (tmp_path / "absent").exists()
+
+    def test_a_file_in_place_of_the_root(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(Refused, match="cannot write"):
+            LocalStore(tmp_path / "file").create("k", b"")
+
+
+class TestCrash:
+    def test_a_writer_that_is_killed_leaves_no_object_and_is_swept(self, tmp_path: Path) -> None:
+        program = """
+            import os, signal, sys
+            from pathlib import Path
+            from compactor.storage.local import LocalStore
+
+            class Dying:
+                def request(self, kind): pass
+                def read(self, size): pass
+                def wrote(self, size):
+                    if self.left == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    self.left -= 1
+                left = 2
+
+            LocalStore(Path(sys.argv[1]), Dying()).create_from_file("dir/large", Path(sys.argv[2]), {"a": "b"})
+        """
+        (tmp_path / "in").write_bytes(bytes(5 << 20))
+        root = tmp_path / "tier"
+        ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(root), str(tmp_path / "in")], check=False)
+        assert ended.returncode == -signal.SIGKILL
+        store = LocalStore(root)
+        assert keys(store) == []
+        assert len(staged(root)) == 1
+        store.create("young", b"")
+        assert len(staged(root)) == 1, "somebody may still be writing it"
+        left = root / RESERVED / "tmp" / staged(root)[0]
+        os.utime(left, ns=(left.stat().st_mtime_ns - 3_601 * 10**9,) * 2)
+        LocalStore(root).create("dir/large", b"anew")
+        assert staged(root) == []
+        assert store.get("dir/large") == b"anew"
+
+    def test_a_staged_file_that_was_swept_fails_its_writer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = LocalStore(tmp_path / "tier")
+        link = os.link
+
+        def swept_before(source: Path, target: Path) -> None:
+            os.unlink(source)
+            link(source, target)
+
+        monkeypatch.setattr(os, "link", swept_before)
+        with pytest.raises(Unavailable):
+            store.create("k", b"x")
+        assert keys(store) == []
+
+    def test_a_link_whose_answer_was_lost_is_our_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As NFS does: the server linked, the answer was lost, the client asks again and is told EEXIST."""
+        store = LocalStore(tmp_path / "tier")
+        link = os.link
+
+        def twice(source: Path, target: Path) -> None:
+            link(source, target)
+            link(source, target)
+
+        monkeypatch.setattr(os, "link", twice)
+        store.create("k", b"x", {"by": "me"})
+        monkeypatch.setattr(os, "link", link)
+        assert store.get("k") == b"x"
+        assert dict(store.head("k").metadata) == {"by": "me"}
+        with pytest.raises(AlreadyExists):
+            store.create("k", b"x")
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("code", "kind"),
+        [
+            (errno.ENOSPC, OutOfBudget),
+            (errno.EDQUOT, OutOfBudget),
+            (errno.EACCES, Refused),
+            (errno.EPERM, Refused),
+            (errno.EROFS, Refused),
+            (errno.EXDEV, Refused),
+            (errno.EIO, Unavailable),
+            (errno.ESTALE, Unavailable),
+            (errno.EMFILE, Unavailable),
+        ],
+    )
+    @pytest.mark.parametrize("call", ["fsync", "link"])
+    def test_what_the_system_refuses(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[CompactorError], call: str
+    ) -> None:
+        store = LocalStore(tmp_path / "tier")
+        store.create("d/before", b"x")
+
+        def refuse(*_: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, call, refuse)
+        with pytest.raises(kind, match=os.strerror(code)) as caught:
+            store.create("d/k", b"x", {"a": "b"} if call == "link" else None)
+        assert str(tmp_path / "tier" / "d" / "k") in caught.value.message
+        assert caught.value.hint
+        monkeypatch.undo()
+        assert staged(tmp_path / "tier") == []
+        assert keys(store) == ["d/before"]
+
+    def test_a_disk_that_is_really_full(self, tmp_path: Path) -> None:
+        """A tmpfs of 200 kB in a mount namespace of its own, where the machine allows one."""
+        script = f"""
+            set -e
+            mkdir -p "$1" && mount -t tmpfs -o size=200k tmpfs "$1"
+            exec {sys.executable} - "$1" <<'END'
+            import sys
+            from pathlib import Path
+            from compactor.errors import OutOfBudget
+            from compactor.storage.local import LocalStore
+            root = Path(sys.argv[1])
+            store = LocalStore(root / "tier")
+            store.create("half", bytes(120 << 10))
+            for attempt in (lambda: store.create("large", bytes(1 << 20)), lambda: store.download("half", root / "copy")):
+                try:
+                    attempt()
+                except OutOfBudget as error:
+                    assert ("large" in error.message or "copy" in error.message) and error.exit_code == 6, error
+                else:
+                    raise SystemExit("it fitted")
+            assert sorted(path.name for path in root.iterdir()) == ["tier"]
+            assert [info.key for info in store.list("")] == ["half"]
+            END
+        """
+        command = ["unshare", "--mount", "--map-root-user", "sh", "-c", textwrap.dedent(script), "sh", str(tmp_path / "full")]
+        try:
+            allowed = subprocess.run(["unshare", "--mount", "--map-root-user", "true"], check=False, capture_output=True)
+        except FileNotFoundError:
+            pytest.skip("no unshare on this machine")
+        if allowed.returncode:
+            pytest.skip("this machine allows no mount namespace")
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def test_an_object_in_the_way_of_a_directory_and_the_reverse(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path)
+        store.create("x", b"")
+        store.create("d/y", b"")
+        for write in (store.create, store.put):
+            with pytest.raises(Refused, match="cannot write"):
+                write("x/z", b"")
+        with pytest.raises(Refused):
+            store.create("d", b"")
+        with pytest.raises(Refused):
+            store.put("d", b"")
+        for key in ("x/z", "d"):
+            with pytest.raises(NotFound):
+                store.get(key)
+            with pytest.raises(NotFound):
+                store.head(key)
+        store.delete(["x/z", "d"])
+        assert keys(store) == ["d/y", "x"]
+
+    def test_a_source_that_is_absent(self, tmp_path: Path) -> None:
+        with pytest.raises(Unavailable, match="nowhere"):
+            LocalStore(tmp_path / "tier").create_from_file("k", tmp_path / "nowhere")
+        assert keys(LocalStore(tmp_path / "tier")) == []
+
+
+class TestLinks:
+    def test_no_key_leads_out(self, tmp_path: Path) -> None:
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        (outside / "secret").write_bytes(b"secret")
+        store = LocalStore(tmp_path / "tier")
+        store.create("in/k", b"x")
+        (tmp_path / "tier" / "door").symlink_to(outside)
+        (tmp_path / "tier" / "in" / "file").symlink_to(outside / "secret")
+        uses: list[Callable[[], object]] = [
+            lambda: store.get("door/secret"),
+            lambda: store.head("door/secret"),
+            lambda: store.create("door/new", b""),
+            lambda: store.put("door/secret", b""),
+            lambda: store.delete(["door/secret"]),
+            lambda: store.download("door/secret", tmp_path / "out"),
+            lambda: list(store.list("door/")),
+            lambda: store.get("in/file"),
+        ]
+        for use in uses:
+            with pytest.raises(Refused, match="symbolic link"):
+                use()
+        with pytest.raises(NotFound):
+            store.head("in/file")
+        with pytest.raises(AlreadyExists):
+            store.create("in/file", b"")
+        store.delete(["in/file"])
+        assert keys(store) == ["in/k"]
+        assert sorted(os.listdir(outside)) == ["secret"]
+
+    def test_the_root_itself_may_be_a_link(self, tmp_path: Path) -> None:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "real")
+        store = LocalStore(tmp_path / "link")
+        store.create("a/b", b"x")
+        assert LocalStore(tmp_path / "real").get("a/b") == b"x"
+
+    def test_a_pipe_is_no_object(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        store = LocalStore(tmp_path)
+        assert keys(store) == []
+        with pytest.raises(NotFound):
+            store.get("pipe")
+
+
+class TestMetadata:
+    def test_it_survives_a_copy_that_keeps_times(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path / "tier")
+        made = store.create("a/k", b"x", {"sha256": "abc"})
+        subprocess.run(["cp", "-a", tmp_path / "tier", tmp_path / "copy"], check=True)
+        copied = LocalStore(tmp_path / "copy").head("a/k")
+        assert (dict(copied.metadata), copied.modified_ms) == ({"sha256": "abc"}, made.modified_ms)
+
+    def test_the_loser_s_metadata_never_shows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The loser has written its metadata when the winner links: both wrote for the same key."""
+        store = LocalStore(tmp_path)
+        link = os.link
+
+        def beaten(source: Path, target: Path) -> None:
+            monkeypatch.setattr(os, "link", link)
+            LocalStore(tmp_path).create("k", b"winner")
+            link(source, target)
+
+        monkeypatch.setattr(os, "link", beaten)
+        with pytest.raises(AlreadyExists):
+            store.create("k", b"loser", {"by": "loser"})
+        assert dict(store.head("k").metadata) == {}
+        assert os.listdir(tmp_path / RESERVED) == ["tmp"]
+
+    def test_metadata_that_cannot_be_read_is_not_taken_for_none(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path)
+        store.create("k", b"x", {"a": "b"})
+        (companion,) = (name for name in os.listdir(tmp_path / RESERVED) if name != "tmp")
+        (tmp_path / RESERVED / companion).write_bytes(b"{")
+        with pytest.raises(Unavailable, match="metadata"):
+            store.head("k")
+
+    def test_it_leaves_with_its_object(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path)
+        store.create("k", b"x", {"a": "b"})
+        store.delete(["k"])
+        assert os.listdir(tmp_path / RESERVED) == ["tmp"]
+
+
+def test_strangers_files_are_listed_only_if_their_names_can_be_keys(tmp_path: Path) -> None:
+    (tmp_path / "00000000000000000000.log").write_bytes(b"x")
+    (tmp_path / ("y" * 201)).write_bytes(b"")
+    (tmp_path / "a\nb").write_bytes(b"")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")).write_bytes(b"")
+    store = LocalStore(tmp_path)
+    store.create("nested/k", b"")
+    LocalStore(tmp_path / "nested").create("deeper", b"", {"a": "b"})
+    assert keys(store) == ["00000000000000000000.log", "nested/deeper", "nested/k"]
+    assert dict(store.head("nested/deeper").metadata) == {"a": "b"}
+
+
+parts = st.text(st.sampled_from("ab-./0é\U0001f600\ufb03 "), min_size=1, max_size=3)
+
+
+@given(st.lists(parts, max_size=12), parts | st.just(""), parts | st.just(""))
+def test_a_listing_is_the_sorted_keys(tmp_path_factory: pytest.TempPathFactory, names: list[str], prefix: str, after: str) -> None:
+    root = tmp_path_factory.mktemp("tier")
+    made = set()
+    for name in names:
+        path = root / name
+        if key_fault(name) or path.exists() or any(parent.is_file() for parent in path.parents):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+        made.add(name)
+    if key_fault(prefix + "x"):
+        return
+    expected = sorted((key for key in made if key.startswith(prefix) and key.encode() > after.encode()), key=lambda key: key.encode())
+    assert keys(LocalStore(root), prefix, after) == expected

@@ -1,0 +1,153 @@
+"""Trying again, waiting and counting, on a clock of our own."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from compactor.errors import NotFound, Refused, Unavailable
+from compactor.storage.counting import Counters, Usage
+from compactor.storage.factory import open_store
+from compactor.storage.retrying import Retrier
+from compactor.storage.settings import Limits, Retries, S3Settings, Transfers
+from compactor.storage.throttled import Buckets, Throttled, TokenBucket
+
+
+class Clock:
+    """Sleeping moves it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+        self._lock = threading.Lock()
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self.now += seconds
+            self.slept.append(seconds)
+
+
+class TestRetrier:
+    def retrier(self, clock: Clock, fraction: float = 1.0, **policy: float) -> Retrier:
+        return Retrier(Retries(**policy), clock.time, clock.sleep, lambda: fraction)
+
+    def test_pauses_double_up_to_the_cap_and_the_attempt_knows_its_number(self) -> None:
+        clock, numbers = Clock(), []
+
+        def attempt(number: int) -> str:
+            numbers.append(number)
+            if number < 6:
+                raise Unavailable("busy")
+            return "done"
+
+        assert self.retrier(clock, base_s=1, cap_s=8).call(attempt) == "done"
+        assert clock.slept == [1, 2, 4, 8, 8, 8]
+        assert numbers == [0, 1, 2, 3, 4, 5, 6]
+
+    def test_full_jitter(self) -> None:
+        clock = Clock()
+        with pytest.raises(Unavailable):
+            self.retrier(clock, fraction=0.25, deadline_s=5, base_s=1).call(fail)
+        assert clock.slept[:3] == [0.25, 0.5, 1.0]
+
+    def test_a_minute_of_503_is_survived_and_a_store_that_is_gone_is_given_up_in_time(self) -> None:
+        clock = Clock()
+
+        def back_after_a_minute(_: int) -> str:
+            if clock.now < 60:
+                raise Unavailable("503")
+            return "back"
+
+        assert self.retrier(clock).call(back_after_a_minute) == "back"
+        clock = Clock()
+        with pytest.raises(Unavailable, match=r"down \(tried \d+ times in 1\d\d\.\d s\)") as caught:
+            self.retrier(clock).call(fail)
+        assert 100 <= clock.now <= 120
+        assert caught.value.hint == "wait"
+
+    @pytest.mark.parametrize("kind", [NotFound, Refused])
+    def test_an_answer_is_not_tried_again(self, kind: type[Exception]) -> None:
+        clock = Clock()
+
+        def answered(_: int) -> None:
+            raise kind("no")
+
+        with pytest.raises(kind):
+            self.retrier(clock).call(answered)
+        assert clock.slept == []
+
+
+def fail(_: int) -> None:
+    raise Unavailable("down", hint="wait")
+
+
+class TestThrottle:
+    def test_a_second_s_worth_is_free_and_then_the_rate_holds(self) -> None:
+        clock = Clock()
+        bucket = TokenBucket(100, clock.time, clock.sleep)
+        for _ in range(20):
+            bucket.take(50)
+        assert clock.now == pytest.approx((20 * 50 - 100) / 100)
+
+    def test_a_request_larger_than_the_rate_waits_once(self) -> None:
+        clock = Clock()
+        bucket = TokenBucket(100, clock.time, clock.sleep)
+        bucket.take(1000)
+        assert clock.slept == [9.0]
+
+    def test_idle_time_saves_up_no_more_than_a_second(self) -> None:
+        clock = Clock()
+        bucket = TokenBucket(100, clock.time, clock.sleep)
+        clock.now = 1000
+        bucket.take(100)
+        bucket.take(100)
+        assert clock.slept == [1.0]
+
+    def test_threads_share_the_debt(self) -> None:
+        """On a clock that stands still every later taker waits longer: together they pay for all."""
+        slept: list[float] = []
+        bucket = TokenBucket(10, lambda: 0.0, slept.append)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(bucket.take, [10] * 8))
+        assert sorted(slept) == [1, 2, 3, 4, 5, 6, 7]
+
+    def test_each_limit_is_its_own_and_zero_is_none(self, tmp_path: Path) -> None:
+        clock, counters = Clock(), Counters()
+        buckets = Buckets(Limits(max_read_bytes_per_s=100, max_requests_per_s=1), clock.time, clock.sleep)
+        meter = Throttled(counters, buckets)
+        meter.wrote(10**9)
+        assert clock.slept == []
+        meter.read(300)
+        assert clock.slept == [2.0]
+        meter.request("get")
+        meter.request("get")
+        meter.request("get")
+        assert clock.slept == [2.0, 1.0, 1.0]
+        assert counters.usage() == Usage(requests={"get": 3}, bytes_read=300, bytes_written=10**9)
+
+
+def test_a_directory_counts_what_it_does(tmp_path: Path) -> None:
+    counters = Counters()
+    store = open_store(str(tmp_path / "tier"), counters=counters)
+    store.create("k", b"12345", {"a": "b"})
+    before = counters.usage()
+    store.get("k", 1, 2)
+    store.download("k", tmp_path / "out")
+    list(store.list(""))
+    store.delete(["k"])
+    assert before == Usage(requests={"put": 1}, bytes_written=5)
+    assert counters.usage().since(before) == Usage(requests={"delete": 1, "get": 2, "list": 1}, bytes_read=7)
+
+
+def test_settings_travel_and_stores_are_opened_where_they_arrive(tmp_path: Path) -> None:
+    settings = (S3Settings(endpoint_url="http://x", region="r"), Limits(max_requests_per_s=5), Retries(deadline_s=1), Transfers(threads=2))
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    with pytest.raises(ValueError, match="greater than or equal"):
+        Transfers(part_bytes=1000)

@@ -1,0 +1,248 @@
+"""Every answer that S3 is known to refuse with, over real HTTP: the class of the error, what it names and what it advises."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
+from compactor.storage.counting import Counters
+from compactor.storage.factory import open_store
+from compactor.storage.port import ObjectStore
+from compactor.storage.settings import Retries, S3Settings
+from tests.support.canned_s3 import Answer, Canned, answering, failure
+
+ONCE = Retries(deadline_s=0)
+QUICK = Retries(deadline_s=20, base_s=0.001, cap_s=0.001)
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@contextmanager
+def store_that_says(*answers: Answer, retries: Retries = ONCE) -> Iterator[tuple[ObjectStore, Canned]]:
+    with answering(answers) as canned:
+        yield open_store("s3://bucket/pre fix", s3=S3Settings(endpoint_url=canned.url, region="eu-west-1"), retries=retries), canned
+
+
+REFUSALS: list[tuple[Answer, str, str]] = [
+    (failure(403, "AccessDenied", "Access Denied"), "access denied", "iam-policy.json"),
+    (failure(403, "InvalidAccessKeyId", "unknown key"), "access key is unknown", "AWS_ACCESS_KEY_ID"),
+    (failure(403, "SignatureDoesNotMatch", "no match"), "secret key", "AWS_SECRET_ACCESS_KEY"),
+    (failure(400, "ExpiredToken", "expired"), "session token has expired", "Log in again"),
+    (failure(400, "InvalidToken", "malformed"), "session token is not valid", "Log in again"),
+    (failure(404, "NoSuchBucket", "The specified bucket does not exist"), "bucket does not exist", "endpoint_url"),
+    (
+        failure(301, "PermanentRedirect", "elsewhere", "<Endpoint>x.amazonaws.com</Endpoint>"),
+        "answered PermanentRedirect .*another region",
+        "[s3] region",
+    ),
+    (
+        failure(400, "AuthorizationHeaderMalformed", "the region 'eu-west-1' is wrong", "<Region>us-west-2</Region>"),
+        r"another region \(us-west-2\)",
+        "[s3] region",
+    ),
+    (
+        failure(403, "InvalidObjectState", "not valid for the storage class", "<StorageClass>DEEP_ARCHIVE</StorageClass>"),
+        "archived (.*)storage class DEEP_ARCHIVE",
+        "Restore it",
+    ),
+    (
+        failure(403, "InvalidObjectState", "x", "<StorageClass>INTELLIGENT_TIERING</StorageClass><AccessTier>ARCHIVE_ACCESS</AccessTier>"),
+        "storage class INTELLIGENT_TIERING, tier ARCHIVE_ACCESS",
+        "Restore it",
+    ),
+    (failure(403, "AccessDenied", "Bucket is a Requester Pays bucket"), "Requester Pays", "owner's credentials"),
+    (failure(400, "KMS.DisabledException", "key is disabled"), "encryption key refuses", "kms:Decrypt"),
+    (failure(403, "AccessDenied", "not authorized to perform: kms:GenerateDataKey"), "encryption key refuses", "kms:GenerateDataKey"),
+    (failure(400, "KMS.NotFoundException", "no such key"), "encryption key refuses", "kms:Decrypt"),
+    (
+        failure(403, "RequestTimeTooSkewed", "skewed", "<RequestTime>10:00</RequestTime><ServerTime>12:00</ServerTime>"),
+        "clocks .* differ",
+        "NTP",
+    ),
+    (failure(501, "NotImplemented", "a header implies something else"), "does not know this request", "config check"),
+    (failure(400, "SomethingNew", "of next year"), "SomethingNew .of next year.", "config check"),
+]
+
+
+@pytest.mark.parametrize(("answer", "says", "advises"), REFUSALS, ids=[f"{number}" for number in range(len(REFUSALS))])
+def test_refusals_are_not_tried_again_and_say_what_to_do(answer: Answer, says: str, advises: str, tmp_path: Path) -> None:
+    uses: list[Callable[[ObjectStore], object]] = [
+        lambda store: store.get("a/key"),
+        lambda store: store.create("a/key", b"x"),
+        lambda store: store.download("a/key", tmp_path / "out"),
+        lambda store: list(store.list("a/key")),
+    ]
+    for use in uses:
+        with store_that_says(answer, retries=QUICK) as (store, canned):
+            with pytest.raises(Refused, match=says) as caught:
+                use(store)
+            assert advises in caught.value.hint
+            assert "s3://bucket/pre fix/" in caught.value.message
+            assert len(canned.asked) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        failure(503, "SlowDown", "Please reduce your request rate"),
+        failure(500, "InternalError"),
+        failure(400, "RequestTimeout"),
+        failure(409, "OperationAborted"),
+        failure(409, "ConditionalRequestConflict"),
+        failure(400, "BadDigest", "damaged on its way"),
+        Answer(502, b"<html>bad gateway</html>"),
+        Answer(429, b""),
+        Answer(200, b"only a part", {"Content-Type": "text/plain"}, said_length=1000),
+        Answer(206, b"0123", {"Content-Range": "bytes 0-9/10", "ETag": '"e"'}),
+        Answer(206, b"0123456789", {"Content-Range": "bytes 0-3/4", "ETag": '"e"'}),
+        Answer(206, b"0123", {"Content-Range": "bytes 4-7/10", "ETag": '"e"'}),
+        Answer(206, b"0123", {"Content-Range": "elephants", "ETag": '"e"'}),
+    ],
+    ids=lambda answer: f"{answer.status}-{answer.body[-40:]!r}",
+)
+def test_what_may_get_better_is_tried_again(answer: Answer, tmp_path: Path) -> None:
+    good = Answer(206, b"0123456789", {"Content-Range": "bytes 0-9/10", "ETag": '"e"'})
+    with store_that_says(answer, answer, answer, good, retries=QUICK) as (store, canned):
+        assert store.get("k", 0, 10) == b"0123456789"
+        assert len(canned.asked) == 4
+    with store_that_says(answer, answer, good, retries=QUICK) as (store, canned):
+        assert store.download("k", tmp_path / "out") == 10
+        assert (tmp_path / "out").read_bytes() == b"0123456789"
+    with store_that_says(answer) as (store, canned), pytest.raises(Unavailable, match="cannot read s3://bucket/pre fix/k"):
+        store.download("k", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checksum_that_the_store_sends_is_checked() -> None:
+    good = Answer(200, b"hello", {"x-amz-checksum-crc32": "NhCmhg==", "ETag": '"e"'})
+    bad = Answer(200, b"hellp", {"x-amz-checksum-crc32": "NhCmhg==", "ETag": '"e"'})
+    with store_that_says(bad, good, retries=QUICK) as (store, canned):
+        assert store.get("k") == b"hello"
+        assert canned.asked[0][2].get("x-amz-checksum-mode") == "ENABLED"
+    with store_that_says(bad) as (store, _), pytest.raises(Unavailable, match="checksum"):
+        store.get("k")
+
+
+@pytest.mark.parametrize("body", [b"", b"<ListBucketResult></ListBucketResult>", b"<ListBucketResult><Contents><Key>pre fix/a", b"not xml"])
+def test_half_a_listing_is_no_listing(body: bytes) -> None:
+    with (
+        store_that_says(Answer(200, body, {"Content-Type": "application/xml"})) as (store, _),
+        pytest.raises(Unavailable, match="cannot list"),
+    ):
+        list(store.list(""))
+
+
+def test_a_listing_without_order_is_refused() -> None:
+    entry = "<Contents><Key>pre%20fix/{}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+    said = "<IsTruncated>false</IsTruncated><EncodingType>url</EncodingType>" + entry.format("b") + entry.format("a")
+    with (
+        store_that_says(Answer(200, f"<ListBucketResult>{said}</ListBucketResult>".encode())) as (store, _),
+        pytest.raises(Refused, match="lists 'a' after 'b'"),
+    ):
+        list(store.list(""))
+
+
+def test_a_delete_that_fails_for_one_key_fails() -> None:
+    half = b"<DeleteResult><Deleted><Key>pre fix/a</Key></Deleted>%b</DeleteResult>"
+    denied = half % b"<Error><Key>pre fix/b</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    with (
+        store_that_says(Answer(200, denied)) as (store, _),
+        pytest.raises(Refused, match="cannot delete s3://bucket/pre fix/b.*access denied"),
+    ):
+        store.delete(["a", "b"])
+    with store_that_says(Answer(200, half % b"")) as (store, _), pytest.raises(Unavailable, match="what became of 1 keys"):
+        store.delete(["a", "b"])
+    rest = Answer(200, b"<DeleteResult><Deleted><Key>pre fix/b</Key></Deleted></DeleteResult>")
+    with store_that_says(Answer(200, half % b""), failure(503, "SlowDown"), rest, retries=QUICK) as (store, canned):
+        store.delete(["a", "b"])
+        assert len(canned.asked) == 3
+
+
+def test_an_absent_key_and_an_absent_bucket_differ() -> None:
+    with store_that_says(Answer(404), failure(404, "NoSuchBucket")) as (store, _), pytest.raises(Refused, match="bucket does not exist"):
+        store.head("k")
+    listing = Answer(200, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+    with store_that_says(Answer(404), listing) as (store, _), pytest.raises(NotFound, match="pre fix/k"):
+        store.head("k")
+
+
+def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with store_that_says(Answer(200), retries=QUICK) as (store, canned):
+        with pytest.raises(Refused, match="Unable to locate credentials") as caught:
+            store.get("k")
+        assert "AWS_PROFILE" in caught.value.hint
+        assert not canned.asked
+
+
+def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with store_that_says(Answer(200)) as (store, _), pytest.raises(UsageError, match="nobody"):
+        store.get("k")
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "http://", "not a url"])
+def test_an_endpoint_that_is_none(endpoint: str) -> None:
+    store = open_store("s3://bucket/p", s3=S3Settings(endpoint_url=endpoint), retries=ONCE)
+    with pytest.raises(UsageError, match="endpoint"):
+        store.get("k")
+
+
+def test_nobody_listens() -> None:
+    store = open_store("s3://bucket/p", s3=S3Settings(endpoint_url="http://127.0.0.1:1"), retries=Retries(deadline_s=0.2, base_s=0.01))
+    with pytest.raises(Unavailable, match=r"Could not connect.*tried \d+ times"):
+        store.get("k")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://",
+        "s3:///x",
+        "s3://b",
+        "s3://bucket//x",
+        "s3://bucket/a/../b",
+        "s3://bucket/" + "x/" * 80,
+        "http://x",
+        "file:relative",
+        "file://host/x",
+        "",
+    ],
+)
+def test_urls_that_name_no_store(url: str) -> None:
+    if url == "s3://bucket//x":
+        assert open_store(url).url == "s3://bucket/x/"
+        return
+    with pytest.raises(UsageError):
+        open_store(url)
+
+
+def test_credentials_that_are_refused_in_the_middle() -> None:
+    counters = Counters()
+    answers = [Answer(200, b"1", {"ETag": '"e"'}), failure(403, "ExpiredToken", "The provided token has expired.")]
+    with answering(answers) as canned:
+        store = open_store("s3://bucket", s3=S3Settings(endpoint_url=canned.url), retries=QUICK, counters=counters)
+        assert store.get("a") == b"1"
+        with pytest.raises(CompactorError, match="expired") as caught:
+            store.get("b")
+        assert caught.value.exit_code == 5
+        assert counters.usage().requests == {"get": 2}
