@@ -10,6 +10,7 @@ import pytest
 
 from compactor.cli.main import entry
 from compactor.config import SECTIONS
+from compactor.storage.probe import MARKER
 
 
 @pytest.fixture
@@ -51,20 +52,28 @@ def test_show_keeps_secrets(settings: Path, capsys: pytest.CaptureFixture[str]) 
         assert "SSL" in printed
 
 
-def test_check_of_a_new_tier_makes_nothing(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "config", "check", "--config", str(settings)) == (0, {"ok": True, "problems": []})
-    assert [file.name for file in settings.parent.iterdir()] == [settings.name]
+def test_check_of_a_new_tier_leaves_only_the_result_of_the_race(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert run(capsys, "config", "check", "--config", str(settings)) == (0, {"ok": True, "problems": []})
+    left = [
+        str(file.relative_to(settings.parent))
+        for file in settings.parent.rglob("*")
+        if file.is_file() and ".object-store" not in file.parts
+    ]
+    assert left == [settings.name, f"the tier/.tiered-compactor/probe/{MARKER}"]
 
 
-def test_check_makes_all_checks_and_names_what_fails(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (settings.parent / "state").write_text("a file in the way")
+def test_check_tries_everything_and_names_what_fails(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("state", "the tier", "control"):
+        (settings.parent / name).write_text("a file in the way")
+    with_control = settings.read_text().replace("[tier]", f'[tier]\ncontrol_url = "file://{settings.parent}/control"')
+    settings.write_text(with_control)
     code, document = run(capsys, "config", "check", "--config", str(settings))
     assert (code, document["ok"]) == (5, False)
-    assert [problem["kind"] for problem in document["problems"]] == ["state_dir"]
+    assert {problem["object"].rpartition("/")[2] for problem in document["problems"]} == {"state", "the tier", "control"}
+    assert {key for problem in document["problems"] for key in problem} == {"severity", "kind", "object", "detail", "hint"}
     assert entry(["config", "check", "--config", str(settings)]) == 5
-    printed = capsys.readouterr().out
-    assert "1 of 3 checks failed" in printed
-    assert printed.count("can be listed") == 2
+    assert "cannot be used like this" in capsys.readouterr().out
 
 
 def test_check_without_a_tier_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable
-from functools import partial
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame
 from compactor.cli.output import Output, Table
-from compactor.errors import CompactorError, Refused, gravest
+from compactor.errors import StoreError
 
 if TYPE_CHECKING:
     from compactor.config import Settings
-    from compactor.storage.port import ObjectStore
 
 _SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private", re.IGNORECASE)
 """librdkafka properties whose values are not shown."""
@@ -40,38 +38,45 @@ def show(args: argparse.Namespace, out: Output) -> None:
 
 
 def check(args: argparse.Namespace, out: Output) -> int:
-    """Every check is made, also after one that failed; wrong settings end the command before, as everywhere."""
+    """Tries everything, also after something failed. Settings that are wrong in themselves end it before, as everywhere."""
     settings = frame.settings(args)
-    urls = dict.fromkeys((settings.tier_url, settings.control_url))
-    checks: list[tuple[str, str, Callable[[], str]]] = [("state_dir", settings.tier.state_dir, partial(_try_directory, settings))]
-    checks += [("store", url, partial(_try_store, settings, url)) for url in urls]
-    problems, codes, rows = [], [], []
-    for kind, what, attempt in checks:
-        try:
-            rows.append((kind, what, attempt()))
-        except CompactorError as error:
-            problems.append({"severity": "error", "kind": kind, "object": what, "detail": str(error)})
-            codes.append(error.exit_code)
-            rows.append((kind, what, f"error: {error}"))
-    summary = f"{len(problems)} of {len(checks)} checks failed" if problems else "everything works"
-    out.result({"ok": not problems, "problems": problems}, Table("", ("check", "of", "result"), rows), summary=summary)
-    return gravest(codes)
+    with out.progress("trying the tier"):
+        problems = [*_try_directory(settings), *_try_stores(settings)]
+    ok = all(problem["severity"] != "error" for problem in problems)
+    columns = ("severity", "kind", "object", "detail", "hint")
+    tables = [Table("", columns, [[problem[column] for column in columns] for problem in problems])] if problems else []
+    verdict = f"{settings.tier_url} and {settings.tier.state_dir} {'can be used' if ok else 'cannot be used like this'}"
+    out.result({"ok": ok, "problems": problems}, *tables, summary=verdict)
+    return 0 if ok else StoreError.exit_code
 
 
-def _try_directory(settings: Settings) -> str:
+def _try_directory(settings: Settings) -> list[dict[str, str]]:
     directory = Path(settings.tier.state_dir).absolute()
     existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise Refused(f"nothing can be written in {existing}", hint="Set state_dir under [tier] to a directory of this user")
-    return "can be written" if existing == directory else f"can be made in {existing}"
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return []
+    hint = "Set state_dir under [tier] to a directory in which this user may write"
+    detail = f"nothing can be written in {existing}"
+    return [{"severity": "error", "kind": "state-dir", "object": settings.tier.state_dir, "detail": detail, "hint": hint}]
 
 
-def _try_store(settings: Settings, url: str) -> str:
+def _try_stores(settings: Settings) -> list[dict[str, str]]:
     from compactor.storage.factory import open_store
+    from compactor.storage.probe import probe
 
-    store: ObjectStore = open_store(url, s3=settings.s3, limits=settings.limits)
-    first = next(iter(store.list("")), None)
-    return "can be listed" if first else "can be listed, holds nothing yet"
+    # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
+    stores = [(settings.tier_url, ".tiered-compactor/probe/")]
+    if settings.tier.control_url:
+        stores.append((settings.tier.control_url, "probe/"))
+    problems = []
+    for url, prefix in stores:
+        store = open_store(url, s3=settings.s3, limits=settings.limits)
+        problems += [{"object": url, **finding.model_dump()} for finding in probe(store, _now_ms, prefix)]
+    return problems
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _rows(settings: Settings) -> list[tuple[str, object, str]]:
