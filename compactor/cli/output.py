@@ -21,7 +21,7 @@ _LINE_SECONDS = 5.0
 
 
 class Table(NamedTuple):
-    """``columns`` are headings; a cell may be anything, numbers are set to the right and None is left empty."""
+    """``columns`` are headings; a cell may be anything: numbers stand to the right (whole ones can be copied), None is empty."""
 
     title: str
     columns: Sequence[str]
@@ -208,6 +208,4 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
