@@ -9,18 +9,20 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
 import google_crc32c
 
+from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
 from compactor.records.build import NO_PRODUCER, Producer, Row, batch, marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 from tests.plain_format import Batch, read_batches, segment_paths
-from tests.plain_log import indexes_of
+from tests.plain_log import control_type, indexes_of
 
-__all__ = ["GZIP", "LZ4", "NONE", "SNAPPY", "ZSTD", "LogBuilder", "entry", "live", "next_directory", "read", "wrapper"]
+__all__ = ["GZIP", "LZ4", "NONE", "SNAPPY", "ZSTD", "Life", "LogBuilder", "entry", "live", "next_directory", "read", "wrapper"]
 
 
 def pair(text: str | bytes) -> tuple[bytes | None, bytes | None]:
@@ -40,6 +42,7 @@ class LogBuilder:
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     mtimes: dict[int, int] = field(default_factory=dict)
+    written: int = 0
 
     def __post_init__(self) -> None:
         self.segments = [(self.next_offset, [])]
@@ -105,6 +108,9 @@ class LogBuilder:
         return self.end(pid, commit=False)
 
     def raw(self, data: bytes, last_offset: int) -> None:
+        """Appends bytes as they are; behind segments that are written already a new one begins."""
+        if self.written == len(self.segments):
+            self.roll()
         self.segments[-1][1].append(data)
         self.next_offset = last_offset + 1
 
@@ -118,9 +124,9 @@ class LogBuilder:
         return self.next_offset
 
     def write(self, folder: Path, *, indexes: bool = False, index_interval_bytes: int = 4096) -> Path:
-        """The directory as it would lie on a broker's disk; without indexes Kafka, and we, rebuild them."""
+        """Adds the segments that are not written yet to a directory; without indexes Kafka, and we, rebuild them."""
         folder.mkdir(parents=True, exist_ok=True)
-        for base, batches in self.segments:
+        for base, batches in self.segments[self.written :]:
             log = folder / f"{base:020}.log"
             log.write_bytes(b"".join(batches))
             if indexes:
@@ -130,7 +136,59 @@ class LogBuilder:
             mtime = self.mtimes.get(base)
             if mtime is not None:
                 os.utime(log, ns=(mtime * 1_000_000, mtime * 1_000_000))
+        self.written = len(self.segments)
         return folder
+
+
+@dataclass
+class Life:
+    """A log that lives through rounds of `clean`: each round's output takes the place of what it replaces."""
+
+    scratch: Path
+    log: LogBuilder
+    next_dirty_offset: int | None = None
+    rounds: int = 0
+    indexes: bool = False
+    summary: CleanSummary | None = None
+
+    witness: ClassVar[Callable[[Path, dict[str, Any], Path], None] | None] = None
+    """Asked in every round whether Kafka's cleaner agrees, where it is at hand (tests/integration)."""
+
+    def __post_init__(self) -> None:
+        self.folder = self.log.write(self.scratch / "log-0", indexes=self.indexes)
+
+    def round(self, now: int = 1_000_000, **options: int | None) -> CleanSummary:
+        """One round from where the last one ended, over everything that was written by now."""
+        if len(self.log.segments) > self.log.written:
+            self.log.write(self.folder, indexes=self.indexes)
+        self.rounds += 1
+        asked: dict[str, Any] = {"now_ms": now, "first_dirty_offset": self.next_dirty_offset, **options}
+        request = {name: value for name, value in asked.items() if value is not None}
+        out = self.scratch / f"out-{self.rounds}"
+        if Life.witness:
+            Life.witness(self.folder, request, self.scratch / f"witness-{self.rounds}")
+        self.summary = clean_directory(self.folder, out, CleanRequest(**request))
+        self.next_dirty_offset = self.summary.next_dirty_offset
+        self.folder = next_directory(self.folder, out, self.next_dirty_offset, self.scratch / f"log-{self.rounds}")
+        return self.summary
+
+    def batches(self) -> list[Batch]:
+        return [batch for batches in read(self.folder).values() for batch in batches]
+
+    def live(self) -> list[str]:
+        return live(self.folder)
+
+    def shape(self) -> list[str]:
+        """One word per batch: ``0-3`` data, ``4-4C`` and ``5-5A`` markers, ``()`` around what is empty, ``!`` with a horizon."""
+        return [_word(batch) for batch in self.batches()]
+
+
+def _word(batch: Batch) -> str:
+    text = f"{batch.base_offset}-{batch.last_offset}"
+    if batch.control:
+        text += {0: "A", 1: "C", None: "M"}.get(control_type(batch), "?")
+    text += "!" if batch.horizon is not None else ""
+    return text if batch.records else f"({text})"
 
 
 def snapshot(folder: Path, offset: int, producers: Iterable[tuple[int, int, int]]) -> None:

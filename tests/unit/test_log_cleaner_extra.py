@@ -1,0 +1,505 @@
+"""Corners that LogCleanerTest leaves out, each seen in a run of Kafka's cleaner, and golden vectors down to the byte."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import cramjam
+import lz4.frame
+import pytest
+import zstandard
+
+from compactor.cleaner.offline import CleanRequest, clean_directory
+from compactor.errors import BadData
+from compactor.records.build import NO_PRODUCER, Producer, Row, batch, marker, seal, varint
+from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, Life, LogBuilder, entry, live, read, txn_index, wrapper
+from tests.plain_format import fix_crc
+
+LATER = 10**12
+COMPRESSED = (GZIP, SNAPPY, LZ4, ZSTD)
+
+
+# ---- golden vectors ---------------------------------------------------------------------------------------------------------
+
+NOBODY = "ff" * 14
+HORIZON_IN = f"""0000000000000000 00000042 ffffffff 02 84e64c05 0000 00000001 00000000000003e8 00000000000003e9 {NOBODY} 00000002
+    1000000002610231 00 0e00020202620100"""
+HORIZON_OUT = f"""0000000000000000 00000044 ffffffff 02 c3ea450f 0040 00000001 00000000000013ec 00000000000003e9 {NOBODY} 00000002
+    120087400002610231 00 100085400202620100"""
+COMMIT_IN = """0000000000000001 00000042 00000000 02 be37f0a7 0030 00000000 00000000000003e8 00000000000003e8 0000000000000005 0000
+    ffffffff 00000001 20 00 00 00 08 00000001 0c 000000000000 00"""
+COMMIT_OUT = """0000000000000001 00000043 00000000 02 7361ab98 0070 00000000 000000000000044c 00000000000003e8 0000000000000005 0000
+    ffffffff 00000001 22 00 c701 00 08 00000001 0c 000000000000 00"""
+APPEND_TIME_OUT = f"""0000000000000000 0000003a ffffffff 02 d475b1ac 0008 00000001 0000000000001e61 0000000000001e61 {NOBODY} 00000001
+    1000 00 02 0262 0231 00"""
+EMPTY_HEADER_OUT = """0000000000000000 00000031 00000003 02 bc73f5e0 0000 00000001 ffffffffffffffff 000000000000000c 0000000000000005
+    0000 00000000 00000000"""
+
+
+def unhex(text: str) -> bytes:
+    return bytes.fromhex("".join(text.split()))
+
+
+def cleaned_bytes(life: Life) -> bytes:
+    return (life.folder / f"{0:020}.log").read_bytes()
+
+
+def test_golden_horizon(tmp_path: Path) -> None:
+    log = LogBuilder(leader_epoch=-1)
+    log.put("a=1", "b", times=[1000, 1001])
+    assert log.segments[0][1][0] == unhex(HORIZON_IN)
+    life = Life(tmp_path, log)
+    life.round(now=5000, delete_retention_ms=100)
+    assert cleaned_bytes(life) == unhex(HORIZON_OUT)
+
+
+def test_golden_marker_horizon(tmp_path: Path) -> None:
+    log = LogBuilder(next_offset=1)
+    log.raw(marker(1, 1000, 5, 0, commit=True), 1)
+    assert log.segments[0][1][0] == unhex(COMMIT_IN)
+    life = Life(tmp_path, log)
+    life.round(now=1000, delete_retention_ms=100)
+    assert (life.folder / f"{1:020}.log").read_bytes() == unhex(COMMIT_OUT)
+
+
+def test_golden_append_time(tmp_path: Path) -> None:
+    """6.5 f: a LogAppendTime batch is rewritten with the append time as its base."""
+    log = LogBuilder(leader_epoch=-1)
+    log.put("a=1", "b=1", times=[10, 20], append_time=7777)
+    log.put("a=2", times=[30])
+    life = Life(tmp_path, log)
+    life.round(now=9000, delete_retention_ms=100)
+    assert cleaned_bytes(life).startswith(unhex(APPEND_TIME_OUT))
+
+
+def test_golden_empty_header(tmp_path: Path) -> None:
+    log = LogBuilder(leader_epoch=3)
+    log.put("a=1", "b=1", pid=5, times=[11, 12])
+    log.put("a=2", "b=2", times=[13, 14])
+    life = Life(tmp_path, log)
+    life.round(now=9000, delete_retention_ms=100)
+    assert cleaned_bytes(life).startswith(unhex(EMPTY_HEADER_OUT))
+
+
+# ---- the map, and what lies behind it (6.5 a, b, c, m) ----------------------------------------------------------------------
+
+
+def test_stale_aborted_producer_hides_no_keys(tmp_path: Path) -> None:
+    """6.5 a, a deviation: Kafka takes producer 5 for aborting and leaves both values of `a`."""
+    log = LogBuilder()
+    log.put("a=1", "b=1", "c=1")
+    log.put("x=1", pid=5, txn=True)  # 3
+    log.abort(5)  # 4
+    log.put("d=1")
+    log.put("a=2", pid=5, txn=True)  # 6
+    log.commit(5)
+    log.put("e=1")
+    life = Life(tmp_path, log)
+    life.round(map_entries=4, index_interval_bytes=1)
+    assert life.next_dirty_offset == 6
+    life.round(index_interval_bytes=1)
+    assert life.live() == ["1:b=1", "2:c=1", "5:d=1", "6:a=2", "8:e=1"]
+
+
+def test_behind_the_map(tmp_path: Path) -> None:
+    """6.5 b: aborted data goes, keyless records stay, tombstones stay and get their horizon."""
+    log = LogBuilder()
+    log.put("a=1", "b=1")
+    log.put("z=1", pid=5, txn=True)  # 2
+    log.abort(5)
+    log.put("=keyless", "t", "a=2")  # 4..6
+    log.put("y=1", pid=5)
+    life = Life(tmp_path, log)
+    life.round(now=1_000, map_entries=2, delete_retention_ms=10, high_watermark=99)
+    assert life.next_dirty_offset == 4  # the aborted batch and its marker ask for no room
+    assert life.live() == ["0:a=1", "1:b=1", "4:=keyless", "5:t", "6:a=2", "7:y=1"]
+    assert [b.horizon for b in life.batches()] == [None, None, 1_010, None]
+
+
+def test_keyless_record_behind_the_map_stays_until_it_is_mapped(tmp_path: Path) -> None:
+    log = LogBuilder()
+    log.put("a=1", "b=1", "=keyless", "c=1")
+    life = Life(tmp_path, log)
+    life.round(map_entries=1)
+    assert life.live() == ["0:a=1", "1:b=1", "2:=keyless", "3:c=1"]
+    life.round(map_entries=1)
+    life.round(map_entries=1)
+    assert life.live() == ["0:a=1", "1:b=1", "3:c=1"]
+
+
+def test_map_is_full_at_a_key_that_it_holds(tmp_path: Path) -> None:
+    """6.5 c: the limit is tested before the key is looked up."""
+    log = LogBuilder()
+    log.put("a=1", "b=1")
+    log.put("a=2", "c=1")
+    life = Life(tmp_path, log)
+    assert life.round(map_entries=2).next_dirty_offset == 2
+    assert life.live() == ["0:a=1", "1:b=1", "2:a=2", "3:c=1"]
+
+
+def test_first_dirty_at_the_upper_end_cleans_nothing(tmp_path: Path) -> None:
+    """6.5 m: Kafka answers 0 and touches nothing; a broker never asks."""
+    log = LogBuilder()
+    log.put("a=1")
+    log.put("a=2")
+    life = Life(tmp_path, log)
+    summary = life.round(first_dirty_offset=2)
+    assert (summary.next_dirty_offset, summary.segments) == (0, ())
+    assert life.live() == ["0:a=1", "1:a=2"]
+
+
+# ---- horizons (6.5 d, e) ----------------------------------------------------------------------------------------------------
+
+
+def test_no_retention_still_takes_two_rounds(tmp_path: Path) -> None:
+    """6.5 d: the round that first sees a tombstone keeps it, even without retention; equality removes."""
+    log = LogBuilder()
+    log.put("a")
+    log.put("b=1")
+    life = Life(tmp_path, log)
+    life.round(now=5_000, delete_retention_ms=0)
+    assert life.live() == ["0:a", "1:b=1"]
+    life.round(now=5_000, first_dirty_offset=0, delete_retention_ms=0)
+    assert life.live() == ["1:b=1"]
+
+
+def test_horizon_stays_when_the_last_tombstone_has_gone(tmp_path: Path) -> None:
+    """6.5 e: once there, the flag stays with the batch."""
+    log = LogBuilder()
+    log.put("a", "b=1", "c=1")
+    life = Life(tmp_path, log)
+    life.round(now=1_000, delete_retention_ms=10)
+    log.put("c=2")
+    life.round(now=2_000, delete_retention_ms=10)
+    assert life.live() == ["1:b=1", "3:c=2"]
+    assert [b.horizon for b in life.batches()] == [1_010, None]
+
+
+def test_a_horizon_that_is_set_is_copied_with_its_batch(tmp_path: Path) -> None:
+    log = LogBuilder()
+    log.put("a", "b=1", horizon=5_000)
+    raw = log.segments[0][1][0]
+    life = Life(tmp_path, log)
+    life.round(now=4_999)
+    assert cleaned_bytes(life) == raw
+
+
+# ---- odd records (6.5 g, h, i, l) -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "becomes"),
+    [
+        (b"\xff", b"\xef\xbf\xbd"),
+        (b"\xed\xa0\x80", b"\xef\xbf\xbd"),  # an encoded surrogate is one malformed sequence to Java, three to others
+        (b"\xed\xa0", b"\xef\xbf\xbd"),
+        (b"\xed\xa0x", b"\xef\xbf\xbdx"),
+        (b"\xe2\x82", b"\xef\xbf\xbd"),
+        (b"\xc0\x80", b"\xef\xbf\xbd" * 2),
+        (b"\xf4\x90\x80\x80", b"\xef\xbf\xbd" * 4),
+        ("schl\N{LATIN SMALL LETTER U WITH DIAERESIS}ssel".encode(), "schl\N{LATIN SMALL LETTER U WITH DIAERESIS}ssel".encode()),
+    ],
+)
+def test_header_names_become_utf8_when_rewritten(tmp_path: Path, name: bytes, becomes: bytes) -> None:
+    """6.5 g: only a rewritten batch; one that is copied keeps its bytes."""
+    log = LogBuilder()
+    log.put("a=1", "b=1", headers=[(name, b"v"), (name, None)])
+    log.put("c=1", headers=[(name, b"v")])
+    log.put("a=2")
+    life = Life(tmp_path, log)
+    life.round()
+    first, second, _ = life.batches()
+    assert first.records[0].headers == ((becomes, b"v"), (becomes, None))
+    assert second.records[0].headers == ((name, b"v"),)
+
+
+def test_record_and_batch_attributes_survive_only_a_copy(tmp_path: Path) -> None:
+    """6.5 g: unknown bits go when a batch is rewritten."""
+    log = LogBuilder()
+    raws = []
+    for base, keys in ((0, b"ab"), (2, b"ac"), (4, b"de")):
+        plain = batch([Row(base + n, 1, keys[n : n + 1], b"1", (), 5 + n) for n in range(2)])
+        raws.append(fix_crc(plain[:21] + b"\x7f\x80" + plain[23:]))
+        log.raw(raws[-1], base + 1)
+    log.put("a=2")
+    life = Life(tmp_path, log)
+    life.round()
+    first, second, third, _ = life.batches()
+    assert [(b.attributes, [(r.offset, r.attributes) for r in b.records]) for b in (first, second)] == [(0, [(1, 0)]), (0, [(3, 0)])]
+    assert third.raw == raws[2]
+
+
+def test_wrong_crc_is_refused(tmp_path: Path) -> None:
+    """6.5 h, a deviation: Kafka would copy the batch, or hide the damage under a fresh CRC."""
+    for damaged in (0, 1):  # a batch that would be rewritten, one that would be copied
+        log = LogBuilder()
+        log.put("a=1", "b=1")
+        log.put("a=2")
+        batches = log.segments[0][1]
+        batches[damaged] = batches[damaged][:-2] + b"?\x00"
+        folder = log.write(tmp_path / f"log-{damaged}")
+        with pytest.raises(BadData, match="CRC") as refused:
+            clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        assert refused.value.position == (0, len(batches[0]))[damaged]
+
+
+def test_negative_timestamp_is_refused_where_it_must_be_rewritten(tmp_path: Path) -> None:
+    """6.5 i: copied, it passes."""
+    log = LogBuilder()
+    log.put("a=1", "b=1", times=[-5, -5])
+    log.put("c=1")
+    life = Life(tmp_path, log)
+    life.round()
+    assert life.live() == ["0:a=1", "1:b=1", "2:c=1"]
+    log.put("a=2")
+    log.write(life.folder)
+    with pytest.raises(BadData, match="timestamp") as refused:
+        clean_directory(life.folder, tmp_path / "refused", CleanRequest(now_ms=1))
+    assert refused.value.position == 0
+
+
+def test_equal_offsets_in_a_batch_are_refused_where_they_must_be_rewritten(tmp_path: Path) -> None:
+    """6.5 i"""
+    log = LogBuilder()
+    log.put("a=1", "b=1", "c=1", offsets=[0, 1, 1], last_offset=2)
+    log.put("a=2")
+    folder = log.write(tmp_path / "log")
+    with pytest.raises(BadData, match="offset"):
+        clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+
+
+def test_empty_keys_and_values_are_keys_and_values(tmp_path: Path) -> None:
+    """6.5 l"""
+    log = LogBuilder()
+    log.put("@=1", "a=", "@=", "b=1")
+    life = Life(tmp_path, log)
+    life.round()
+    assert life.live() == ["1:a=", "2:@=", "3:b=1"]
+    log.put("@", "a=2")
+    life.round(now=1_000, delete_retention_ms=0, high_watermark=99)
+    assert life.live() == ["3:b=1", "4:@", "5:a=2"]
+
+
+def test_sequence_zero_without_a_producer_is_kept(tmp_path: Path) -> None:
+    """Some clients write producer id -1 with sequence 0; the cleaner does not mind."""
+    log = LogBuilder()
+    rows = [Row(0, 1, b"a", b"1"), Row(1, 1, b"b", b"1")]
+    log.raw(batch(rows, producer=NO_PRODUCER._replace(sequence=0)), 1)
+    log.put("a=2")
+    life = Life(tmp_path, log)
+    life.round()
+    assert life.live() == ["1:b=1", "2:a=2"]
+    assert life.batches()[0].base_sequence == 0
+
+
+# ---- last batches and producers (6.5 j, k) ----------------------------------------------------------------------------------
+
+
+def test_emptied_legacy_last_batch_is_dropped(tmp_path: Path) -> None:
+    """6.5 j, a deviation: Kafka throws IllegalStateException and gives the partition up."""
+    for number, codec in enumerate((NONE, GZIP)):
+        for magic in (0, 1):
+            log = LogBuilder()
+            log.put("a=1")
+            last = entry(magic, 1, "=keyless") if codec == NONE else wrapper(magic, 1, [entry(magic, 1 - magic, "=keyless")], codec)
+            log.raw(last, 1)
+            life = Life(tmp_path / f"{number}-{magic}", log)
+            life.round()
+            assert life.shape() == ["0-0"]
+
+
+def test_keyless_last_batch_of_a_round_goes_unless_it_ends_at_the_high_watermark(tmp_path: Path) -> None:
+    """6.5 j"""
+    log = LogBuilder()
+    log.put("a=1")
+    log.put("=keyless")  # the last batch of the round, not of the log
+    log.roll()
+    log.put("b=1")
+    life = Life(tmp_path, log)
+    life.round(first_uncleanable_offset=2)
+    assert life.shape() == ["0-0", "2-2"]
+
+
+def test_epoch_that_its_marker_bumped(tmp_path: Path) -> None:
+    """6.5 k: the old epoch's data goes although it is the producer's last; the marker stays as an empty control header."""
+    log = LogBuilder()
+    log.put("a=1", pid=5, txn=True)  # 0
+    log.end(5, commit=False, epoch=1)  # 1
+    log.put("b=1")
+    life = Life(tmp_path, log)
+    life.round(now=1_000, delete_retention_ms=10)
+    assert life.shape() == ["1-1A", "2-2"]
+    life.round(first_dirty_offset=0, now=1_000, delete_retention_ms=10)
+    assert life.shape() == ["1-1A!", "2-2"]
+    life.round(first_dirty_offset=0, now=1_010, delete_retention_ms=10)
+    assert life.shape() == ["(1-1M)", "2-2"]
+    assert life.batches()[0].producer_epoch == 1
+
+
+def test_other_control_records_are_kept_for_ever(tmp_path: Path) -> None:
+    """LEADER_CHANGE, snapshots, and types that are not known yet."""
+    log = LogBuilder()
+    for kind in (2, 3, 4, 5, 6, 77):
+        offset = log.next_offset
+        body = bytes([0]) + varint(0) + varint(0) + varint(4) + struct.pack(">hh", 0, kind) + varint(1) + b"\x00" + varint(0)
+        log.raw(seal(offset, 0, 0, 0x20, 1, 1, Producer(-1, -1, -1), 1, varint(len(body)) + body), offset)
+    log.put("a=1")
+    life = Life(tmp_path, log)
+    before = cleaned_bytes(life)
+    for _ in range(3):
+        life.round(first_dirty_offset=0, now=LATER, delete_retention_ms=0)
+    assert cleaned_bytes(life) == before
+
+
+def test_header_without_records_goes_when_it_is_not_the_last(tmp_path: Path) -> None:
+    """What an earlier round kept for the log's end is dropped when the end has moved on."""
+    log = LogBuilder()
+    log.put("a=1")
+    log.raw(batch([], base_offset=1, last_offset=4, leader_epoch=0), 4)
+    life = Life(tmp_path, log)
+    life.round()
+    assert life.shape() == ["0-0", "(1-4)"]
+    log.put("b=1")
+    life.round()
+    assert life.shape() == ["0-0", "5-5"]
+
+
+def test_index_entry_keeps_its_bytes(tmp_path: Path) -> None:
+    """The entry's first offset and last stable offset are the original ones, though data of the transaction is gone."""
+    log = LogBuilder()
+    log.put("a=1", pid=5, txn=True)
+    log.put("b=1", pid=5, txn=True)
+    log.abort(5)  # 2
+    life = Life(tmp_path, log)
+    log.write(life.folder, indexes=True)
+    (life.folder / f"{0:020}.index").write_bytes(b"")
+    (life.folder / f"{0:020}.timeindex").write_bytes(b"")
+    txn_index(life.folder, 0, [(5, 0, 2, 3)])
+    original = (life.folder / f"{0:020}.txnindex").read_bytes()
+    for _ in range(2):
+        life.round(first_dirty_offset=0)
+        assert life.shape() == ["(1-1)", "2-2A"]
+        assert (life.folder / f"{0:020}.txnindex").read_bytes() == original
+
+
+# ---- legacy (6.5 n) ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_legacy_tombstones_go_by_modification_time(tmp_path: Path, magic: int) -> None:
+    """6.5 n: kept while strictly newer than (the last clean segment's time - retention); equality removes."""
+    for number, (mtime, kept) in enumerate(((9_000, False), (9_001, True))):
+        log = LogBuilder()
+        log.raw(entry(magic, 0, "a", timestamp=5), 0)
+        log.roll()
+        log.put("b=1")
+        log.roll()
+        log.put("c=1")
+        log.mtimes = {0: mtime, 1: 10_000, 2: 50_000}
+        life = Life(tmp_path / str(number), log)
+        life.round(first_dirty_offset=2, delete_retention_ms=1_000)
+        assert life.live() == (["0:a"] if kept else []) + ["1:b=1", "2:c=1"]
+        if kept:
+            assert life.batches()[0].magic == 2
+            assert life.batches()[0].horizon == 1_001_000
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_legacy_wrappers_become_magic_2(tmp_path: Path, magic: int, codec: int) -> None:
+    """First and last retained offset, the codec and the times are kept; there is no producer and no leader epoch."""
+    log = LogBuilder(next_offset=10)
+    inner = [
+        entry(magic, number + (0 if magic else 10), text, timestamp=100 + number)
+        for number, text in enumerate(("a=1", "b=1", "c=1", "d=1"))
+    ]
+    log.raw(wrapper(magic, 13, inner, codec, timestamp=103), 13)
+    log.put("a=2", "d=2")
+    life = Life(tmp_path, log)
+    life.round()
+    first = life.batches()[0]
+    assert (first.magic, first.base_offset, first.last_offset, first.codec) == (2, 11, 12, codec)
+    assert (first.producer_id, first.producer_epoch, first.base_sequence, first.leader_epoch) == (-1, -1, -1, -1)
+    assert [r.timestamp for r in first.records] == ([101, 102] if magic else [-1, -1])
+    assert life.live() == ["11:b=1", "12:c=1", "14:a=2", "15:d=2"]
+
+
+def test_append_time_of_magic_1_stays(tmp_path: Path) -> None:
+    log = LogBuilder()
+    log.raw(wrapper(1, 1, [entry(1, 0, "a=1", timestamp=5), entry(1, 1, "b=1", timestamp=6)], GZIP, timestamp=777, append_time=True), 1)
+    life = Life(tmp_path, log)
+    life.round()
+    (only,) = life.batches()
+    assert only.append_time
+    assert (only.base_timestamp, only.max_timestamp, [r.timestamp for r in only.records]) == (777, 777, [777, 777])
+
+
+def test_wrapper_at_offset_0_counts_from_0(tmp_path: Path) -> None:
+    """What old librdkafka wrote: inner offsets 0, 1, 2 in a wrapper whose own offset was never set."""
+    log = LogBuilder()
+    log.raw(wrapper(1, 0, [entry(1, number, f"{number}=a", timestamp=1) for number in range(3)], GZIP, timestamp=1), 2)
+    life = Life(tmp_path, log)
+    life.round(high_watermark=3)
+    assert life.live() == ["0:0=a", "1:1=a", "2:2=a"]
+
+
+# ---- codecs in every framing (6.5 o) ----------------------------------------------------------------------------------------
+
+
+def framed(codec: int, data: bytes) -> list[bytes]:
+    half = len(data) // 2
+    xerial = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
+    if codec == GZIP:
+        import gzip
+
+        return [gzip.compress(data, 9), gzip.compress(data[:half]) + gzip.compress(data[half:], 1)]
+    if codec == SNAPPY:
+        blocks = [bytes(cramjam.snappy.compress_raw(part)) for part in (data[:half], data[half:])]
+        frames = [struct.pack(">i", len(block)) + block for block in blocks]
+        return [bytes(cramjam.snappy.compress_raw(data)), xerial + b"".join(frames), xerial + frames[0] + xerial + frames[1]]
+    if codec == LZ4:
+        kinds = [{"block_checksum": True}, {"content_checksum": True}, {"store_size": True}, {"block_size": lz4.frame.BLOCKSIZE_MAX4MB}]
+        return [lz4.frame.compress(data, block_linked=False, **({"store_size": False} | kind)) for kind in kinds]
+    sized = zstandard.ZstdCompressor(write_content_size=True, write_checksum=True)
+    bare = zstandard.ZstdCompressor(level=19, write_content_size=False)
+    return [sized.compress(data), bare.compress(data), bare.compress(data[:half]) + sized.compress(data[half:])]
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_every_framing_is_read(tmp_path: Path, codec: int) -> None:
+    """6.5 o: raw and framed snappy, lz4 with every option, zstd with and without size, several members and frames."""
+    rows = [Row(number, 1, b"key%d" % number, b"value" * number) for number in range(8)]
+    body = batch(rows)[61:]
+    for number, data in enumerate(framed(codec, body)):
+        log = LogBuilder()
+        log.raw(seal(0, 7, 0, codec, 1, 1, NO_PRODUCER, 8, data), 7)
+        log.put("key3=new")
+        folder = log.write(tmp_path / f"log-{number}")
+        clean_directory(folder, tmp_path / f"out-{number}", CleanRequest(now_ms=1))
+        assert [text.split(":")[0] for text in live(tmp_path / f"out-{number}")] == ["0", "1", "2", "4", "5", "6", "7", "8"]
+        assert read(tmp_path / f"out-{number}")[0][0].codec == codec
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_what_inflates_too_far_is_refused(tmp_path: Path, codec: int) -> None:
+    log = LogBuilder()
+    log.put("a=" + "x" * 300_000, codec=codec)
+    folder = log.write(tmp_path / "log")
+    with pytest.raises(BadData, match="max_decompressed_batch_bytes") as refused:
+        clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, max_decompressed_batch_bytes=200_000))
+    assert (refused.value.position, refused.value.offset) == (0, 0)
+
+
+def test_offsets_that_go_back_are_refused(tmp_path: Path) -> None:
+    """Also across segments."""
+    for number, roll in enumerate((False, True)):
+        log = LogBuilder()
+        log.put("a=1", "b=1", "c=1")
+        if roll:
+            log.roll(2)
+        log.put("d=1", offsets=[2])
+        folder = log.write(tmp_path / f"log-{number}")
+        with pytest.raises(BadData, match="offset") as refused:
+            clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        assert refused.value.offset == 2
