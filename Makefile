@@ -3,8 +3,10 @@
 RUN := .venv/bin/python -m
 WORKERS ?= 2
 TESTS ?= tests
+SEEDS ?= 1000
+BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint conformance simulate bench clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -26,8 +28,14 @@ lint: setup ## ruff, mypy --strict, and who may import whom
 	@$(RUN) mypy --no-error-summary
 	@.venv/bin/python -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-logo
 
-bench: setup ## What the speed claims rest on; results go to stdout
-	@$(RUN) benchmarks
+conformance: setup ## SEEDS=1000 random logs through Kafka's own cleaner and ours (needs Java and Maven)
+	@$(RUN) tests.conformance --seeds $(SEEDS)
+
+simulate: setup ## SEEDS=1000 random schedules of crashes, zombies and broken stores
+	@$(RUN) tests.simulation --seeds $(SEEDS)
+
+bench: setup ## What the speed claims rest on: all benchmarks, or BENCH=name
+	@for file in benchmarks/$(BENCH).py; do $(RUN) "benchmarks.$$(basename "$$file" .py)" || exit 1; done
 
 clean: ## Removes .venv and every cache
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info build
