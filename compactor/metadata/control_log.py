@@ -139,6 +139,19 @@ class ControlLog(Generic[S]):
         self._restart()
         return self._settle(None)
 
+    def history(self) -> tuple[S, list[tuple[Record[Any], S]]]:
+        """For people: the state that the log still begins from, and each record behind it with the state after it. Reads only."""
+        while True:
+            self._restart()
+            base = state = self.state
+            steps: list[tuple[Record[Any], S]] = []
+            while (record := self._read_slot(state.slot + 1)) is not None:
+                state = self._form.apply(state, record)
+                steps.append((record, state))
+            if self._read_boundary().slot <= base.slot:
+                self._state = state
+                return base, steps
+
     def poll(self) -> bool:
         """Whether there is anything that the last fold has not seen; two requests where there is nothing."""
         base = self.state.slot
@@ -221,7 +234,7 @@ class ControlLog(Generic[S]):
             if boundary.slot == 0:
                 self._state = self._empty
                 return
-            state = self._read_snapshot(boundary.slot)
+            state = self.read_snapshot(boundary.slot)
             if state is not None:
                 self._state = state
                 return
@@ -239,7 +252,8 @@ class ControlLog(Generic[S]):
     def _snapshot_key(self, slot: int) -> str:
         return f"{self.prefix}/snapshot/{slot:020d}.json"
 
-    def _read_snapshot(self, slot: int) -> S | None:
+    def read_snapshot(self, slot: int) -> S | None:
+        """The snapshot of this slot; None where there is none."""
         key = self._snapshot_key(slot)
         snapshot = self._decode(self._form.snapshot, key)
         if snapshot is None:
@@ -256,7 +270,7 @@ class ControlLog(Generic[S]):
             self.store.create(self._snapshot_key(state.slot), records.seal(snapshot.model_dump_json().encode()))
         except (AlreadyExists, Unavailable):
             pass
-        return self._read_snapshot(state.slot) is not None
+        return self.read_snapshot(state.slot) is not None
 
     def _boundary_key(self, number: int) -> str:
         return f"{self.prefix}/boundary/{number:020d}.json"

@@ -40,8 +40,13 @@ class Ports:
     keep_alive: KeepAlive
 
     def new_id(self) -> str:
-        """16 random bytes as Kafka's Uuid prints them; for segments, runs, imports and incarnations."""
-        return segment_id(self.random_bytes(16))
+        """16 random bytes as Kafka's Uuid prints them; for segments, runs, imports and incarnations.
+
+        Never with a dash in front (Kafka's ``Uuid.randomUuid`` avoids it too): on a command line that would be an option.
+        """
+        while (made := segment_id(self.random_bytes(16))).startswith("-"):
+            pass
+        return made
 
 
 @dataclass(frozen=True)
