@@ -24,7 +24,7 @@ from compactor.storage.settings import S3Settings
 T = TypeVar("T")
 
 _CHUNK = 256 << 10
-_KINDS = {
+KINDS = {
     "GetObject": "get",
     "HeadObject": "head",
     "PutObject": "put",
@@ -58,7 +58,7 @@ class S3Requests:
         self.meter = meter
         self.retrier = retrier
         self.bucket_seen = False
-        self._settings = settings
+        self.settings = settings
         self._lock = threading.Lock()
         self._made: Any = None
 
@@ -69,7 +69,7 @@ class S3Requests:
     def client(self) -> Any:
         with self._lock:
             if self._made is None:
-                self._made = _make_client(self._settings, self.meter)
+                self._made = _make_client(self.settings, self.meter)
             return self._made
 
     def once(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _make_client(settings: S3Settings, meter: Meter) -> Any:
         raise UsageError(f"cannot set up the S3 client: {error}", hint="Check [s3], AWS_PROFILE and ~/.aws/config") from error
 
     def before_send(event_name: str, **_: Any) -> None:
-        meter.request(_KINDS.get(event_name.rpartition(".")[2], "other"))
+        meter.request(KINDS.get(event_name.rpartition(".")[2], "other"))
 
     client.meta.events.register("before-send.s3", before_send)
     client.meta.events.register_first("needs-retry.s3", _stay_in_region)

@@ -1,8 +1,9 @@
 """An HTTP proxy before an S3 server that fails by rule and seed, and counts what goes through.
 
-Faults: ``slow_down`` (503) and ``internal`` (500): not forwarded. ``reset``: connection reset, not forwarded. ``lost``: done, but
-the answer is dropped. ``cut``: the body breaks off. ``short``, ``long``: a body shorter or longer than the range that the answer
-names. ``flip``: one bit of the answer's body; ``flip_sent``: one bit of the request's body. ``delay``: ``seconds`` before it.
+Faults: ``slow_down`` (503), ``internal`` (500), ``denied`` (403), ``expired`` (400): answered, not forwarded. ``reset``: connection
+reset, not forwarded. ``lost``: done, but the answer is dropped. ``cut``: the body breaks off. ``short``, ``long``: a body shorter or
+longer than the range that the answer names. ``flip``: one bit of the answer's body; ``flip_sent``: one bit of the request's body.
+``delay``: ``seconds`` before it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,9 +24,10 @@ from urllib.parse import parse_qs, urlsplit
 
 REFUSALS = {
     "slow_down": (503, b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"),
+    "denied": (403, b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"),
+    "expired": (400, b"<?xml version='1.0'?><Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"),
     "internal": (500, b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>We encountered an error.</Message></Error>"),
 }
-KINDS = ("slow_down", "internal", "reset", "lost", "cut", "short", "long", "flip", "flip_sent", "delay")
 _HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-length"}
 
 
@@ -59,6 +61,10 @@ class FaultProxy:
         parts = urlsplit(upstream)
         self.upstream = (parts.hostname or "", parts.port or 80)
         self.faults: list[Fault] = []
+        self.strip: set[str] = set()
+        """Request headers (lower case) that are dropped: a server that ignores them."""
+        self.before: Callable[[str, str], None] = lambda request, path: None
+        """Called with kind and path before a request is forwarded, to let something else happen first."""
         self.seen = Seen()
         self.lock = threading.Lock()
         self._random = random.Random(seed)
@@ -120,6 +126,9 @@ class _Handler(BaseHTTPRequestHandler):
         request = kind_of(self.command, self.path)
         fault = self.proxy.choose(request, self.path)
         kind = fault.kind if fault else ""
+        if request == "put":
+            with self.proxy.lock:
+                self.proxy.seen.bytes_written += len(body)
         if kind == "reset":
             return self._reset()
         if kind in REFUSALS:
@@ -128,9 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(fault.seconds)
         if kind == "flip_sent" and body:
             body = self.proxy.flipped(body)
-        if request == "put":
-            with self.proxy.lock:
-                self.proxy.seen.bytes_written += len(body)
+        self.proxy.before(request, self.path)
         status, headers, answer = self._forward(body)
         if kind == "lost" or (kind == "cut" and not answer):
             return self._reset()
@@ -154,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
-                if name.lower() not in _HOP:
+                if name.lower() not in _HOP | self.proxy.strip:
                     connection.putheader(name, value)
             if body or "Content-Length" in self.headers:
                 connection.putheader("Content-Length", str(len(body)))

@@ -1,0 +1,194 @@
+"""`config check` of a store: what it finds on good ones, and that it notices what it is there to notice."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from compactor.storage import s3_requests
+from compactor.storage.counting import Counters
+from compactor.storage.factory import open_store
+from compactor.storage.probe import MARKER, Finding, probe
+from compactor.storage.probe_s3 import bucket_state
+from compactor.storage.s3 import S3Store
+from compactor.storage.settings import Retries
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.s3_server import ROOT, Bucket, S3Server, running_moto
+
+PREFIX = ".tiered-compactor/probe/"
+QUICK = Retries(deadline_s=10, base_s=0.001, cap_s=0.02)
+DAY_MS = 86_400_000
+
+
+def now() -> int:
+    return int(time.time() * 1000)
+
+
+def found(bucket: Bucket, **options: Any) -> dict[str, Finding]:
+    return {finding.kind: finding for finding in probe(bucket.open(retries=QUICK, **options), now)}
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "tier"))
+    assert probe(store, now) == []
+    assert [info.key for info in store.list("")] == [PREFIX + MARKER]
+
+
+@pytest.mark.parametrize("kind", ["moto", pytest.param("versitygw", marks=pytest.mark.slow)])
+def test_a_good_bucket_is_raced_once(request: pytest.FixtureRequest, kind: str) -> None:
+    bucket: Bucket = request.getfixturevalue("s3_bucket" if kind == "moto" else "versity_bucket")
+    first, second = Counters(), Counters()
+    findings = found(bucket, counters=first)
+    # versitygw without a versioning directory does not know the question.
+    assert set(findings) <= ({"versioning-unknown"} if kind == "versitygw" else set())
+    assert [info.key for info in bucket.open().list("")] == [PREFIX + MARKER]
+    found(bucket, counters=second)
+    assert first.usage().requests["put"] > 32 * 8
+    assert second.usage().requests["put"] < 10
+
+
+def test_a_store_without_conditional_puts(s3_proxy: tuple[FaultProxy, Bucket]) -> None:
+    proxy, bucket = s3_proxy
+    proxy.strip = {"if-none-match"}
+    findings = found(bucket)
+    assert findings["conditional-puts"].severity == "error"
+    assert "32 were told that they won" in findings["conditional-puts"].detail
+    assert findings["conditional-multipart"].severity == "error"
+    proxy.strip = set()
+    assert found(bucket) == {}, "what went badly is not remembered"
+
+
+def test_versions_and_locks_make_deletes_worth_nothing(s3_bucket: Bucket) -> None:
+    store = s3_bucket.open()
+    assert isinstance(store, S3Store)
+    assert bucket_state(store).deletes_free_space is True
+    client = s3_bucket.server.client()
+    client.put_bucket_versioning(Bucket=s3_bucket.name, VersioningConfiguration={"Status": "Enabled"})
+    assert bucket_state(store).deletes_free_space is False
+    assert found(s3_bucket)["versioning"].severity == "warning"
+    client.put_bucket_versioning(Bucket=s3_bucket.name, VersioningConfiguration={"Status": "Suspended"})
+    assert "Suspended" in found(s3_bucket)["versioning"].detail
+    client.create_bucket(Bucket=s3_bucket.name + "-locked", ObjectLockEnabledForBucket=True)
+    locked = Bucket(s3_bucket.server, s3_bucket.name + "-locked")
+    assert set(found(locked)) == {"versioning", "object-lock"}
+
+
+def test_archived_objects_and_unfinished_uploads(s3_bucket: Bucket) -> None:
+    client = s3_bucket.server.client()
+    client.put_object(Bucket=s3_bucket.name, Key=f"{s3_bucket.prefix}/old.log", Body=b"x", StorageClass="DEEP_ARCHIVE")
+    client.create_multipart_upload(Bucket=s3_bucket.name, Key=f"{s3_bucket.prefix}/half.log")
+    findings = found(s3_bucket)
+    # To moto every upload was begun in 2010.
+    assert set(findings) == {"archived", "unfinished-uploads"}
+    assert "DEEP_ARCHIVE" in findings["archived"].detail
+    assert "old.log" in findings["archived"].detail
+    later = {finding.kind: finding for finding in probe(s3_bucket.open(), lambda: now() + 2 * DAY_MS)}
+    assert set(later) == {"archived", "unfinished-uploads", "clock"}
+    assert "half.log" in findings["unfinished-uploads"].detail
+    assert "behind" in later["clock"].detail
+
+
+def test_what_is_denied_is_named_all_at_once(s3_proxy: tuple[FaultProxy, Bucket]) -> None:
+    proxy, bucket = s3_proxy
+    proxy.faults = [Fault("denied", ("get", "delete"))]
+    findings = found(bucket)
+    assert set(findings) == {"cannot-read", "cannot-delete"}
+    assert "s3:GetObject" in findings["cannot-read"].hint
+    proxy.faults = [Fault("denied", ("other",))]
+    assert set(found(bucket)) == {"versioning-unknown"}
+    store = bucket.open()
+    assert isinstance(store, S3Store)
+    assert bucket_state(store).deletes_free_space is None
+
+
+def test_a_missing_bucket_is_said_once(s3_bucket: Bucket) -> None:
+    (finding,) = found(Bucket(s3_bucket.server, "no-such-bucket")).values()
+    assert "bucket does not exist" in finding.detail
+
+
+def test_a_store_that_is_down(s3_proxy: tuple[FaultProxy, Bucket]) -> None:
+    proxy, bucket = s3_proxy
+    proxy.faults = [Fault("slow_down")]
+    (finding,) = probe(bucket.open(retries=Retries(deadline_s=0.1)), now)
+    assert (finding.severity, finding.kind) == ("error", "store")
+
+
+@pytest.fixture(scope="module")
+def enforcing_server() -> Iterator[S3Server]:
+    with running_moto() as server:
+        yield server
+
+
+class TestLeastPolicy:
+    """conf/iam-policy.json, enforced by a server of its own (by action; moto does not look at resources)."""
+
+    POLICY = json.loads((ROOT / "conf" / "iam-policy.json").read_text())
+
+    def user(self, server: S3Server, without: str) -> S3Server:
+        """A user that has the policy less one action, on a server that enforces."""
+        statements = [{**statement, "Action": [a for a in statement["Action"] if a != without]} for statement in self.POLICY["Statement"]]
+        for statement in statements:
+            statement.pop("Condition", None)
+            statement["Resource"] = "*"
+        iam = boto3.client(
+            "iam", endpoint_url=server.endpoint, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
+        )
+        name = "user-" + (without.partition(":")[2] or "whole")
+        iam.create_user(UserName=name)
+        document = json.dumps({"Version": "2012-10-17", "Statement": statements})
+        iam.put_user_policy(UserName=name, PolicyName="least", PolicyDocument=document)
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        return S3Server(server.endpoint, key["AccessKeyId"], key["SecretAccessKey"])
+
+    @pytest.mark.parametrize(
+        ("without", "expected"),
+        [
+            ("", set()),
+            ("s3:PutObject", {"cannot-write", "cannot-overwrite"}),
+            ("s3:GetObject", {"cannot-read"}),
+            ("s3:ListBucket", {"cannot-list"}),
+            ("s3:DeleteObject", {"cannot-delete"}),
+            ("s3:GetBucketVersioning", {"versioning-unknown"}),
+        ],
+    )
+    def test_nothing_less_is_enough(
+        self, enforcing_server: S3Server, monkeypatch: pytest.MonkeyPatch, without: str, expected: set[str]
+    ) -> None:
+        server = enforcing_server
+        self.enforce(server, False)
+        bucket = server.make_bucket()
+        user = self.user(server, without)
+        for name, value in user.environment().items():
+            monkeypatch.setenv(name, value)
+        self.enforce(server, True)
+        findings = found(Bucket(user, bucket.name, "PREFIX"))
+        assert set(findings) == expected
+
+    def enforce(self, server: S3Server, on: bool) -> None:
+        headers = {"Content-Type": "text/plain"}
+        request = urllib.request.Request(f"{server.endpoint}/moto-api/reset-auth", b"0" if on else b"inf", headers, method="POST")
+        urllib.request.urlopen(request).close()
+
+    def test_every_request_that_the_adapter_sends_has_its_action(self) -> None:
+        actions = {
+            "GetObject": "s3:GetObject",
+            "HeadObject": "s3:GetObject",
+            "PutObject": "s3:PutObject",
+            "UploadPart": "s3:PutObject",
+            "CreateMultipartUpload": "s3:PutObject",
+            "CompleteMultipartUpload": "s3:PutObject",
+            "AbortMultipartUpload": "s3:AbortMultipartUpload",
+            "ListObjectsV2": "s3:ListBucket",
+            "DeleteObjects": "s3:DeleteObject",
+        }
+        asked_by_the_probe = {"s3:GetBucketVersioning", "s3:GetBucketObjectLockConfiguration", "s3:ListBucketMultipartUploads"}
+        assert set(actions) == set(s3_requests.KINDS)
+        granted = {action for statement in self.POLICY["Statement"] for action in statement["Action"]}
+        assert granted == set(actions.values()) | asked_by_the_probe
