@@ -19,6 +19,7 @@ import google_crc32c
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
 from compactor.records.build import NO_PRODUCER, Producer, Row, batch, marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
+from tests.compare import describe
 from tests.plain_format import Batch, read_batches, segment_paths
 from tests.plain_log import control_type, indexes_of
 
@@ -31,7 +32,7 @@ def pair(text: str | bytes) -> tuple[bytes | None, bytes | None]:
     return (None if not key else b"" if key == b"@" else key), (value if equals else None)
 
 
-@dataclass
+@dataclass(repr=False)
 class LogBuilder:
     """Batches one after the other, at rising offsets; a millisecond passes with each record."""
 
@@ -46,6 +47,14 @@ class LogBuilder:
 
     def __post_init__(self) -> None:
         self.segments = [(self.next_offset, [])]
+
+    def __repr__(self) -> str:
+        """In words, for hypothesis and for people."""
+        lines = [f"LogBuilder(next_offset={self.next_offset})"]
+        for base, batches in self.segments:
+            lines.append(f"segment {base}, modified {self.mtimes.get(base)}:")
+            lines += [f"  {_told(each)}" for each in read_batches(b"".join(batches), check_crc=False)]
+        return "\n".join(lines)
 
     def put(
         self,
@@ -138,6 +147,10 @@ class LogBuilder:
                 os.utime(log, ns=(mtime * 1_000_000, mtime * 1_000_000))
         self.written = len(self.segments)
         return folder
+
+
+def _told(each: Batch) -> str:
+    return f"{describe(each)}: {', '.join(f'{r.offset}@{r.timestamp} {r.key!r}={r.value!r}' for r in each.records)}"
 
 
 @dataclass
