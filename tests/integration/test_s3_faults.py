@@ -229,6 +229,28 @@ class TestDownloads:
         assert hashlib.sha256((tmp_path / "out").read_bytes()).hexdigest() == digest
 
 
+def test_a_store_that_answers_503_for_a_minute_is_waited_for(proxy: FaultProxy, bucket: Bucket, tmp_path: Path) -> None:
+    """The minute is of a clock that sleeping moves."""
+    elapsed = [0.0]
+
+    def sleep(seconds: float) -> None:
+        elapsed[0] += seconds
+        if elapsed[0] >= 60:
+            proxy.faults = []
+
+    def store_with(deadline_s: float) -> S3Store:
+        retrier = Retrier(Retries(deadline_s=deadline_s), lambda: elapsed[0], sleep)
+        return S3Store(S3Requests(bucket.name, f"{bucket.prefix}/", bucket.settings, retrier, Counters()), PARTS)
+
+    path, data = large_file(tmp_path / "in")
+    proxy.faults = [Fault("slow_down")]
+    with pytest.raises(Unavailable, match=r"503 .*tried \d+ times"):
+        store_with(20).create_from_file("k", path)
+    store_with(120).create_from_file("k", path)
+    assert elapsed[0] >= 60
+    assert bucket.open().get("k") == data
+
+
 class TestCredentials:
     def test_that_are_refused_in_the_middle_end_it_at_once(self, proxy: FaultProxy, store: S3Store, tmp_path: Path) -> None:
         path, _ = large_file(tmp_path / "in", 6 * PART)
