@@ -6,6 +6,7 @@
     5 1200                  epoch startOffset                (leader-epoch-checkpoint)
 
 Kafka writes single spaces and reads any white space; an empty file, or one without the line of the count, has no entries.
+What Kafka refuses (and marks the log directory offline for) is BadData here. ``where`` names the file in messages.
 """
 
 from __future__ import annotations
@@ -13,21 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from checkpoint.lineage import EpochEntry
+from compactor.errors import BadData
 
 CURRENT_VERSION = 0
 
 TopicPartitionName = tuple[str, int]
 
 
-class CheckpointError(ValueError):
-    """The text is not such a file. Kafka would mark the log directory offline."""
-
-
-def parse_cleaner_offset_checkpoint(text: str) -> dict[TopicPartitionName, int]:
-    """(topic, partition) -> first offset that is not clean. Raises CheckpointError."""
+def parse_cleaner_offset_checkpoint(text: str, where: str = "cleaner-offset-checkpoint") -> dict[TopicPartitionName, int]:
+    """(topic, partition) -> first offset that is not clean. Raises BadData."""
     offsets: dict[TopicPartitionName, int] = {}
-    for number, (topic, partition, offset) in _entries(text, 3):
-        offsets[topic, _number(partition, number)] = _number(offset, number)
+    for number, (topic, partition, offset) in _entries(text, 3, where):
+        offsets[topic, _number(partition, number, where)] = _number(offset, number, where)
     return offsets
 
 
@@ -36,13 +34,13 @@ def format_cleaner_offset_checkpoint(offsets: Mapping[TopicPartitionName, int]) 
     return _format([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())])
 
 
-def parse_leader_epoch_checkpoint(text: str) -> tuple[EpochEntry, ...]:
-    """The lineage, ascending. Raises CheckpointError, also where epochs or offsets go back."""
+def parse_leader_epoch_checkpoint(text: str, where: str = "leader-epoch-checkpoint") -> tuple[EpochEntry, ...]:
+    """The lineage, ascending. Raises BadData, also where epochs or offsets go back."""
     entries: list[EpochEntry] = []
-    for number, (epoch, start) in _entries(text, 2):
-        entry = EpochEntry(_number(epoch, number), _number(start, number))
+    for number, (epoch, start) in _entries(text, 2, where):
+        entry = EpochEntry(_number(epoch, number, where), _number(start, number, where))
         if entries and not (entries[-1].epoch < entry.epoch and entries[-1].start_offset <= entry.start_offset):
-            raise CheckpointError(f"line {number}: epoch {entry.epoch} at {entry.start_offset} does not follow the line before it")
+            raise _bad(where, f"line {number}: epoch {entry.epoch} at {entry.start_offset} does not follow the line before it")
         entries.append(entry)
     return tuple(entries)
 
@@ -56,28 +54,32 @@ def _format(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in (CURRENT_VERSION, len(lines), *lines))
 
 
-def _entries(text: str, fields: int) -> list[tuple[int, list[str]]]:
+def _entries(text: str, fields: int, where: str) -> list[tuple[int, list[str]]]:
     """(line number, fields) of each entry."""
     lines = text.splitlines()
     if not lines:
         return []
-    version = _number(lines[0].strip(), 1)
+    version = _number(lines[0].strip(), 1, where)
     if version != CURRENT_VERSION:
-        raise CheckpointError(f"line 1: version {version} is unknown, only {CURRENT_VERSION} is")
+        raise _bad(where, f"line 1: version {version} is unknown, only {CURRENT_VERSION} is")
     if len(lines) < 2:
         return []
-    expected = _number(lines[1].strip(), 2)
+    expected = _number(lines[1].strip(), 2, where)
     found = [(number, line.split()) for number, line in enumerate(lines[2:], 3)]
     wrong = next((number for number, parts in found if len(parts) != fields), None)
     if wrong is not None:
-        raise CheckpointError(f"line {wrong}: {fields} fields were expected: {lines[wrong - 1]!r}")
+        raise _bad(where, f"line {wrong}: {fields} fields were expected: {lines[wrong - 1]!r}")
     if len(found) != expected:
-        raise CheckpointError(f"line 2 promises {expected} entries, {len(found)} follow")
+        raise _bad(where, f"line 2 promises {expected} entries, {len(found)} follow")
     return found
 
 
-def _number(text: str, line: int) -> int:
+def _number(text: str, line: int, where: str) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
-        raise CheckpointError(f"line {line}: {text!r} is not a number")
+        raise _bad(where, f"line {line}: {text!r} is not a number")
     return int(text)
+
+
+def _bad(where: str, cause: str) -> BadData:
+    return BadData(cause, segment=where, hint="Compare with the broker's file; Kafka would not read it either")

@@ -100,15 +100,11 @@ def forget_scratch(leadership: Leadership, intent: Intent) -> None:
         leadership.ports.control.delete(keys)
 
 
-def delete_objects(
-    leadership: Leadership, state: PartitionState, segments: Iterable[tuple[int, str]], kinds: Sequence[str]
-) -> list[str]:
-    """Deletes the objects of these (start offset, id), which ``state`` must not protect. Raises Fenced; returns the keys."""
+def delete_objects(leadership: Leadership, state: PartitionState, segments: Iterable[tuple[int, str]], kinds: Sequence[str]) -> None:
+    """Deletes the objects of these (start offset, id), which ``state`` must not protect. Raises Fenced."""
     segments = list(segments)
     ordering.require_deletable(state, leadership.log.incarnation, leadership.epoch, [name for _, name in segments])
-    keys = [segment_key(str(state.name), start, name, kind) for start, name in segments for kind in kinds]
-    delete_keys(leadership.ports.data, keys)
-    return keys
+    delete_keys(leadership.ports.data, [segment_key(str(state.name), start, name, kind) for start, name in segments for kind in kinds])
 
 
 def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from compactor.errors import NotFound
 from compactor.metadata.records import ImportVoided, RetireBegun, Retired
 from compactor.metadata.state import PartitionState, Registration, Waiting
-from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
 from compactor.pipeline import ordering
 from compactor.pipeline.leadership import Leadership, lead
 from compactor.pipeline.logs import PartitionLog
@@ -87,16 +87,14 @@ def led_retire(leadership: Leadership, retention: Retention, *, now_ms: int | No
     """The same under a leadership that is held already."""
     ports, log = leadership.ports, leadership.log
     settle(leadership, work)
-    _delete_begun(leadership)
+    gone = _delete_begun(leadership)
     due, _ = _by_grace(ports, log, retention, now_ms)
-    gone = tuple(leadership.state.retiring)
     if due:
         leadership.append(
             RetireBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
             lambda state: not {segment.id for segment in due}.intersection(ordering.protected(state)),
         )
-        gone += tuple(leadership.state.retiring)
-        _delete_begun(leadership)
+        gone += _delete_begun(leadership)
     for import_id in _stale(ports, log, retention, now_ms):
         leadership.append(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
@@ -136,19 +134,17 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
     )
 
 
-def _delete_begun(leadership: Leadership) -> None:
+def _delete_begun(leadership: Leadership) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Deletes the objects of everything whose retiring has begun, by us or by somebody who was interrupted; then the record."""
     state = leadership.state
     segments = state.retiring
-    if not segments:
-        return
-    for segment in segments:
-        delete_objects(leadership, state, [(segment.start_offset, segment.id)], tuple(segment.files))
-    ids = {segment.id for segment in segments}
-    leadership.append(
-        Retired(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in segments)),
-        lambda state: ids.isdisjoint(segment.id for segment in state.retiring),
-    )
+    if segments:
+        delete_objects(leadership, state, [(segment.start_offset, segment.id) for segment in segments], FILE_KINDS)
+        ids = tuple(segment.id for segment in segments)
+        leadership.append(
+            Retired(leader_epoch=leadership.epoch, ids=ids), lambda state: not any(segment.id in ids for segment in state.retiring)
+        )
+    return segments
 
 
 def _by_grace(

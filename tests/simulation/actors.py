@@ -14,7 +14,7 @@ from compactor.pipeline.retire import retire
 from compactor.pipeline.rounds import RoundWork, run_round
 from compactor.pipeline.undo import undo
 from tests.simulation.oracle import Oracle
-from tests.simulation.symbolic import NAME, Rows, SymbolicPlanner, SymbolicWorker, describe, encode, upload, view
+from tests.simulation.symbolic import NAME, Row, Rows, SymbolicPlanner, SymbolicWorker, describe, encode, upload, view
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, World
 
 LEASE = Lease(ttl_ms=TTL_MS)
@@ -29,6 +29,7 @@ class Actors:
         self.world = world
         self.oracle = oracle
         self.broker = broker
+        self.retires = world.rng.choice((0.05, 0.2, 0.25))  # the rest is mostly undo
         self.lineage = tuple(EpochEntry(number // EPOCH_SEGMENTS, broker[number][0][0]) for number in range(0, len(broker), EPOCH_SEGMENTS))
 
     def work(self, ports: Ports, *, fails: bool = False) -> RoundWork:
@@ -72,9 +73,9 @@ class Actors:
         dice = self.world.rng.random()
         if dice < 0.55:
             run_round(ports, log, LEASE, self.work(ports, fails=True))
-        elif dice < 0.78:
-            retire(ports, log, LEASE, RETENTION, work=self.work(ports) if dice < 0.7 else None)
-        elif dice < 0.9:
+        elif dice < 0.55 + self.retires:
+            retire(ports, log, LEASE, RETENTION, work=self.work(ports) if self.world.rng.random() < 0.6 else None)
+        elif dice < 0.92:
             published = log.refresh().published
             if published:
                 undo(ports, log, LEASE, published[-1])
@@ -117,7 +118,7 @@ class Actors:
         state = log.refresh()
         if not before <= state.end_offset <= self.oracle.state.end_offset:
             self.world.violate(f"a reader's view ends at {state.end_offset}, outside what was there while it folded")
-        rows = []
+        rows: list[Row] = []
         try:
             for segment in state.live:
                 ports.data.get(segment.key(str(NAME), "log"))

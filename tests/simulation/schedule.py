@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
-from compactor.metadata import control_log, records
+from compactor.metadata import records
 from compactor.metadata.control_log import ControlLog
 from compactor.metadata.state import PartitionState
 from compactor.pipeline import leadership as leading
@@ -90,25 +91,21 @@ def watched(world: World, oracle: Oracle) -> Iterator[None]:
     """Shows the oracle what every process comes to believe, and decodes each object once (values are frozen)."""
     settle, acquire, decode = ControlLog._settle, leading.acquire, records.decode
 
-    def _settle(log: ControlLog[Any], appended: Any) -> Any:
+    def watched_settle(log: ControlLog[Any], appended: Any) -> Any:
         tail = 0 if appended else oracle.state.slot
         state = settle(log, appended)
         if isinstance(state, PartitionState):
             oracle.believed(state, tail)
         return state
 
-    def _acquire(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
+    def watched_acquire(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
         leadership = acquire(ports, log, lease)
         oracle.led(leadership.epoch, log.incarnation)
         return leadership
 
-    ControlLog._settle = _settle  # type: ignore[method-assign]
-    leading.acquire = _acquire
-    records.decode = lru_cache(maxsize=2000)(decode)  # type: ignore[assignment]
-    try:
+    with (
+        patch.object(ControlLog, "_settle", watched_settle),
+        patch.object(leading, "acquire", watched_acquire),
+        patch.object(records, "decode", lru_cache(maxsize=2000)(decode)),
+    ):
         yield
-    finally:
-        ControlLog._settle, leading.acquire, records.decode = settle, acquire, decode  # type: ignore[method-assign]
-
-
-assert control_log.records is records

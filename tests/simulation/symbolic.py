@@ -185,9 +185,7 @@ class SymbolicWorker:
         latest: dict[str, int] = {}
         for source in plan.sources:
             if by_id[source].end_offset >= plan.first_dirty_offset:
-                for offset, key, _, _ in self._rows(by_id[source]):
-                    if offset >= plan.first_dirty_offset:
-                        latest[key] = offset
+                latest |= {key: offset for offset, key, _, _ in self._rows(by_id[source]) if offset >= plan.first_dirty_offset}
         if self.keeps_survivors:
             data = json.dumps(latest).encode()
             key = session.scratch_key("map")

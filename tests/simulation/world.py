@@ -79,6 +79,7 @@ class World:
         self.owners: dict[greenlet, Process] = {}
         self.hub = getcurrent()
         self.trace: list[str] | None = None
+        self.script: Callable[[str, Callable[[], Any]], Any] | None = None
 
     def note(self, text: str) -> None:
         if self.trace is not None:
@@ -190,7 +191,8 @@ class World:
         """One request. ``effect`` happens at one instant; where it fails for the caller it may still happen, also later."""
         if self.owners.get(getcurrent()) is None:
             self.now_ms += 1
-            return effect()
+            self.note(what)
+            return self.script(what, effect) if self.script else effect()
         rng, faults = self.rng, self.faults
         self.wait(rng.random() * (8 if rng.random() < 0.9 else 120))
         self.note(what)

@@ -1,0 +1,128 @@
+"""Laws of the fold: any records in any order leave a sound state, and a snapshot at any slot is as good as the log before it.
+
+The records are drawn from what real operations write (several processes over a store, in every interleaving that the
+simulation's scheduler makes), then damaged: repeated, reordered, from other epochs, from other incarnations.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint.offsets import Claim, CleanerOffset, advance, clean_up_to, fold_unnamed, granted, problem, resolve
+from compactor.metadata import records
+from compactor.metadata.records import PartitionRecord
+from compactor.metadata.state import PartitionState
+from compactor.pipeline.logs import apply_partition
+from tests.simulation.actors import Actors
+from tests.simulation.oracle import Oracle
+from tests.simulation.symbolic import NAME, broker_log
+from tests.simulation.world import Faults, World
+
+EMPTY = PartitionState(topic=NAME.topic, partition=NAME.partition)
+SEEDS = 12
+
+
+@cache
+def history(seed: int) -> tuple[PartitionRecord, ...]:
+    """The control log that some processes wrote."""
+    world = World(seed, Faults(crash=0.01, stop=0.05))
+    broker = broker_log(world.rng, 7)
+    oracle = Oracle(world, broker)
+    actors = Actors(world, oracle, broker)
+    bodies = {"importer": actors.importer, "compactor-1": actors.compactor, "compactor-2": actors.compactor}
+    for name, body in bodies.items():
+        world.spawn(name, actors.restarting(name, name, body))
+    world.run(700)
+    world.stop()
+    objects = world.control.objects
+    slots = sorted(key for key in objects if key.startswith(f"partitions/{NAME}/log/"))
+    return tuple(records.decode(PartitionRecord, objects[key].data, key) for key in slots)
+
+
+def sound(state: PartitionState) -> None:
+    for earlier, later in pairwise(state.live):
+        assert later.start_offset == earlier.end_offset + 1
+    assert problem(state.vector) == ""
+    ids = [segment.id for segment in state.live]
+    ids += [segment.id for group in state.waiting for segment in group.segments]
+    ids += [segment.id for segment in state.retiring]
+    assert len(ids) == len(set(ids)), "a segment is in two places"
+    assert set(state.published_by) <= set(ids)
+    if state.intent:
+        assert state.intent.plan.vector is not None
+
+
+damage = st.lists(st.tuples(st.sampled_from(["repeat", "swap", "drop", "epoch", "incarnation"]), st.integers(0, 10_000)), max_size=6)
+
+
+@settings(max_examples=150)
+@given(st.integers(0, SEEDS - 1), damage)
+def test_whatever_is_in_the_slots_the_state_stays_sound(seed: int, damages: list[tuple[str, int]]) -> None:
+    log = list(history(seed))
+    for kind, number in damages:
+        at = number % len(log)
+        if kind == "repeat":
+            log.insert(random.Random(number).randrange(len(log)), log[at])
+        elif kind == "swap":
+            other = (at * 7 + 3) % len(log)
+            log[at], log[other] = log[other], log[at]
+        elif kind == "drop":
+            del log[at]
+        elif kind == "epoch" and hasattr(log[at].body, "leader_epoch"):
+            body: Any = log[at].body
+            log[at] = log[at].model_copy(update={"body": body.model_copy(update={"leader_epoch": body.leader_epoch + number % 3 - 1})})
+        elif kind == "incarnation":
+            log[at] = log[at].model_copy(update={"incarnation": "somebody"})
+    state = EMPTY
+    for slot, record in enumerate(log, 1):
+        state = apply_partition(state, record.model_copy(update={"slot": slot}))
+        sound(state)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, SEEDS - 1), st.integers(0, 10_000))
+def test_a_snapshot_is_as_good_as_the_log_before_it(seed: int, cut: int) -> None:
+    log = history(seed)
+    at = cut % (len(log) + 1)
+    state = EMPTY
+    for record in log[:at]:
+        state = apply_partition(state, record)
+    restored = PartitionState.model_validate_json(state.model_dump_json())
+    assert restored == state
+    for record in log[at:]:
+        state, restored = apply_partition(state, record), apply_partition(restored, record)
+    assert restored == state
+
+
+entries = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 50)), max_size=5)
+
+
+def vector_of(pairs: list[tuple[int, int]]) -> tuple[CleanerOffset, ...]:
+    vector: tuple[CleanerOffset, ...] = ()
+    for epoch, offset in sorted(pairs):
+        if not vector or offset >= vector[-1].offset:
+            vector = advance(vector, epoch, offset)
+    return vector
+
+
+@given(st.lists(entries.map(vector_of).filter(bool), max_size=6), st.randoms())
+def test_claims_resolve_alike_in_every_order_of_arrival(vectors: list[tuple[CleanerOffset, ...]], rng: random.Random) -> None:
+    claims = [Claim(vector[-1].leader_epoch, vector) for vector in vectors]
+    decided, void = resolve(claims)
+    rng.shuffle(claims)
+    assert resolve(claims) == (decided, void)
+    assert all(not granted(decided, claim.leader_epoch, clean_up_to(claim.vector)) for claim in void)
+
+
+@given(entries.map(vector_of), st.sets(st.integers(0, 6)))
+def test_folding_never_moves_the_clean_end_and_never_grants_more(vector: tuple[CleanerOffset, ...], named: set[int]) -> None:
+    folded = fold_unnamed(vector, named)
+    assert clean_up_to(folded) == clean_up_to(vector)
+    assert problem(folded) == ""
+    assert all(granted(vector, entry.leader_epoch, entry.offset) for entry in folded)

@@ -1,0 +1,310 @@
+"""The rules, each dropped in turn: what the simulation must notice. Only tests can drop them, by patching small functions.
+
+``FOUND`` names for each mutation a seed whose schedule shows the damage; test_simulation_bites.py runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from checkpoint import offsets
+from compactor.metadata import control_log, fold
+from compactor.metadata import records as r
+from compactor.metadata.control_log import ControlLog
+from compactor.metadata.state import PartitionState, Registration
+from compactor.model.segment import segment_key
+from compactor.pipeline import leadership, logs, ordering, publication, retire
+from compactor.pipeline.leadership import Leadership
+from compactor.pipeline.logs import PartitionLog
+from compactor.pipeline.ports import Ports, Retention
+from tests.simulation import actors
+
+Mutation = Callable[[], AbstractContextManager[Any]]
+
+
+def without(*requirements: ordering.Requirement, of: type | None = None) -> Mutation:
+    """Drops requirements from the table, for one kind of record or for all: in the fold and before the append."""
+
+    def mutate() -> AbstractContextManager[Any]:
+        changed = {
+            kind: tuple(rule for rule in rules if rule not in requirements or (of is not None and kind is not of))
+            for kind, rules in ordering.REQUIREMENTS.items()
+        }
+        return patch.dict(ordering.REQUIREMENTS, changed)
+
+    return mutate
+
+
+def nowhere(check: str) -> Mutation:
+    """Drops a check of the plan's conditions wherever it is asked: announcing, resuming, publishing, folding."""
+    return lambda: patch.object(ordering, check, lambda state, plan: "")
+
+
+def together(*mutations: Mutation) -> Mutation:
+    @contextmanager
+    def mutate() -> Iterator[None]:
+        with ExitStack() as stack:
+            for mutation in mutations:
+                stack.enter_context(mutation())
+            yield
+
+    return mutate
+
+
+@contextmanager
+def vector_advanced_inside_the_round() -> Iterator[None]:
+    """The cleaner offset moves with a receipt instead of with the end of the round."""
+    effect = fold.EFFECTS[r.ReceiptsAdded]
+
+    def early(state: PartitionState, record: Any, body: Any) -> dict[str, Any]:
+        changes = effect(state, record, body)
+        plan = changes["intent"].plan.model_copy(update={"vector": offsets.advance(state.vector, body.leader_epoch, state.end_offset + 1)})
+        return changes | {"vector": plan.vector, "intent": changes["intent"].model_copy(update={"plan": plan})}
+
+    with patch.dict(fold.EFFECTS, {r.ReceiptsAdded: early}):
+        yield
+
+
+@contextmanager
+def boundary_not_read_again() -> Iterator[None]:
+    """A fold, or a successful create, is believed without a look at the boundary."""
+
+    def settle(self: ControlLog[Any], appended: Any) -> Any:
+        self._state = self._form.apply(self.state, appended) if appended else self._fold_on(self.state)
+        return self._state
+
+    with patch.object(ControlLog, "_settle", settle):
+        yield
+
+
+@contextmanager
+def ours_by_content() -> Iterator[None]:
+    """A slot is called ours where its body is what we wanted to write."""
+    with patch.object(control_log, "is_ours", lambda stored, attempted: stored.body == attempted.body):
+        yield
+
+
+def objects_of(leads: Leadership, intent: Any) -> list[str]:
+    return [segment_key(leads.log.name, task.start_offset, task.new_segment_id, "log") for task in intent.plan.tasks]
+
+
+@contextmanager
+def delete_before_undone() -> Iterator[None]:
+    """A given-up plan's objects are deleted, and then the record is written."""
+    undo_intent = publication.undo_intent
+
+    def early(leads: Leadership, intent: Any, reason: str) -> PartitionState:
+        leads.ports.data.delete(objects_of(leads, intent))
+        return undo_intent(leads, intent, reason)
+
+    with patch.object(publication, "undo_intent", early):
+        yield
+
+
+@contextmanager
+def delete_before_retire_begun() -> Iterator[None]:
+    """What is due is deleted, and then the record is written."""
+    append = Leadership.append
+
+    def early(self: Leadership, body: Any, counted: Any) -> PartitionState:
+        if isinstance(body, r.RetireBegun):
+            ids = set(body.ids)
+            segments = [segment for group in self.state.waiting for segment in group.segments if segment.id in ids]
+            self.ports.data.delete([key for segment in segments for key in segment.keys(self.log.name)])
+        return append(self, body, counted)
+
+    with patch.object(Leadership, "append", early):
+        yield
+
+
+@contextmanager
+def grace_by_the_publishers_clock() -> Iterator[None]:
+    """Grace is counted from the time that the publisher wrote into its record."""
+
+    def since(ports: Ports, log: PartitionLog) -> dict[int, int]:
+        return real(ports, log) | {run.published_slot: run.ended_ms for run in log.state.runs}
+
+    real = retire._since_ms
+    with patch.object(retire, "_since_ms", since):
+        yield
+
+
+@contextmanager
+def fold_before_list() -> Iterator[None]:
+    """The sweep folds, and then lists."""
+    survey = retire.survey
+
+    def early(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None = None) -> retire.Survey:
+        log.refresh()
+        with patch.object(log, "refresh", lambda: log.state):
+            return survey(ports, log, retention, now_ms)
+
+    with patch.object(retire, "survey", early):
+        yield
+
+
+@contextmanager
+def no_check_at_append() -> Iterator[None]:
+    """Records are appended without asking the rules; the fold is left to drop them."""
+    with patch.object(leadership, "check_before_append", lambda log, state, body: ""), patch.object(Leadership, "require", lambda *_: None):
+        yield
+
+
+@contextmanager
+def fenced_process_cleans_up() -> Iterator[None]:
+    """Whoever gives up a plan deletes its objects, whether its record counted or not."""
+    undo_intent = publication.undo_intent
+
+    def careless(leads: Leadership, intent: Any, reason: str) -> PartitionState:
+        try:
+            return undo_intent(leads, intent, reason)
+        except Exception:
+            leads.ports.data.delete(objects_of(leads, intent))
+            raise
+
+    with patch.object(publication, "undo_intent", careless):
+        yield
+
+
+@contextmanager
+def slots_deleted_before_the_boundary() -> Iterator[None]:
+    """Old slots go as soon as the snapshot stands."""
+    create = ControlLog._create_boundary
+
+    def late(self: ControlLog[Any], slot: int) -> None:
+        self.store.delete([self.record_key(number) for number in range(self._boundary.slot + 1, slot + 1)])
+        create(self, slot)
+
+    with patch.object(ControlLog, "_create_boundary", late):
+        yield
+
+
+@contextmanager
+def times_not_kept() -> Iterator[None]:
+    """A snapshot forgets the times of the slots that it stands in for."""
+    kept = logs.PARTITION.with_times
+    object.__setattr__(logs.PARTITION, "with_times", lambda state, modified: state)
+    try:
+        yield
+    finally:
+        object.__setattr__(logs.PARTITION, "with_times", kept)
+
+
+@contextmanager
+def tolerant_fold() -> Iterator[None]:
+    """The effects do what they can where the rules let pass what they rely on being refused."""
+
+    def receipts(state: PartitionState, record: Any, body: Any) -> dict[str, Any]:
+        return add(state, record, body) if state.intent else {}
+
+    def survivors(state: PartitionState, record: Any, body: Any) -> dict[str, Any]:
+        return store(state, record, body) if state.intent else {}
+
+    def published(state: PartitionState, record: Any, body: Any) -> dict[str, Any]:
+        live = {segment.id for segment in state.live}
+        kept = [new.model_copy(update={"sources": tuple(name for name in new.sources if name in live)}) for new in body.replacements]
+        changes = publish(state, record, body.model_copy(update={"replacements": tuple(new for new in kept if new.sources)}))
+        return changes | {"live": tuple(sorted(changes["live"], key=lambda segment: segment.start_offset))}
+
+    def undone(state: PartitionState, record: Any, body: Any) -> dict[str, Any]:
+        return undo(state, record, body) if any(g.run_id == body.run_id and not g.undone for g in state.waiting) else {}
+
+    add, store, publish, undo = (
+        fold.EFFECTS[kind] for kind in (r.ReceiptsAdded, r.SurvivorsStored, r.RoundPublished, r.RoundUndone)
+    )
+    changed = {r.ReceiptsAdded: receipts, r.SurvivorsStored: survivors, r.RoundPublished: published, r.RoundUndone: undone}
+    with patch.dict(fold.EFFECTS, changed):
+        yield
+
+
+@contextmanager
+def blind_acquisition() -> Iterator[None]:
+    """The epoch is chosen once, and not again when the log has grown."""
+
+    def unless(log: PartitionLog, before: Any, body: Any, state: PartitionState) -> Any:
+        leader = state.leader
+        return None if leader and (leader.incarnation, leader.epoch) == (log.incarnation, body.leader_epoch) else body
+
+    with patch.object(leadership, "_unless_changed", unless):
+        yield
+
+
+@contextmanager
+def blind_import() -> Iterator[None]:
+    """An importer does not look whether its registration still stands."""
+
+    def tier(ports: Ports, log: PartitionLog, import_id: str, segments: Any, lineage: Any = ()) -> PartitionState:
+        body = r.SegmentsTiered(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage))
+        start = log.refresh().slot
+        return log.transact(lambda state: None if state.slot > start else body)
+
+    with patch.object(actors, "tier", tier):
+        yield
+
+
+@contextmanager
+def tiered_unregistered() -> Iterator[None]:
+    """The fold takes segments of an import that it does not know (any more)."""
+    effect = fold.EFFECTS[r.SegmentsTiered]
+
+    def tiered(state: PartitionState, record: Any, body: Any) -> dict[str, Any]:
+        if body.import_id not in state.registrations:
+            entry = Registration(import_id=body.import_id, ids=tuple(segment.id for segment in body.segments), holder="", slot=0)
+            state = state.model_copy(update={"registrations": state.registrations | {body.import_id: entry}})
+        return effect(state, record, body)
+
+    with patch.dict(fold.EFFECTS, {r.SegmentsTiered: tiered}), without(ordering.registered_ids)():
+        yield
+
+
+@contextmanager
+def undo_does_not_ask() -> Iterator[None]:
+    """``undo`` takes the latest round whatever stands against it."""
+    with without(ordering.no_intent, of=r.RoundUndone)():
+        yield
+
+
+FENCING: Mutation = without(ordering.leads)
+OPEN_INTENT: Mutation = together(without(ordering.intent_open, ordering.whole_round), tolerant_fold)
+LIVE: Mutation = together(without(ordering.coverage_kept), nowhere("_source_gone"), tolerant_fold)
+VECTOR: Mutation = together(without(ordering.vector_ends_round), nowhere("_vector_moved"))
+
+MUTATIONS: dict[str, Mutation] = {
+    "vector advanced inside a round": vector_advanced_inside_the_round,
+    "boundary not read again": boundary_not_read_again,
+    "slot called ours by content": ours_by_content,
+    "objects deleted before the intent is undone": delete_before_undone,
+    "objects deleted before retire begun": delete_before_retire_begun,
+    "grace by the publisher's clock": grace_by_the_publishers_clock,
+    "sweep by fold before list": fold_before_list,
+    "fenced process cleans up": fenced_process_cleans_up,
+    "slots deleted before the boundary": slots_deleted_before_the_boundary,
+    "times not kept in the snapshot": times_not_kept,
+    "epochs may repeat": together(without(ordering.next_epoch), blind_acquisition),
+    "voided imports count": together(tiered_unregistered, blind_import),
+    "imports need not continue the log": without(ordering.continues_log),
+    "undo of any round": together(without(ordering.latest_round), tolerant_fold),
+    "undo with an open intent": undo_does_not_ask,
+    "undo with an open intent, no vector check": together(undo_does_not_ask, VECTOR),
+    "undo with an open intent, no vector check, no live check": together(undo_does_not_ask, VECTOR, LIVE),
+    "no fencing": FENCING,
+    "no check at append": no_check_at_append,
+    "no open intent": OPEN_INTENT,
+    "no live check": LIVE,
+    "no vector check": VECTOR,
+    "no fencing, no check at append": together(FENCING, no_check_at_append),
+    "no open intent, no live check": together(OPEN_INTENT, LIVE),
+    "no fencing, no open intent": together(FENCING, OPEN_INTENT),
+    "no fencing, no live check": together(FENCING, LIVE),
+    "no check at append, no open intent": together(no_check_at_append, OPEN_INTENT),
+    "no check at append, no live check": together(no_check_at_append, LIVE),
+    "no fencing, no check at append, no open intent": together(FENCING, no_check_at_append, OPEN_INTENT),
+    "no fencing, no check at append, no live check": together(FENCING, no_check_at_append, LIVE),
+    "no fencing, no open intent, no live check": together(FENCING, OPEN_INTENT, LIVE),
+    "no check at append, no open intent, no live check": together(no_check_at_append, OPEN_INTENT, LIVE),
+    "all four": together(FENCING, no_check_at_append, OPEN_INTENT, LIVE),
+    "all five": together(FENCING, no_check_at_append, OPEN_INTENT, LIVE, VECTOR),
+}

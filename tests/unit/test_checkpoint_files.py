@@ -1,0 +1,56 @@
+"""Kafka's own checkpoint files."""
+
+from __future__ import annotations
+
+import pytest
+
+from checkpoint.files import (
+    format_cleaner_offset_checkpoint,
+    format_leader_epoch_checkpoint,
+    parse_cleaner_offset_checkpoint,
+    parse_leader_epoch_checkpoint,
+)
+from checkpoint.lineage import EpochEntry
+from compactor.errors import BadData
+
+
+def test_cleaner_offsets_read_as_they_were_written() -> None:
+    text = "0\n2\norders 0 1234\norders 12 7\n"
+    offsets = parse_cleaner_offset_checkpoint(text)
+    assert offsets == {("orders", 0): 1234, ("orders", 12): 7}
+    assert format_cleaner_offset_checkpoint(offsets) == text
+
+
+def test_leader_epochs_read_as_they_were_written() -> None:
+    text = "0\n2\n0 0\n5 1200\n"
+    entries = parse_leader_epoch_checkpoint(text)
+    assert entries == (EpochEntry(0, 0), EpochEntry(5, 1200))
+    assert format_leader_epoch_checkpoint(entries) == text
+
+
+@pytest.mark.parametrize("text", ["", "0\n", "0\n0\n"])
+def test_a_file_without_entries(text: str) -> None:
+    assert parse_leader_epoch_checkpoint(text) == ()
+    assert parse_cleaner_offset_checkpoint(text) == {}
+
+
+def test_any_white_space_separates() -> None:
+    assert parse_leader_epoch_checkpoint("0\n1\n3\t\t44  \n") == (EpochEntry(3, 44),)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("1\n0\n", "version 1"),
+        ("x\n0\n", "not a number"),
+        ("0\n2\n0 0\n", "promises 2 entries, 1 follow"),
+        ("0\n1\n0 0 0\n", "2 fields"),
+        ("0\n1\n0 1x\n", "not a number"),
+        ("0\n2\n3 10\n2 20\n", "does not follow"),
+        ("0\n2\n3 10\n4 9\n", "does not follow"),
+    ],
+)
+def test_what_kafka_would_not_read_is_named(text: str, cause: str) -> None:
+    with pytest.raises(BadData, match=cause) as error:
+        parse_leader_epoch_checkpoint(text, "log/leader-epoch-checkpoint")
+    assert error.value.segment == "log/leader-epoch-checkpoint"

@@ -1,0 +1,107 @@
+"""Who leads: waiting for a foreign lease, heartbeats, and clocks that disagree."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from compactor.errors import Fenced, Leased, StoreError
+from compactor.pipeline.leadership import acquire, background_beats, lead, lease_of
+from tests.simulation.actors import LEASE
+from tests.simulation.play import Play, playing
+from tests.simulation.world import TTL_MS
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    with playing() as made:
+        made.importing(1)
+        yield made
+
+
+def test_epochs_count_up_and_a_release_lets_the_next_one_in_at_once(play: Play) -> None:
+    actor = play.process("host")
+    for expected in range(3):
+        actor = play.process(f"host:{expected}")
+        began = play.world.now_ms
+        with lead(actor.ports, actor.log, LEASE) as leadership:
+            assert leadership.epoch == expected
+            assert lease_of(actor.ports, actor.log) is not None
+        assert play.world.now_ms - began < TTL_MS / 2
+        assert lease_of(actor.ports, actor.log) is None
+    assert [entry.ended for entry in actor.log.state.epochs] == ["released"] * 3
+
+
+def test_a_foreign_lease_is_waited_for_one_ttl_and_then_leased(play: Play) -> None:
+    holder, other = play.process("a"), play.process("b")
+    leadership = acquire(holder.ports, holder.log, LEASE)
+    for number in range(40):  # it beats while the other waits
+        play.before("get partitions/t-0/boundary", leadership.beat, skip=number)
+    began = play.world.now_ms
+    with pytest.raises(Leased, match="a holds the lease") as error:
+        acquire(other.ports, other.log, LEASE)
+    assert error.value.exit_code == 4
+    assert TTL_MS <= play.world.now_ms - began < TTL_MS * 2
+    play.rules.clear()
+    assert other.log.refresh().last_epoch == leadership.epoch
+
+
+def test_a_silent_leader_is_replaced_within_one_ttl_and_learns_of_it(play: Play) -> None:
+    holder, other = play.process("a"), play.process("b")
+    leadership = acquire(holder.ports, holder.log, LEASE)
+    leadership.beat()
+    taken = acquire(other.ports, other.log, LEASE)
+    assert taken.epoch == leadership.epoch + 1
+    with pytest.raises(Fenced, match="b, which acquired epoch 1") as error:
+        leadership.check()
+    assert error.value.exit_code == 4
+    with pytest.raises(Fenced):
+        leadership.release()
+
+
+def test_the_clocks_of_the_machines_do_not_matter(play: Play) -> None:
+    """The holder's clock is an hour behind: by its own stamps its lease would be over long ago."""
+    holder, other = play.process("a"), play.process("b")
+    slow = holder.ports.clock_ms() - 3_600_000
+    object.__setattr__(holder.ports, "clock_ms", lambda: slow)
+    leadership = acquire(holder.ports, holder.log, LEASE)
+    play.pass_time(TTL_MS * 0.9)
+    leadership.beat()
+    other.state()
+    info = lease_of(other.ports, other.log)
+    assert info is not None
+    assert (info.holder, info.epoch) == ("a", leadership.epoch)
+    assert 0 < info.expires_ms - other.ports.control.clock_ms() <= TTL_MS
+
+
+def test_our_own_earlier_epoch_is_not_waited_for(play: Play) -> None:
+    actor = play.process("a")
+    first = acquire(actor.ports, actor.log, LEASE)
+    began = play.world.now_ms
+    assert acquire(actor.ports, actor.log, LEASE).epoch == first.epoch + 1
+    assert play.world.now_ms - began < TTL_MS / 2
+
+
+def test_a_block_that_fails_still_gives_the_lease_back(play: Play) -> None:
+    actor = play.process("a")
+    with pytest.raises(StoreError), lead(actor.ports, actor.log, LEASE):
+        raise StoreError("made up")
+    assert lease_of(actor.ports, actor.log) is None
+
+
+def test_heartbeats_come_in_the_background_and_survive_a_failing_store() -> None:
+    beats = threading.Semaphore(0)
+    failed = False
+
+    def beat() -> None:
+        nonlocal failed
+        beats.release()
+        if not failed:
+            failed = True
+            raise StoreError("busy")
+
+    with background_beats(beat, 0.001):
+        for _ in range(3):
+            assert beats.acquire(timeout=30)

@@ -1,0 +1,193 @@
+"""The control log over years: taken slots, snapshots, boundaries, and starting up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from compactor.errors import Unavailable
+from compactor.metadata.records import BadControlRecord, PartitionChanged
+from compactor.metadata.state import CatalogState
+from compactor.model.ids import TopicPartition
+from compactor.pipeline.logs import CatalogLog, create_tier, note_change, open_catalog
+from tests.simulation.play import Play, playing
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    with playing() as made:
+        yield made
+
+
+def catalog(play: Play) -> CatalogLog:
+    return open_catalog(play.process().ports)
+
+
+def append(log: CatalogLog, times: int) -> CatalogState:
+    for _ in range(times):
+        before = log.state.slot
+        log.transact(lambda state, before=before: None if state.slot > before else PartitionChanged(topic="t", partition=before))  # type: ignore[misc]
+    return log.state
+
+
+def test_an_empty_log_is_its_empty_state(play: Play) -> None:
+    assert catalog(play).refresh() == CatalogState()
+
+
+def test_an_append_against_a_taken_slot_folds_on_and_decides_anew(play: Play) -> None:
+    first, second = catalog(play), catalog(play)
+    append(first, 1)
+    second.refresh()
+    append(first, 2)
+    seen: list[int] = []
+
+    def decide(state: CatalogState) -> PartitionChanged | None:
+        seen.append(state.slot)
+        return PartitionChanged(topic="other", partition=1) if "other-1" not in state.partitions else None
+
+    second.transact(decide)
+    assert seen == [1, 3, 4]
+
+
+def test_an_uncertain_append_is_tried_in_the_same_slot_again(play: Play) -> None:
+    log = catalog(play)
+    append(log, 1)
+    play.hold("create catalog/log/")
+    append(log, 1)
+    assert [what for what in play.requests if what.startswith("create catalog/log/")][1:] == [f"create {log.record_key(2)}"] * 2
+    play.land()
+    assert catalog(play).refresh() == log.state
+
+
+def test_a_store_that_never_answers_ends_in_unavailable_and_the_record_may_still_count(play: Play) -> None:
+    log = catalog(play)
+    append(log, 1)
+    for _ in range(6):
+        play.hold("create catalog/log/")
+    with pytest.raises(Unavailable):
+        append(log, 1)
+    play.land()
+    assert log.refresh().slot == 2
+
+
+class TestCut:
+    def test_start_up_after_a_cut_is_the_same_state(self, play: Play) -> None:
+        log = catalog(play)
+        append(log, 9)
+        assert log.cut(4)
+        append(log, 3)
+        assert catalog(play).refresh() == log.state
+        assert not [key for key in play.world.control.objects if "/log/" in key and key <= log.record_key(9)]
+
+    def test_start_up_reads_what_is_recent_and_never_lists(self, play: Play) -> None:
+        log = catalog(play)
+        for _ in range(40):
+            append(log, 8)
+            assert log.cut(8)
+        append(log, 3)
+        play.requests.clear()
+        assert catalog(play).refresh() == log.state
+        assert len(play.requests) <= 3 + 1 + 2 * 6 + 3
+        assert not [what for what in play.requests if what.startswith("list")]
+
+    def test_an_idle_look_costs_two_gets(self, play: Play) -> None:
+        log, other = catalog(play), catalog(play)
+        append(other, 70)
+        other.cut()
+        log.refresh()
+        play.requests.clear()
+        assert not log.poll()
+        assert [what.partition(" ")[0] for what in play.requests] == ["get", "get"]
+        append(other, 1)
+        assert log.poll()
+
+    def test_a_sleeper_notices_that_its_slots_were_cut(self, play: Play) -> None:
+        log, other = catalog(play), catalog(play)
+        append(log, 2)
+        other.refresh()
+        append(other, 70)
+        other.cut()
+        assert log.poll()
+        assert log.refresh() == other.state
+
+    def test_too_few_slots_are_not_worth_a_cut(self, play: Play) -> None:
+        log = catalog(play)
+        append(log, 63)
+        assert not log.cut()
+        append(log, 1)
+        assert log.cut()
+        assert not log.cut()
+
+    def test_boundaries_are_never_overwritten_or_deleted(self, play: Play) -> None:
+        log = catalog(play)
+        for _ in range(3):
+            append(log, 2)
+            log.cut(1)
+        boundaries = [key for key in play.world.control.objects if "/boundary/" in key]
+        assert [int(key[-25:-5]) for key in boundaries] == [1, 2, 3]
+        assert not [what for what in play.requests if what.startswith(("put", "delete catalog/boundary"))]
+        assert len([key for key in play.world.control.objects if "/snapshot/" in key]) == 1
+
+    def test_a_snapshot_that_is_gone_is_named(self, play: Play) -> None:
+        log = catalog(play)
+        append(log, 2)
+        log.cut(1)
+        play.world.control.objects.pop("catalog/snapshot/00000000000000000002.json")
+        with pytest.raises(BadControlRecord, match="snapshot") as error:
+            catalog(play).refresh()
+        assert error.value.segment.endswith("catalog/snapshot/00000000000000000002.json")
+
+
+class TestBadRecords:
+    @pytest.mark.parametrize("what", ["cut short", "garbage", "another slot's", "another log's"])
+    def test_a_bad_slot_is_named_and_never_skipped(self, play: Play, what: str) -> None:
+        log = catalog(play)
+        append(log, 3)
+        objects = play.world.control.objects
+        key = log.record_key(2)
+        play.importing(1)
+        objects[key].data = {
+            "cut short": objects[key].data[:-9],
+            "garbage": b"garbage",
+            "another slot's": objects[log.record_key(3)].data,
+            "another log's": objects["partitions/t-0/log/00000000000000000002.json"].data,
+        }[what]
+        with pytest.raises(BadControlRecord) as error:
+            catalog(play).refresh()
+        assert key in str(error.value)
+        assert error.value.exit_code == 3
+
+    def test_a_body_that_was_garbled_on_its_way_is_fetched_again(self, play: Play) -> None:
+        log = catalog(play)
+        append(log, 3)
+        good = play.world.control.objects[log.record_key(2)].data
+        play.world.control.objects[log.record_key(2)].data = good[:-4]
+
+        def heal() -> None:
+            play.world.control.objects[log.record_key(2)].data = good
+
+        play.before(f"get {log.record_key(2)}", heal, skip=1)
+        assert catalog(play).refresh() == log.state
+
+
+class TestTier:
+    def test_the_first_identity_counts(self, play: Play) -> None:
+        first, second = play.process("a").ports, play.process("b").ports
+        made: list[CatalogState] = []
+        play.before("create catalog/log/", lambda: made.append(create_tier(second, kind="object-log", layout="native")))
+        state = create_tier(first, kind="object-log", layout="native")
+        assert state.tier_id == made[0].tier_id
+        assert state.hash_key == made[0].hash_key
+        assert len(bytes.fromhex(state.hash_key)) == 16
+
+    def test_partitions_are_listed_without_a_list(self, play: Play) -> None:
+        ports = play.process().ports
+        create_tier(ports, kind="object-log", layout="native")
+        log = open_catalog(ports)
+        for name in (TopicPartition("b", 1), TopicPartition("a", 10), TopicPartition("a", 9), TopicPartition("b", 1)):
+            note_change(ports, log, name)
+        state = open_catalog(ports).refresh()
+        assert state.names == [TopicPartition("a", 9), TopicPartition("a", 10), TopicPartition("b", 1)]
+        assert state.partitions["b-1"] == 5  # the slot of the latest hint
+        assert not [what for what in play.requests if what.startswith("list")]

@@ -1,0 +1,266 @@
+"""The ordering rules: the tables are whole, the documentation shows them, and each rule refuses what it is for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from checkpoint.lineage import EpochEntry
+from compactor.errors import CompactorError, Fenced
+from compactor.metadata import fold, records
+from compactor.metadata.records import PartitionBody
+from compactor.metadata.state import PartitionState
+from compactor.model.base import Value
+from compactor.model.plan import CompactionPlan
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.pipeline import ordering
+from compactor.pipeline.leadership import Leadership, acquire
+from compactor.pipeline.ordering import STAGES, Stage, Steps, coverage_problem
+from tests.simulation.actors import LEASE
+from tests.simulation.play import Actor, Play, playing
+from tests.simulation.symbolic import SymbolicPlanner
+from tests.simulation.world import Crash
+
+DOCUMENT = (Path(__file__).parents[2] / "docs/publication.md").read_text(encoding="utf-8")
+BODIES = get_args(get_args(PartitionBody)[0])
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    with playing() as made:
+        yield made
+
+
+class TestTables:
+    def test_every_record_has_its_conditions_and_its_effect(self) -> None:
+        assert set(ordering.REQUIREMENTS) == set(BODIES) == set(fold.EFFECTS)
+
+    def test_whoever_writes_without_leadership_is_an_importer_or_acquires_it(self) -> None:
+        free = {kind for kind, rules in ordering.REQUIREMENTS.items() if ordering.leads not in rules}
+        assert free == {records.LeadershipAcquired, records.IdsRegistered, records.SegmentsTiered, records.LineageRecorded}
+
+    def test_the_documentation_shows_the_conditions(self) -> None:
+        rows = [
+            f"| `{_name(kind)}` | {'; '.join((rule.__doc__ or '').strip() for rule in rules)} |"
+            for kind, rules in ordering.REQUIREMENTS.items()
+        ]
+        assert _table("record", DOCUMENT) == rows
+
+    def test_the_documentation_shows_the_stages(self) -> None:
+        rows = [f"| {stage or '-'} | {', '.join(sorted(following)) or '-'} |" for stage, following in STAGES.items()]
+        assert _table("stage", DOCUMENT) == rows
+
+    def test_every_stage_can_be_reached_and_is_in_the_table(self) -> None:
+        reached = {stage for following in STAGES.values() for stage in following}
+        assert reached == set(Stage) == {stage for stage in STAGES if stage}
+
+    @pytest.mark.parametrize("stage", list(STAGES))
+    @pytest.mark.parametrize("following", list(Stage))
+    def test_a_step_out_of_turn_is_refused(self, stage: Stage | None, following: Stage) -> None:
+        steps = Steps(stage)
+        if following in STAGES[stage]:
+            steps.to(following)
+            assert steps.stage == following
+        else:
+            with pytest.raises(CompactorError, match="cannot go"):
+                steps.to(following)
+
+    def test_before_publish_only_back_and_after_it_only_forward(self) -> None:
+        before = [Stage.ANNOUNCED, Stage.REWRITTEN, Stage.GATED, Stage.UPLOADED, Stage.VERIFIED]
+        assert all(Stage.UNDONE in STAGES[stage] for stage in before)
+        assert Stage.UNDONE not in _reachable(Stage.PUBLISHED)
+        assert Stage.PUBLISHED not in _reachable(Stage.UNDONE)
+
+
+def _name(kind: type) -> str:
+    assert issubclass(kind, Value)
+    name: str = kind.model_fields["type"].default
+    return name
+
+
+def _table(first: str, text: str) -> list[str]:
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if re.match(rf"\| {first} \|", line))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append(line)
+    return rows
+
+
+def _reachable(stage: Stage) -> set[Stage]:
+    found: set[Stage] = set()
+    open_stages = [stage]
+    while open_stages:
+        for following in STAGES[open_stages.pop()] - found:
+            found.add(following)
+            open_stages.append(following)
+    return found
+
+
+def segment(name: str, start: int, end: int, *epochs: tuple[int, int], size: int = 9) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        id=name,
+        start_offset=start,
+        end_offset=end,
+        size_bytes=size,
+        max_timestamp_ms=-1,
+        mtime_ms=0,
+        leader_epochs=tuple(EpochEntry(*pair) for pair in epochs or ((0, start),)),
+        files={"log": SegmentFile(size=size, sha256="0" * 64)},
+    )
+
+
+SOURCES = [segment("a", 0, 9, (0, 0)), segment("b", 10, 19, (0, 10), (1, 15))]
+
+
+class TestCoverage:
+    def test_exactly_what_the_sources_cover(self) -> None:
+        assert coverage_problem(SOURCES, segment("n", 0, 19, (0, 0), (1, 15))) == ""
+
+    @pytest.mark.parametrize(
+        ("new", "cause"),
+        [
+            pytest.param(segment("n", 1, 19, (0, 0), (1, 15)), "covers 1..19", id="starts late"),
+            pytest.param(segment("n", 0, 18, (0, 0), (1, 15)), "covers 0..18", id="ends at the last record that survived"),
+            pytest.param(segment("n", 0, 19, (0, 0)), "leader epochs", id="an epoch without a record left"),
+            pytest.param(segment("n", 0, 19, (0, 3), (1, 15)), "leader epochs", id="an epoch that begins late"),
+            pytest.param(segment("n", 0, 19, (0, 0), (1, 15), size=0), "no bytes", id="zero bytes"),
+        ],
+    )
+    def test_anything_else_is_refused(self, new: RemoteLogSegmentMetadata, cause: str) -> None:
+        assert cause in coverage_problem(SOURCES, new)
+
+    def test_sources_that_are_not_neighbours(self) -> None:
+        assert "starts at 20" in coverage_problem([SOURCES[0], segment("c", 20, 29)], segment("n", 0, 29))
+        assert "nothing" in coverage_problem([], segment("n", 0, 29))
+
+
+class Led:
+    """A partition with three live segments, led by one process; ``announced`` opens an intent with receipts."""
+
+    def __init__(self, play: Play) -> None:
+        self.play = play
+        play.importing(3)
+        self.actor: Actor = play.process("leader")
+        self.leadership: Leadership = acquire(self.actor.ports, self.actor.log, LEASE)
+
+    @property
+    def state(self) -> PartitionState:
+        return self.actor.log.state
+
+    @property
+    def epoch(self) -> int:
+        return self.leadership.epoch
+
+    def plan(self, **changes: Any) -> CompactionPlan:
+        plan = SymbolicPlanner(self.play.oracle.contents)(self.state, 0, self.epoch, self.actor.ports.new_id)
+        assert plan
+        return plan.model_copy(update=changes)
+
+    def refusal(self, body: Any) -> str:
+        return ordering.refusal(self.state, self.actor.log.candidate(body))
+
+    def announce(self, **changes: Any) -> str:
+        return self.refusal(records.PlanAnnounced(leader_epoch=self.epoch, plan=self.plan(**changes)))
+
+
+@pytest.fixture
+def led(play: Play) -> Led:
+    return Led(play)
+
+
+class TestAnnouncing:
+    def test_a_sound_plan_counts(self, led: Led) -> None:
+        assert led.announce() == ""
+
+    @pytest.mark.parametrize(
+        ("changes", "cause"),
+        [
+            ({"topic": "other"}, "another partition"),
+            ({"leader_epoch": 7}, "another epoch"),
+            ({"tasks": ()}, "no tasks"),
+            ({"next_dirty_offset": -1}, "goes back"),
+        ],
+    )
+    def test_an_unsound_plan_does_not(self, led: Led, changes: dict[str, Any], cause: str) -> None:
+        assert cause in led.announce(**changes)
+
+    def test_from_another_vector(self, led: Led) -> None:
+        state = led.state.model_copy(update={"vector": (*led.plan().vector, (5, 5))})
+        body = records.PlanAnnounced(leader_epoch=led.epoch, plan=led.plan())
+        assert "cleaner offsets" in ordering.refusal(state, led.actor.log.candidate(body))
+
+    def test_with_a_source_that_is_not_live(self, led: Led) -> None:
+        task = led.plan().tasks[0]
+        assert "not live" in led.announce(tasks=(task.model_copy(update={"sources": ("gone",)}),))
+
+    def test_with_a_task_that_does_not_cover_its_sources(self, led: Led) -> None:
+        tasks = list(led.plan().tasks)
+        tasks[0] = tasks[0].model_copy(update={"start_offset": 99})
+        assert "does not cover" in led.announce(tasks=tuple(tasks))
+
+    def test_with_ids_that_are_in_use(self, led: Led) -> None:
+        tasks = list(led.plan().tasks)
+        tasks[0] = tasks[0].model_copy(update={"new_segment_id": led.state.live[-1].id})
+        assert "in use" in led.announce(tasks=tuple(tasks))
+
+    def test_while_another_intent_is_open(self, led: Led) -> None:
+        led.leadership.release()
+        led.play.die("create t-0/")
+        with pytest.raises(Crash):
+            led.actor.run()
+        led.play.dead = False
+        led.actor.log.refresh()
+        assert led.state.intent
+        body = records.PlanAnnounced(leader_epoch=led.state.last_epoch, plan=led.plan(leader_epoch=led.state.last_epoch))
+        assert "still open" in led.refusal(body)
+
+
+class TestLeaders:
+    def test_an_epoch_that_does_not_follow(self, led: Led) -> None:
+        for epoch in (led.epoch, led.epoch + 2):
+            assert "does not follow" in led.refusal(records.LeadershipAcquired(leader_epoch=epoch, holder="x", ttl_ms=1))
+
+    def test_nobody_but_the_leaders_own_incarnation(self, led: Led) -> None:
+        stranger = led.play.process("leader")  # the same name, another process
+        stranger.state()
+        body = records.LeadershipReleased(leader_epoch=led.epoch)
+        assert "fenced" in ordering.refusal(led.state, stranger.log.candidate(body))
+        assert led.refusal(body) == ""
+
+    def test_a_released_epoch_is_over(self, led: Led) -> None:
+        led.leadership.release()
+        assert "released" in led.announce()
+        with pytest.raises(Fenced):
+            led.leadership.require(led.state)
+
+
+class TestDeleting:
+    def test_only_the_current_leader_deletes_and_nothing_that_is_protected(self, led: Led) -> None:
+        incarnation = led.actor.log.incarnation
+        ordering.require_deletable(led.state, incarnation, led.epoch, ["nobody knows it"])
+        with pytest.raises(CompactorError, match="must not be deleted"):
+            ordering.require_deletable(led.state, incarnation, led.epoch, [led.state.live[0].id])
+        with pytest.raises(Fenced):
+            ordering.require_deletable(led.state, "another", led.epoch, [])
+
+    def test_only_what_waits_and_whole_groups_and_what_the_vector_grants(self, led: Led) -> None:
+        led.leadership.release()
+        acquire(led.actor.ports, led.actor.log, LEASE).release()
+        assert led.actor.run().status == "cleaned"  # epoch 2: this planner makes one group of all
+        led.leadership = acquire(led.actor.ports, led.actor.log, LEASE)
+        waiting = tuple(segment.id for group in led.state.waiting for segment in group.segments)
+        assert len(waiting) > 1
+        begin = records.RetireBegun(leader_epoch=led.epoch, ids=waiting)
+        assert led.refusal(begin) == ""
+        assert "only a part" in led.refusal(begin.model_copy(update={"ids": waiting[:1]}))
+        assert "does not wait" in led.refusal(begin.model_copy(update={"ids": (led.state.live[0].id,)}))
+        assert "not begun" in led.refusal(records.Retired(leader_epoch=led.epoch, ids=waiting))
+        voided = led.state.model_copy(update={"vector": ()})
+        assert "do not grant" in ordering.refusal(voided, led.actor.log.candidate(begin))

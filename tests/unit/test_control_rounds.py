@@ -1,0 +1,263 @@
+"""Rounds: what a run leaves in the log and in the store, when it goes well and when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from checkpoint.offsets import CleanerOffset, clean_up_to
+from compactor.errors import BadData, Fenced, StoreError
+from compactor.metadata.records import RoundPublished, RunEnded
+from compactor.metadata.state import PartitionState
+from compactor.model.plan import CompactionFailure
+from compactor.pipeline import publication
+from compactor.pipeline.importing import record_lineage
+from compactor.pipeline.leadership import RequirementFailed, acquire, lead
+from compactor.pipeline.rounds import RoundWork, run_round
+from tests.simulation.actors import LEASE
+from tests.simulation.play import Actor, Play, playing
+from tests.simulation.symbolic import NAME, SymbolicPlanner, SymbolicWorker
+from tests.simulation.world import TTL_MS, Crash
+
+OBJECT = f"create {NAME}/"
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    with playing(segments=7, seed=3) as made:
+        made.importing(3)
+        yield made
+
+
+def crashed_at(play: Play, pattern: str, skip: int = 0, **changes: object) -> Actor:
+    actor = play.process("crashed")
+    play.die(pattern, skip)
+    with pytest.raises(Crash):
+        actor.run(**changes)
+    play.pass_time(TTL_MS * 2)
+    return actor
+
+
+class TestTheTable:
+    """KIP-1272's fencing table, with the real log between A and B."""
+
+    def test_a_late_claim_of_a_that_arrives_after_b_is_void_and_so_are_its_segments(self, play: Play) -> None:
+        a, b = play.process("a"), play.process("b")
+        first = a.run()
+        assert [entry.leader_epoch for entry in first.state.vector] == [0]
+        play.importing(1)
+        late = acquire(a.ports, a.log, LEASE)
+        plan = SymbolicPlanner(play.oracle.contents)(a.log.state, 0, late.epoch, a.ports.new_id)
+        assert plan
+        publication.announce(late, plan)
+        intent = a.log.state.intent
+        assert intent
+        session = type("Session", (), {"state": a.log.state, "survivors": ()})()
+        outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
+        publication.add_receipts(late, outcomes)
+        play.pass_time(TTL_MS * 2)
+        work = RoundWork(0, SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports), resumable=lambda plan: "other settings")
+        assert run_round(b.ports, b.log, LEASE, work).status == "cleaned"
+        published = b.log.state
+        with pytest.raises(Fenced):
+            publication.publish(late, intent.model_copy(update={"receipts": tuple(outcomes)}))
+        state = play.process("reader").state()
+        assert (state.live, state.vector) == (published.live, published.vector)
+
+    def test_what_a_published_before_b_acquired_is_granted_whole(self, play: Play) -> None:
+        a, b = play.process("a"), play.process("b")
+        granted = a.run().state.vector
+        play.importing(1)
+        after = b.run().state.vector
+        assert after[-1].leader_epoch == 1
+        assert clean_up_to(after) >= clean_up_to(granted)
+
+    def test_a_void_record_is_in_the_log_and_listed_with_its_reason(self, play: Play) -> None:
+        a, b = play.process("a"), play.process("b")
+        leadership = acquire(a.ports, a.log, LEASE)
+        play.pass_time(TTL_MS * 2)
+        acquire(b.ports, b.log, LEASE)
+        body = RunEnded(leader_epoch=leadership.epoch, run_id="x", status="cleaned")
+        a.log.refresh()
+        a.log.transact(lambda state: None if state.fenced else body)
+        [fenced] = play.process("c").state().fenced
+        assert (fenced.leader_epoch, fenced.by, fenced.type) == (0, "a", "run_ended")
+        assert "epoch 1" in fenced.reason
+
+
+def test_a_round_is_one_publication(play: Play) -> None:
+    actor = play.process("a")
+    result = actor.run()
+    assert result.status == "cleaned"
+    assert play.oracle.counts["round_published"] == 1
+    assert result.plan
+    assert [segment.id for segment in result.state.live][: len(result.plan.tasks)] == [task.new_segment_id for task in result.plan.tasks]
+    [run] = result.state.runs
+    assert (run.status, run.run_id, run.holder, run.outputs) == ("cleaned", result.plan.run_id, "a", len(result.plan.tasks))
+
+
+def test_leading_without_publishing_leaves_the_vector(play: Play) -> None:
+    before = play.process("a").state().vector
+    for _ in range(3):
+        actor = play.process("a")
+        with lead(actor.ports, actor.log, LEASE):
+            pass
+    assert play.process("a").state().vector == before
+
+
+def test_nothing_to_do_writes_nothing(play: Play) -> None:
+    actor = play.process("a")
+    work = RoundWork(0, lambda *_: None, SymbolicWorker(actor.ports))
+    play.requests.clear()
+    assert run_round(actor.ports, actor.log, LEASE, work).status == "nothing_to_do"
+    assert not [what for what in play.requests if not what.startswith("get")]
+
+
+class TestResume:
+    def test_a_resumed_plan_keeps_its_now_and_its_ids_and_redoes_only_what_has_no_receipt(self, play: Play) -> None:
+        play.importing(1)
+        crashed_at(play, OBJECT, skip=1)
+        intent = play.oracle.state.intent
+        assert intent
+        assert len(intent.receipts) == 1
+        before = intent.plan
+        worked: list[int] = []
+        actor = play.process("b")
+
+        class Watching(SymbolicWorker):
+            def __call__(self, plan, tasks, session):  # type: ignore[no-untyped-def]
+                worked.extend(task.group for task in tasks)
+                assert plan.now_ms == before.now_ms
+                return super().__call__(plan, tasks, session)
+
+        work = RoundWork(10**12, SymbolicPlanner(play.oracle.contents), Watching(actor.ports))
+        result = run_round(actor.ports, actor.log, LEASE, work)
+        assert result.status == "resumed"
+        assert result.resumed_groups == {intent.receipts[0].group}
+        assert worked == [task.group for task in intent.pending]
+        assert result.plan == intent.plan
+        assert result.state.vector[-1].leader_epoch == 1  # published by the epoch that finished it
+
+    def test_pass_one_is_taken_up_where_its_answer_was_stored(self, play: Play) -> None:
+        crashed_at(play, OBJECT, keeps_survivors=True)
+        [survivors] = play.oracle.state.intent.survivors  # type: ignore[union-attr]
+        play.requests.clear()
+        assert play.process("b").run(keeps_survivors=True).status == "resumed"
+        assert f"get {survivors.key}" in play.requests
+        assert f"create {survivors.key}" not in play.requests
+        assert survivors.key not in play.world.control.objects
+
+    def test_other_settings_undo_it_first_and_then_plan_anew(self, play: Play) -> None:
+        crashed_at(play, OBJECT, skip=1)
+        actor = play.process("b")
+        work = RoundWork(0, SymbolicPlanner(play.oracle.contents), SymbolicWorker(actor.ports), resumable=lambda plan: "other settings")
+        result = run_round(actor.ports, actor.log, LEASE, work)
+        assert (result.status, result.undone) == ("cleaned", "other settings")
+        assert [run.status for run in result.state.runs] == ["undone", "cleaned"]
+
+    def test_a_moved_lineage_undoes_it(self, play: Play) -> None:
+        play.process("a").run()
+        play.importing(1)
+        crashed_at(play, OBJECT)
+        actor = play.process("b")
+        state = actor.state()
+        record_lineage(actor.ports, actor.log, state.lineage, 1)
+        assert actor.log.state.vector == (CleanerOffset(0, 1),)
+        result = actor.run()
+        assert (result.status, "cleaner offsets" in result.undone) == ("cleaned", True)
+
+    def test_a_lineage_that_moves_between_plan_and_announcement_means_a_new_plan(self, play: Play) -> None:
+        play.process("a").run()
+        play.importing(1)
+        actor, other = play.process("b"), play.process("importer")
+        lineage, tail = other.state().lineage, other.log.state.slot
+        play.before(f"create partitions/{NAME}/log/{tail + 2:020d}", lambda: record_lineage(other.ports, other.log, lineage, 1))
+        result = actor.run()
+        assert result.status == "cleaned"
+        assert result.plan
+        assert result.plan.first_dirty_offset == 1
+
+
+class TestFailures:
+    def test_a_failing_task_quarantines_and_leaves_the_last_good_state(self, play: Play) -> None:
+        before = play.process("a").state()
+        for failures in (1, 2):
+            result = play.process("a").run(fails=lambda: True)
+            assert (result.status, result.reason) == ("quarantined", "bad data: made up")
+            assert result.state.live == before.live
+            assert result.state.quarantine
+            assert result.state.quarantine.failures == failures
+            assert result.state.intent is None
+        assert set(play.world.data.objects) == {segment.key(str(NAME), "log") for segment in before.live}
+        assert play.process("a").run().state.quarantine is None
+
+    def test_a_missing_source_quarantines(self, play: Play) -> None:
+        state = play.process("a").state()
+        key = state.live[0].key(str(NAME), "log")
+        kept: list[Any] = []
+        play.before(f"get {key}", lambda: kept.append(play.world.data.objects.pop(key)))
+        result = play.process("a").run()
+        assert result.status == "quarantined"
+        assert "missing object" in result.reason
+        assert result.state.live == state.live
+        play.world.data.objects[key] = kept[0]
+        play.world.violations.clear()  # the judge has missed it as well
+
+    def test_bad_data_while_planning_is_written_down_too(self, play: Play) -> None:
+        actor = play.process("a")
+
+        def planner(state: PartitionState, now_ms: int, leader_epoch: int, new_id: object) -> None:
+            raise BadData("made up", segment="t-0/x.log")
+
+        result = run_round(actor.ports, actor.log, LEASE, RoundWork(0, planner, SymbolicWorker(actor.ports)))
+        assert (result.status, result.segment) == ("quarantined", "t-0/x.log")
+        assert [run.status for run in result.state.runs] == ["quarantined"]
+
+    @pytest.mark.parametrize("damage", ["missing", "short", "changed"])
+    def test_an_output_that_is_not_as_its_receipt_says_is_never_published(self, play: Play, damage: str) -> None:
+        objects = play.world.data.objects
+        spoiled: list[str] = []
+
+        def spoil() -> None:
+            key = next(key for key in objects if key not in before)
+            spoiled.append(key)
+            if damage == "missing":
+                del objects[key]
+            else:
+                data = objects[key].data
+                objects[key].data = data[:-1] if damage == "short" else data[:-1] + b"x"
+                objects[key].metadata = {}
+
+        before = set(objects)
+        play.before(f"head {NAME}/", spoil)
+        result = play.process("a").run()
+        assert result.status == "quarantined"
+        assert spoiled[0] in result.reason
+        assert "round_published" not in play.oracle.counts
+
+    def test_a_store_that_fails_leaves_the_intent_open_and_gives_the_lease_back(self, play: Play) -> None:
+        play.hold(OBJECT)
+        with pytest.raises(StoreError):
+            play.process("a").run()
+        state = play.oracle.state
+        assert state.intent
+        assert state.leader
+        assert state.leader.released
+        assert play.process("b").run().status == "resumed"
+
+    def test_a_worker_that_forgets_a_task_is_no_success(self, play: Play) -> None:
+        actor = play.process("a")
+        work = RoundWork(0, SymbolicPlanner(play.oracle.contents), lambda plan, tasks, session: ())
+        assert run_round(actor.ports, actor.log, LEASE, work).reason == "worker: the worker left this task undone"
+
+    def test_publishing_what_has_no_receipt_is_refused(self, play: Play) -> None:
+        actor = crashed_at(play, OBJECT)
+        play.dead = False
+        leadership = acquire(actor.ports, actor.log, LEASE)
+        intent = actor.log.state.intent
+        assert intent
+        body = RoundPublished(leader_epoch=leadership.epoch, run_id=intent.plan.run_id, replacements=(), vector_before=(), vector=())
+        with pytest.raises(RequirementFailed, match="no receipt"):
+            leadership.append(body, lambda state: False)
