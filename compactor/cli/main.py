@@ -32,6 +32,9 @@ COMMANDS = (
     Command("clean", "clean one Kafka log directory offline, no tier involved", "compactor.cli.commands.clean"),
     Command("segments", "remote segments, and what is in one", "compactor.cli.commands.segments"),
     Command("verify", "is the tier what its metadata says?", "compactor.cli.commands.verify"),
+    Command("checkpoints", "cleaner offsets by leader epoch: who led, who published what, who was fenced", "compactor.cli.commands.checkpoints"),
+    Command("runs", "what ran, by whom, how much, and how it ended", "compactor.cli.commands.runs"),
+    Command("undo", "readers go back to what a round replaced", "compactor.cli.commands.undo"),
     Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),
 )
 """In the order of `--help`."""

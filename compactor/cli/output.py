@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+    from rich.tree import Tree as RichTree
 
 _QUIET_SECONDS = 2.0
 """Work that is done sooner shows no progress."""
@@ -28,6 +29,13 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[object]]
 
 
+class Tree(NamedTuple):
+    """``label``: one line, or several; a branch stands below it."""
+
+    label: str
+    branches: Sequence[Tree]
+
+
 class Output:
     """Where one command prints. At most one ``result``."""
 
@@ -37,8 +45,8 @@ class Output:
         self._stderr = stderr or sys.stderr
         self._meter: Progress | None = None
 
-    def result(self, document: Mapping[str, object], *tables: Table, summary: str = "") -> None:
-        """The JSON document, or the tables and one closing line. A reader that has gone away (``| head``) is no error."""
+    def result(self, document: Mapping[str, object], *tables: Table | Tree, summary: str = "") -> None:
+        """The JSON document, or the tables and trees and one closing line. A reader that has gone away (``| head``) is no error."""
         try:
             if self.mode == "json":
                 json.dump(document, self._stdout, indent=2, ensure_ascii=False)
@@ -76,7 +84,7 @@ class Output:
     def _reader_gone(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stdout.fileno())
 
-    def _tables(self, tables: Sequence[Table]) -> None:
+    def _tables(self, tables: Sequence[Table | Tree]) -> None:
         from rich import box
         from rich.console import Console
         from rich.table import Table as RichTable
@@ -85,6 +93,9 @@ class Output:
         terminal = self._stdout.isatty()
         console = Console(file=self._stdout, width=None if terminal else 10_000, markup=False, emoji=False, highlight=False)
         for table in tables:
+            if isinstance(table, Tree):
+                console.print(_grown(table))
+                continue
             drawn = RichTable(title=table.title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
             for position, heading in enumerate(table.columns):
                 numeric = any(_is_number(row[position]) for row in table.rows)
@@ -197,6 +208,17 @@ def size(count: int | None) -> str:
         value /= 1024
         units.pop()
     return f"{value:.1f} {units[-1]}"
+
+
+def _grown(tree: Tree) -> RichTree:
+    from rich.tree import Tree as RichTree
+
+    def add(branches: Sequence[Tree], to: RichTree) -> RichTree:
+        for branch in branches:
+            add(branch.branches, to.add(branch.label))
+        return to
+
+    return add(tree.branches, RichTree(tree.label))
 
 
 def _is_number(value: object) -> bool:

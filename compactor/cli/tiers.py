@@ -23,6 +23,13 @@ def opened(args: argparse.Namespace) -> Tier:
     return open_tier(frame.settings(args))
 
 
+def viewed(args: argparse.Namespace) -> Tier:
+    """The same for a command that must not write: its stores refuse to."""
+    from compactor.pipeline.viewing import read_only
+
+    return read_only(opened(args))
+
+
 def partitions_argument(parser: frame.Parser) -> None:
     parser.add_argument("partitions", nargs="*", metavar="TOPIC-PARTITION", help="default: all partitions of the tier")
 

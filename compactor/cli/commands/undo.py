@@ -1,0 +1,46 @@
+"""``undo RUN``: readers go back to what a round replaced."""
+
+from __future__ import annotations
+
+import argparse
+
+from compactor.cli import frame, tiers
+from compactor.cli.output import Output, Table
+
+
+def add_arguments(parser: frame.Parser) -> None:
+    parser.add_argument("run_id", metavar="RUN", help="as `runs list` prints it")
+    parser.add_argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: looked for among all)")
+    parser.runs(run)
+
+
+def run(args: argparse.Namespace, out: Output) -> None:
+    from compactor.pipeline.runs import find_run
+    from compactor.pipeline.undo import undo
+
+    opened = tiers.opened(args)
+    names = opened.partitions([args.partition] if args.partition else None)
+    with out.progress("looking for the run", len(names), "partitions") as progress:
+        before = find_run(opened, args.run_id, names, progress.advance)
+    name = before.name
+    state = undo(opened.ports, opened.open(name), opened.lease, args.run_id)
+    opened.note_change(name)
+    document = {
+        "topic": name.topic,
+        "partition": name.partition,
+        "run_id": args.run_id,
+        "status": "reverted",
+        "cleaner_offsets": [tiers.plain(entry) for entry in state.vector],
+        "first_dirty_offset": state.first_dirty_offset,
+        "segments": len(state.live),
+        "bytes": state.bytes,
+    }
+    vectors = [" ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in vector) or "none" for vector in (before.vector, state.vector)]
+    rows = [
+        ("segments", len(before.live), len(state.live)),
+        ("bytes", before.bytes, state.bytes),
+        ("cleaner offsets", *vectors),
+        ("dirty from", before.first_dirty_offset, state.first_dirty_offset),
+    ]
+    summary = "Its outputs are deleted by `retire` once the grace period is over. The same round is due again, unless the settings change"
+    out.result(document, Table(f"{name}: run {args.run_id} is undone", ("", "before", "now"), rows), summary=summary)
