@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
-from checkpoint.lineage import EpochEntry
+from checkpoint.lineage import EpochEntry, extend
 from compactor.cleaner.describe import content_of, epochs_within, lineage_of
 from compactor.cleaner.offline import open_directory
 from compactor.cleaner.source import SourceSegment
@@ -76,7 +76,7 @@ def import_directory(
     if not ids:
         return ImportReport(report.segments, report.bytes, report.start_offset, report.end_offset, repeated=True)
     _check_position(state, name, members)
-    lineage = _lineage(log_dir, members)
+    lineage = _lineage(log_dir, members, state)
     register(opened.ports, log, import_id, ids)
     # Listed before the upload: what a killed import leaves behind is found by `retire`.
     opened.note_change(name)
@@ -166,14 +166,15 @@ def _check_position(state: PartitionState, name: TopicPartition, members: Sequen
     )
 
 
-def _lineage(log_dir: Path, members: Sequence[_Member]) -> tuple[EpochEntry, ...]:
+def _lineage(log_dir: Path, members: Sequence[_Member], state: PartitionState) -> tuple[EpochEntry, ...]:
+    """The broker's whole lineage: as given, else what the tier knows and the batches add to it."""
     path = log_dir / "leader-epoch-checkpoint"
     if path.exists():
         given = parse_leader_epoch_checkpoint(path.read_text(encoding="utf-8", errors="replace"), str(path))
         if given:
             return tuple(entry for entry in given if entry.start_offset <= members[-1].end)
     found = lineage_of([member.source.table for member in members])
-    return (EpochEntry(found[0].epoch, members[0].start), *found[1:])
+    return extend(state.lineage, (EpochEntry(found[0].epoch, members[0].start), *found[1:]))
 
 
 def _prepared(

@@ -67,6 +67,7 @@ def note_change(ports: Ports, catalog: CatalogLog, name: TopicPartition) -> None
     hint = PartitionChanged(topic=name.topic, partition=name.partition)
     try:
         catalog.transact(lambda state: None if state.partitions.get(str(name), 0) > seen else hint)
+        catalog.cut()
     except StoreError:
         # A hint that is lost costs the others time; a partition that nobody has listed would be lost to them.
         if not seen:
