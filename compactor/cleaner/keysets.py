@@ -195,7 +195,7 @@ class KeySet:
         self._resize(capacity)
         return True
 
-    def keys(self, rows: int = 1 << 16) -> Iterator[Hashes]:
+    def held(self, rows: int = 1 << 16) -> Iterator[Hashes]:
         """The keys held, as hashes of shape (n, 2), in chunks: what Bloom filters are asked about, and what ``buckets`` goes on with.
 
         Of each hash's first half only the tag is left, which is all that anything looks at.

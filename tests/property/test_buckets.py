@@ -67,7 +67,7 @@ def on_disk(dirty: Hashes, clean: Hashes, calls: int, budget: Budget, **settings
             assert engine.peak_bytes <= settings["map_budget_bytes"]
         assert list(Path(directory).iterdir()) == []
     assert budget.used == 0
-    return np.unpackbits(bitmap)[:rows].astype(np.bool_).tolist()
+    return [bool(bit) for bit in np.unpackbits(bitmap)[:rows]]
 
 
 keys = st.lists(st.integers(0, 60), max_size=120).map(lambda some: np.array(some, dtype=np.int64))
@@ -113,7 +113,7 @@ def test_the_change_over_in_mid_pass() -> None:
         tempfile.TemporaryDirectory() as directory,
         KeyBuckets(Path(directory) / "b", Budget(), map_budget_bytes=100_000, expected_rows=50_000) as engine,
     ):
-        for some in key_set.keys():
+        for some in key_set.held():
             engine.add_seen(some)
         engine.add(dirty[done:], np.arange(done, len(dirty), dtype=np.uint32))
         first |= np.unpackbits(engine.finish(len(dirty)))[: len(dirty)].astype(np.bool_)

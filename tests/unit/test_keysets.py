@@ -133,7 +133,7 @@ def test_the_keys_held_come_out_again_for_the_change_over() -> None:
     hashes = random_hashes(30_000, 10_000)
     key_set = KeySet(MEGABYTE)
     first_seen(key_set, hashes)
-    keys = np.concatenate(list(key_set.keys(rows=1_000)))
+    keys = np.concatenate(list(key_set.held(rows=1_000)))
     expected = np.unique(hashes & np.array([0xFFFFFFFF, LAST], dtype=np.uint64), axis=0)
     assert sorted(map(tuple, keys.tolist())) == sorted(map(tuple, expected.tolist()))
     assert first_seen(key_set, keys) == [False] * len(keys)
