@@ -11,7 +11,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
-HISTORY = 256
+HISTORY = 100
 """How many past runs, fenced appends, epochs and closed imports a state remembers; the rest is gone with its slots."""
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compactor.errors import BadData, Fenced
+from compactor.errors import BadData, Fenced, Unavailable
 from compactor.metadata.records import IdsRegistered, LineageRecorded, SegmentsTiered
-from compactor.metadata.state import PartitionState
+from compactor.metadata.state import HISTORY, PartitionState
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.pipeline.leadership import check_before_append
 from compactor.pipeline.logs import PartitionLog
@@ -19,12 +19,14 @@ from compactor.pipeline.ports import Ports
 
 def register(ports: Ports, log: PartitionLog, import_id: str, ids: Sequence[str]) -> PartitionState:
     """These ids may be uploaded from now on. Both are fresh (``ports.new_id``)."""
-    log.refresh()
+    began = log.refresh().slot
     body = IdsRegistered(import_id=import_id, ids=tuple(ids), holder=ports.holder)
 
     def decide(state: PartitionState) -> IdsRegistered | None:
         if import_id in state.registrations or _closed(state, import_id):
             return None
+        if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
+            raise Unavailable(f"{state.name}: the log went on while this import was being registered", hint="Import again")
         problem = check_before_append(log, state, body)
         if problem:
             raise BadData(problem, segment=str(state.name), hint="Nothing was changed")

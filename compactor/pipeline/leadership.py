@@ -202,7 +202,7 @@ def _last_sign_ms(ports: Ports, log: PartitionLog, leader: Leader) -> int:
 
 
 def _forget_heartbeat(ports: Ports, log: PartitionLog, before: Leader | None) -> None:
-    if before is not None:
+    if before is not None and not before.released:
         try:
             ports.control.delete([_heartbeat_key(log, before.epoch)])
         except Unavailable:

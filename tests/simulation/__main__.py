@@ -8,10 +8,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
+from tests.simulation.mutations import MUTATIONS, bites
 from tests.simulation.schedule import Outcome, run_schedule
 
 CHUNK = 100
+SHOWN = 3
 
 
 def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
@@ -22,13 +25,26 @@ def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
         yield from pool.imap_unordered(run_schedule, seeds, CHUNK)
 
 
+def show_bites(wanted: str, seeds: range) -> int:
+    """Per mutation: the first seeds whose schedule ends in a violation, and the first violation in words."""
+    for name, mutation in MUTATIONS.items():
+        if wanted == "all" or wanted in name:
+            found = list(islice(bites(mutation, seeds), SHOWN))
+            said = f"; {found[0][1]}" if found else ""
+            print(f"{name}: {', '.join(str(seed) for seed, _ in found) or 'nothing'} of {len(seeds)} seeds{said}", flush=True)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many schedules")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--trace", type=int, help="show everything that happens in this one schedule")
+    parser.add_argument("--drop", metavar="RULE", help="drop rules of mutations.py by name (or 'all') and show which seeds notice")
     arguments = parser.parse_args()
+    if arguments.drop is not None:
+        return show_bites(arguments.drop, range(arguments.start, arguments.start + arguments.seeds))
     if arguments.trace is not None:
         outcome = run_schedule(arguments.trace, trace=True)
         print("\n".join(outcome.trace))

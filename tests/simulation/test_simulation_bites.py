@@ -1,0 +1,24 @@
+"""The simulation notices when a rule is missing. Rules that others cover are dropped together with those."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation import test_directed
+from tests.simulation.mutations import COVERED, MUTATIONS, bites, blind_import, tiered_unregistered
+from tests.simulation.play import playing
+
+SEEDS = range(600)
+RARE = {"voided imports count"}
+
+
+@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in COVERED | RARE])
+def test_a_missing_rule_is_noticed(name: str) -> None:
+    assert next(bites(MUTATIONS[name], SEEDS), None) is not None
+
+
+def test_a_voided_import_that_counted_would_be_noticed() -> None:
+    """Rare among random schedules, so directed: the importer sleeps until its objects are swept, and is believed."""
+    with pytest.raises((AssertionError, pytest.fail.Exception)), playing() as play, tiered_unregistered(), blind_import():
+        test_directed.TestImports().test_an_importer_that_sleeps_between_upload_and_append(play)
+    assert any("has no object" in violation for violation in play.world.violations)
