@@ -79,7 +79,8 @@ def appends(root: Path, records: int) -> dict[str, float]:
         log.cut()
     seconds = time.perf_counter() - began
     count = log.state.slot
-    return {"records": count, "seconds": seconds, "records_per_s": count / seconds, "requests_per_record": (counters.usage().total_requests - requests) / count}
+    per_record = (counters.usage().total_requests - requests) / count
+    return {"records": count, "seconds": seconds, "records_per_s": count / seconds, "requests_per_record": per_record}
 
 
 def start_up(root: Path) -> dict[str, float]:

@@ -13,7 +13,7 @@ from compactor.metadata.records import IdsRegistered, LineageRecorded, SegmentsT
 from compactor.metadata.state import HISTORY, PartitionState
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.pipeline.leadership import check_before_append
-from compactor.pipeline.logs import PartitionLog
+from compactor.pipeline.logs import PartitionLog, tidy
 from compactor.pipeline.ports import Ports
 
 
@@ -61,7 +61,9 @@ def tier(
             raise BadData(problem, segment=str(state.name), hint="Another import was faster. Import again what is still missing")
         return body
 
-    return log.transact(decide)
+    state = log.transact(decide)
+    tidy(log)
+    return state
 
 
 def record_lineage(ports: Ports, log: PartitionLog, lineage: Sequence[EpochEntry], end_offset: int) -> PartitionState:

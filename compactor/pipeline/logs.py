@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compactor.errors import StoreError, UsageError
+from compactor.errors import StoreError, Unavailable, UsageError
 from compactor.metadata.control_log import ControlLog, LogFormat, Snapshot
 from compactor.metadata.fold import fold_catalog, fold_partition, with_times
 from compactor.metadata.records import CatalogRecord, PartitionChanged, PartitionRecord, Record, TierCreated
@@ -72,6 +72,15 @@ def note_change(ports: Ports, catalog: CatalogLog, name: TopicPartition) -> None
         # A hint that is lost costs the others time; a partition that nobody has listed would be lost to them.
         if not seen:
             raise
+    tidy(catalog)
+
+
+def tidy(log: ControlLog[Any]) -> None:
+    """Cuts the log where that pays, after whatever has made it longer. A store that is busy is asked again the next time."""
+    try:
+        log.cut()
+    except Unavailable:
+        pass
 
 
 def _open(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any]) -> ControlLog[Any]:

@@ -19,10 +19,10 @@ from compactor.metadata.state import PartitionState, Registration, Waiting
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
 from compactor.pipeline import ordering
 from compactor.pipeline.leadership import Leadership, lead
-from compactor.pipeline.logs import PartitionLog
+from compactor.pipeline.logs import PartitionLog, tidy
 from compactor.pipeline.ports import Lease, Ports, Retention
 from compactor.pipeline.publication import delete_keys, delete_objects
-from compactor.pipeline.rounds import RoundWork, scratch_prefix, settle, tidy
+from compactor.pipeline.rounds import RoundWork, scratch_prefix, settle
 
 _OBJECT = re.compile(r"\d{20}-([A-Za-z0-9_-]{22})\.[a-z-]+")
 

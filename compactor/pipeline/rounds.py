@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from compactor.errors import BadData, NotFound, Unavailable
+from compactor.errors import BadData, NotFound
 from compactor.metadata.records import RunEnded, ScratchObject
 from compactor.metadata.state import Intent, PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.pipeline import ordering, publication
 from compactor.pipeline.leadership import Leadership, RequirementFailed, lead
-from compactor.pipeline.logs import PartitionLog
+from compactor.pipeline.logs import PartitionLog, tidy
 from compactor.pipeline.ordering import Stage, Steps
 from compactor.pipeline.ports import Lease, Planner, Ports, Resumable, Worker
 
@@ -225,14 +225,6 @@ def _quarantined(leadership: Leadership, run_id: str, plan: CompactionPlan | Non
 def scratch_prefix(log: PartitionLog) -> str:
     """Where runs of this partition keep what they need between their passes, in the control store."""
     return f"{log.prefix}/scratch/"
-
-
-def tidy(log: PartitionLog) -> None:
-    """Cuts the log where that pays. A store that is busy is asked again after the next round."""
-    try:
-        log.cut()
-    except Unavailable:
-        pass
 
 
 def _intent(state: PartitionState) -> Intent:

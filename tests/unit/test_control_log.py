@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,10 @@ from compactor.errors import Unavailable
 from compactor.metadata.records import BadControlRecord, PartitionChanged
 from compactor.metadata.state import CatalogState
 from compactor.model.ids import TopicPartition
+from compactor.pipeline.leadership import background_beats
 from compactor.pipeline.logs import CatalogLog, create_tier, note_change, open_catalog
+from compactor.pipeline.ports import Ports
+from compactor.storage.local import LocalStore
 from tests.simulation.play import Play, playing
 
 
@@ -137,6 +143,28 @@ class TestCut:
         with pytest.raises(BadControlRecord, match="snapshot") as error:
             catalog(play).refresh()
         assert error.value.segment.endswith("catalog/snapshot/00000000000000000002.json")
+
+
+def test_racing_writers_on_a_directory_lose_nothing_and_write_nothing_twice(tmp_path: Path) -> None:
+    """The real store, with its own atomicity: threads that append and cut against each other."""
+    writers, each = 4, 12
+    store = LocalStore(tmp_path / "control")
+
+    def ports(name: str) -> Ports:
+        return Ports(store, store, lambda: 0, lambda seconds: None, os.urandom, name, background_beats)
+
+    def write(number: int) -> None:
+        log = open_catalog(ports(str(number)))
+        for turn in range(each):
+            body = PartitionChanged(topic=f"t{number}", partition=turn)
+            log.transact(lambda state, body=body: None if f"{body.topic}-{body.partition}" in state.partitions else body)  # type: ignore[misc]
+            log.cut(10)
+
+    with ThreadPoolExecutor(writers) as pool:
+        list(pool.map(write, range(writers)))
+    state = open_catalog(ports("reader")).refresh()
+    assert state.slot == writers * each
+    assert sorted(state.partitions.values()) == list(range(1, writers * each + 1))
 
 
 class TestBadRecords:
