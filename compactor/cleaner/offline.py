@@ -7,18 +7,19 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from compactor.cleaner.chunks import FinishedChunks
 from compactor.cleaner.grouping import group
 from compactor.cleaner.keysets import BoundedOffsetMap, KeySet
 from compactor.cleaner.lanes import Lanes
 from compactor.cleaner.retention import RoundRules
 from compactor.cleaner.rewrite import CleanedSegment, RewritePass
-from compactor.cleaner.source import InflateCache, SourceSegment, open_source
+from compactor.cleaner.source import SourceSegment, open_source
 from compactor.cleaner.survivors import PassOne, Survivors, scan_backwards, scan_bounded
 from compactor.cleaner.transactions import Verdicts, fold
 from compactor.errors import BadData, OutOfBudget, UsageError
@@ -97,6 +98,7 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
     sources = open_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes)
     log_start = sources[0].base
     end = max(sources[-1].end, request.first_uncleanable_offset or 0)
+    sources[-1].end = end  # the last segment covers what is said to be the log's end, as in Kafka
     upper = _aligned(sources, end if request.first_uncleanable_offset is None else request.first_uncleanable_offset)
     first_dirty = log_start if request.first_dirty_offset is None else request.first_dirty_offset
     if first_dirty > max(upper, log_start) or first_dirty < 0:
@@ -105,22 +107,25 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
             hint=f"The log covers [{log_start}, {end}); an uncleanable offset inside a segment counts as the segment's base",
         )
     verdicts = fold(sources)
-    cache = InflateCache(_CACHE_BYTES)
+    rules = RoundRules(
+        now_ms=request.now_ms,
+        delete_retention_ms=request.delete_retention_ms,
+        legacy_horizon_ms=_legacy_horizon(sources, first_dirty, request.delete_retention_ms),
+        high_watermark=end if request.high_watermark is None else request.high_watermark,
+        latest_offset=upper - 1,
+        producers=_active_producers(log_dir, sources, end),
+    )
+    finished = FinishedChunks(_CACHE_BYTES)
+    limit = request.max_decompressed_batch_bytes
     with Lanes(request.threads) as lanes:
-        one = PassOne(sources, verdicts, first_dirty, upper, request.hash_key, request.max_decompressed_batch_bytes, cache)
+        ahead = rules if request.map_entries is None else None
+        one = PassOne(sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, ahead)
         survivors = _pass_one(one, request.map_entries, lanes)
         next_dirty = survivors.latest_offset + 1 if first_dirty < upper else 0
-        rules = RoundRules(
-            now_ms=request.now_ms,
-            delete_retention_ms=request.delete_retention_ms,
-            legacy_horizon_ms=_legacy_horizon(sources, first_dirty, request.delete_retention_ms),
-            high_watermark=end if request.high_watermark is None else request.high_watermark,
-            latest_offset=next_dirty - 1,
-            producers=_active_producers(log_dir, sources, end),
-        )
+        rules = replace(rules, latest_offset=next_dirty - 1)
         on_phase("rewrite")
-        cleaned = _pass_two(sources, verdicts, RewritePass(survivors, rules, request.index_interval_bytes, request.max_decompressed_batch_bytes, cache),
-                            upper, request, folder, lanes)  # fmt: skip
+        rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished)
+        cleaned = _pass_two(sources, verdicts, rewriting, upper, request, folder, lanes)
     on_phase("done")
     return CleanSummary(
         next_dirty_offset=next_dirty,

@@ -6,22 +6,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 import numpy as np
 
+from compactor.cleaner.chunks import CleanChunk, FinishedChunks, clean_chunk
 from compactor.cleaner.lanes import Lane, Lanes
-from compactor.cleaner.retention import RoundRules, decide_batches, filter_rows
-from compactor.cleaner.source import InflateCache, SourceSegment
+from compactor.cleaner.retention import RoundRules, decide_batches
+from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.survivors import KeptCounts, Survivors
 from compactor.cleaner.transactions import Flags, Verdicts
 from compactor.errors import BadData
 from compactor.records.batches import HEADER, HORIZON, BatchTable, Int64s
-from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, NO_HORIZON, Actions, Encoded, empty_batch, encode
+from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, Actions, Encoded, empty_batch
 from compactor.records.indexes import build
-from compactor.records.rows import Chunk, Rows, parse
-
-_MOST_PARTS: Final = 512  # below every system's IOV_MAX
+from compactor.records.rows import Chunk, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class RewritePass:
     rules: RoundRules
     index_interval_bytes: int
     inflate_limit: int
-    cache: InflateCache
+    finished: FinishedChunks
 
     def rewrite(
         self, group: Sequence[tuple[SourceSegment, Verdicts]], folder: Path, lanes: Lanes, *, end_offset: int | None = None
@@ -101,55 +100,40 @@ class RewritePass:
             _settle_known(source.table, action, retain_empty, counts, self.rules.now_ms)
         jobs = [(source, first, last, action[first:last], retain_empty[first:last]) for first, last in source.ranges()]
         for pieces in lanes.run(self._clean_range, jobs):
-            for encoded, read, kept in pieces:
-                if done.written + int(encoded.size.sum()) > MAX_SEGMENT:
+            for piece in pieces:
+                if done.written + len(piece.encoded.data) > MAX_SEGMENT:
                     raise BadData(
                         "the cleaned segment would exceed 2 GiB",
                         segment=source.name,
                         hint="Lower segment_bytes; recompression at the default level can make batches larger",
                     )
-                _write(file, encoded.parts)
-                done.add(encoded)
-                done.records_read += read
-                done.records_kept += kept
+                _write(file, piece.encoded.data)
+                done.add(piece.encoded)
+                done.records_read += piece.records_read
+                done.records_kept += piece.records_kept
 
-    def _clean_range(
-        self, lane: Lane, job: tuple[SourceSegment, int, int, Actions, Flags]
-    ) -> list[tuple[Encoded, int, int]]:
-        """(what was encoded, records read, records kept) for the chunks of one range."""
+    def _clean_range(self, lane: Lane, job: tuple[SourceSegment, int, int, Actions, Flags]) -> list[CleanChunk]:
+        """The chunks of one range: as pass 1 left it, from the batch headers alone, or read now."""
         source, first, last, action, retain_empty = job
-        table = source.table
+        finished = self.finished.take(source, first)
+        if finished is not None:
+            return [finished]
         wanted = action == FILTER
         if not wanted.any():
             source.verify(first, last)
-            chunk = Chunk(first, last, source.buf[:0], np.zeros(last - first, np.int64), np.zeros(last - first, np.int64), wanted)
-            rows, first_row = lane.rows.take(0), np.zeros(last - first + 1, np.int64)
-            return [self._encode(lane, source, chunk, rows, first_row, np.empty(0, np.bool_), action, _old_horizons(table, chunk))]
+            nowhere = np.zeros(last - first, np.int64)
+            chunk = Chunk(first, last, source.buf[:0], nowhere, nowhere, wanted)
+            none = np.empty(0, np.bool_)
+            return [clean_chunk(lane, source, chunk, lane.rows.take(0), np.zeros(last - first + 1, np.int64), none, action, retain_empty, self.rules)]
         found = []
-        for chunk in source.chunks(first, last, wanted, self.inflate_limit, self.cache):
+        for chunk in source.chunks(first, last, wanted, self.inflate_limit, lane.bodies):
             some = slice(chunk.first - first, chunk.last - first)
-            rows, first_row = parse(table, chunk, lane.rows, source.name)
-            if int(table.magic[chunk.first]) < 2:
-                _check_wrapper_order(table, chunk, rows, first_row, source.name)
+            rows, first_row = parse(source.table, chunk, lane.rows, source.name)
             superseded = self.survivors.superseded(source, chunk, rows, first_row)
-            keep, horizon = filter_rows(
-                table, chunk, rows, first_row, superseded, action[some], retain_empty[some], self.rules, source.mtime_ms
-            )
-            found.append(self._encode(lane, source, chunk, rows, first_row, keep, action[some], horizon))
-            if chunk.last < last:
-                # The output buffer is used again for the next chunk of this range.
-                encoded = found[-1][0]
-                found[-1] = (Encoded([bytes(p) for p in encoded.parts], encoded.size, encoded.last_offset, encoded.max_timestamp), *found[-1][1:])
+            clean = clean_chunk(lane, source, chunk, rows, first_row, superseded, action[some], retain_empty[some], self.rules)
+            # The lane is used again for the next chunk of this range.
+            found.append(clean if chunk.last == last else clean.detached())
         return found
-
-    def _encode(
-        self, lane: Lane, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, keep: Flags, action: Actions, horizon: Int64s
-    ) -> tuple[Encoded, int, int]:
-        table = source.table
-        encoded = encode(source.buf, table, chunk, rows, first_row, keep, action, horizon, lane.output, source.name)
-        counts = np.maximum(table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
-        copied_unread = (action == COPY) & ~chunk.wanted
-        return encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied_unread].sum())
 
     def _fill(self, file: BinaryIO, done: _Progress, base: int, end_offset: int, table: BatchTable) -> None:
         last = max((int(lasts[-1]) for lasts in reversed(done.last_offsets) if len(lasts)), default=base - 1)
@@ -157,8 +141,8 @@ class RewritePass:
             return
         leader_epoch = int(table.leader_epoch[-1]) if len(table) else -1
         filler = empty_batch(end_offset, end_offset, leader_epoch)
-        file.write(filler)
-        done.add(Encoded([filler], np.array([HEADER], np.int64), np.array([end_offset], np.int64), np.array([-1], np.int64)))
+        _write(file, memoryview(filler))
+        done.add(Encoded(memoryview(filler), np.array([HEADER], np.int64), np.array([end_offset], np.int64), np.array([-1], np.int64)))
 
 
 def _settle_known(table: BatchTable, action: Actions, retain_empty: Flags, counts: KeptCounts, now_ms: int) -> None:
@@ -171,32 +155,7 @@ def _settle_known(table: BatchTable, action: Actions, retain_empty: Flags, count
     action[open_ & (counts.kept > 0) & (counts.kept == table.count) & (~counts.tombstones | waiting)] = COPY
 
 
-def _old_horizons(table: BatchTable, chunk: Chunk) -> Int64s:
-    return np.full(chunk.last - chunk.first, NO_HORIZON, np.int64)
-
-
-def _check_wrapper_order(table: BatchTable, chunk: Chunk, rows: Rows, first_row: Int64s, segment: str) -> None:
-    """A v0/v1 wrapper tells its base offset only when inflated."""
-    for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
-        batch = chunk.first + i
-        if batch and rows.offset[first_row[i]] <= table.last_offset[batch - 1]:
-            raise BadData(
-                "the first inner offset is not above the last offset before the message",
-                segment=segment,
-                position=int(table.position[batch]),
-                offset=int(rows.offset[first_row[i]]),
-            )
-
-
-def _write(file: BinaryIO, parts: list[memoryview | bytes]) -> None:
-    """All bytes of all parts, in few system calls."""
-    fd = file.fileno()
-    for begin in range(0, len(parts), _MOST_PARTS):
-        some = parts[begin : begin + _MOST_PARTS]
-        left = sum(len(part) for part in some) - os.writev(fd, some)
-        if left:
-            # A short write is rare (a full disk, a signal); finish it the slow way.
-            rest = b"".join(some)
-            view = memoryview(rest)[len(rest) - left :]
-            while view:
-                view = view[os.write(fd, view) :]
+def _write(file: BinaryIO, data: memoryview) -> None:
+    """All of it, past Python's buffer: chunks are large."""
+    while data:
+        data = data[os.write(file.fileno(), data) :]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from compactor.errors import BadData
 from compactor.records import codecs
-from compactor.records.batches import HEADER, MALFORMED, PACKED, BatchTable, Bytes, check_crcs, map_file, read_only, scan_batches
+from compactor.records.batches import HEADER, MALFORMED, PACKED, BatchTable, Bytes, Int64s, check_crcs, map_file, read_only, scan_batches
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.rows import Chunk, RowBuffers, parse, plain_chunk
 
@@ -25,28 +24,6 @@ PLAIN_CHUNK: Final = 1 << 20
 PACKED_CHUNK: Final = 1 << 18
 INFLATED_CHUNK: Final = 1 << 26
 """More inflated bytes than this are not held at once, unless a single batch has them."""
-
-
-class InflateCache:
-    """Inflated bodies kept from pass 1 for pass 2, up to a budget: nothing is inflated twice that fits."""
-
-    def __init__(self, budget_bytes: int) -> None:
-        self._left = budget_bytes
-        self._bodies: dict[tuple[int, int], codecs.Buffer] = {}
-        self._lock = threading.Lock()
-
-    def keep(self, key: tuple[int, int], body: codecs.Buffer) -> None:
-        with self._lock:
-            if len(body) <= self._left and key not in self._bodies:
-                self._left -= len(body)
-                self._bodies[key] = body
-
-    def take(self, key: tuple[int, int]) -> codecs.Buffer | None:
-        with self._lock:
-            body = self._bodies.pop(key, None)
-            if body is not None:
-                self._left += len(body)
-            return body
 
 
 @dataclass(slots=True)
@@ -99,74 +76,69 @@ class SourceSegment:
             self.verified[first:last] = True
 
     def chunks(
-        self, first: int, last: int, wanted: Mask, limit: int, cache: InflateCache | None, *, keep: bool = False, backwards: bool = False
+        self, first: int, last: int, wanted: Mask, limit: int, bodies: codecs.ByteBuffer | None = None, *, backwards: bool = False
     ) -> Iterator[Chunk]:
         """The batches [first, last) of one range as chunks; bodies of the ``wanted`` ones only (a flag per batch of the range).
 
-        :param keep: put what was inflated into the cache, for the next pass.
+        :param bodies: where bodies are inflated to; a chunk is valid until the next one is asked for.
         :raises BadData: a wrong CRC, a body that cannot be inflated or grows beyond ``limit``.
         """
         self.verify(first, last)
         if not self.table.codec[first]:
             yield plain_chunk(self.buf, self.table, first, last, wanted)
             return
-        bodies: list[codecs.Buffer] = []
-        total = 0
-        for batch in range(first, last):
-            if not wanted[batch - first]:
-                bodies.append(b"")
-                continue
-            body = self._inflate(batch, limit, cache, keep)
-            total += len(body)
-            if total > INFLATED_CHUNK and last - first > 1:
-                break
-            bodies.append(body)
-        else:
-            yield _joined(first, last, bodies, wanted)
+        if bodies is None:
+            bodies = codecs.ByteBuffer()
+        ends = self._inflate(first, last, wanted, limit, bodies)
+        if ends is not None:
+            starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+            yield Chunk(first, last, read_only(bodies.array[: bodies.size]), starts, ends, wanted)
             return
-        del bodies
         middle = (first + last) // 2
         for one, two in [(middle, last), (first, middle)] if backwards else [(first, middle), (middle, last)]:
-            yield from self.chunks(one, two, wanted[one - first : two - first], limit, cache, keep=keep, backwards=backwards)
+            yield from self.chunks(one, two, wanted[one - first : two - first], limit, bodies, backwards=backwards)
 
-    def _inflate(self, batch: int, limit: int, cache: InflateCache | None, keep: bool) -> codecs.Buffer:
-        if cache is not None and not keep:
-            body = cache.take((self.ordinal, batch))
-            if body is not None:
-                return body
-        body = inflate(self.buf, self.table, batch, limit, self.name)
-        if cache is not None and keep:
-            cache.keep((self.ordinal, batch), body)
-        return body
+    def _inflate(self, first: int, last: int, wanted: Mask, limit: int, bodies: codecs.ByteBuffer) -> Int64s | None:
+        """Inflates the wanted batches into ``bodies``: where each one's records end; None where they are too many bytes to hold."""
+        bodies.clear()
+        ends = np.empty(last - first, np.int64)
+        view = memoryview(self.buf)
+        codec = self.table.codec[first:last].tolist()
+        start = (self.table.position[first:last] + HEADER).tolist()
+        end = (self.table.position[first:last] + self.table.size[first:last]).tolist()
+        magic = int(self.table.magic[first])
+        for batch in np.flatnonzero(wanted).tolist():
+            if magic < 2:
+                start[batch], end[batch] = self._wrapped(first + batch)
+            try:
+                codecs.decompress_into(codec[batch], view[start[batch] : end[batch]], bodies, limit, magic)
+            except codecs.CodecError as error:
+                raise self._bad(first + batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low") from None
+            if bodies.size > INFLATED_CHUNK and last - first > 1:
+                return None
+            ends[batch] = bodies.size
+        return _filled(ends, wanted)
 
-
-def _joined(first: int, last: int, bodies: list[codecs.Buffer], wanted: Mask) -> Chunk:
-    ends = np.cumsum(np.fromiter((len(body) for body in bodies), np.int64, len(bodies)))
-    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-    joined = bodies[0] if len(bodies) == 1 else b"".join(bodies)
-    return Chunk(first, last, read_only(np.frombuffer(joined, np.uint8)), starts, ends, wanted)
-
-
-def inflate(buf: Bytes, table: BatchTable, batch: int, limit: int, segment: str) -> codecs.Buffer:
-    """The records of one compressed batch, inflated. Raises BadData."""
-    position, size, magic = int(table.position[batch]), int(table.size[batch]), int(table.magic[batch])
-    offset = int(table.last_offset[batch]) if magic < 2 else int(table.base_offset[batch])
-    start = position + HEADER
-    if magic < 2:
-        # A wrapper: key length (null), value length, value.
+    def _wrapped(self, batch: int) -> tuple[int, int]:
+        """Where the value of a v0/v1 wrapper lies: key length (null), value length, value."""
+        position, size, magic = int(self.table.position[batch]), int(self.table.size[batch]), int(self.table.magic[batch])
         at = position + 18 + 8 * magic
-        key = int.from_bytes(buf[at : at + 4].tobytes(), "big", signed=True)
+        key = int.from_bytes(self.buf[at : at + 4].tobytes(), "big", signed=True)
         start = at + 8 + max(key, 0)
-        length = int.from_bytes(buf[start - 4 : start].tobytes(), "big", signed=True) if start <= position + size else -1
+        length = int.from_bytes(self.buf[start - 4 : start].tobytes(), "big", signed=True) if start <= position + size else -1
         if length < 0 or start + length > position + size:
-            raise BadData("a compressed message without a value", segment=segment, position=position, offset=offset)
-        size = start + length - position
-    try:
-        return codecs.decompress(int(table.codec[batch]), memoryview(buf)[start : position + size], limit, magic)
-    except codecs.CodecError as error:
-        raise BadData(
-            str(error), segment=segment, position=position, offset=offset, hint="Kafka cannot read this batch either, or the limit is too low"
-        ) from None
+            raise self._bad(batch, "a compressed message without a value")
+        return start, start + length
+
+    def _bad(self, batch: int, cause: str, *, hint: str = "") -> BadData:
+        offset = self.table.last_offset[batch] if self.table.magic[batch] < 2 else self.table.base_offset[batch]
+        return BadData(cause, segment=self.name, position=int(self.table.position[batch]), offset=int(offset), hint=hint)
+
+
+def _filled(ends: Int64s, wanted: Mask) -> Int64s:
+    """Batches without a body end where the one before them does."""
+    ends[~wanted] = 0
+    return np.maximum.accumulate(ends)
 
 
 def open_source(
@@ -197,7 +169,7 @@ def _read_packed_markers(source: SourceSegment, limit: int) -> None:
     table = source.table
     for batch in np.flatnonzero(table.control == PACKED).tolist():
         wanted = np.ones(1, np.bool_)
-        for chunk in source.chunks(batch, batch + 1, wanted, limit, None):
+        for chunk in source.chunks(batch, batch + 1, wanted, limit):
             rows, _ = parse(table, chunk, RowBuffers(), source.name)
             key = chunk.buf[rows.key_start[0] : rows.key_start[0] + max(rows.key_length[0], 0)].tobytes() if len(rows) else b""
             value = chunk.buf[rows.value_start[0] : rows.value_start[0] + max(rows.value_length[0], 0)].tobytes() if len(rows) else b""

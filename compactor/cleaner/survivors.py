@@ -15,13 +15,16 @@ import numpy.typing as npt
 
 from bloom.jit import kernel
 from bloom.siphash import key_halves, siphash128
+from compactor.cleaner.chunks import CleanChunk, FinishedChunks, clean_chunk
 from compactor.cleaner.keysets import BoundedOffsetMap, KeySet
-from compactor.cleaner.lanes import Lanes
-from compactor.cleaner.source import InflateCache, SourceSegment
+from compactor.cleaner.lanes import Lane, Lanes
+from compactor.cleaner.retention import RoundRules, decide_batches
+from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.transactions import Flags, Verdicts
 from compactor.errors import OutOfBudget
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
-from compactor.records.rows import Chunk, Int32s, RowBuffers, Rows, parse
+from compactor.records.encode import FILTER
+from compactor.records.rows import Chunk, Int32s, Rows, parse
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -56,7 +59,10 @@ class Survivors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PassOne:
-    """What both scans need: the log's segments, verdicts, range [first_dirty, end), hash key and limits."""
+    """What both scans need: the log's segments, verdicts, range [first_dirty, end), hash key and limits.
+
+    ``rules``: given, compressed chunks of which the scan backwards already knows everything are cleaned at once, into ``finished``.
+    """
 
     sources: Sequence[SourceSegment]
     verdicts: Sequence[Verdicts]
@@ -64,7 +70,8 @@ class PassOne:
     end: int
     hash_key: bytes
     inflate_limit: int
-    cache: InflateCache
+    finished: FinishedChunks
+    rules: RoundRules | None = None
 
     def dirty(self) -> list[tuple[SourceSegment, Flags]]:
         """The segments that pass 1 reads, with the batches whose records may enter the map."""
@@ -75,31 +82,39 @@ class PassOne:
                 found.append((source, (table.control == NOT_CONTROL) & ~verdict.aborted & (table.last_offset >= self.first_dirty)))
         return found
 
-    def hashed(
-        self, source: SourceSegment, first: int, last: int, wanted: Flags, buffers: RowBuffers, *, backwards: bool
-    ) -> list[_Hashed]:
-        """Rows of one range that may enter the map, hashed; in descending order where ``backwards``."""
+    def hashed(self, lane: Lane, source: SourceSegment, first: int, last: int, wanted: Flags, *, backwards: bool) -> list[Hashed]:
+        """Rows of one range that may enter the map, hashed; in descending order where ``backwards``. They live in the lane."""
         k0, k1 = key_halves(self.hash_key)
         found = []
-        for chunk in source.chunks(first, last, wanted, self.inflate_limit, self.cache, keep=True, backwards=backwards):
-            rows, first_row = parse(source.table, chunk, buffers, source.name)
+        for chunk in source.chunks(first, last, wanted, self.inflate_limit, lane.bodies, backwards=backwards):
+            rows, first_row = parse(source.table, chunk, lane.rows, source.name)
             count = _keyed(rows.offset, rows.key_length, self.first_dirty)
-            hashes = np.empty((count, 2), np.uint64)
-            picked = np.empty(count, np.int64)
+            hashes, picked = lane.hashes.take(count)
             _hash_dirty(chunk.buf, rows.offset, rows.key_start, rows.key_length, self.first_dirty, k0, k1, backwards, hashes, picked)
-            tombstone = rows.value_length < 0
-            found.append(_Hashed(chunk, first_row, hashes, picked, tombstone, rows.offset.copy() if not backwards else None))
+            piece = Hashed(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows)
+            found.append(piece if chunk.last - chunk.first == last - first else piece.detached())
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Hashed:
+class Hashed:
+    """A chunk's rows that may enter the map: ``hashes`` of shape (n, 2) and ``picked``, their numbers among all rows.
+
+    ``rows`` is None where the range came in several chunks: only the arrays named here outlive the next one.
+    """
+
     chunk: Chunk
     first_row: Int64s
     hashes: Hashes
-    rows: Int64s
-    tombstone: Flags
-    offset: Int64s | None
+    picked: Int64s
+    offset: Int64s
+    value_length: Int32s
+    rows: Rows | None
+
+    def detached(self) -> Hashed:
+        return Hashed(
+            self.chunk, self.first_row, self.hashes.copy(), self.picked.copy(), self.offset.copy(), self.value_length.copy(), None
+        )
 
 
 class _SegmentBits:
@@ -109,29 +124,27 @@ class _SegmentBits:
         self.begin = np.full(batches, -1, np.int64)
         self.kept = np.full(batches, -1, np.int32)
         self.tombstones = np.zeros(batches, np.bool_)
-        self._parts: list[Flags] = []
+        self._parts: list[npt.NDArray[np.uint8]] = []
         self._size = 0
         self.packed: npt.NDArray[np.uint8] | None = None
 
-    def add(self, hashed: _Hashed, survives: Flags, first_dirty: int, source: SourceSegment) -> None:
+    def add(self, hashed: Hashed, survives: Flags, first_dirty: int, source: SourceSegment) -> None:
         chunk, first_row = hashed.chunk, hashed.first_row
         some = slice(chunk.first, chunk.last)
-        self.begin[some] = np.where(chunk.wanted, self._size + first_row[:-1], -1)
-        kept, tombstones = _summary(first_row, survives, hashed.tombstone)
+        self.begin[some] = np.where(chunk.wanted, 8 * self._size + first_row[:-1], -1)
         # Only where the map speaks for every record of the batch; legacy batches are always written anew.
         whole = chunk.wanted & (source.table.base_offset[some] >= first_dirty) & (source.table.magic[some] == 2)
-        self.kept[some] = np.where(whole, kept, -1)
-        self.tombstones[some] = tombstones
-        self._parts.append(survives)
-        self._size += len(survives)
+        _summary(first_row, survives, hashed.value_length, whole, self.kept[some], self.tombstones[some])
+        self._parts.append(np.packbits(survives))
+        self._size += len(self._parts[-1])
 
     def close(self) -> None:
-        self.packed = np.packbits(np.concatenate(self._parts)) if self._parts else np.empty(0, np.uint8)
+        self.packed = np.concatenate(self._parts) if self._parts else np.empty(0, np.uint8)
         self._parts = []
 
-    def survives(self, chunk: Chunk, first_row: Int64s) -> Flags:
+    def superseded(self, chunk: Chunk, first_row: Int64s) -> Flags:
         assert self.packed is not None
-        out = np.ones(int(first_row[-1]), np.bool_)
+        out = np.zeros(int(first_row[-1]), np.bool_)
         _unpack(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
         return out
 
@@ -156,7 +169,44 @@ class BackwardSurvivors:
     def peak_bytes(self) -> int:
         return self._set.peak_bytes
 
-    def add(self, source: SourceSegment, hashed: _Hashed) -> None:
+    def scan(self, source: SourceSegment, wanted: Flags, lanes: Lanes) -> None:
+        """Reads one segment of ``PassOne.dirty``; to be called in descending order. Raises BadData; OutOfBudget where the set is full."""
+        one = self._one
+        bits = self._bits.setdefault(source.ordinal, _SegmentBits(len(source.table)))
+        action, retain_empty = (None, None) if one.rules is None else decide_batches(source.table, one.verdicts[source.ordinal], one.rules, source.name)
+
+        def prepare(lane: Lane, job: tuple[int, int]) -> list[Hashed]:
+            first, last = job
+            return one.hashed(lane, source, first, last, wanted[first:last], backwards=True)
+
+        def decide(pieces: list[Hashed]) -> tuple[Hashed, Flags] | None:
+            marked = [(piece, self._first_seen(piece)) for piece in pieces]
+            for piece, survives in marked:
+                bits.add(piece, survives, one.first_dirty, source)
+            return marked[0] if len(marked) == 1 else None
+
+        def finish(lane: Lane, decided: tuple[Hashed, Flags] | None) -> tuple[Chunk, CleanChunk] | None:
+            if decided is None or one.rules is None or action is None or retain_empty is None or not one.finished.has_room:
+                return None
+            piece, survives = decided
+            chunk, rows = piece.chunk, piece.rows
+            some = slice(chunk.first, chunk.last)
+            if rows is None or not source.table.codec[chunk.first] or np.any((action[some] == FILTER) != chunk.wanted):
+                return None
+            if rows.offset.min(initial=one.end) < one.first_dirty:
+                return None  # older records are looked up when all keys are known
+            return chunk, clean_chunk(
+                lane, source, chunk, rows, piece.first_row, ~survives, action[some], retain_empty[some], one.rules
+            ).detached()
+
+        jobs = [(first, last) for first, last in reversed(source.ranges()) if wanted[first:last].any()]
+        for result in lanes.run_in_steps(prepare, decide, finish, jobs):
+            if result is not None:
+                one.finished.keep(source, *result)
+        bits.close()
+
+    def _first_seen(self, hashed: Hashed) -> Flags:
+        """One flag per row of the chunk: it may enter the map and none of its key was seen before."""
         seen = np.empty(len(hashed.hashes), np.bool_)
         if self._set.insert_if_absent(hashed.hashes, seen) < len(seen):
             raise OutOfBudget(
@@ -164,15 +214,8 @@ class BackwardSurvivors:
                 hint="Raise map_budget_bytes, or let map_engine = \"auto\" choose an engine that needs less memory",
             )
         survives = np.zeros(int(hashed.first_row[-1]), np.bool_)
-        survives[hashed.rows] = seen
-        bits = self._bits.get(source.ordinal)
-        if bits is None:
-            bits = self._bits[source.ordinal] = _SegmentBits(len(source.table))
-        bits.add(hashed, survives, self._one.first_dirty, source)
-
-    def close(self) -> None:
-        for bits in self._bits.values():
-            bits.close()
+        survives[hashed.picked] = seen
+        return survives
 
     def counts(self, source: SourceSegment) -> KeptCounts | None:
         bits = self._bits.get(source.ordinal)
@@ -180,7 +223,7 @@ class BackwardSurvivors:
 
     def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         bits = self._bits.get(source.ordinal)
-        superseded = ~bits.survives(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
+        superseded = bits.superseded(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
         if source.base < self._one.first_dirty:
             below = _below(rows.offset, rows.key_length, self._one.first_dirty)
             if len(below):
@@ -194,11 +237,7 @@ def scan_backwards(one: PassOne, keys: KeySet, lanes: Lanes) -> BackwardSurvivor
     """Reads the dirty range from its end to its beginning. Raises BadData; OutOfBudget where the key set is full."""
     found = BackwardSurvivors(one, keys)
     for source, wanted in reversed(one.dirty()):
-        jobs = [(source, first, last, wanted[first:last]) for first, last in reversed(source.ranges()) if wanted[first:last].any()]
-        for pieces in lanes.run(lambda lane, job: one.hashed(*job, lane.rows, backwards=True), jobs):
-            for piece in pieces:
-                found.add(source, piece)
-    found.close()
+        found.scan(source, wanted, lanes)
     return found
 
 
@@ -229,10 +268,9 @@ class BoundedSurvivors:
         superseded[keyed] = rows.offset[keyed] < latest
         return superseded
 
-    def fill(self, source: SourceSegment, hashed: _Hashed) -> bool:
+    def fill(self, source: SourceSegment, hashed: Hashed) -> bool:
         """Puts one chunk's rows; False once the map was full when a keyed record came, even one whose key is present."""
-        assert hashed.offset is not None
-        offsets = hashed.offset[hashed.rows]
+        offsets = hashed.offset[hashed.picked]
         taken = self._table.put_until_full(hashed.hashes, offsets)
         if taken:
             self.latest_offset = max(self.latest_offset, int(offsets[taken - 1]))
@@ -241,7 +279,7 @@ class BoundedSurvivors:
             self._pass(int(source.table.last_offset[chunk.last - 1]))
             return True
         # Batches before the one that holds the first row without room were read completely.
-        batch = int(np.searchsorted(hashed.first_row, hashed.rows[taken], side="right")) - 1
+        batch = int(np.searchsorted(hashed.first_row, hashed.picked[taken], side="right")) - 1
         if batch:
             self._pass(int(source.table.last_offset[chunk.first + batch - 1]))
         elif chunk.first:
@@ -263,7 +301,7 @@ def scan_bounded(one: PassOne, table: BoundedOffsetMap, lanes: Lanes) -> Bounded
     for source, wanted in one.dirty():
         # Chunks without a record that may enter count as read too, so they are not left out.
         jobs = [(source, first, last, wanted[first:last]) for first, last in source.ranges()]
-        for pieces in lanes.run(lambda lane, job: one.hashed(*job, lane.rows, backwards=False), jobs):
+        for pieces in lanes.run(lambda lane, job: one.hashed(lane, *job, backwards=False), jobs):
             for piece in pieces:
                 if not found.fill(source, piece):
                     return found
@@ -317,21 +355,22 @@ def _below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
 
 
 @kernel
-def _summary(first_row: Int64s, survives: Flags, tombstone: Flags) -> tuple[Int32s, Flags]:
-    kept = np.zeros(first_row.size - 1, np.int32)
-    tombstones = np.zeros(first_row.size - 1, np.bool_)
+def _summary(first_row: Int64s, survives: Flags, value_length: Int32s, whole: Flags, kept: Int32s, tombstones: Flags) -> None:
+    """Survivors of each ``whole`` batch (-1 for the others), and whether tombstones are among them."""
     for batch in range(kept.size):
+        count = 0
+        null = False
         for row in range(first_row[batch], first_row[batch + 1]):
-            if survives[row]:
-                kept[batch] += 1
-                tombstones[batch] = tombstones[batch] or tombstone[row]
-    return kept, tombstones
+            count += survives[row]
+            null = null or (survives[row] and value_length[row] < 0)
+        kept[batch] = count if whole[batch] else -1
+        tombstones[batch] = null
 
 
 @kernel
-def _unpack(packed: npt.NDArray[np.uint8], begin: Int64s, first_row: Int64s, out: Flags) -> None:
+def _unpack(packed: npt.NDArray[np.uint8], begin: Int64s, first_row: Int64s, superseded: Flags) -> None:
     for batch in range(begin.size):
         if begin[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):
                 bit = begin[batch] + row - first_row[batch]
-                out[row] = (packed[bit >> 3] >> (7 - (bit & 7))) & 1
+                superseded[row] = ((packed[bit >> 3] >> (7 - (bit & 7))) & 1) == 0

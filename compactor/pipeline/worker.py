@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from compactor import __version__
+from compactor.cleaner.chunks import FinishedChunks
 from compactor.cleaner.describe import content_of, due_ms
 from compactor.cleaner.keysets import KeySet
 from compactor.cleaner.lanes import Lanes
 from compactor.cleaner.retention import RoundRules
 from compactor.cleaner.rewrite import CleanedSegment, RewritePass
-from compactor.cleaner.source import InflateCache, SourceSegment, open_source
+from compactor.cleaner.source import SourceSegment, open_source
 from compactor.cleaner.survivors import BackwardSurvivors, PassOne
 from compactor.cleaner.transactions import Verdicts, fold
 from compactor.errors import AlreadyExists, NotFound
@@ -86,7 +87,8 @@ class _Round:
         self._lanes = lanes
         self._partition = f"{plan.topic}-{plan.partition}"
         self._limit = plan.policy.max_decompressed_batch_bytes
-        self._cache = InflateCache(worker.inflate_budget_bytes)
+        self._finished = FinishedChunks(worker.inflate_budget_bytes)
+        self._rules = rules_of(plan)
         self._sources: list[SourceSegment] = []
         self._verdicts: list[Verdicts] = []
         self._survivors: BackwardSurvivors | None = None
@@ -110,16 +112,14 @@ class _Round:
     def read_keys(self) -> None:
         """Pass 1: the dirty range from its end to its beginning, one segment on disk at a time."""
         plan, worker = self._plan, self._worker
-        one = PassOne(self._sources, self._verdicts, plan.first_dirty_offset, plan.end_offset, worker.hash_key, self._limit, self._cache)
+        one = PassOne(
+            self._sources, self._verdicts, plan.first_dirty_offset, plan.end_offset, worker.hash_key, self._limit, self._finished, self._rules
+        )
         dirty = one.dirty() if plan.first_dirty_offset < plan.end_offset else []
         found = BackwardSurvivors(one, KeySet(worker.map_budget_bytes, expected_keys=0))
         for source, wanted in reversed(dirty):
             with self._mapped(source):
-                jobs = [(source, first, last, wanted[first:last]) for first, last in reversed(source.ranges()) if wanted[first:last].any()]
-                for pieces in self._lanes.run(lambda lane, job: one.hashed(*job, lane.rows, backwards=True), jobs):
-                    for piece in pieces:
-                        found.add(source, piece)
-        found.close()
+                found.scan(source, wanted, self._lanes)
         worker.stats.peak_map_bytes = found.peak_bytes
         worker.stats.map_entries = found.keys
         self._survivors = found
@@ -143,15 +143,7 @@ class _Round:
     def _rewritten(self, task: CompactionTask, members: list[SourceSegment], folder: Path) -> CleanedSegment:
         plan = self._plan
         assert self._survivors is not None
-        rules = RoundRules(
-            now_ms=plan.now_ms,
-            delete_retention_ms=plan.policy.delete_retention_ms,
-            legacy_horizon_ms=plan.legacy_horizon_ms,
-            high_watermark=plan.high_watermark,
-            latest_offset=plan.next_dirty_offset - 1,
-            producers=active_states(plan),
-        )
-        rewriting = RewritePass(self._survivors, rules, plan.policy.index_interval_bytes, self._limit, self._cache)
+        rewriting = RewritePass(self._survivors, self._rules, plan.policy.index_interval_bytes, self._limit, self._finished)
         with ExitStack() as mapped:
             for source in members:
                 mapped.enter_context(self._mapped(source))
@@ -223,6 +215,17 @@ class _Round:
     def _note(self) -> None:
         self._worker.stats.bytes_fetched = self._worker.staging.bytes_fetched
         self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
+
+
+def rules_of(plan: CompactionPlan) -> RoundRules:
+    return RoundRules(
+        now_ms=plan.now_ms,
+        delete_retention_ms=plan.policy.delete_retention_ms,
+        legacy_horizon_ms=plan.legacy_horizon_ms,
+        high_watermark=plan.high_watermark,
+        latest_offset=plan.next_dirty_offset - 1,
+        producers=active_states(plan),
+    )
 
 
 def active_states(plan: CompactionPlan) -> ProducerStates:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-import crc32c
 import numpy as np
 import numpy.typing as npt
 
 from bloom.jit import kernel
 from compactor.errors import BadData
+from compactor.records.crc import crc32c
 from compactor.records.memory import load_i16, load_i32, load_i64, load_u32, read_varint
 
 Bytes = npt.NDArray[np.uint8]
@@ -174,21 +174,14 @@ def check_crcs(buf: Bytes, table: BatchTable, first: int, last: int, segment: st
     v2: CRC-32C of bytes 21 to the end; v0/v1: CRC-32 of bytes 16 to the end. Kafka's cleaner does not look; see
     docs/compatibility.md.
     """
+    position, size, magic = table.position[first:last], table.size[first:last], table.magic[first:last]
+    wrong = _first_wrong_crc(buf, position, size, magic)
+    if wrong >= 0:
+        _refuse_crc(buf, int(position[wrong]), segment)
     view = memoryview(buf)
-    checksum = crc32c.crc32c
-    positions = table.position[first:last].tolist()
-    sizes = table.size[first:last].tolist()
-    stored = _stored_crcs(buf, table.position[first:last], table.magic[first:last]).tolist()
-    if first < last and table.magic[first:last].min() == 2:
-        for position, size, crc in zip(positions, sizes, stored, strict=True):
-            if checksum(view[position + 21 : position + size]) != crc:
-                _refuse_crc(buf, position, segment)
-        return
-    magics = table.magic[first:last].tolist()
-    for position, size, crc, magic in zip(positions, sizes, stored, magics, strict=True):
-        body = view[position + 21 : position + size] if magic == 2 else view[position + 16 : position + size]
-        if (checksum(body) if magic == 2 else zlib.crc32(body)) != crc:
-            _refuse_crc(buf, position, segment)
+    for at, length in zip(position[magic < 2].tolist(), size[magic < 2].tolist(), strict=True):
+        if zlib.crc32(view[at + 16 : at + length]) != int.from_bytes(view[at + 12 : at + 16], "big"):
+            _refuse_crc(buf, at, segment)
 
 
 def _refuse_crc(buf: Bytes, position: int, segment: str) -> None:
@@ -247,11 +240,12 @@ def _framing_problem(buf: Bytes, position: int) -> int:
 
 
 @kernel
-def _stored_crcs(buf: Bytes, positions: Int64s, magics: npt.NDArray[np.int8]) -> npt.NDArray[np.int64]:
-    crcs = np.empty(positions.size, np.int64)
-    for i in range(positions.size):
-        crcs[i] = load_u32(buf, positions[i] + (17 if magics[i] == 2 else 12))
-    return crcs
+def _first_wrong_crc(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> int:
+    """Index of the first v2 batch whose CRC does not fit, or -1."""
+    for i in range(position.size):
+        if magic[i] == 2 and crc32c(buf, position[i] + 21, position[i] + size[i]) != np.int64(load_u32(buf, position[i] + 17)):
+            return i
+    return -1
 
 
 @kernel

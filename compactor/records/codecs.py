@@ -15,6 +15,8 @@ from typing import Final
 
 import cramjam
 import lz4.frame
+import numpy as np
+import xxhash
 import zstandard
 from zlib_ng import zlib_ng
 
@@ -30,7 +32,20 @@ _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_RATIO: Final = 256  # an lz4 byte never gives more than 255 bytes
+_LZ4_STORED: Final = 1 << 31
+_LZ4_END: Final = b"\x00\x00\x00\x00"
 _ZSTD_WINDOW_LOG_MAX: Final = 27  # zstd's own default for decoders: 128 MiB
+
+
+def _lz4_header(block_size_code: int) -> bytes:
+    """Of a frame with independent blocks and without checksums or content size: what Java and librdkafka write."""
+    descriptor = bytes([0x60, block_size_code << 4])
+    return _LZ4_MAGIC + descriptor + bytes([(xxhash.xxh32_intdigest(descriptor) >> 8) & 0xFF])
+
+
+_LZ4_PLAIN: Final = {_lz4_header(code): 1 << (8 + 2 * code) for code in (4, 5, 6, 7)}
+_LZ4_BLOCK: Final = 64 * 1024
+_LZ4_HEADER: Final = _lz4_header(4)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -39,12 +54,44 @@ class CodecError(Exception):
     """The compressed bytes cannot be read, or inflate beyond the limit."""
 
 
+class ByteBuffer:
+    """Bytes one behind the other, in memory that is used again: fresh pages for every body would cost more than inflating it.
+
+    Not for two threads. What ``room`` gave is gone after the next call of it.
+    """
+
+    def __init__(self, capacity: int = 1 << 20) -> None:
+        self.array = np.empty(capacity, np.uint8)
+        self._view = memoryview(self.array)
+        self.size = 0
+
+    def clear(self) -> None:
+        self.size = 0
+
+    def room(self, nbytes: int) -> memoryview:
+        """At least so many bytes to write to, behind what is there; what was written counts once ``size`` says so."""
+        if self.size + nbytes > len(self.array):
+            grown = np.empty(max(self.size + nbytes, 2 * len(self.array)), np.uint8)
+            grown[: self.size] = self.array[: self.size]
+            self.array = grown
+            self._view = memoryview(grown)
+        return self._view[self.size : self.size + nbytes]
+
+    def append(self, data: Buffer) -> None:
+        self.room(len(data))[:] = data
+        self.size += len(data)
+
+    def written(self) -> memoryview:
+        return self._view[: self.size]
+
+
 class _Local(threading.local):
-    """zstd contexts cost more than a small batch; they may not be shared between threads."""
+    """Contexts cost more than a small batch; they may not be shared between threads."""
 
     def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=3, write_content_size=False)
-        self.decompressor = zstandard.ZstdDecompressor(max_window_size=1 << _ZSTD_WINDOW_LOG_MAX)
+        self.zstd_compressor = zstandard.ZstdCompressor(level=3, write_content_size=False)
+        self.zstd_decompressor = zstandard.ZstdDecompressor(max_window_size=1 << _ZSTD_WINDOW_LOG_MAX)
+        self.lz4_decompressor = lz4.frame.LZ4FrameDecompressor()
 
 
 _local = _Local()
@@ -52,8 +99,7 @@ _local = _Local()
 
 def fingerprint() -> str:
     """Names what decides the bytes of a recompressed batch (I7)."""
-    versions = (zlib_ng.ZLIBNG_VERSION, cramjam.__version__, lz4.__version__, zstandard.__version__)
-    return "gzip={} snappy={} lz4={} zstd={}".format(*versions)
+    return f"gzip={zlib_ng.ZLIBNG_VERSION} snappy,lz4={cramjam.__version__} zstd={zstandard.__version__}"
 
 
 # ---- writing ----------------------------------------------------------------------------------------------------------------
@@ -61,27 +107,53 @@ def fingerprint() -> str:
 
 def compress(codec: int, data: Buffer) -> bytes:
     """Compresses the records of one batch at Kafka's default level. ``codec`` is the low three bits of the attributes."""
-    if codec == NONE:
-        return bytes(data)
-    if codec == GZIP:
-        # wbits 31 writes mtime 0: the same input gives the same bytes (I7).
-        return zlib_ng.compress(data, level=6, wbits=31)
-    if codec == SNAPPY:
-        return _compress_xerial(memoryview(data))
+    out = ByteBuffer(0)
+    compress_into(codec, memoryview(data), out)
+    return bytes(out.written())
+
+
+def compress_into(codec: int, data: memoryview, out: ByteBuffer) -> None:
+    """The same, behind what ``out`` holds."""
     if codec == LZ4:
-        # Kafka's reader refuses linked blocks.
-        return lz4.frame.compress(data, block_size=lz4.frame.BLOCKSIZE_MAX64KB, block_linked=False, store_size=False)
-    if codec == ZSTD:
-        return _local.compressor.compress(data)
-    raise CodecError(f"unknown compression codec {codec}")
+        _compress_lz4(data, out)
+    elif codec == ZSTD:
+        out.append(_local.zstd_compressor.compress(data))
+    elif codec == SNAPPY:
+        _compress_xerial(data, out)
+    elif codec == GZIP:
+        # wbits 31 writes mtime 0: the same input gives the same bytes (I7).
+        out.append(zlib_ng.compress(data, level=6, wbits=31))
+    elif codec == NONE:
+        out.append(data)
+    else:
+        raise CodecError(f"unknown compression codec {codec}")
 
 
-def _compress_xerial(data: memoryview) -> bytes:
-    parts = [_XERIAL_HEADER]
+def _compress_lz4(data: memoryview, out: ByteBuffer) -> None:
+    # Kafka's reader refuses linked blocks, so each is compressed by itself.
+    out.append(_LZ4_HEADER)
+    for start in range(0, len(data), _LZ4_BLOCK):
+        block = data[start : start + _LZ4_BLOCK]
+        room = out.room(4 + len(block) + len(block) // 255 + 16)
+        size = cramjam.lz4.compress_block_into(block, room[4:], store_size=False)
+        if size < len(block):
+            room[:4] = size.to_bytes(4, "little")
+        else:
+            size = len(block)
+            room[:4] = (size | _LZ4_STORED).to_bytes(4, "little")
+            room[4 : 4 + size] = block
+        out.size += 4 + size
+    out.append(_LZ4_END)
+
+
+def _compress_xerial(data: memoryview, out: ByteBuffer) -> None:
+    out.append(_XERIAL_HEADER)
     for start in range(0, len(data), _XERIAL_BLOCK):
-        block = bytes(cramjam.snappy.compress_raw(data[start : start + _XERIAL_BLOCK]))
-        parts += [struct.pack(">i", len(block)), block]
-    return b"".join(parts)
+        block = data[start : start + _XERIAL_BLOCK]
+        room = out.room(4 + 32 + len(block) + len(block) // 6)
+        size = cramjam.snappy.compress_raw_into(block, room[4:])
+        room[:4] = size.to_bytes(4, "big")
+        out.size += 4 + size
 
 
 # ---- reading ----------------------------------------------------------------------------------------------------------------
@@ -92,30 +164,37 @@ def decompress(codec: int, data: memoryview, limit: int, magic: int = 2) -> Buff
 
     :param magic: of the batch; magic 0 wrote a wrong lz4 header checksum, which its readers do not check.
     """
+    out = ByteBuffer(0)
+    decompress_into(codec, data, out, limit, magic)
+    return out.written()
+
+
+def decompress_into(codec: int, data: memoryview, out: ByteBuffer, limit: int, magic: int = 2) -> None:
+    """The same, behind what ``out`` holds; after an error ``out`` is to be cleared."""
     try:
-        if codec == NONE:
-            return data
-        if codec == GZIP:
-            return _gunzip(data, limit)
-        if codec == SNAPPY:
-            return _unsnappy(data, limit)
         if codec == LZ4:
-            return _unlz4(data, limit, magic)
-        if codec == ZSTD:
-            return _unzstd(data, limit)
+            _unlz4(data, out, limit, magic)
+        elif codec == ZSTD:
+            _unzstd(data, out, limit)
+        elif codec == SNAPPY:
+            _unsnappy(data, out, limit)
+        elif codec == GZIP:
+            _gunzip(data, out, limit)
+        elif codec == NONE:
+            out.append(data)
+        else:
+            raise CodecError(f"unknown compression codec {codec}")
     except CodecError:
         raise
-    except Exception as error:  # the libraries raise types of their own, some of them not exported
+    except Exception as error:  # noqa: BLE001 - the libraries raise types of their own, some of them not exported
         raise CodecError(f"{NAMES[codec]} data cannot be read: {error}") from None
-    raise CodecError(f"unknown compression codec {codec}")
 
 
 def _too_large(codec: int, limit: int) -> CodecError:
     return CodecError(f"{NAMES[codec]} data inflates beyond {limit} bytes (max_decompressed_batch_bytes)")
 
 
-def _gunzip(data: memoryview, limit: int) -> Buffer:
-    parts: list[bytes] = []
+def _gunzip(data: memoryview, out: ByteBuffer, limit: int) -> None:
     size = 0
     rest: Buffer = data
     while True:
@@ -126,25 +205,23 @@ def _gunzip(data: memoryview, limit: int) -> Buffer:
             raise _too_large(GZIP, limit)
         if not member.eof:
             raise CodecError("gzip data ends early")
-        parts.append(part)
+        out.append(part)
         rest = member.unused_data
         # Java's GZIPInputStream ignores what follows a member and is not another one.
         if bytes(rest[:2]) != b"\x1f\x8b":
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return
 
 
-def _unsnappy(data: memoryview, limit: int) -> Buffer:
-    if bytes(data[:8]) != _XERIAL_MAGIC:
+def _unsnappy(data: memoryview, out: ByteBuffer, limit: int) -> None:
+    if data[:8] != _XERIAL_MAGIC:
         if len(data) == 0:
             raise CodecError("snappy data is empty")
-        if cramjam.snappy.decompress_raw_len(data) > limit:
-            raise _too_large(SNAPPY, limit)
-        return memoryview(cramjam.snappy.decompress_raw(data))
-    parts: list[memoryview] = []
-    size = 0
+        _unsnappy_block(data, out, limit, limit)
+        return
+    left = limit
     position = len(_XERIAL_HEADER)
     while position < len(data):
-        if bytes(data[position : position + 8]) == _XERIAL_MAGIC:  # streams written one after the other
+        if data[position : position + 8] == _XERIAL_MAGIC:  # streams written one after the other
             position += len(_XERIAL_HEADER)
             continue
         if position + 4 > len(data):
@@ -154,23 +231,61 @@ def _unsnappy(data: memoryview, limit: int) -> Buffer:
         block = data[position : position + length]
         if length == 0 or len(block) != length:
             raise CodecError("snappy frame ends early")
-        size += cramjam.snappy.decompress_raw_len(block)
-        if size > limit:
-            raise _too_large(SNAPPY, limit)
-        parts.append(memoryview(cramjam.snappy.decompress_raw(block)))
+        left -= _unsnappy_block(block, out, left, limit)
         position += length
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _unlz4(data: memoryview, limit: int, magic: int) -> Buffer:
-    if bytes(data[:4]) != _LZ4_MAGIC or len(data) < 7:
+def _unsnappy_block(block: memoryview, out: ByteBuffer, left: int, limit: int) -> int:
+    size: int = cramjam.snappy.decompress_raw_len(block)
+    if size > left:
+        raise _too_large(SNAPPY, limit)
+    if cramjam.snappy.decompress_raw_into(block, out.room(size)) != size:
+        raise CodecError("snappy block is shorter than it says")
+    out.size += size
+    return size
+
+
+def _unlz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
+    block_size = _LZ4_PLAIN.get(bytes(data[:7]))
+    if block_size is None:
+        out.append(_unlz4_any(data, limit, magic))
+        return
+    left = limit
+    position = len(_LZ4_HEADER)
+    while True:
+        length = int.from_bytes(data[position : position + 4], "little")
+        position += 4
+        if position > len(data):
+            raise CodecError("lz4 frame ends early")
+        if length == 0:
+            return
+        block = data[position : position + (length & ~_LZ4_STORED)]
+        position += len(block)
+        if len(block) != length & ~_LZ4_STORED:
+            raise CodecError("lz4 frame ends early")
+        room = out.room(min(block_size, left + 1))
+        if length & _LZ4_STORED:
+            size = len(block)
+            room[:size] = block
+        else:
+            size = cramjam.lz4.decompress_block_into(block, room)
+        out.size += size
+        left -= size
+        if left < 0:
+            raise _too_large(LZ4, limit)
+
+
+def _unlz4_any(data: memoryview, limit: int, magic: int) -> bytes:
+    """A frame of any other kind: with checksums, content size, or the header checksum of magic 0."""
+    if data[:4] != _LZ4_MAGIC or len(data) < 7:
         raise CodecError("lz4 data has no frame header")
     if not data[4] & 0x20:
         raise CodecError("lz4 frame has linked blocks, which Kafka does not read")
     source = data
     if magic == 0:
         source = _with_right_header_checksum(data)
-    decoder = lz4.frame.LZ4FrameDecompressor()
+    decoder = _local.lz4_decompressor
+    decoder.reset()
     if len(data) * _LZ4_RATIO <= limit:
         out: bytes = decoder.decompress(source)
     else:
@@ -184,27 +299,24 @@ def _unlz4(data: memoryview, limit: int, magic: int) -> Buffer:
 
 def _with_right_header_checksum(data: memoryview) -> memoryview:
     """Magic 0 took the checksum over the frame's magic as well (KAFKA-3160)."""
-    import xxhash
-
     header = 6 + (8 if data[4] & 0x08 else 0)
     patched = bytearray(data)
     patched[header] = (xxhash.xxh32_intdigest(bytes(data[4:header])) >> 8) & 0xFF
     return memoryview(patched)
 
 
-def _unzstd(data: memoryview, limit: int) -> Buffer:
+def _unzstd(data: memoryview, out: ByteBuffer, limit: int) -> None:
     # Frames without a content size need the streaming reader; it also reads several frames, as Java does.
-    reader = _local.decompressor.stream_reader(data, read_across_frames=True)
-    size = min(limit + 1, max(4 * len(data), 1 << 16))
-    first = reader.read(size)
-    if len(first) < size:
-        return first
-    parts = [first]
-    total = len(first)
-    while total <= limit:
-        part = reader.read(min(limit + 1 - total, 1 << 22))
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-        total += len(part)
-    raise _too_large(ZSTD, limit)
+    reader = _local.zstd_decompressor.stream_reader(data, read_across_frames=True)
+    left = limit
+    guess = max(4 * len(data), 1 << 16)
+    while True:
+        room = out.room(min(left + 1, guess))
+        size = reader.readinto(room)
+        out.size += size
+        left -= size
+        if left < 0:
+            raise _too_large(ZSTD, limit)
+        if size < len(room):
+            return
+        guess *= 2

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-import crc32c
+import crc32c as checksums
 import numpy as np
 import numpy.typing as npt
 
@@ -17,6 +17,7 @@ from bloom.jit import kernel, leaf
 from compactor.errors import BadData
 from compactor.records import codecs
 from compactor.records.batches import CODEC_MASK, CONTROL, HEADER, HORIZON, LOG_APPEND, TRANSACTIONAL, BatchTable, Bytes, Int64s, read_only
+from compactor.records.crc import crc32c
 from compactor.records.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size, write_varint
 from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, Chunk, Int32s, Rows
 
@@ -31,6 +32,7 @@ FILTER: Final = 4  # not decided yet: it depends on the records
 
 NO_HORIZON: Final = -1
 MAX_SEGMENT: Final = 2**31 - 1
+_LONGEST_HEAD: Final = 32  # of a record that is written anew: length, attributes, timestamp and offset deltas
 
 _PROBLEMS: Final = (
     "",
@@ -43,9 +45,9 @@ _PROBLEMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a chunk became: buffers to write one after the other, and one row per batch in them."""
+    """What a chunk became: bytes to write, and one row per batch in them."""
 
-    parts: list[memoryview | bytes]
+    data: memoryview
     size: Int64s
     last_offset: Int64s
     max_timestamp: Int64s
@@ -55,12 +57,8 @@ class OutputBuffer:
     """The bytes of one chunk's output, reused from chunk to chunk. Not for two threads."""
 
     def __init__(self) -> None:
-        self._array: Bytes = np.empty(1 << 20, np.uint8)
-
-    def take(self, size: int) -> Bytes:
-        if size > len(self._array):
-            self._array = np.empty(max(size, 2 * len(self._array)), np.uint8)
-        return self._array
+        self.plain = codecs.ByteBuffer()
+        self.packed = codecs.ByteBuffer(0)
 
 
 def encode(
@@ -76,12 +74,19 @@ def encode(
     some = slice(chunk.first, chunk.last)
     if np.all(action == COPY):
         start, end = int(table.position[chunk.first]), int(table.position[chunk.last - 1] + table.size[chunk.last - 1])
-        return Encoded([memoryview(raw)[start:end]], table.size[some], table.last_offset[some], table.max_timestamp[some])
+        return Encoded(memoryview(raw)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some])
     buf = chunk.buf
-    loose = _loose_rows(rows.flags, first_row, action, keep)
-    if len(loose):
-        buf, rows = _with_strict_tails(buf, rows, loose)
-    out = output.take(_bound(table.size[some], action, first_row, rows.tail, rows.end, keep))
+    compressed = bool(table.codec[chunk.first])
+    bound = HEADER * len(action) + int((chunk.body_end - chunk.body_start).sum()) + _LONGEST_HEAD * len(rows)
+    if not compressed:
+        bound += int(table.size[some][action == COPY].sum())
+    if np.any(rows.flags & TAIL_LOOSE):
+        loose = _loose_rows(rows.flags, first_row, action, keep)
+        if len(loose):
+            buf, rows = _with_strict_tails(buf, rows, loose)
+            bound += len(buf)
+    output.plain.clear()
+    output.plain.room(bound)
     start = np.empty(len(action), np.int64)
     size = np.empty(len(action), np.int64)
     last_offset = table.last_offset[some].copy()
@@ -103,6 +108,7 @@ def encode(
         int(table.magic[chunk.first]),
         action,
         horizon,
+        compressed,
         first_row,
         rows.offset,
         rows.timestamp,
@@ -115,7 +121,7 @@ def encode(
         rows.value_length,
         rows.flags,
         keep,
-        out,
+        output.plain.array,
         start,
         size,
     )
@@ -128,43 +134,37 @@ def encode(
             offset=int(max(table.base_offset[at], 0) or table.last_offset[at]),
             hint="Kafka's cleaner marks such a partition uncleanable; it stays as it is",
         )
-    parts = _seal(out, table.codec[some], action, start, size)
     kept = action != DROP
-    return Encoded(parts, size[kept], last_offset[kept], max_timestamp[kept])
+    output.plain.size = int(size.sum()) if not compressed else bound
+    written = output.plain
+    if compressed:
+        written = _pack(raw, table, chunk, action, start, size, output)
+    _seal(written.array, action, size)
+    return Encoded(written.written(), size[kept], last_offset[kept], max_timestamp[kept])
 
 
-def _seal(out: Bytes, codec: npt.NDArray[np.int16], action: Actions, start: Int64s, size: Int64s) -> list[memoryview | bytes]:
-    """Compresses and checksums what was written anew; returns the buffers in order. Updates ``size`` of compressed batches."""
-    view = memoryview(out)
-    parts: list[memoryview | bytes] = []
-    checksum = crc32c.crc32c
-    run = 0  # begin of the bytes that are not in parts yet
-    end = 0
-    for batch in np.flatnonzero((action == REWRITE) | (action == EMPTY)).tolist():
-        at, length = int(start[batch]), int(size[batch])
-        if action[batch] == REWRITE and codec[batch]:
-            body = codecs.compress(int(codec[batch]), view[at + HEADER : at + length])
-            struct.pack_into(">i", out, at + 8, HEADER - 12 + len(body))
-            struct.pack_into(">I", out, at + 17, checksum(body, checksum(view[at + 21 : at + HEADER])))
-            parts += [view[run : at + HEADER], body]
-            run = at + length
-            size[batch] = HEADER + len(body)
-        else:
-            struct.pack_into(">I", out, at + 17, checksum(view[at + 21 : at + length]))
-    written = np.flatnonzero(action != DROP)
-    if len(written):
-        final = written[-1]
-        compressed = action[final] == REWRITE and codec[final]
-        end = run if compressed else int(start[final] + size[final])
-    if end > run:
-        parts.append(view[run:end])
-    return parts
+def _pack(raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer) -> codecs.ByteBuffer:
+    """Compresses what ``_encode`` wrote inflated, puts what is copied between it, and updates ``size``."""
+    source, plain, packed = memoryview(raw), output.plain.written(), output.packed
+    packed.clear()
+    for batch in np.flatnonzero(action != DROP).tolist():
+        begin = packed.size
+        if action[batch] == COPY:
+            at = int(table.position[chunk.first + batch])
+            packed.append(source[at : at + int(size[batch])])
+            continue
+        at, end = int(start[batch]), int(start[batch] + size[batch])
+        packed.append(plain[at : at + HEADER])
+        if action[batch] == REWRITE:
+            codecs.compress_into(int(table.attributes[chunk.first + batch]) & CODEC_MASK, plain[at + HEADER : end], packed)
+        size[batch] = packed.size - begin
+    return packed
 
 
 def empty_batch(base_offset: int, last_offset: int, leader_epoch: int, max_timestamp: int = -1) -> bytes:
     """A *filler*: a v2 header without records and without producer; it carries a segment's end where the records are gone (I1)."""
     after = struct.pack(">hiqqqhii", 0, last_offset - base_offset, -1, max_timestamp, -1, -1, -1, 0)
-    return struct.pack(">qiibI", base_offset, HEADER - 12, leader_epoch, 2, crc32c.crc32c(after)) + after
+    return struct.pack(">qiibI", base_offset, HEADER - 12, leader_epoch, 2, checksums.crc32c(after)) + after
 
 
 # ---- tails that Kafka would write differently -------------------------------------------------------------------------------
@@ -266,31 +266,26 @@ def as_java_utf8(name: bytes) -> bytes:
 
 
 @kernel
-def _bound(size: Int64s, action: Actions, first_row: Int64s, tail: Int64s, end: Int64s, keep: Mask) -> int:
-    """An upper bound of the bytes that ``_encode`` writes."""
-    total = np.int64(0)
+def _seal(out: npt.NDArray[np.uint8], action: Actions, size: Int64s) -> None:
+    """Lengths and CRCs of the batches that were written anew; ``out`` holds all but the dropped ones, one behind the other."""
+    at = np.int64(0)
     for batch in range(action.size):
-        if action[batch] == COPY:
-            total += size[batch]
-        elif action[batch] != DROP:
-            total += HEADER
-            if action[batch] == REWRITE:
-                for row in range(first_row[batch], first_row[batch + 1]):
-                    if keep[row]:
-                        total += end[row] - tail[row] + 32
-    return total
+        if action[batch] == DROP:
+            continue
+        if action[batch] != COPY:
+            store_i32(out, at + 8, size[batch] - 12)
+            store_i32(out, at + 17, crc32c(out, at + 21, at + size[batch]))
+        at += size[batch]
 
 
 @leaf
 def _header(
-    out: Bytes, at: int, base: int, size: int, leader_epoch: int, attributes: int, last: int, base_timestamp: int, max_timestamp: int, pid: int, epoch: int, sequence: int, count: int
+    out: Bytes, at: int, base: int, leader_epoch: int, attributes: int, last: int, base_timestamp: int, max_timestamp: int, pid: int, epoch: int, sequence: int, count: int
 ) -> None:
-    """Everything but the CRC."""
+    """Everything but length and CRC."""
     store_i64(out, at, base)
-    store_i32(out, at + 8, size - 12)
     store_i32(out, at + 12, leader_epoch)
     out[at + 16] = 2
-    store_i32(out, at + 17, 0)
     store_i16(out, at + 21, attributes)
     store_i32(out, at + 23, last - base)
     store_i64(out, at + 27, base_timestamp)
@@ -333,6 +328,7 @@ def _encode(
     magic: int,
     action: Actions,
     horizon: Int64s,
+    compressed: bool,
     first_row: Int64s,
     offset: Int64s,
     timestamp: Int64s,
@@ -349,7 +345,7 @@ def _encode(
     out_start: Int64s,
     out_size: Int64s,
 ) -> tuple[int, int]:
-    """(problem, batch that has it). Compressed batches are written inflated; the caller compresses them.
+    """(problem, batch that has it). Where the batches are ``compressed``, what is written anew is written inflated, and copies are left out.
 
     ``last_offset`` and ``max_timestamp`` are updated to what the written batch says.
     """
@@ -361,9 +357,10 @@ def _encode(
         if what == DROP:
             continue
         if what == COPY:
-            copy_bytes(out, at, raw, position[batch], size[batch])
-            at += size[batch]
             out_size[batch] = size[batch]
+            if not compressed:
+                copy_bytes(out, at, raw, position[batch], size[batch])
+                at += size[batch]
             continue
         type_bits = np.int64(attributes[batch]) & (LOG_APPEND | TRANSACTIONAL | CONTROL)
         pid = producer_id[batch]
@@ -371,7 +368,7 @@ def _encode(
         sequence = np.int64(base_sequence[batch])
         if what == EMPTY:
             _header(
-                out, at, base_offset[batch], HEADER, np.int64(leader_epoch[batch]), type_bits, last_offset[batch],
+                out, at, base_offset[batch], np.int64(leader_epoch[batch]), type_bits, last_offset[batch],
                 np.int64(-1), max_timestamp[batch], pid, epoch, sequence, 0,
             )  # fmt: skip
             at += HEADER
@@ -442,7 +439,7 @@ def _encode(
                 write += tail_size
             row += 1
         _header(
-            out, at, base, write - at, np.int64(leader_epoch[batch]), bits, last_offset[batch],
+            out, at, base, np.int64(leader_epoch[batch]), bits, last_offset[batch],
             base_timestamp, max_timestamp[batch], pid, epoch, sequence, count,
         )  # fmt: skip
         out_size[batch] = write - at

@@ -10,7 +10,7 @@ compressed, an array of inflated bodies otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bloom.jit import kernel, leaf
 from compactor.errors import BadData
 from compactor.records.batches import HEADER, LOG_APPEND, BatchTable, Bytes, Int64s
-from compactor.records.memory import load_i32, load_i64, read_varint, varint_size
+from compactor.records.memory import load_i32, load_i64, read_varint
 
 Int32s = npt.NDArray[np.int32]
 
@@ -67,23 +67,23 @@ class Rows:
         return len(self.offset)
 
 
-_ROW_DTYPES: Final[dict[str, Any]] = {"key_length": np.int32, "value_length": np.int32, "flags": np.uint8}
+_ROW_DTYPES: Final = (np.int64,) * 7 + (np.int32, np.int32, np.uint8)
 
 
 class RowBuffers:
     """Arrays for rows, reused from chunk to chunk: fresh pages for every chunk would cost more than parsing. Not for two threads."""
 
     def __init__(self) -> None:
-        self._rows = _allocate(1 << 14)
+        self._arrays = _allocate(1 << 14)
 
     def take(self, count: int) -> Rows:
-        if count > len(self._rows):
-            self._rows = _allocate(max(count, 2 * len(self._rows)))
-        return Rows(**{f.name: getattr(self._rows, f.name)[:count] for f in fields(Rows)})
+        if count > len(self._arrays[0]):
+            self._arrays = _allocate(max(count, 2 * len(self._arrays[0])))
+        return Rows(*(array[:count] for array in self._arrays))
 
 
-def _allocate(count: int) -> Rows:
-    return Rows(**{f.name: np.empty(count, _ROW_DTYPES.get(f.name, np.int64)) for f in fields(Rows)})
+def _allocate(count: int) -> tuple[Any, ...]:
+    return tuple(np.empty(count, dtype) for dtype in _ROW_DTYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,12 @@ def plain_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wanted: np
 
 
 @leaf
+def _padded(buf: Bytes, start: int, end: int) -> bool:
+    """Whether the varint there is longer than it needs to be."""
+    return end - start > 1 and (buf[end - 1] == 0 or (end - start == 10 and buf[end - 1] > 1))
+
+
+@leaf
 def _skip_headers(buf: Bytes, at: int, end: int, count: int) -> tuple[int, int, int]:
     """(problem, position behind the headers, flags)."""
     flags = 0
@@ -184,7 +190,7 @@ def _skip_headers(buf: Bytes, at: int, end: int, count: int) -> tuple[int, int, 
             return 4, at, flags
         if length > end - at:
             return 1, at, flags
-        if at - before != varint_size(length):
+        if _padded(buf, before, at):
             flags = TAIL_LOOSE
         for i in range(at, at + length):
             if buf[i] >= 128:
@@ -196,7 +202,7 @@ def _skip_headers(buf: Bytes, at: int, end: int, count: int) -> tuple[int, int, 
             return 3, at, flags
         if length > end - at:
             return 1, at, flags
-        if at - before != varint_size(max(length, -1)) or length < -1:
+        if length < -1 or _padded(buf, before, at):
             flags = TAIL_LOOSE
         at += max(length, 0)
     return 0, at, flags
@@ -240,20 +246,20 @@ def _parse_v2(
                 return 1, batch
             stop = at + length
             loose = np.int64(0)
-            if at - start[row] != varint_size(length) or length == 0 or buf[at] != 0:
+            if _padded(buf, start[row], at) or length == 0 or buf[at] != 0:
                 loose = HEAD_LOOSE
             before = at + 1
             delta, at = read_varint(buf, before, stop)
             if at < 0:
                 return 3, batch
-            if at - before != varint_size(delta):
+            if _padded(buf, before, at):
                 loose |= HEAD_LOOSE
             timestamp[row] = max_timestamp[batch] if appended else base_timestamp[batch] + delta
             before = at
             delta, at = read_varint(buf, before, stop)
             if at < 0:
                 return 3, batch
-            if at - before != varint_size(delta):
+            if _padded(buf, before, at):
                 loose |= HEAD_LOOSE
             offset[row] = base_offset[batch] + delta
             if offset[row] < base_offset[batch] or offset[row] > last_offset[batch]:
@@ -267,11 +273,9 @@ def _parse_v2(
                 return 3, batch
             if length > stop - at:
                 return 1, batch
-            if length < 0:
-                loose |= TAIL_LOOSE if length < -1 else 0
-                length = np.int64(-1)
-            if at - tail[row] != varint_size(length):
+            if length < -1 or _padded(buf, tail[row], at):
                 loose |= TAIL_LOOSE
+            length = max(length, np.int64(-1))
             key_start[row] = at
             key_length[row] = length
             at += max(length, 0)
@@ -281,11 +285,9 @@ def _parse_v2(
                 return 3, batch
             if length > stop - at:
                 return 1, batch
-            if length < 0:
-                loose |= TAIL_LOOSE if length < -1 else 0
-                length = np.int64(-1)
-            if at - before != varint_size(length):
+            if length < -1 or _padded(buf, before, at):
                 loose |= TAIL_LOOSE
+            length = max(length, np.int64(-1))
             value_start[row] = at
             value_length[row] = length
             at += max(length, 0)

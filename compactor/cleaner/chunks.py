@@ -1,0 +1,88 @@
+"""One chunk cleaned: parsed rows and their survivors in, the bytes of new batches out.
+
+Pass 2 does this for every chunk. Pass 1 does it at once where it already knows what survives and inflated the chunk to know it: such results
+are kept for pass 2, so that nothing is inflated, parsed or looked up twice (see FinishedChunks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compactor.cleaner.lanes import Lane
+from compactor.cleaner.retention import RoundRules, filter_rows
+from compactor.cleaner.source import SourceSegment
+from compactor.cleaner.transactions import Flags
+from compactor.errors import BadData
+from compactor.records.batches import Int64s
+from compactor.records.encode import COPY, Actions, Encoded, encode
+from compactor.records.rows import Chunk, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class CleanChunk:
+    """What is to be written for a chunk, and how many records it had and has."""
+
+    encoded: Encoded
+    records_read: int
+    records_kept: int
+
+    def detached(self) -> CleanChunk:
+        """With bytes of its own: the lane may go on."""
+        old = self.encoded
+        data = memoryview(bytes(old.data))
+        return CleanChunk(Encoded(data, old.size, old.last_offset, old.max_timestamp), self.records_read, self.records_kept)
+
+
+def clean_chunk(
+    lane: Lane, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, superseded: Flags, action: Actions, retain_empty: Flags, rules: RoundRules
+) -> CleanChunk:
+    """Decides and writes a chunk's batches. ``action`` and ``retain_empty``: per batch of the chunk, from ``decide_batches``.
+
+    The result lives in the lane. Raises BadData where Kafka's builder would refuse a batch.
+    """
+    if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
+        _check_wrapper_order(source, chunk, rows, first_row)
+    action = action.copy()
+    keep, horizon = filter_rows(source.table, chunk, rows, first_row, superseded, action, retain_empty, rules, source.mtime_ms)
+    encoded = encode(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, lane.output, source.name)
+    counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
+    copied_unread = (action == COPY) & ~chunk.wanted
+    return CleanChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied_unread].sum()))
+
+
+def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
+    """A v0/v1 wrapper tells its base offset only when inflated."""
+    table = source.table
+    for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
+        batch = chunk.first + i
+        if batch and rows.offset[first_row[i]] <= table.last_offset[batch - 1]:
+            raise BadData(
+                "the first inner offset is not above the last offset before the message",
+                segment=source.name,
+                position=int(table.position[batch]),
+                offset=int(rows.offset[first_row[i]]),
+            )
+
+
+class FinishedChunks:
+    """Cleaned chunks that pass 1 leaves for pass 2, up to a budget in bytes. A chunk is known by its segment and first batch."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._left = budget_bytes
+        self._chunks: dict[tuple[int, int], CleanChunk] = {}
+
+    @property
+    def has_room(self) -> bool:
+        return self._left > 0
+
+    def keep(self, source: SourceSegment, chunk: Chunk, clean: CleanChunk) -> None:
+        """Keeps a detached chunk if there is room for it; the first that finds none is the last to be made ahead."""
+        size = len(clean.encoded.data)
+        if size <= self._left:
+            self._chunks[source.ordinal, chunk.first] = clean
+        self._left -= size
+
+    def take(self, source: SourceSegment, first: int) -> CleanChunk | None:
+        return self._chunks.pop((source.ordinal, first), None)

@@ -1,0 +1,153 @@
+"""CRC-32C for kernels: a batch at a time, without going back to Python between batches.
+
+Where the processor has the instruction (x86-64 with SSE 4.2, 64-bit ARM) three streams run at once, which hides its latency; their
+checksums are joined by a table that says what a checksum becomes after so many zero bytes. Elsewhere tables do the work.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import binding, ir
+from numba.core import cgutils, config, types
+from numba.extending import intrinsic
+
+from bloom.jit import kernel, leaf, load_u64
+
+Bytes = npt.NDArray[np.uint8]
+Table = npt.NDArray[np.uint64]
+
+_POLYNOMIAL: Final = 0x82F63B78
+_LONG: Final = 1024  # bytes of each of the three streams
+_SHORT: Final = 128
+
+
+def _instruction() -> str:
+    """Which instruction the compiler may use: "x86", "arm" or "" for none."""
+    features = config.CPU_FEATURES  # what the environment allows numba comes before what the processor has
+    if features is None:
+        features = binding.get_host_cpu_features().flatten()
+    machine = platform.machine()
+    if machine in ("x86_64", "AMD64") and "+sse4.2" in features.split(","):
+        return "x86"
+    if machine in ("aarch64", "arm64") and "+crc" in features.split(","):
+        return "arm"
+    return ""
+
+
+INSTRUCTION: Final = _instruction()
+_NAMES: Final = {("x86", 64): "llvm.x86.sse42.crc32.64.64", ("x86", 8): "llvm.x86.sse42.crc32.32.8",
+                 ("arm", 64): "llvm.aarch64.crc32cx", ("arm", 8): "llvm.aarch64.crc32cb"}  # fmt: skip
+
+
+def _step(bits: int) -> Any:
+    """``step(crc, data)``: the checksum after eight more bytes, or after one."""
+
+    def step(typing_context: Any, crc: Any, data: Any) -> Any:
+        # x86 takes eight bytes into a 64-bit register; ARM takes one byte as a 32-bit number.
+        state = ir.IntType(64 if (INSTRUCTION, bits) == ("x86", 64) else 32)
+        operand = ir.IntType(32 if (INSTRUCTION, bits) == ("arm", 8) else bits)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(state, [state, operand]), _NAMES[INSTRUCTION, bits]
+            )
+            before = args[0] if state.width == 64 else builder.trunc(args[0], state)
+            taken = args[1] if operand.width == 64 else builder.trunc(args[1], operand)
+            after = builder.call(function, [before, taken])
+            return after if state.width == 64 else builder.zext(after, ir.IntType(64))
+
+        return types.uint64(types.uint64, types.uint64), codegen
+
+    return intrinsic(step)
+
+
+def _after_zeros(count: int) -> Table:
+    """What each byte of a checksum contributes after ``count`` zero bytes: shape (4, 256)."""
+    bits = np.zeros(32, np.uint64)
+    for bit in range(32):
+        crc = 1 << bit
+        for _ in range(8 * count):
+            crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
+        bits[bit] = crc
+    table = np.zeros((4, 256), np.uint64)
+    for byte in range(4):
+        for value in range(256):
+            for bit in range(8):
+                if value >> bit & 1:
+                    table[byte, value] ^= bits[8 * byte + bit]
+    return table
+
+
+@leaf
+def _shift(table: Table, crc: np.uint64) -> np.uint64:
+    low = np.uint64(255)
+    return (
+        table[0, crc & low]
+        ^ table[1, (crc >> np.uint64(8)) & low]
+        ^ table[2, (crc >> np.uint64(16)) & low]
+        ^ table[3, (crc >> np.uint64(24)) & low]
+    )
+
+
+_step64 = _step(64)
+_step8 = _step(8)
+_AFTER_LONG: Final = _after_zeros(_LONG)
+_AFTER_SHORT: Final = _after_zeros(_SHORT)
+_AFTER: Final = np.stack([_after_zeros(8 - i)[0] for i in range(8)])  # slicing by eight: byte i of a word has 8 - i bytes to go
+
+
+@leaf
+def _three(buf: Bytes, at: int, size: int, table: Table, crc: np.uint64) -> np.uint64:
+    """The checksum after 3 * ``size`` more bytes, in three streams."""
+    second = np.uint64(0)
+    third = np.uint64(0)
+    for i in range(at, at + size, 8):
+        crc = _step64(crc, load_u64(buf, i))
+        second = _step64(second, load_u64(buf, i + size))
+        third = _step64(third, load_u64(buf, i + 2 * size))
+    return _shift(table, _shift(table, crc) ^ second) ^ third
+
+
+@kernel
+def _by_instruction(buf: Bytes, start: int, end: int) -> int:
+    crc = np.uint64(0xFFFFFFFF)
+    at = start
+    while end - at >= 3 * _LONG:
+        crc = _three(buf, at, _LONG, _AFTER_LONG, crc)
+        at += 3 * _LONG
+    while end - at >= 3 * _SHORT:
+        crc = _three(buf, at, _SHORT, _AFTER_SHORT, crc)
+        at += 3 * _SHORT
+    while end - at >= 8:
+        crc = _step64(crc, load_u64(buf, at))
+        at += 8
+    while at < end:
+        crc = _step8(crc, np.uint64(buf[at]))
+        at += 1
+    return np.int64(crc ^ np.uint64(0xFFFFFFFF))  # type: ignore[return-value]
+
+
+@kernel
+def by_tables(buf: Bytes, start: int, end: int) -> int:
+    """The same without the instruction."""
+    crc = np.uint64(0xFFFFFFFF)
+    at = start
+    low = np.uint64(255)
+    while end - at >= 8:
+        word = load_u64(buf, at) ^ crc
+        crc = np.uint64(0)
+        for i in range(8):
+            crc ^= _AFTER[i, (word >> np.uint64(8 * i)) & low]
+        at += 8
+    while at < end:
+        crc = _AFTER[7, (crc ^ np.uint64(buf[at])) & low] ^ (crc >> np.uint64(8))
+        at += 1
+    return np.int64(crc ^ np.uint64(0xFFFFFFFF))  # type: ignore[return-value]
+
+
+crc32c = _by_instruction if INSTRUCTION else by_tables
+"""``crc32c(buf, start, end)``: of ``buf[start:end]``, as an int64. To be called from kernels; bounds are the caller's business."""
