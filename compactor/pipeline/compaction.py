@@ -51,10 +51,21 @@ class RoundReport:
 class Round:
     """What one process brings to a round: work to do it with, and what it cost. Used once."""
 
-    def __init__(self, opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> None:
+    def __init__(
+        self,
+        opened: Tier,
+        name: TopicPartition,
+        now_ms: int,
+        *,
+        force: bool = False,
+        on_stage: OnStage = lambda s, p: None,
+        disk: Budget | None = None,
+    ) -> None:
+        """``disk``: the budget of all rounds of this process together (daemon); None: this round has ``disk_budget_bytes`` to itself."""
         self._opened = opened
         self._cleaner = opened.settings.cleaner_for(name.topic)
         self._force = force
+        self._disk = disk
         self._stats = WorkStats()
         self._folder = opened.state_dir / "spool" / f"{name}-{opened.ports.new_id()}"
         self.work = RoundWork(
@@ -85,7 +96,8 @@ class Round:
     def _worker(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        staging = Staging(self._folder, self._opened.ports.data, Budget(disk_budget(self._cleaner, self._opened.state_dir)))
+        disk = self._disk or Budget(disk_budget(self._cleaner, self._opened.state_dir))
+        staging = Staging(self._folder, self._opened.ports.data, disk)
         try:
             yield from LocalWorker(
                 data=self._opened.ports.data,

@@ -155,7 +155,7 @@ def _by_grace(
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
         now = ports.control.clock_ms() if now_ms is None else now_ms
-        since = _since_ms(ports, log)
+        since = since_ms(ports, log)
         for group in log.state.waiting:
             keep_ms = retention.grace_ms if group.undone else max(retention.grace_ms, retention.undo_window_ms)
             (due if now - since.get(group.slot, now) >= keep_ms else waiting).extend(group.segments)
@@ -167,12 +167,12 @@ def _stale(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
     if not log.state.registrations:
         return ()
     now = ports.control.clock_ms() if now_ms is None else now_ms
-    since = _since_ms(ports, log)
+    since = since_ms(ports, log)
     entries = log.state.registrations.values()
     return tuple(entry.import_id for entry in entries if now - since.get(entry.slot, now) >= retention.orphan_age_ms)
 
 
-def _since_ms(ports: Ports, log: PartitionLog) -> dict[int, int]:
+def since_ms(ports: Ports, log: PartitionLog) -> dict[int, int]:
     """The store's time of each slot that something waits from. A slot that was cut has left its time in the snapshot."""
     try:
         return _times(ports, log)
