@@ -23,6 +23,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
+    Command("demo", "the main job, end to end, on data that it makes", "compactor.cli.commands.demo"),
     Command("import", "sealed segments of a Kafka log directory into the tier", "compactor.cli.commands.import_"),
     Command("export", "the current view of a partition as a Kafka log directory", "compactor.cli.commands.export"),
     Command("topics", "what the tier holds", "compactor.cli.commands.topics"),
@@ -35,6 +36,7 @@ COMMANDS = (
     Command("checkpoints", "cleaner offsets by leader epoch: who led, who published what, who was fenced", "compactor.cli.commands.checkpoints"),
     Command("runs", "what ran, by whom, how much, and how it ended", "compactor.cli.commands.runs"),
     Command("undo", "readers go back to what a round replaced", "compactor.cli.commands.undo"),
+    Command("explain", "why a partition is not cleaned, what became of a key or an offset", "compactor.cli.commands.explain"),
     Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),
 )
 """In the order of `--help`."""

@@ -96,7 +96,9 @@ class Output:
             if isinstance(table, Tree):
                 console.print(_grown(table))
                 continue
-            drawn = RichTable(title=table.title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+            if table.title:
+                console.print(table.title)  # by itself: a table's own title is broken to the table's width
+            drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(table.columns))
             for position, heading in enumerate(table.columns):
                 numeric = any(_is_number(row[position]) for row in table.rows)
                 drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")

@@ -178,5 +178,8 @@ def _parse_time(text: str) -> int | None:
 
 
 def iso(at_ms: int) -> str:
-    """Milliseconds since 1970 for people: UTC, to the second."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Milliseconds since 1970 for people: UTC, to the second; as they are where no calendar reaches (a retention may be "for ever")."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"

@@ -275,7 +275,7 @@ def _epoch_tree(epoch: EpochView, found: LineageView, now_ms: int) -> Tree:
 def _run(run: RunView, epoch: EpochView) -> str:
     text = f"run {run.run_id}  {run.status}"
     if run.published_slot:
-        text += f" in slot {run.published_slot}: {run.first_dirty_offset} -> {run.next_dirty_offset}, {run.sources} segments -> {run.outputs}"
+        text += f", published in slot {run.published_slot}: {run.first_dirty_offset} -> {run.next_dirty_offset}, {run.sources} segments -> {run.outputs}"
     if run.announced_by and run.announced_by != epoch.holder:
         text += f" (begun by {run.announced_by})"
     return f"{text}: {run.reason}" if run.reason else text

@@ -16,15 +16,19 @@ def add_arguments(parser: frame.Parser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> None:
     from compactor.pipeline.runs import find_run
-    from compactor.pipeline.undo import undo
+    from compactor.pipeline.undo import undo, was_reverted
 
     opened = tiers.opened(args)
     names = opened.partitions([args.partition] if args.partition else None)
     with out.progress("looking for the run", len(names), "partitions") as progress:
         before = find_run(opened, args.run_id, names, progress.advance)
     name = before.name
-    state = undo(opened.ports, opened.open(name), opened.lease, args.run_id)
-    opened.note_change(name)
+    if was_reverted(before, args.run_id):
+        out.note(f"{name}: run {args.run_id} was undone before; nothing to do")
+        state = before
+    else:
+        state = undo(opened.ports, opened.open(name), opened.lease, args.run_id)
+        opened.note_change(name)
     document = {
         "topic": name.topic,
         "partition": name.partition,

@@ -1,0 +1,46 @@
+"""``explain TOPIC-PARTITION [--key K | --offset N]``: why it is not cleaned, what became of a key or an offset."""
+
+from __future__ import annotations
+
+import argparse
+
+from compactor.cli import frame, tiers
+from compactor.cli.output import Output, Table
+
+
+MOST_ROWS = 60
+"""More lines than this nobody reads."""
+
+
+def add_arguments(parser: frame.Parser) -> None:
+    parser.add_argument("partition", metavar="TOPIC-PARTITION")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--key", metavar="K", help="text, or base64:...; reads every segment")
+    asked.add_argument("--offset", metavar="N", type=frame.whole(), help="reads the segments from there on")
+    tiers.now_argument(parser)
+    parser.runs(run)
+
+
+def run(args: argparse.Namespace, out: Output) -> None:
+    from compactor.pipeline import explaining
+
+    opened = tiers.viewed(args)
+    (name,) = opened.partitions([args.partition])
+    now = tiers.now_ms(args)
+    with out.progress(f"reading {name}", unit="bytes") as progress:
+        if args.key is not None:
+            found = explaining.explain_key(opened, name, explaining.parse_key(args.key), now, progress.advance)
+        elif args.offset is not None:
+            found = explaining.explain_offset(opened, name, args.offset, now, progress.advance)
+        else:
+            found = explaining.explain_partition(opened, name, now)
+    document = {
+        "topic": found.topic,
+        "partition": found.partition,
+        "answer": found.answer,
+        "facts": [{"kind": fact.kind, "text": fact.text, **fact.values} for fact in found.facts],
+    }
+    rows = [(fact.kind.replace("_", " "), fact.text) for fact in found.facts[:MOST_ROWS]]
+    if len(found.facts) > MOST_ROWS:
+        rows.append(("", f"and {len(found.facts) - MOST_ROWS} more; --output json has all"))
+    out.result(document, *([Table(found.answer, ("", ""), rows)] if rows else []), summary="" if rows else found.answer)
