@@ -153,9 +153,7 @@ def _offset_changes(before: Sequence[CleanerOffset], after: Sequence[CleanerOffs
     return tuple(OffsetChange(epoch, old.get(epoch), new.get(epoch)) for epoch in sorted(old | new) if old.get(epoch) != new.get(epoch))
 
 
-def _segment_changes(
-    before: Sequence[RemoteLogSegmentMetadata], after: Sequence[RemoteLogSegmentMetadata]
-) -> tuple[SegmentChange, ...]:
+def _segment_changes(before: Sequence[RemoteLogSegmentMetadata], after: Sequence[RemoteLogSegmentMetadata]) -> tuple[SegmentChange, ...]:
     old, new = {segment.id for segment in before}, {segment.id for segment in after}
     changes = [SegmentChange("removed", s.id, s.start_offset, s.end_offset, s.size_bytes) for s in before if s.id not in new]
     changes += [SegmentChange("added", s.id, s.start_offset, s.end_offset, s.size_bytes) for s in after if s.id not in old]

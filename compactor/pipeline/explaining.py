@@ -105,7 +105,8 @@ def _standing_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int)
         yield Fact("open_round", text, {"run_id": plan.run_id, "groups": len(plan.tasks), "groups_done": done})
     if state.quarantine is not None:
         why = state.quarantine
-        text = f"failed {why.failures} times in a row, last at {iso(why.at_ms)}: {why.reason}" + (f" ({why.segment})" if why.segment else "")
+        where = f" ({why.segment})" if why.segment else ""
+        text = f"failed {why.failures} times in a row, last at {iso(why.at_ms)}: {why.reason}{where}"
         yield Fact("quarantine", text, {"failures": why.failures, "at_ms": why.at_ms, "reason": why.reason, "segment": why.segment})
 
 
@@ -166,7 +167,8 @@ def _segment_facts(plan: CompactionPlan) -> Iterator[Fact]:
     for task in plan.tasks:
         dirty = task.end_offset >= plan.first_dirty_offset
         why = "dirty" if dirty else "a delete horizon had passed in it" if only_horizons else "clean, but its keys could be superseded"
-        text = f"offsets {task.start_offset} to {task.end_offset} were rewritten ({why}): {len(task.sources)} segments -> {task.new_segment_id}"
+        what = f"{len(task.sources)} segments -> {task.new_segment_id}"
+        text = f"offsets {task.start_offset} to {task.end_offset} were rewritten ({why}): {what}"
         yield Fact("rewritten", text, {"sources": list(task.sources), "id": task.new_segment_id, "reason": why})
     for skipped in plan.skipped:
         yield Fact("skipped", f"segment {skipped.id} was not read: {skipped.reason}", {"id": skipped.id, "reason": skipped.reason})
@@ -219,21 +221,20 @@ def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int,
 
 def _reading(opened: Tier, name: TopicPartition, look: Callable[[PartitionState], Explanation]) -> Explanation:
     log = opened.open(name)
+    missing = ""
     for _ in range(READS):
         try:
             return look(log.refresh())
         except NotFound as error:
-            missing = error
-    raise BadData(f"an object of the view is missing: {missing.message}", segment=str(name), hint="Run `verify`")
+            missing = error.message
+    raise BadData(f"an object of the view is missing: {missing}", segment=str(name), hint="Run `verify`")
 
 
 def _searcher(opened: Tier, name: TopicPartition, on_bytes: OnBytes) -> Searcher:
     return Searcher(opened.ports.data, name, opened.settings.cleaner_for(name.topic).max_decompressed_batch_bytes, on_bytes)
 
 
-def _gone(
-    opened: Tier, state: PartitionState, behind: Sequence[RemoteLogSegmentMetadata], offset: int, on_bytes: OnBytes
-) -> Explanation:
+def _gone(opened: Tier, state: PartitionState, behind: Sequence[RemoteLogSegmentMetadata], offset: int, on_bytes: OnBytes) -> Explanation:
     segment = behind[0]
     epoch = state.published_by.get(segment.id)
     if epoch is None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from checkpoint.offsets import CleanerOffset
     from compactor.pipeline.comparing import Difference, Point
     from compactor.pipeline.kafka_files import KafkaFile
-    from compactor.pipeline.tier import Tier
     from compactor.pipeline.viewing import CheckpointView, EpochView, FencedView, LineageView, RunView
 
 FILE_HELP = "or one of Kafka's own cleaner-offset-checkpoint and leader-epoch-checkpoint files"
@@ -65,7 +64,15 @@ def show_list(args: argparse.Namespace, out: Output) -> int:
             progress.advance()
     now = opened.ports.clock_ms()
     rows = [
-        (f"{v.topic}-{v.partition}", _vector(v.cleaner_offsets), v.first_dirty_offset, v.end_offset, _holder(v, now), _state(v), len(v.fenced))
+        (
+            f"{v.topic}-{v.partition}",
+            _vector(v.cleaner_offsets),
+            v.first_dirty_offset,
+            v.end_offset,
+            _holder(v, now),
+            _state(v),
+            len(v.fenced),
+        )
         for v in found
     ]
     columns = ("partition", "cleaner offsets", "first dirty", "end offset", "leader", "state", "fenced")
@@ -275,7 +282,8 @@ def _epoch_tree(epoch: EpochView, found: LineageView, now_ms: int) -> Tree:
 def _run(run: RunView, epoch: EpochView) -> str:
     text = f"run {run.run_id}  {run.status}"
     if run.published_slot:
-        text += f", published in slot {run.published_slot}: {run.first_dirty_offset} -> {run.next_dirty_offset}, {run.sources} segments -> {run.outputs}"
+        text += f", published in slot {run.published_slot}: {run.first_dirty_offset} -> {run.next_dirty_offset}, "
+        text += f"{run.sources} segments -> {run.outputs}"
     if run.announced_by and run.announced_by != epoch.holder:
         text += f" (begun by {run.announced_by})"
     return f"{text}: {run.reason}" if run.reason else text

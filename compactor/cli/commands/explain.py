@@ -7,7 +7,6 @@ import argparse
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table
 
-
 MOST_ROWS = 60
 """More lines than this nobody reads."""
 

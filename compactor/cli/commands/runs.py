@@ -59,7 +59,9 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
         state = find_run(opened, args.run_id, names, progress.advance)
     run = next(run for run in runs_of(state) if run.run_id == args.run_id)
     undoing = undo_problem(state, run.run_id)
-    offsets = [" ".join(f"{e.leader_epoch}:{e.offset}" for e in vector) or "none" for vector in (run.cleaner_offsets_before, run.cleaner_offsets)]
+    offsets = [
+        " ".join(f"{e.leader_epoch}:{e.offset}" for e in vector) or "none" for vector in (run.cleaner_offsets_before, run.cleaner_offsets)
+    ]
     rows: list[tuple[str, object]] = [
         ("partition", f"{run.topic}-{run.partition}"),
         ("status", run.status),
