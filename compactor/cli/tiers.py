@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -76,5 +75,3 @@ class Outcomes:
         if self._leased and not self._codes:
             return Leased.exit_code
         return gravest(self._codes)
-
-

@@ -1,0 +1,1 @@
+"""What stands above single rounds: the demo."""

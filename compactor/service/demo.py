@@ -1,0 +1,93 @@
+"""The main job in seven steps on data of its own: make, import, plan, run, verify, export, check. `demo` says what they are about."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from compactor.config import load
+from compactor.errors import UsageError
+from compactor.model.ids import TopicPartition
+from compactor.pipeline.compaction import OnStage, RoundReport, compact
+from compactor.pipeline.forecast import Forecast, forecast
+from compactor.pipeline.intake import ImportReport, import_directory
+from compactor.pipeline.outlet import export_partition
+from compactor.pipeline.tier import Tier, open_tier
+from compactor.pipeline.verifying import Problem, verify_partition
+from compactor.service.demo_check import View, differences, read_view
+from compactor.service.demo_data import Shape, write_topic
+
+NAME = TopicPartition("customers", 0)
+FIRST_LINE = "# Written by `tiered-compactor demo`, which deletes what it finds beside it when it is run here again.\n"
+
+OnCount = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The topic as the broker wrote it, and as it is exported now. ``differences``: keys whose latest value is not the same."""
+
+    before: View
+    after: View
+    segments_before: int
+    segments_after: int
+    differences: list[str]
+
+
+class Demo:
+    """One run in ``folder``, which is new, empty, or that of an earlier demo. Raises UsageError for any other."""
+
+    def __init__(self, folder: Path, now_ms: int) -> None:
+        self.folder = folder.absolute()
+        self.now_ms = now_ms
+        self.shape = Shape(now_ms)
+        self.config = self.folder / "tiered-compactor.toml"
+        self.log_dir = self.folder / "kafka-log" / str(NAME)
+        self.exported = self.folder / "exported" / str(NAME)
+        self._clear()
+        tier, state = (self.folder / "tier").as_uri(), json.dumps(str(self.folder / "state"), ensure_ascii=False)
+        self.config.write_text(f'{FIRST_LINE}[tier]\nurl = "{tier}"\nstate_dir = {state}\n', encoding="utf-8")
+        # Without the environment: a demo must not meet somebody's real tier.
+        self._tier: Tier = open_tier(load(str(self.config), {}))
+        self._cleaner = self._tier.settings.cleaner_for(NAME.topic)
+
+    def _clear(self) -> None:
+        if self.folder.is_dir() and any(self.folder.iterdir()):
+            if not self.config.exists() or not self.config.read_text(encoding="utf-8", errors="replace").startswith(FIRST_LINE):
+                raise UsageError(f"{self.folder} is not empty and not of an earlier demo", hint="Name an empty or a new directory")
+            for name in ("kafka-log", "tier", "state", "exported"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def make(self, on_records: OnCount) -> None:
+        for count in write_topic(self.log_dir, self.shape):
+            on_records(count)
+
+    def import_topic(self, on_bytes: OnCount) -> ImportReport:
+        return import_directory(self._tier, self.log_dir, NAME, self._cleaner.policy(), on_bytes)
+
+    def plan(self) -> Forecast:
+        return forecast(self._tier, NAME, self.now_ms)
+
+    def run(self, on_stage: OnStage) -> RoundReport:
+        return compact(self._tier, NAME, self.now_ms, on_stage=on_stage)
+
+    def verify(self, on_bytes: OnCount) -> list[Problem]:
+        """What is wrong; notes are left out."""
+        found = verify_partition(self._tier, NAME, self._cleaner.max_decompressed_batch_bytes, on_bytes)
+        return [problem for problem in found if problem.severity == "error"]
+
+    def export(self, on_bytes: OnCount) -> None:
+        export_partition(self._tier, NAME, self.exported, on_bytes)
+
+    def check(self) -> Comparison:
+        """Reads both directories back with the demo's own reader."""
+        before, after = read_view(self.log_dir), read_view(self.exported)
+        return Comparison(before, after, _segments(self.log_dir), _segments(self.exported), differences(before, after))
+
+
+def _segments(folder: Path) -> int:
+    return len(list(folder.glob("*.log")))

@@ -1,0 +1,265 @@
+"""What the daemon does next, as pure functions over frozen values: no store, no clock, no threads, no randomness.
+
+    Sight   what one look at a partition came to: everything that scheduling needs of its folded state
+    Watch   what the daemon remembers of a partition: the last sight, and when what may be done next
+    choose  the jobs to begin now
+
+Looking is what costs while nothing happens. A partition is looked at when the tier-wide log hints that it changed, when time alone
+changes the answer (``wake_ms``: a delete horizon, a lag), and every ``POLL_MS``, because hints can be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from checkpoint.offsets import CleanerOffset
+from compactor.config import Cleaner
+from compactor.metadata.state import PartitionState
+from compactor.model.ids import TopicPartition
+from compactor.pipeline.planning import assess
+from compactor.pipeline.ports import Retention
+
+NEVER = 2**63 - 1
+POLL_MS = 3_600_000
+"""Where nothing happens a partition costs two requests in this time: the safety net under hints that were lost."""
+FIRST_POLL_MS = 60_000
+"""After a change looks follow at this distance, doubled each time up to POLL_MS."""
+RETRY_MS = 60_000
+MOST_RETRY_MS = 6 * 3_600_000
+"""A partition that fails is tried again after RETRY_MS, doubled with every failure up to this."""
+
+
+class Action(StrEnum):
+    LOOK = "look"
+    ROUND = "round"
+    RETIRE = "retire"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One partition at one slot of its log. Offsets as everywhere: ``end_offset`` inclusive, ``first_dirty_offset`` the first not clean.
+
+    ``due``: a round would do something, also where one was begun and not finished. ``wake_ms``: until then only a new record can
+    change that. ``retire_at_ms``: when something may be deleted, NEVER where nothing waits; ``max_delay_ms``: by how much
+    max.compaction.lag.ms is exceeded.
+    """
+
+    name: TopicPartition
+    slot: int
+    segments: int = 0
+    bytes: int = 0
+    start_offset: int = 0
+    end_offset: int = -1
+    cleaner_offsets: tuple[CleanerOffset, ...] = ()
+    first_dirty_offset: int = 0
+    dirty_bytes: int = 0
+    dirty_ratio: float = 0.0
+    due: bool = False
+    reason: str = ""
+    max_delay_ms: int = 0
+    wake_ms: int = NEVER
+    open_run: str = ""
+    leader: str = ""
+    leader_epoch: int = -1
+    quarantine: str = ""
+    quarantine_ms: int = 0
+    quarantine_failures: int = 0
+    retire_at_ms: int = NEVER
+    waiting_bytes: int = 0
+    undone_slot: int = 0
+
+
+def sight(state: PartitionState, cleaner: Cleaner, retention: Retention, since_ms: Mapping[int, int], now_ms: int) -> Sight:
+    """``since_ms``: the store's time of each slot that something waits from."""
+    found = assess(state, cleaner, now_ms)
+    leads = state.leader if state.leader is not None and not state.leader.released else None
+    why = state.quarantine
+    late = [s.first_timestamp_ms + cleaner.max_compaction_lag_ms for s in found.dirty if s.first_timestamp_ms > 0]
+    return Sight(
+        name=state.name,
+        slot=state.slot,
+        segments=len(state.live),
+        bytes=state.bytes,
+        start_offset=state.start_offset,
+        end_offset=state.end_offset,
+        cleaner_offsets=state.vector,
+        first_dirty_offset=state.first_dirty_offset,
+        dirty_bytes=sum(segment.size_bytes for segment in found.dirty),
+        dirty_ratio=found.dirty_ratio,
+        due=found.due or state.intent is not None,
+        reason="a round was begun and not finished" if state.intent is not None else found.reason,
+        max_delay_ms=max(0, now_ms - min(late)) if late else 0,
+        wake_ms=wake_ms(state, cleaner, now_ms),
+        open_run=state.intent.plan.run_id if state.intent is not None else "",
+        leader=leads.holder if leads else "",
+        leader_epoch=state.last_epoch,
+        quarantine=why.reason if why else "",
+        quarantine_ms=why.at_ms if why else 0,
+        quarantine_failures=why.failures if why else 0,
+        retire_at_ms=_retire_at_ms(state, retention, since_ms, now_ms),
+        waiting_bytes=sum(segment.size_bytes for group in state.waiting for segment in group.segments),
+        undone_slot=max((run.slot for run in state.runs if run.status == "undone"), default=0),
+    )
+
+
+def wake_ms(state: PartitionState, cleaner: Cleaner, now_ms: int) -> int:
+    """The next moment at which ``assess`` may answer otherwise though nothing was written; NEVER where there is none."""
+    moments = []
+    for segment in state.live:
+        moments.append(segment.due_ms)
+        if cleaner.min_compaction_lag_ms > 0:
+            stamp = segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
+            moments.append(stamp + cleaner.min_compaction_lag_ms)
+        if segment.first_timestamp_ms > 0:
+            moments.append(segment.first_timestamp_ms + cleaner.max_compaction_lag_ms + 1)
+    return min((moment for moment in moments if now_ms < moment < NEVER), default=NEVER)
+
+
+def _retire_at_ms(state: PartitionState, retention: Retention, since_ms: Mapping[int, int], now_ms: int) -> int:
+    if state.retiring:
+        return now_ms
+    moments = [NEVER]
+    for group in state.waiting:
+        keep = retention.grace_ms if group.undone else max(retention.grace_ms, retention.undo_window_ms)
+        moments.append(since_ms.get(group.slot, now_ms) + keep)
+    moments += [since_ms.get(entry.slot, now_ms) + retention.orphan_age_ms for entry in state.registrations.values()]
+    return min(moments)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the daemon remembers of one partition; times in milliseconds of its own clock.
+
+    ``hint``: the catalog's slot that was followed last. ``alone``: its next round needs the budgets for itself. ``failures``: in a
+    row, of this process (the store, the budgets), beside those that the partition's own log knows; ``problem``: the last one.
+    ``repeats``: rounds in a row that found nothing new to clean and left the partition due all the same.
+    """
+
+    name: TopicPartition
+    hint: int = 0
+    sight: Sight | None = None
+    look_at_ms: int = 0
+    quiet: int = 0
+    round_at_ms: int = 0
+    retire_at_ms: int = 0
+    swept_slot: int = NEVER
+    alone: bool = False
+    failures: int = 0
+    problem: str = ""
+    repeats: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. ``status``: one of `run`'s, or retired, failed, out_of_budget, stopped. ``sight``: after it, None where unknown."""
+
+    status: str
+    reason: str = ""
+    sight: Sight | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    name: TopicPartition
+    action: Action
+    alone: bool = False
+
+
+def backoff_ms(failures: int, first_ms: int = RETRY_MS, most_ms: int = MOST_RETRY_MS) -> int:
+    """Doubled with every failure; 0 for none."""
+    return 0 if failures <= 0 else min(most_ms, first_ms << min(failures - 1, 40))
+
+
+def hinted(watch: Watch, slot: int, now_ms: int) -> Watch:
+    """Somebody says that the partition changed."""
+    return replace(watch, hint=slot, look_at_ms=now_ms, quiet=0)
+
+
+def discovered(name: TopicPartition, slot: int, now_ms: int) -> Watch:
+    return Watch(name=name, hint=slot, look_at_ms=now_ms)
+
+
+def needs_look(watch: Watch, now_ms: int) -> bool:
+    return now_ms >= watch.look_at_ms or (watch.sight is not None and now_ms >= watch.sight.wake_ms)
+
+
+def looked(watch: Watch, seen: Sight, now_ms: int, spread: float) -> Watch:
+    """After a look. ``spread`` (0 to 1) keeps the looks of many partitions apart: the first waits for that share of POLL_MS."""
+    before = watch.sight
+    changed = before is not None and before.slot != seen.slot
+    quiet = 0 if changed else watch.quiet + 1
+    if before is None:
+        pause = POLL_MS // 8 + int(spread * POLL_MS * 7 / 8)
+        quiet = 64
+    else:
+        pause = min(POLL_MS, FIRST_POLL_MS << min(quiet, 40))
+    return replace(
+        watch,
+        sight=seen,
+        look_at_ms=now_ms + pause,
+        quiet=quiet,
+        failures=0 if watch.problem and watch.failures and before is None else watch.failures,
+        swept_slot=seen.undone_slot if before is None else watch.swept_slot,
+    )
+
+
+def look_failed(watch: Watch, reason: str, now_ms: int) -> Watch:
+    failures = watch.failures + 1
+    return replace(watch, failures=failures, problem=reason, look_at_ms=now_ms + backoff_ms(failures))
+
+
+def wanted(watch: Watch, now_ms: int) -> Action | None:
+    """What there is to do about a partition now."""
+    seen = watch.sight
+    if seen is None or needs_look(watch, now_ms):
+        return Action.LOOK if needs_look(watch, now_ms) else None
+    if seen.due and now_ms >= max(watch.round_at_ms, seen.quarantine_ms + backoff_ms(seen.quarantine_failures)):
+        return Action.ROUND
+    if now_ms >= watch.retire_at_ms and (now_ms >= seen.retire_at_ms or seen.undone_slot > watch.swept_slot):
+        return Action.RETIRE
+    return None
+
+
+def finished(watch: Watch, job: Job, outcome: Outcome, now_ms: int, ttl_ms: int) -> Watch:
+    """After a job: when the next one may begin."""
+    before, seen = watch.sight, outcome.sight or watch.sight
+    changed = replace(watch, sight=seen, alone=False, look_at_ms=now_ms if outcome.sight is None else watch.look_at_ms)
+    if outcome.status in ("leased", "fenced"):
+        # Somebody else is at it: look again once it is done, or its lease is over.
+        return replace(changed, round_at_ms=now_ms + ttl_ms, retire_at_ms=now_ms + ttl_ms, look_at_ms=now_ms + ttl_ms)
+    if outcome.status == "out_of_budget" and not job.alone:
+        return replace(changed, alone=True)
+    if outcome.status in ("failed", "out_of_budget"):
+        failures = watch.failures + 1
+        later = now_ms + backoff_ms(failures)
+        return replace(changed, failures=failures, problem=outcome.reason, round_at_ms=later, retire_at_ms=later)
+    changed = replace(changed, failures=0, problem="")
+    if job.action is Action.RETIRE:
+        # What was not due by the store's clock yet is tried again, not every second.
+        pause = RETRY_MS if seen is not None and now_ms >= seen.retire_at_ms else 0
+        return replace(changed, retire_at_ms=now_ms + pause, swept_slot=seen.undone_slot if seen else watch.swept_slot)
+    again = seen is not None and seen.due and before is not None and before.end_offset == seen.end_offset
+    repeats = watch.repeats + 1 if again else 0
+    return replace(changed, repeats=repeats, round_at_ms=now_ms + backoff_ms(repeats - 1))
+
+
+def choose(watches: Iterable[Watch], running: Mapping[TopicPartition, Job], threads: int, now_ms: int) -> list[Job]:
+    """The jobs to begin now, in the order of ``watches``; at most ``threads`` run at once, one a partition, and one that is alone by itself."""
+    if any(job.alone for job in running.values()):
+        return []
+    chosen: list[Job] = []
+    for watch in watches:
+        if len(running) + len(chosen) >= threads:
+            break
+        action = wanted(watch, now_ms)
+        if watch.name in running or action not in (Action.ROUND, Action.RETIRE):
+            continue
+        if watch.alone and action is Action.ROUND:
+            if not running and not chosen:
+                return [Job(watch.name, action, alone=True)]
+            break  # nothing new begins until the others are done
+        chosen.append(Job(watch.name, action))
+    return chosen
+
