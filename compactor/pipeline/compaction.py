@@ -14,8 +14,8 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.ordering import Stage
-from compactor.pipeline.ports import WorkSession
-from compactor.pipeline.planning import RoundFacts, assess, plan_round
+from compactor.pipeline.planning import Assessment, RoundFacts, assess, plan_round
+from compactor.pipeline.ports import Worker, WorkSession
 from compactor.pipeline.rounds import RoundResult, RoundWork, run_round
 from compactor.pipeline.staging import Budget, Staging
 from compactor.pipeline.tier import Tier
@@ -23,6 +23,15 @@ from compactor.pipeline.worker import LocalWorker, WorkStats, fingerprint
 from compactor.records.producers import parse_snapshot
 
 OnStage = Callable[[Stage, CompactionPlan], None]
+Assess = Callable[[PartitionState, Cleaner, int], Assessment]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Who works on a round where it is not this process: ``worker_of`` is given where to note what it cost."""
+
+    map_engine: str
+    worker_of: Callable[[WorkStats], Worker]
 
 
 @dataclass(frozen=True)
@@ -60,18 +69,25 @@ class Round:
         force: bool = False,
         on_stage: OnStage = lambda s, p: None,
         disk: Budget | None = None,
+        engine: Engine | None = None,
+        assess_with: Assess | None = None,
     ) -> None:
-        """``disk``: the budget of all rounds of this process together (daemon); None: this round has ``disk_budget_bytes`` to itself."""
+        """``disk``: the budget of all rounds of this process together (daemon); None: this round has ``disk_budget_bytes`` to itself.
+
+        ``engine``: None for this process. ``assess_with``: another range than that of an ordinary round (recompact).
+        """
         self._opened = opened
         self._cleaner = opened.settings.cleaner_for(name.topic)
         self._force = force
         self._disk = disk
+        self._map_engine = engine.map_engine if engine else "memory"
+        self._assess_with = assess_with
         self._stats = WorkStats()
         self._folder = opened.state_dir / "spool" / f"{name}-{opened.ports.new_id()}"
         self.work = RoundWork(
             now_ms=now_ms,
             planner=self._plan,
-            worker=self._worker,
+            worker=engine.worker_of(self._stats) if engine else self._worker,
             resumable=resume_problem,
             stats_of=self._run_stats,
             on_event=on_stage,
@@ -86,11 +102,14 @@ class Round:
         return _report(result, self._stats)
 
     def _plan(self, state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
-        found = assess(state, self._cleaner, now_ms, force=self._force)
+        if self._assess_with is not None:
+            found = self._assess_with(state, self._cleaner, now_ms)
+        else:
+            found = assess(state, self._cleaner, now_ms, force=self._force)
         if not found.due:
             return None
         producers = live_producers(self._opened, state, now_ms, self._cleaner.producer_id_expiration_ms)
-        facts = RoundFacts(producers, fingerprint(), "memory")
+        facts = RoundFacts(producers, fingerprint(), self._map_engine)
         return plan_round(state, found, facts, self._cleaner, now_ms, leader_epoch, new_id)
 
     def _worker(

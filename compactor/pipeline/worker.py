@@ -17,7 +17,7 @@ from compactor.cleaner.lanes import Lanes
 from compactor.cleaner.retention import RoundRules
 from compactor.cleaner.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.source import SourceSegment, open_source
-from compactor.cleaner.survivors import BackwardSurvivors, PassOne
+from compactor.cleaner.survivors import BackwardSurvivors, PassOne, Survivors
 from compactor.cleaner.transactions import Verdicts, fold
 from compactor.errors import AlreadyExists, NotFound
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
@@ -68,7 +68,7 @@ class LocalWorker:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=message)
             return
         with Lanes(self.threads) as lanes:
-            round_ = _Round(self, plan, session.state.live, lanes)
+            round_ = Execution(self, plan, session.state.live, lanes)
             round_.read_headers()
             session.check()
             round_.read_keys()
@@ -77,8 +77,11 @@ class LocalWorker:
                 yield round_.work_on(task)
 
 
-class _Round:
-    """One execution of a plan. Batch tables of all live segments stay in memory (about 80 bytes a batch); bytes do not."""
+class Execution:
+    """One execution of a plan. Batch tables of all live segments stay in memory (about 80 bytes a batch); bytes do not.
+
+    Who has sources, verdicts and survivors from elsewhere (an executor) sets them in a subclass and begins with ``work_on``.
+    """
 
     def __init__(self, worker: LocalWorker, plan: CompactionPlan, live: Sequence[RemoteLogSegmentMetadata], lanes: Lanes) -> None:
         self._worker = worker
@@ -91,23 +94,28 @@ class _Round:
         self._rules = rules_of(plan)
         self._sources: list[SourceSegment] = []
         self._verdicts: list[Verdicts] = []
-        self._survivors: BackwardSurvivors | None = None
+        self._survivors: Survivors | None = None
 
     def read_headers(self) -> None:
         """Batch headers of the whole log: what became of each transaction is told by control records anywhere in it."""
         previous_last = -1
         for ordinal, metadata in enumerate(self._live):
-            with self._fetched(metadata, "log") as path:
-                source = open_source(
-                    ordinal, path, metadata.start_offset, metadata.end_offset + 1, metadata.mtime_ms, previous_last, self._limit,
-                    txn_entries=self._txn_entries(metadata),
-                )  # fmt: skip
-            source.name = metadata.key(self._partition, "log")
-            source.buf = _NOTHING
+            source = self.opened(ordinal, metadata, previous_last)
             self._sources.append(source)
             if len(source.table):
                 previous_last = int(source.table.last_offset[-1])
         self._verdicts = fold(self._sources)
+
+    def opened(self, ordinal: int, metadata: RemoteLogSegmentMetadata, previous_last: int = -1) -> SourceSegment:
+        """One segment's batch headers; ``ordinal`` is its place in ``live``. Its bytes are gone again (see ``mapped``)."""
+        with self._fetched(metadata, "log") as path:
+            source = open_source(
+                ordinal, path, metadata.start_offset, metadata.end_offset + 1, metadata.mtime_ms, previous_last, self._limit,
+                txn_entries=self._txn_entries(metadata),
+            )  # fmt: skip
+        source.name = metadata.key(self._partition, "log")
+        source.buf = _NOTHING
+        return source
 
     def read_keys(self) -> None:
         """Pass 1: the dirty range from its end to its beginning, one segment on disk at a time."""
@@ -118,7 +126,7 @@ class _Round:
         dirty = one.dirty() if plan.first_dirty_offset < plan.end_offset else []
         found = BackwardSurvivors(one, KeySet(worker.map_budget_bytes, expected_keys=0))
         for source, wanted in reversed(dirty):
-            with self._mapped(source):
+            with self.mapped(source):
                 found.scan(source, wanted, self._lanes)
         worker.stats.peak_map_bytes = found.peak_bytes
         worker.stats.map_entries = found.keys
@@ -146,7 +154,7 @@ class _Round:
         rewriting = RewritePass(self._survivors, self._rules, plan.policy.index_interval_bytes, self._limit, self._finished)
         with ExitStack() as mapped:
             for source in members:
-                mapped.enter_context(self._mapped(source))
+                mapped.enter_context(self.mapped(source))
             return rewriting.rewrite(
                 [(source, self._verdicts[source.ordinal]) for source in members], folder, self._lanes, end_offset=task.end_offset
             )
@@ -197,7 +205,7 @@ class _Round:
             yield path
 
     @contextmanager
-    def _mapped(self, source: SourceSegment) -> Iterator[None]:
+    def mapped(self, source: SourceSegment) -> Iterator[None]:
         """The source's bytes are there while the block runs."""
         with self._fetched(self._live[source.ordinal], "log") as path:
             source.buf = map_file(path)
