@@ -66,6 +66,7 @@ def clean(folder: Path, ask: Request) -> Cleaned:
         out.txn_index[base], out.mtimes_ms[base] = [], group[-1].mtime_ms
         for segment in group:
             for batch in segment.batches:
+                batch.check()
                 can_discard, aborts = fold.see(batch)
                 if aborts:
                     out.txn_index[base].append(entries[batch.last_offset])
@@ -107,12 +108,10 @@ def rewritten(batch: Batch, kept: list[Record], empty_marker: bool, new_horizon:
     if any(record.timestamp < -1 for record in kept):
         raise Unreadable(f"position {batch.position}: a negative timestamp")
     base, last = (batch.base_offset, batch.last_offset) if batch.magic == 2 else (kept[0].offset, kept[-1].offset)
-    if max(record.offset - base for record in kept) > MAX32:
-        raise Unreadable(f"position {batch.position}: an offset delta beyond 31 bits")
-    if batch.producer_id < 0 and batch.transactional:
+    if batch.producer_id == -1 and batch.transactional:
         raise Unreadable(f"position {batch.position}: transactional without a producer id")
-    if batch.producer_id >= 0 and batch.base_sequence < 0 and not batch.control:
-        raise Unreadable(f"position {batch.position}: a producer without a sequence")
+    if batch.producer_id != -1 and (batch.producer_epoch == -1 or (batch.base_sequence < 0 and not batch.control)):
+        raise Unreadable(f"position {batch.position}: a producer without an epoch or a sequence")
     attributes = batch.attributes & (0x3F if batch.magic == 2 else 0x0F if batch.magic else 0x07) | (0x40 if horizon is not None else 0)
     max_timestamp = batch.max_timestamp if batch.append_time else max(record.timestamp for record in kept)
     records = tuple(r._replace(attributes=0, timestamp=max_timestamp if batch.append_time else r.timestamp,
@@ -127,7 +126,7 @@ def outcomes(folder: Path, segments: list[Segment]) -> tuple[set[int], dict[int,
     entries: dict[int, bytes] = {}
     ongoing: dict[int, list[Batch]] = {}
     for batch in (batch for segment in segments for batch in segment.batches):
-        kind = control_type(batch) if batch.control else None
+        kind = control_type(batch, strict=False) if batch.control else None
         if batch.transactional and not batch.control:
             ongoing.setdefault(batch.producer_id, []).append(batch)
         elif kind in (ABORT, COMMIT):
@@ -167,6 +166,7 @@ def build_map(segments: list[Segment], first: int, upper: int, aborted: set[int]
     map_end = first - 1
     for segment in (s for s in segments if s.next_base > first and s.base < upper):
         for batch in (b for b in segment.batches if b.last_offset >= first):
+            batch.check()
             for record in () if batch.control or batch.last_offset in aborted else batch.records:
                 if record.key is not None and record.offset >= first:
                     if most is not None and len(latest) >= most:

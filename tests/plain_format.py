@@ -56,6 +56,14 @@ class Batch:
     raw: bytes = b""
     position: int = 0
     limit: int = DEFAULT_LIMIT
+    floor: int = -(2**63)
+
+    def check(self) -> None:
+        """What Kafka does not check and we do: the CRC, and that offsets ascend (``floor``: the lowest base that may be)."""
+        if not crc_ok(self.raw):
+            raise Unreadable(f"position {self.position}: CRC")
+        if self.base_offset < self.floor:
+            raise Unreadable(f"position {self.position}: offset {self.base_offset}, {self.floor} or more expected")
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -154,13 +162,15 @@ def _decode(batch: Batch) -> tuple[Record, ...]:
         return tuple(_decode_v2(batch) if batch.magic == 2 else _decode_legacy(batch))
     except Exception as error:
         words = str(error) if isinstance(error, Unreadable) else f"{type(error).__name__} {error}"
-        raise Unreadable(f"position {batch.position}: {words}") from error
+        raise Unreadable(f"position {batch.position}: {'marker, ' if batch.control else ''}{words}") from error
 
 
 def _decode_v2(batch: Batch) -> Iterator[Record]:
-    data = decompress(batch.codec, batch.raw[61:], batch.limit)
+    if batch.count == 0:  # whatever may be behind the header
+        return
     if batch.count < 0:
         raise Unreadable(f"{batch.count} records")
+    data = decompress(batch.codec, batch.raw[61:], batch.limit)
     position = 0
     for _ in range(batch.count):
         length, position = varint(data, position, 5)
@@ -195,7 +205,7 @@ def _decode_legacy(batch: Batch) -> Iterator[Record]:
         return
     if batch.codec == 4 or outer.value is None:
         raise Unreadable("a legacy wrapper with zstd or without a value")
-    data, position, inner = decompress(batch.codec, outer.value, batch.limit, legacy_v0=batch.magic == 0), 0, []
+    data, position, inner = decompress(batch.codec, outer.value, batch.limit), 0, []
     while position + 12 <= len(data):
         size = struct.unpack_from(">i", data, position + 8)[0]
         if size < 14:
@@ -263,11 +273,14 @@ def wrap64(value: int) -> int:
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def decompress(codec: int, data: bytes, limit: int = DEFAULT_LIMIT, *, legacy_v0: bool = False) -> bytes:
+def decompress(codec: int, data: bytes, limit: int = DEFAULT_LIMIT) -> bytes:
     """What Kafka's readers accept: several gzip members or zstd frames, raw or xerial snappy, the first lz4 frame only."""
     if codec > 4:
         raise Unreadable(f"codec {codec}")
-    out = (bytes, _gunzip, _unsnappy, _unlz4, _unzstd)[codec](data)
+    try:
+        out = (bytes, _gunzip, _unsnappy, _unlz4, _unzstd)[codec](data)
+    except Exception as error:  # each library has its own
+        raise Unreadable(f"{NAMES[codec]}: {error}") from error
     if codec and len(out) > limit:
         raise Unreadable(f"inflates to {len(out)} bytes, {limit} allowed")
     return out
@@ -275,7 +288,7 @@ def decompress(codec: int, data: bytes, limit: int = DEFAULT_LIMIT, *, legacy_v0
 
 def _gunzip(data: bytes) -> bytes:
     out = b""
-    while data:
+    while not out or data[:3] == b"\x1f\x8b\x08":  # Java takes anything else behind a member for its end
         inflater = zlib.decompressobj(31)
         out += inflater.decompress(data) + inflater.flush()
         if not inflater.eof:

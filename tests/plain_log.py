@@ -23,13 +23,17 @@ class Segment:
 
 
 def load(folder: Path, index_interval_bytes: int, limit: int = DEFAULT_LIMIT) -> list[Segment]:
-    """All segments of a log directory. Raises Unreadable where offsets go back, too."""
+    """All segments of a log directory: what lies where. Raises Unreadable where that cannot be told.
+
+    What is inside a batch is judged when somebody needs it (``Batch.check``, ``Batch.records``).
+    """
     segments, last = [], -1
     for base, path in segment_paths(folder).items():
-        batches = list(read_batches(path.read_bytes(), limit=limit))
+        batches = list(read_batches(path.read_bytes(), check_crc=False, limit=limit))
         for batch in batches:
-            if batch.base_offset <= last or batch.base_offset < base or batch.last_offset < batch.base_offset:
-                raise Unreadable(f"position {batch.position}: offset {batch.base_offset} after {last}")
+            batch.floor = max(last + 1, base)
+            if batch.last_offset < batch.floor:
+                raise Unreadable(f"position {batch.position}: last offset {batch.last_offset} after {last}")
             last = batch.last_offset
         sizes = [path.with_suffix(s).stat().st_size if path.with_suffix(s).exists() else None for s in (".index", ".timeindex")]
         if sizes[0] is None:  # Kafka rebuilds both
@@ -47,6 +51,8 @@ def indexes_of(batches: Iterable[Batch], base: int, interval: int) -> tuple[byte
     index, times, since, position = b"", b"", 0, 0
     top, top_offset, last_top = -1, base, -1
     for batch in batches:
+        if batch.last_offset - base > 2**31 - 1:
+            raise Unreadable(f"position {batch.position}: offset {batch.last_offset} does not fit an index of segment {base}")
         if batch.max_timestamp > top:
             top, top_offset = batch.max_timestamp, batch.last_offset
         if since > interval:
@@ -58,14 +64,21 @@ def indexes_of(batches: Iterable[Batch], base: int, interval: int) -> tuple[byte
     return index, times + struct.pack(">qi", top, top_offset - base) if top > last_top else times
 
 
-def control_type(batch: Batch) -> int | None:
-    """None: an emptied marker."""
-    if not batch.records:
-        return None
+def control_type(batch: Batch, *, strict: bool = True) -> int | None:
+    """None: an emptied marker. -1: what nobody can read, unless ``strict``."""
+    try:
+        if not batch.records:
+            return None
+    except Unreadable:
+        if strict:
+            raise
+        return -1
     key = batch.records[0].key or b""
-    if len(key) < 4 or key[0] > 127:
+    if len(key) >= 4 and key[0] < 128:
+        return int.from_bytes(key[2:4], "big", signed=True)
+    if strict:
         raise Unreadable(f"position {batch.position}: a control record's key")
-    return int.from_bytes(key[2:4], "big", signed=True)
+    return -1
 
 
 def live_producers(folder: Path, segments: list[Segment]) -> dict[int, tuple[int, int]]:
@@ -83,7 +96,7 @@ def live_producers(folder: Path, segments: list[Segment]) -> dict[int, tuple[int
         epoch, last = producers.get(batch.producer_id, (-1, -1))
         if not batch.control:
             producers[batch.producer_id] = (batch.producer_epoch, batch.last_offset)
-        elif batch.records:
+        elif control_type(batch, strict=False) is not None:
             producers[batch.producer_id] = (batch.producer_epoch, last if epoch == batch.producer_epoch else -1)
     return producers
 
