@@ -140,9 +140,9 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
 
 
 def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:
-    # Wrappers do not say how many messages they hold; no message takes less than 14 bytes, and codecs shrink about tenfold.
-    dirty = [source.table for source, _ in one.dirty()]
-    most = sum(int(table.count.sum()) + int(table.size[table.count == 0].sum()) for table in dirty)
+    # Wrappers do not say how many messages they hold, and a header may claim more records than its bytes can give; codecs
+    # seldom shrink more than tenfold and no record takes less than 7 bytes. What is asked for here is touched only as it fills.
+    most = sum(int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum()) for table in (s.table for s, _ in one.dirty()))
     if map_entries is not None:
         return scan_bounded(one, BoundedOffsetMap(map_entries, rows=map_entries), lanes)
     return scan_backwards(one, KeySet((most + 1024) * _KEY_BYTES), lanes)
@@ -187,6 +187,14 @@ def open_directory(log_dir: Path, index_interval_bytes: int, inflate_limit: int)
         mtime_ms = path.stat().st_mtime_ns // 1_000_000
         txn_entries = read_txn_index(path.with_suffix(".txnindex"))
         source = open_source(ordinal, path, base, end, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries)
+        if len(source.table) and int(source.table.last_offset[-1]) - base > MAX32:
+            raise BadData(
+                "its last offset lies more than 2147483647 above its base, which no index can hold",
+                segment=path.name,
+                position=int(source.table.position[-1]),
+                offset=int(source.table.last_offset[-1]),
+                hint="Kafka splits such a segment when it cleans it; let a broker do that first",
+            )
         source.index_bytes, source.timeindex_bytes = _index_sizes(path, source, index_interval_bytes)
         sources.append(source)
         if len(source.table):
