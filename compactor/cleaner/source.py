@@ -18,10 +18,10 @@ from compactor.records.rows import Chunk, RowBuffers, parse, plain_chunk
 
 Mask = npt.NDArray[np.bool_]
 
-PLAIN_CHUNK: Final = 1 << 20
+PLAIN_CHUNK: Final = 1 << 22
 """Bytes of uncompressed batches handled at once: small enough to stay in the processor's cache, large enough to hide Python."""
 
-PACKED_CHUNK: Final = 1 << 18
+PACKED_CHUNK: Final = 1 << 21
 INFLATED_CHUNK: Final = 1 << 26
 """More inflated bytes than this are not held at once, unless a single batch has them."""
 
@@ -160,11 +160,11 @@ def open_source(
         ordinal, path.name, base, end if end is not None else max(last + 1, base + 1), mtime_ms, buf, table,
         txn_entries=txn_entries if txn_entries is not None else np.empty(0, TXN_ENTRY),
     )  # fmt: skip
-    _read_packed_markers(source, limit)
+    read_packed_markers(source, limit)
     return source
 
 
-def _read_packed_markers(source: SourceSegment, limit: int) -> None:
+def read_packed_markers(source: SourceSegment, limit: int) -> None:
     """Control batches that are compressed: nobody writes them, but Kafka reads them."""
     table = source.table
     for batch in np.flatnonzero(table.control == PACKED).tolist():
