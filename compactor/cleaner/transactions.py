@@ -6,6 +6,7 @@ the control records; the transaction index is only carried along.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,16 +34,24 @@ class Verdicts:
     txn_entries: TxnEntries
 
 
-def fold(sources: list[SourceSegment]) -> list[Verdicts]:
-    """Verdicts for all batches of a log, from its first segment on. Segments behind the round's range tell outcomes only."""
+def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) -> list[Verdicts]:
+    """Verdicts for all batches of a log, from its first segment on. Segments behind the round's range tell outcomes only.
+
+    :param opened: producer id -> first offset of a transaction that was open already where these segments begin (for the continuation
+        of a log whose earlier segments are not at hand).
+    """
     tables = [source.table for source in sources]
     control = _joined([t.control for t in tables], np.int8)
     transactional = _joined([(t.attributes & np.int16(TRANSACTIONAL)) != 0 for t in tables], np.bool_)
     pid = _joined([t.producer_id for t in tables], np.int64)
     base = _joined([t.base_offset for t in tables], np.int64)
     last = _joined([t.last_offset for t in tables], np.int64)
-    ids, producer = np.unique(pid, return_inverse=True)
-    aborted, discardable, indexed, first_offset, stable = _fold(control, transactional, producer.astype(np.int64), len(ids), base, last)
+    before = opened or {}
+    ids = np.union1d(pid, np.array(list(before), np.int64))
+    open_since = np.array([before.get(each, -1) for each in ids.tolist()], np.int64)
+    aborted, discardable, indexed, first_offset, stable = _fold(
+        control, transactional, np.searchsorted(ids, pid), open_since, base, last
+    )
     verdicts = []
     at = 0
     for source in sources:
@@ -74,9 +83,10 @@ def _entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, stabl
 
 @kernel
 def _fold(
-    control: npt.NDArray[np.int8], transactional: Flags, producer: Int64s, producers: int, base: Int64s, last: Int64s
+    control: npt.NDArray[np.int8], transactional: Flags, producer: Int64s, open_since: Int64s, base: Int64s, last: Int64s
 ) -> tuple[Flags, Flags, Flags, Int64s, Int64s]:
     batches = control.size
+    producers = open_since.size
     aborted = np.zeros(batches, np.bool_)
     discardable = np.zeros(batches, np.bool_)
     indexed = np.zeros(batches, np.bool_)
@@ -90,7 +100,10 @@ def _fold(
             aborted[i] = outcome[producer[i]] == ABORT
     committed_seen = np.zeros(producers, np.bool_)
     aborted_seen = np.zeros(producers, np.bool_)
-    open_since = np.full(producers, -1, np.int64)
+    for p in range(producers):
+        if open_since[p] >= 0:
+            aborted_seen[p] = outcome[p] == ABORT
+            committed_seen[p] = outcome[p] != ABORT
     for i in range(batches):
         p = producer[i]
         kind = control[i]
