@@ -58,6 +58,18 @@ class Snapshot(Value, Generic[S]):
     state: S
 
 
+class Mark(Value):
+    """What ties a folded state to its log: the record that it ends with, or the boundary whose snapshot it is (no incarnation).
+
+    ``boundary`` is the highest that was known to the fold. With it a state that was kept elsewhere is told from one of another log,
+    and folding on needs no search for the boundary.
+    """
+
+    boundary: Boundary
+    incarnation: str = ""
+    attempt: int = 0
+
+
 @dataclass(frozen=True)
 class LogFormat(Generic[S]):
     """What distinguishes one kind of control log from another.
@@ -99,8 +111,12 @@ class ControlLog(Generic[S]):
         self._clock_ms = clock_ms
         self._sleep = sleep
         self._state: S | None = None
+        self._last: tuple[str, int] | None = None
+        self._kept: tuple[S, Mark] | None = None
         self._attempt = 0
         self._boundary = Boundary(version=records.VERSION, log=name, number=0, slot=0)
+        self.diverged = False
+        """Whether a kept state was of another log (or of a later copy of this one) and was thrown away."""
 
     @property
     def state(self) -> S:
@@ -109,9 +125,20 @@ class ControlLog(Generic[S]):
             return self.refresh()
         return self._state
 
-    def load(self, state: S) -> None:
-        """Begins from a state folded earlier (a local cache). Where a boundary has passed it, the next fold starts over."""
-        self._state = state
+    def load(self, state: S, mark: Mark | None = None) -> None:
+        """Begins from a state folded earlier. Where a boundary has passed it, the next fold starts over.
+
+        With its ``mark`` the state need not be of this process: the next fold asks whether the log still has what ties it there.
+        """
+        self._state, self._kept = (state, None) if mark is None else (None, (state, mark))
+        self._last = None
+
+    def mark(self) -> Mark | None:
+        """What ``load`` wants to know of the present state in another process; None where nothing ties it to the log."""
+        state = self.state
+        if self._boundary.slot == state.slot:
+            return Mark(boundary=self._boundary) if state.slot else None
+        return Mark(boundary=self._boundary, incarnation=self._last[0], attempt=self._last[1]) if self._last else None
 
     def record_key(self, slot: int) -> str:
         return f"{self.prefix}/log/{slot:020d}.json"
@@ -130,7 +157,7 @@ class ControlLog(Generic[S]):
 
     def refresh(self) -> S:
         """Folds on to the tail and returns the state."""
-        if self._state is None:
+        if self._state is None and not self._take_kept():
             self._restart()
         return self._settle(None)
 
@@ -154,8 +181,12 @@ class ControlLog(Generic[S]):
 
     def poll(self) -> bool:
         """Whether there is anything that the last fold has not seen; two requests where there is nothing."""
-        base = self.state.slot
-        return self._get(self.record_key(base + 1)) is not None or self._read_boundary().slot > base
+        return self.poll_from(self.state.slot, self._boundary)
+
+    def poll_from(self, slot: int, boundary: Boundary) -> bool:
+        """The same for a fold that somebody else has made, up to and including ``slot``; ``boundary`` as its mark has it."""
+        self._boundary = boundary
+        return self._get(self.record_key(slot + 1)) is not None or self._read_boundary().slot > slot
 
     def transact(self, decide: Callable[[S], Body | None]) -> S:
         """Appends what ``decide`` asks for until it asks for nothing; returns the folded state in which it did.
@@ -214,20 +245,37 @@ class ControlLog(Generic[S]):
         """Folds on (from a record that was just created, or by GETs to the tail), then looks at the boundary."""
         while True:
             base = self.state
-            state = self._form.apply(base, appended) if appended else self._fold_on(base)
+            state, last = base, None
+            while (record := appended or self._read_slot(state.slot + 1)) is not None:
+                state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
+                if appended:
+                    break
             if self._read_boundary().slot <= base.slot:
-                self._state = state
+                self._state, self._last = state, last or self._last
                 return state
             self._restart()
             appended = None
 
-    def _fold_on(self, state: S) -> S:
-        while (record := self._read_slot(state.slot + 1)) is not None:
-            state = self._form.apply(state, record)
-        return state
+    def _take_kept(self) -> bool:
+        """Takes the state that was kept elsewhere, if the log still has what it ends with."""
+        if self._kept is None:
+            return False
+        (state, mark), self._kept = self._kept, None
+        if mark.incarnation:
+            record = self._read_slot(state.slot)
+            found = None if record is None else (record.incarnation, record.attempt) == (mark.incarnation, mark.attempt)
+            self.diverged = found is False  # a slot that is gone was cut
+        else:
+            found = self._decode(Boundary, self._boundary_key(mark.boundary.number)) == mark.boundary
+            self.diverged = not found
+        if found:
+            self._state, self._boundary = state, mark.boundary
+            self._last = (mark.incarnation, mark.attempt) if mark.incarnation else None
+        return bool(found)
 
     def _restart(self) -> None:
         """From the snapshot of the highest boundary, or from nothing."""
+        self._last = None
         boundary = self._boundary
         for _ in range(TRIES):
             boundary = self._read_boundary()

@@ -29,7 +29,8 @@ class Actors:
         self.world = world
         self.oracle = oracle
         self.broker = broker
-        self.retires = world.rng.choice((0.05, 0.2, 0.25))  # the rest is mostly undo
+        self.runs = world.rng.choice((0.5, 0.5, 0.85))
+        self.retires = world.rng.choice((0.05, 0.2, 0.3))  # the rest is mostly undo
         self.lineage = tuple(EpochEntry(number // EPOCH_SEGMENTS, broker[number][0][0]) for number in range(0, len(broker), EPOCH_SEGMENTS))
 
     def work(self, ports: Ports, *, fails: bool = False) -> RoundWork:
@@ -71,9 +72,9 @@ class Actors:
 
     def compactor(self, ports: Ports, log: PartitionLog) -> None:
         dice = self.world.rng.random()
-        if dice < 0.55:
+        if dice < self.runs:
             run_round(ports, log, LEASE, self.work(ports, fails=True))
-        elif dice < 0.55 + self.retires:
+        elif dice < self.runs + self.retires:
             retire(ports, log, LEASE, RETENTION, work=self.work(ports) if self.world.rng.random() < 0.6 else None)
         elif dice < 0.92:
             published = log.refresh().published

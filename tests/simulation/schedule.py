@@ -24,6 +24,9 @@ from tests.simulation.symbolic import NAME, broker_log
 from tests.simulation.world import NO_FAULTS, ORPHAN_AGE_MS, Faults, Process, World
 
 END_ROUNDS = 12
+ZOMBIES = replace(NO_FAULTS, stop=0.12)
+PROFILES = (Faults(), Faults(), NO_FAULTS, ZOMBIES, ZOMBIES, replace(NO_FAULTS, stop=0.05), replace(Faults(), crash=0.02, stop=0.04))
+"""What a schedule's processes meet: everything, nothing but each other, or being stopped for so long that others take over."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
     """Runs one schedule to its end. Deterministic in ``seed``."""
     world = World(seed)
     rng = world.rng
-    world.faults = rng.choice((Faults(), Faults(), NO_FAULTS, replace(NO_FAULTS, stop=0.06), replace(Faults(), crash=0.02, stop=0.04)))
+    world.faults = rng.choice(PROFILES)
     if trace:
         world.trace = []
     broker = broker_log(rng, rng.randint(4, 9))
@@ -60,7 +63,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
             ("collector", "host-e", actors.collector),
             ("sweeper", "host-f", actors.sweeper),
         ]
-        cast += rng.sample(extras, rng.randint(0, 3))
+        cast += extras[:1] if world.faults is ZOMBIES else rng.sample(extras, rng.randint(0, 3))
         for name, holder, body in cast:
             world.spawn(name, actors.restarting(name, holder, body), holder)
         world.run(steps)
