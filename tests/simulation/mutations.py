@@ -130,8 +130,8 @@ def grace_by_the_publishers_clock() -> Iterator[None]:
     def since(ports: Ports, log: PartitionLog) -> dict[int, int]:
         return real(ports, log) | {run.published_slot: run.ended_ms for run in log.state.runs}
 
-    real = retire._since_ms
-    with patch.object(retire, "_since_ms", since):
+    real = retire.since_ms
+    with patch.object(retire, "since_ms", since):
         yield
 
 
