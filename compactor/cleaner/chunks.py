@@ -7,6 +7,7 @@ are kept for pass 2, so that nothing is inflated, parsed or looked up twice (see
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -28,11 +29,14 @@ class CleanChunk:
     records_read: int
     records_kept: int
 
-    def detached(self) -> CleanChunk:
-        """With bytes of its own: the lane may go on."""
+    def moved(self, data: memoryview) -> CleanChunk:
+        """The same with its bytes elsewhere: the lane may go on."""
         old = self.encoded
-        data = memoryview(bytes(old.data))
+        data[:] = old.data
         return CleanChunk(Encoded(data, old.size, old.last_offset, old.max_timestamp), self.records_read, self.records_kept)
+
+    def detached(self) -> CleanChunk:
+        return self.moved(memoryview(bytearray(len(self.encoded.data))))
 
 
 def clean_chunk(
@@ -69,8 +73,11 @@ def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_
 class FinishedChunks:
     """Cleaned chunks that pass 1 leaves for pass 2, up to a budget in bytes. A chunk is known by its segment and first batch."""
 
+    _BLOCK: Final = 1 << 24  # large pages are cheaper to get; the memory goes back when the last chunk in a block is written
+
     def __init__(self, budget_bytes: int) -> None:
         self._left = budget_bytes
+        self._block = memoryview(bytearray())
         self._chunks: dict[tuple[int, int], CleanChunk] = {}
 
     @property
@@ -78,11 +85,15 @@ class FinishedChunks:
         return self._left > 0
 
     def keep(self, source: SourceSegment, chunk: Chunk, clean: CleanChunk) -> None:
-        """Keeps a detached chunk if there is room for it; the first that finds none is the last to be made ahead."""
+        """Keeps a copy if there is room for it; the first chunk that finds none is the last to be made ahead."""
         size = len(clean.encoded.data)
-        if size <= self._left:
-            self._chunks[source.ordinal, chunk.first] = clean
         self._left -= size
+        if self._left < 0:
+            return
+        if size > len(self._block):
+            self._block = memoryview(np.empty(max(size, self._BLOCK), np.uint8))
+        self._chunks[source.ordinal, chunk.first] = clean.moved(self._block[:size])
+        self._block = self._block[size:]
 
     def take(self, source: SourceSegment, first: int) -> CleanChunk | None:
         return self._chunks.pop((source.ordinal, first), None)

@@ -197,7 +197,7 @@ class BackwardSurvivors:
                 return None  # older records are looked up when all keys are known
             return chunk, clean_chunk(
                 lane, source, chunk, rows, piece.first_row, ~survives, action[some], retain_empty[some], one.rules
-            ).detached()
+            )
 
         jobs = [(first, last) for first, last in reversed(source.ranges()) if wanted[first:last].any()]
         for result in lanes.run_in_steps(prepare, decide, finish, jobs):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from typing import Final
+from typing import Any, Final
 
 import cramjam
 import lz4.frame
@@ -107,53 +107,60 @@ def fingerprint() -> str:
 
 def compress(codec: int, data: Buffer) -> bytes:
     """Compresses the records of one batch at Kafka's default level. ``codec`` is the low three bits of the attributes."""
-    out = ByteBuffer(0)
-    compress_into(codec, memoryview(data), out)
-    return bytes(out.written())
+    out = memoryview(bytearray(compressed_bound(len(data))))
+    return bytes(out[: compress_into(codec, memoryview(data), out)])
 
 
-def compress_into(codec: int, data: memoryview, out: ByteBuffer) -> None:
-    """The same, behind what ``out`` holds."""
+def compressed_bound(size: Any) -> Any:
+    """The most bytes that ``size`` bytes become, whatever the codec. Takes arrays too."""
+    return size + size // 6 + 64 * (size // _XERIAL_BLOCK) + 128
+
+
+def compress_into(codec: int, data: memoryview, out: memoryview) -> int:
+    """The same into ``out``, which has room for ``compressed_bound`` bytes; returns how many it took."""
     if codec == LZ4:
-        _compress_lz4(data, out)
-    elif codec == ZSTD:
-        out.append(_local.zstd_compressor.compress(data))
-    elif codec == SNAPPY:
-        _compress_xerial(data, out)
-    elif codec == GZIP:
+        return _compress_lz4(data, out)
+    if codec == ZSTD:
+        return _put(_local.zstd_compressor.compress(data), out)
+    if codec == SNAPPY:
+        return _compress_xerial(data, out)
+    if codec == GZIP:
         # wbits 31 writes mtime 0: the same input gives the same bytes (I7).
-        out.append(zlib_ng.compress(data, level=6, wbits=31))
-    elif codec == NONE:
-        out.append(data)
-    else:
-        raise CodecError(f"unknown compression codec {codec}")
+        return _put(zlib_ng.compress(data, level=6, wbits=31), out)
+    if codec == NONE:
+        return _put(data, out)
+    raise CodecError(f"unknown compression codec {codec}")
 
 
-def _compress_lz4(data: memoryview, out: ByteBuffer) -> None:
+def _put(data: Buffer, out: memoryview) -> int:
+    out[: len(data)] = data
+    return len(data)
+
+
+def _compress_lz4(data: memoryview, out: memoryview) -> int:
     # Kafka's reader refuses linked blocks, so each is compressed by itself.
-    out.append(_LZ4_HEADER)
+    at = len(_LZ4_HEADER)
+    out[:at] = _LZ4_HEADER
     for start in range(0, len(data), _LZ4_BLOCK):
         block = data[start : start + _LZ4_BLOCK]
-        room = out.room(4 + len(block) + len(block) // 255 + 16)
-        size = cramjam.lz4.compress_block_into(block, room[4:], store_size=False)
-        if size < len(block):
-            room[:4] = size.to_bytes(4, "little")
-        else:
-            size = len(block)
-            room[:4] = (size | _LZ4_STORED).to_bytes(4, "little")
-            room[4 : 4 + size] = block
-        out.size += 4 + size
-    out.append(_LZ4_END)
+        word = size = cramjam.lz4.compress_block_into(block, out[at + 4 :], store_size=False)
+        if size >= len(block):
+            size = _put(block, out[at + 4 :])
+            word = size | _LZ4_STORED
+        out[at : at + 4] = word.to_bytes(4, "little")
+        at += 4 + size
+    out[at : at + 4] = _LZ4_END
+    return at + 4
 
 
-def _compress_xerial(data: memoryview, out: ByteBuffer) -> None:
-    out.append(_XERIAL_HEADER)
+def _compress_xerial(data: memoryview, out: memoryview) -> int:
+    at = len(_XERIAL_HEADER)
+    out[:at] = _XERIAL_HEADER
     for start in range(0, len(data), _XERIAL_BLOCK):
-        block = data[start : start + _XERIAL_BLOCK]
-        room = out.room(4 + 32 + len(block) + len(block) // 6)
-        size = cramjam.snappy.compress_raw_into(block, room[4:])
-        room[:4] = size.to_bytes(4, "big")
-        out.size += 4 + size
+        size = cramjam.snappy.compress_raw_into(data[start : start + _XERIAL_BLOCK], out[at + 4 :])
+        out[at : at + 4] = size.to_bytes(4, "big")
+        at += 4 + size
+    return at
 
 
 # ---- reading ----------------------------------------------------------------------------------------------------------------

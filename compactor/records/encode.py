@@ -58,6 +58,7 @@ class OutputBuffer:
 
     def __init__(self) -> None:
         self.plain = codecs.ByteBuffer()
+        self.slots = codecs.ByteBuffer(0)
         self.packed = codecs.ByteBuffer(0)
 
 
@@ -85,7 +86,6 @@ def encode(
         if len(loose):
             buf, rows = _with_strict_tails(buf, rows, loose)
             bound += len(buf)
-    output.plain.clear()
     output.plain.room(bound)
     start = np.empty(len(action), np.int64)
     size = np.empty(len(action), np.int64)
@@ -135,30 +135,37 @@ def encode(
             hint="Kafka's cleaner marks such a partition uncleanable; it stays as it is",
         )
     kept = action != DROP
-    output.plain.size = int(size.sum()) if not compressed else bound
-    written = output.plain
     if compressed:
-        written = _pack(raw, table, chunk, action, start, size, output)
-    _seal(written.array, action, size)
-    return Encoded(written.written(), size[kept], last_offset[kept], max_timestamp[kept])
+        written = _packed(raw, table, chunk, action, start, size, output)
+    else:
+        written = memoryview(output.plain.array)[: int(size.sum())]
+        _seal(output.plain.array, action, size)
+    return Encoded(written, size[kept], last_offset[kept], max_timestamp[kept])
 
 
-def _pack(raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer) -> codecs.ByteBuffer:
-    """Compresses what ``_encode`` wrote inflated, puts what is copied between it, and updates ``size``."""
-    source, plain, packed = memoryview(raw), output.plain.written(), output.packed
-    packed.clear()
-    for batch in np.flatnonzero(action != DROP).tolist():
-        begin = packed.size
-        if action[batch] == COPY:
-            at = int(table.position[chunk.first + batch])
-            packed.append(source[at : at + int(size[batch])])
-            continue
-        at, end = int(start[batch]), int(start[batch] + size[batch])
-        packed.append(plain[at : at + HEADER])
-        if action[batch] == REWRITE:
-            codecs.compress_into(int(table.attributes[chunk.first + batch]) & CODEC_MASK, plain[at + HEADER : end], packed)
-        size[batch] = packed.size - begin
-    return packed
+def _packed(raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer) -> memoryview:
+    """Compresses what ``_encode`` wrote inflated, and puts all batches in order. Updates ``size``."""
+    some = slice(chunk.first, chunk.last)
+    body = np.where(action == REWRITE, size - HEADER, 0)
+    bound = codecs.compressed_bound(body)
+    slot = np.cumsum(bound) - bound  # where each compressed body begins; its room is what it may need
+    output.slots.room(int(bound.sum()))
+    output.packed.room(int(bound.sum()) + HEADER * len(action) + int(table.size[some][action == COPY].sum()))
+    plain, slots = memoryview(output.plain.array), memoryview(output.slots.array)
+    compress = codecs.compress_into
+    rewritten = np.flatnonzero(action == REWRITE)
+    begin = start[rewritten] + HEADER
+    codec = table.attributes[some][rewritten] & CODEC_MASK
+    sizes = [
+        HEADER + compress(kind, plain[one:two], slots[three:four])
+        for kind, one, two, three, four in zip(
+            codec.tolist(), begin.tolist(), (begin + body[rewritten]).tolist(), slot[rewritten].tolist(), (slot + bound)[rewritten].tolist(), strict=True
+        )
+    ]
+    size[rewritten] = sizes
+    _assemble(raw, table.position[some], output.plain.array, start, output.slots.array, slot, action, size, output.packed.array)
+    _seal(output.packed.array, action, size)
+    return memoryview(output.packed.array)[: int(size.sum())]
 
 
 def empty_batch(base_offset: int, last_offset: int, leader_epoch: int, max_timestamp: int = -1) -> bytes:
@@ -275,6 +282,23 @@ def _seal(out: npt.NDArray[np.uint8], action: Actions, size: Int64s) -> None:
         if action[batch] != COPY:
             store_i32(out, at + 8, size[batch] - 12)
             store_i32(out, at + 17, crc32c(out, at + 21, at + size[batch]))
+        at += size[batch]
+
+
+@kernel
+def _assemble(
+    raw: Bytes, position: Int64s, plain: Bytes, start: Int64s, slots: Bytes, slot: Int64s, action: Actions, size: Int64s, out: Bytes
+) -> None:
+    """Batches one behind the other: copies from ``raw``, headers from ``plain``, compressed bodies from their ``slots``."""
+    at = np.int64(0)
+    for batch in range(action.size):
+        if action[batch] == DROP:
+            continue
+        if action[batch] == COPY:
+            copy_bytes(out, at, raw, position[batch], size[batch])
+        else:
+            copy_bytes(out, at, plain, start[batch], HEADER)
+            copy_bytes(out, at + HEADER, slots, slot[batch], size[batch] - HEADER)
         at += size[batch]
 
 
