@@ -76,8 +76,11 @@ def boundary_not_read_again() -> Iterator[None]:
     """A fold, or a successful create, is believed without a look at the boundary."""
 
     def settle(self: ControlLog[Any], appended: Any) -> Any:
-        self._state = self._form.apply(self.state, appended) if appended else self._fold_on(self.state)
-        return self._state
+        state = self._form.apply(self.state, appended) if appended else self.state
+        while not appended and (record := self._read_slot(state.slot + 1)) is not None:
+            state = self._form.apply(state, record)
+        self._state = state
+        return state
 
     with patch.object(ControlLog, "_settle", settle):
         yield
