@@ -132,9 +132,10 @@ def _retire_at_ms(state: PartitionState, retention: Retention, since_ms: Mapping
 class Watch:
     """What the daemon remembers of one partition; times in milliseconds of its own clock.
 
-    ``hint``: the catalog's slot that was followed last. ``alone``: its next round needs the budgets for itself. ``failures``: in a
-    row, of this process (the store, the budgets), beside those that the partition's own log knows; ``problem``: the last one.
-    ``repeats``: rounds in a row that found nothing new to clean and left the partition due all the same.
+    ``hint``: the catalog's slot that was followed last. ``alone``: its next round needs the budgets for itself. ``failures``: of jobs in
+    a row, for reasons of this process (the store, the budgets) beside those that the partition's own log knows; ``problem``: the last
+    one. ``look_failures`` and ``unreadable``: the same for looks. ``repeats``: rounds in a row that found nothing new to clean and left the
+    partition due all the same. ``swept_slot``: up to where undone rounds were swept after; those of earlier processes are `retire`'s.
     """
 
     name: TopicPartition
@@ -148,7 +149,14 @@ class Watch:
     alone: bool = False
     failures: int = 0
     problem: str = ""
+    look_failures: int = 0
+    unreadable: str = ""
     repeats: int = 0
+
+    @property
+    def uncleanable(self) -> str:
+        """Why nothing cleans it at present; empty where nothing is wrong."""
+        return self.unreadable or self.problem or (self.sight.quarantine if self.sight else "")
 
 
 @dataclass(frozen=True)
@@ -200,14 +208,15 @@ def looked(watch: Watch, seen: Sight, now_ms: int, spread: float) -> Watch:
         sight=seen,
         look_at_ms=now_ms + pause,
         quiet=quiet,
-        failures=0 if watch.problem and watch.failures and before is None else watch.failures,
+        look_failures=0,
+        unreadable="",
         swept_slot=seen.undone_slot if before is None else watch.swept_slot,
     )
 
 
 def look_failed(watch: Watch, reason: str, now_ms: int) -> Watch:
-    failures = watch.failures + 1
-    return replace(watch, failures=failures, problem=reason, look_at_ms=now_ms + backoff_ms(failures))
+    failures = watch.look_failures + 1
+    return replace(watch, look_failures=failures, unreadable=reason, look_at_ms=now_ms + backoff_ms(failures))
 
 
 def wanted(watch: Watch, now_ms: int) -> Action | None:
@@ -246,20 +255,16 @@ def finished(watch: Watch, job: Job, outcome: Outcome, now_ms: int, ttl_ms: int)
 
 
 def choose(watches: Iterable[Watch], running: Mapping[TopicPartition, Job], threads: int, now_ms: int) -> list[Job]:
-    """The jobs to begin now, in the order of ``watches``; at most ``threads`` run at once, one a partition, and one that is alone by itself."""
+    """The jobs to begin now, in the order of ``watches``: at most ``threads`` at once, one a partition; one that is alone by itself."""
     if any(job.alone for job in running.values()):
         return []
-    chosen: list[Job] = []
+    wants: list[tuple[Watch, Action]] = []
     for watch in watches:
-        if len(running) + len(chosen) >= threads:
-            break
         action = wanted(watch, now_ms)
-        if watch.name in running or action not in (Action.ROUND, Action.RETIRE):
-            continue
-        if watch.alone and action is Action.ROUND:
-            if not running and not chosen:
-                return [Job(watch.name, action, alone=True)]
-            break  # nothing new begins until the others are done
-        chosen.append(Job(watch.name, action))
-    return chosen
-
+        if watch.name not in running and action is not None and action is not Action.LOOK:
+            wants.append((watch, action))
+    alone = next((watch for watch, action in wants if watch.alone and action is Action.ROUND), None)
+    if alone is not None:
+        # Nothing else begins before it, or it would wait for ever.
+        return [] if running else [Job(alone.name, Action.ROUND, alone=True)]
+    return [Job(watch.name, action) for watch, action in wants[: max(0, threads - len(running))]]

@@ -1,0 +1,171 @@
+"""What a thread of the daemon does with one partition: look, one round, or retire. Effects only; what to do is scheduling's business."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from compactor.config import Cleaner, Settings
+from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
+from compactor.metadata.state import CatalogState, PartitionState
+from compactor.model.plan import CompactionPlan
+from compactor.pipeline.compaction import Round, RoundReport
+from compactor.pipeline.leadership import lease_of
+from compactor.pipeline.logs import PartitionLog, open_catalog
+from compactor.pipeline.ordering import Stage
+from compactor.pipeline.retire import RetireReport, retire, since_ms
+from compactor.pipeline.staging import Budget
+from compactor.pipeline.tier import Tier
+from compactor.service.scheduling import Action, Job, Outcome, Sight, sight
+from compactor.storage.port import ObjectInfo, ObjectStore
+
+
+class Stopped(CompactorError):
+    """The daemon is asked to end. A round that ends with this is one that a crash ended: the next run resumes it."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Set once, looked at wherever work may be left."""
+
+    event: threading.Event
+
+    def check(self) -> None:
+        """Raises Stopped."""
+        if self.event.is_set():
+            raise Stopped("the daemon is stopping")
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps, but not through a stop. Raises Stopped."""
+        if self.event.wait(seconds):
+            self.check()
+
+    def stage(self, stage: Stage, plan: CompactionPlan) -> None:
+        """Between two steps of a round, but not behind its publication: what is left then is only to write down what it cost."""
+        if stage is not Stage.PUBLISHED:
+            self.check()
+
+
+class Interruptible:
+    """A store of segments whose next request fails once the daemon is asked to end: work on a large partition stops within one request."""
+
+    def __init__(self, store: ObjectStore, stop: Stop) -> None:
+        self._store = store
+        self._stop = stop
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self._stop.check()
+        return self._store.get(key, start, length)
+
+    def head(self, key: str) -> ObjectInfo:
+        self._stop.check()
+        return self._store.head(key)
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        self._stop.check()
+        return self._store.create(key, data, metadata)
+
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        self._stop.check()
+        return self._store.create_from_file(key, path, metadata)
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        self._stop.check()
+        return self._store.put(key, data)
+
+    def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
+        self._stop.check()
+        return self._store.download(key, path, start, length)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        self._stop.check()
+        return self._store.list(prefix, after)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._stop.check()
+        self._store.delete(keys)
+
+    def clock_ms(self) -> int:
+        return self._store.clock_ms()
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job's end: for scheduling the outcome, for the next look the state, for people the report."""
+
+    job: Job
+    outcome: Outcome
+    state: PartitionState | None
+    report: RoundReport | RetireReport | None = None
+    seconds: float = 0.0
+
+
+def look(opened: Tier, log: PartitionLog, now_ms: int) -> Sight:
+    """A sight of a log that was refreshed. One request more for everything that waits for its time."""
+    state = log.state
+    waits = since_ms(opened.ports, log) if state.waiting or state.registrations else {}
+    return sight(log.state, opened.settings.cleaner_for(state.topic), opened.retention, waits, now_ms)
+
+
+def perform(opened: Tier, catalog: CatalogState, state: PartitionState | None, job: Job, disk: Budget, now_ms: int, stop: Stop) -> Done:
+    """Does the job under an incarnation of its own. Nothing is raised: whatever happens is an outcome."""
+    opened = replace(opened, catalog=open_catalog(opened.ports))
+    opened.catalog.load(catalog)
+    log = opened.open(job.name)
+    try:
+        if state is not None:
+            log.load(state)
+        log.refresh()
+        lease = lease_of(opened.ports, log)
+        if lease is not None and lease.expires_ms > opened.ports.control.clock_ms():
+            return Done(job, Outcome("leased", f"{lease.holder} is at work", look(opened, log, now_ms)), log.state)
+        act = _round if job.action is Action.ROUND else _retire
+        report, status, reason = act(opened, log, disk, now_ms, stop)
+        log.refresh()
+        return Done(job, Outcome(status, reason, look(opened, log, now_ms)), log.state, report)
+    except Stopped as error:
+        return Done(job, Outcome("stopped", error.message), None)
+    except Leased as error:
+        return Done(job, Outcome("leased", error.message), None)
+    except Fenced as error:
+        return Done(job, Outcome("fenced", error.message), None)
+    except OutOfBudget as error:
+        return Done(job, Outcome("out_of_budget", str(error)), None)
+    except CompactorError as error:
+        return Done(job, Outcome("failed", str(error)), None)
+    except Exception as error:  # noqa: BLE001 - one partition's bug must not end the service for the others (I9)
+        return Done(job, Outcome("failed", f"a bug: {type(error).__name__}: {error}"), None)
+
+
+def _round(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Stop) -> tuple[RoundReport | RetireReport, str, str]:
+    name = log.state.name
+    report = Round(opened, name, now_ms, on_stage=stop.stage, disk=disk).run(log)
+    if report.status in ("cleaned", "resumed"):
+        opened.note_change(name)
+    return report, report.status, report.reason
+
+
+def _retire(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Stop) -> tuple[RoundReport | RetireReport, str, str]:
+    work = Round(opened, log.state.name, now_ms, on_stage=stop.stage, disk=disk).work
+    return retire(opened.ports, log, opened.lease, opened.retention, work=work), "retired", ""
+
+
+def shared_settings(settings: Settings, jobs: int, lanes: int) -> Settings:
+    """Settings for one of ``jobs`` rounds at once: each gets its share of the memory, ``lanes`` threads of its own."""
+
+    def share(cleaner: Cleaner) -> Cleaner:
+        return cleaner.model_copy(update={"map_budget_bytes": max(1, cleaner.map_budget_bytes // jobs)})
+
+    return settings.model_copy(
+        update={
+            "cleaner": share(settings.cleaner),
+            "topics": {pattern: share(cleaner) for pattern, cleaner in settings.topics.items()},
+            "daemon": settings.daemon.model_copy(update={"threads": lanes}),
+        }
+    )
