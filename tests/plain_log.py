@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import google_crc32c
+
 from tests.plain_format import DEFAULT_LIMIT, Batch, Unreadable, read_batches, segment_paths
 
 
@@ -86,12 +88,15 @@ def live_producers(folder: Path, segments: list[Segment]) -> dict[int, tuple[int
     end = segments[-1].next_base
     bases = {segment.base for segment in segments[1:]} | {end}
     snapshots = {int(path.stem): path for path in folder.glob("*.snapshot") if path.stem.isdecimal() and int(path.stem) in bases}
-    start, producers = max(snapshots, default=-1), {}
-    if snapshots:
-        data = snapshots[start].read_bytes()
-        for at in range(10, len(data), 46):
-            pid, epoch, _, last = struct.unpack_from(">qhiq", data, at)
-            producers[pid] = (epoch, last)
+    start, producers = -1, {}
+    for number in sorted(snapshots, reverse=True):
+        data = snapshots[number].read_bytes()
+        if _sound_snapshot(data):  # else Kafka goes on with an older one
+            start = number
+            for at in range(10, len(data), 46):
+                pid, epoch, _, last = struct.unpack_from(">qhiq", data, at)
+                producers[pid] = (epoch, last)
+            break
     for batch in (b for s in segments for b in s.batches if b.last_offset >= start and b.producer_id >= 0):
         epoch, last = producers.get(batch.producer_id, (-1, -1))
         if not batch.control:
@@ -99,6 +104,13 @@ def live_producers(folder: Path, segments: list[Segment]) -> dict[int, tuple[int
         elif control_type(batch, strict=False) is not None:
             producers[batch.producer_id] = (batch.producer_epoch, last if epoch == batch.producer_epoch else -1)
     return producers
+
+
+def _sound_snapshot(data: bytes) -> bool:
+    if len(data) < 10:
+        return False
+    version, crc, count = struct.unpack_from(">hIi", data)
+    return bool(version == 1 and crc == google_crc32c.value(data[6:]) and len(data) == 10 + 46 * count)
 
 
 def transaction_index(folder: Path) -> dict[int, bytes]:
