@@ -1,0 +1,19 @@
+"""Spark: a data source over remote segments, the distributed offset map, full re-compaction. Imports nothing heavy by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: SparkSession) -> None:
+    """Makes ``spark.read.format("kafka-tiered")`` known to a session. Raises UsageError for a version of Spark that is not supported."""
+    from compactor.spark.datasource import KafkaTieredSource
+    from compactor.spark.versions import check_pyspark
+
+    check_pyspark()
+    # Off by default; a source that takes filters is refused without it.
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(KafkaTieredSource)

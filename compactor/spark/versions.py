@@ -1,0 +1,48 @@
+"""What must be there before anything of Spark is touched: a Java that runs it, a PySpark that we know. One clear line where it is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+from compactor.errors import UsageError
+
+OLDEST_JAVA = 17
+OLDEST_PYSPARK = (4, 1)
+NEXT_PYSPARK = (5, 0)
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def check_java() -> None:
+    """Raises UsageError where Spark would find no Java, or one that cannot load its classes."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    hint = "Install a JRE (Debian, Ubuntu: apt install default-jre-headless) or set JAVA_HOME"
+    if not java or not os.access(java, os.X_OK):
+        where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH"
+        raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, and {where}", hint=hint)
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{java} does not run: {error}", hint=hint) from error
+    found = _VERSION.search(said)
+    if not found:
+        lines = said.strip().splitlines() or ["nothing"]
+        raise UsageError(f"`{java} -version` does not say which Java it is, but: {lines[0]}", hint=hint)
+    if int(found[1]) < OLDEST_JAVA:
+        raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is Java {found[1]}", hint=hint)
+
+
+def check_pyspark() -> None:
+    """Raises UsageError where PySpark is missing or of a version that we do not support."""
+    supported = f"{OLDEST_PYSPARK[0]}.{OLDEST_PYSPARK[1]} to {NEXT_PYSPARK[0] - 1}.x"
+    try:
+        import pyspark
+    except ImportError as error:
+        raise UsageError(f"PySpark is not installed for this Python ({error})", hint=f"Install PySpark {supported}") from error
+    numbers = re.match(r"(\d+)\.(\d+)", pyspark.__version__)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if not OLDEST_PYSPARK <= version < NEXT_PYSPARK:
+        raise UsageError(f"PySpark {pyspark.__version__} is not supported", hint=f"Supported are PySpark {supported}")
