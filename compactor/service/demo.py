@@ -13,7 +13,7 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.pipeline.compaction import OnStage, RoundReport, compact
 from compactor.pipeline.forecast import Forecast, forecast
-from compactor.pipeline.intake import ImportReport, import_directory
+from compactor.pipeline.intake import ImportReport, Progress, import_directory
 from compactor.pipeline.outlet import export_partition
 from compactor.pipeline.tier import Tier, open_tier
 from compactor.pipeline.verifying import Problem, verify_partition
@@ -66,8 +66,8 @@ class Demo:
         for count in write_topic(self.log_dir, self.shape):
             on_records(count)
 
-    def import_topic(self, on_bytes: OnCount) -> ImportReport:
-        return import_directory(self._tier, self.log_dir, NAME, self._cleaner.policy(), on_bytes)
+    def import_topic(self, progress: Progress) -> ImportReport:
+        return import_directory(self._tier, self.log_dir, NAME, self._cleaner.policy(), progress)
 
     def plan(self) -> Forecast:
         return forecast(self._tier, NAME, self.now_ms)

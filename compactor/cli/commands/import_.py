@@ -10,21 +10,25 @@ from compactor.cli.output import Output, Table, size
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("log_dir", metavar="LOG_DIR", type=Path, help="holds <20 digits>.log and what belongs to them; all segments count as sealed")
+    parser.add_argument(
+        "log_dir", metavar="LOG_DIR", type=Path, help="<20 digits>.log and what belongs to them; all segments count as sealed"
+    )
     parser.add_argument("--topic", required=True, metavar="T")
     parser.add_argument("--partition", required=True, type=frame.whole(0, 2**31 - 1), metavar="P")
+    parser.add_argument("--allow-gaps", action="store_true", help="a cleaner took away what is missing between segments")
     parser.runs(run)
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
     from compactor.model.ids import TopicPartition
-    from compactor.pipeline.intake import import_directory
+    from compactor.pipeline.intake import Progress, import_directory
 
     name = TopicPartition.of(args.topic, args.partition)
     opened = tiers.opened(args)
     policy = opened.settings.cleaner_for(name.topic).policy()
-    with out.progress(f"importing {name}", unit="bytes") as progress:
-        report = import_directory(opened, args.log_dir, name, policy, progress.advance)
+    with out.progress("importing", unit="bytes") as bar:
+        progress = Progress(lambda step, size: bar.at(f"{step} {name}", size), bar.advance)
+        report = import_directory(opened, args.log_dir, name, policy, progress, gaps=args.allow_gaps)
     if report.repeated:
         out.note(f"{name}: this directory was imported before; nothing to do")
     document = {key: value for key, value in tiers.plain(report).items() if key != "repeated"}

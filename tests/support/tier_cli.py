@@ -1,0 +1,128 @@
+"""The command line on a tier in a directory, as a user types it, in this process; and what a consumer reads in a log directory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from compactor.cli.main import entry
+from tests.plain_format import Batch, read_batches, segment_paths
+from tests.plain_log import control_type, transaction_index
+
+
+class Answer(NamedTuple):
+    code: int
+    document: Any
+    stderr: str
+
+
+@dataclass
+class TierCli:
+    """One configuration file; ``settings`` are sections of it, besides [tier]."""
+
+    folder: Path
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    named: str = "orders-0"
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.config = self.folder / "tiered-compactor.toml"
+        self.tier = self.folder / "tier"
+        self.set()
+
+    def set(self, **sections: dict[str, Any]) -> None:
+        """Changes settings."""
+        for name, values in sections.items():
+            self.settings[name] = self.settings.get(name, {}) | values
+        tier = {"url": self.tier.as_uri(), "state_dir": str(self.folder / "state")} | self.settings.get("tier", {})
+        lines = []
+        for section, values in (self.settings | {"tier": tier}).items():
+            lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        self.config.write_text("\n".join(lines) + "\n")
+
+    def ask(self, *arguments: object, output: str = "json") -> Answer:
+        """One command. ``document`` is None where it printed none."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = entry([*map(str, arguments), "--config", str(self.config), "--output", output])
+        text = out.getvalue()
+        return Answer(code, json.loads(text) if text and output == "json" else text or None, err.getvalue())
+
+    def do(self, *arguments: object) -> Any:
+        """One command that must succeed; its document."""
+        answer = self.ask(*arguments)
+        assert answer.code == 0, answer
+        return answer.document
+
+    def bring(self, log_dir: Path) -> Any:
+        topic, _, partition = self.named.rpartition("-")
+        return self.do("import", log_dir, "--topic", topic, "--partition", partition)
+
+    def run(self, *arguments: object) -> Any:
+        """The row of a `run --force` over one partition that must succeed."""
+        (row,) = self.do("run", "--force", *arguments)["partitions"]
+        return row
+
+    def export(self, target: Path) -> Path:
+        self.do("export", self.named, target)
+        return target
+
+    def digest(self) -> dict[str, str]:
+        """Every object of the tier with what is in it; a tier that was not made yet is empty."""
+        files = (path for path in sorted(self.tier.rglob("*")) if path.is_file())
+        return {str(path.relative_to(self.tier)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+# ---- what a consumer reads --------------------------------------------------------------------------------------------------
+
+
+def batches_of(folder: Path) -> Iterator[Batch]:
+    for path in segment_paths(folder).values():
+        yield from read_batches(path.read_bytes())
+
+
+def contents(folder: Path) -> list[dict[str, object]]:
+    """All batches with records, field by field; what the cleaner keeps of empty ones is not compared."""
+    return [batch.content() for batch in batches_of(folder) if batch.records]
+
+
+def visible(folder: Path) -> list[tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes | None], ...]]]:
+    """What a read_committed consumer gets: records without those of transactions that the abort markers or the index name."""
+    found = list(batches_of(folder))
+    aborted: dict[int, list[tuple[int, int]]] = {}
+    opened: dict[int, int] = {}
+    for batch in found:
+        if batch.transactional and not batch.control:
+            opened.setdefault(batch.producer_id, batch.base_offset)
+        elif batch.control and batch.records:
+            first = opened.pop(batch.producer_id, None)
+            if control_type(batch) == 0 and first is not None:
+                aborted.setdefault(batch.producer_id, []).append((first, batch.base_offset))
+    for entry_bytes in transaction_index(folder).values():
+        producer, first, last = (int.from_bytes(entry_bytes[at : at + 8], "big") for at in (2, 10, 18))
+        aborted.setdefault(producer, []).append((first, last))
+    undecided = min(opened.values(), default=2**63)
+    return [
+        (r.offset, r.timestamp, r.key, r.value, r.headers)
+        for b in found
+        if not b.control and b.last_offset < undecided
+        if not (b.transactional and any(first <= b.base_offset <= last for first, last in aborted.get(b.producer_id, ())))
+        for r in b.records
+    ]
+
+
+def latest(folder: Path) -> dict[bytes, bytes]:
+    """Key -> value, deletes left out."""
+    view: dict[bytes, bytes] = {}
+    for _, _, key, value, _ in visible(folder):
+        if key is not None and value is not None:
+            view[key] = value
+        elif key is not None:
+            view.pop(key, None)
+    return view
