@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import cramjam
@@ -13,8 +14,9 @@ import zstandard
 from compactor.cleaner.offline import CleanRequest, clean_directory
 from compactor.errors import BadData
 from compactor.records.build import NO_PRODUCER, Producer, Row, batch, marker, seal, varint
-from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, Life, LogBuilder, entry, live, read, txn_index, wrapper
+from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, Life, LogBuilder, entry, live, read, snapshot, txn_index, wrapper
 from tests.plain_format import fix_crc
+from tests.plain_log import transaction_index
 
 LATER = 10**12
 COMPRESSED = (GZIP, SNAPPY, LZ4, ZSTD)
@@ -381,6 +383,74 @@ def test_index_entry_keeps_its_bytes(tmp_path: Path) -> None:
         life.round(first_dirty_offset=0)
         assert life.shape() == ["(1-1)", "2-2A"]
         assert (life.folder / f"{0:020}.txnindex").read_bytes() == original
+
+
+def test_outcomes_come_from_markers_not_from_the_index(tmp_path: Path) -> None:
+    """A deviation: without a .txnindex, but with an .index, nothing was aborted for Kafka; tiers do lose that file."""
+    log = LogBuilder()
+    log.put("a=aborted", pid=5, txn=True)
+    log.abort(5)
+    log.put("b=1", pid=5)
+    folder = log.write(tmp_path / "log", indexes=True)
+    assert not list(folder.glob("*.txnindex"))
+    clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+    assert live(tmp_path / "out") == ["2:b=1"]
+    assert transaction_index(tmp_path / "out") == {1: struct.pack(">hqqqq", 0, 5, 0, 1, 2)}
+
+
+def test_unreadable_snapshot_gives_way_to_an_older_one(tmp_path: Path) -> None:
+    """As in Kafka: the log behind the older one says the same."""
+    log = LogBuilder()
+    log.put("a=1", pid=5)
+    log.roll()
+    log.put("a=2", pid=6)
+    log.roll()
+    log.put("a=3")
+    folder = log.write(tmp_path / "log")
+    snapshot(folder, 1, [(5, 0, 0)])
+    snapshot(folder, 2, [])
+    newest = folder / f"{2:020}.snapshot"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+    assert [(b.base_offset, b.producer_id) for batches in read(tmp_path / "out").values() for b in batches] == [(0, 5), (1, 6), (2, -1)]
+
+
+def test_what_the_round_does_not_read_it_does_not_judge(tmp_path: Path) -> None:
+    """As in Kafka: a batch behind the round's end may hold anything."""
+    log = LogBuilder()
+    log.put("a=1", "a=2")
+    log.roll()
+    log.put("b=1")
+    log.segments[1][1][0] = log.segments[1][1][0][:-2] + b"?\x00"
+    folder = log.write(tmp_path / "log")
+    clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, first_uncleanable_offset=2))
+    assert live(tmp_path / "out") == ["1:a=2"]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "more records than there are": lambda raw: raw[:57] + struct.pack(">i", 3) + raw[61:],
+    "more records than there can be": lambda raw: raw[:57] + struct.pack(">i", 2**31 - 1) + raw[61:],
+    "a negative number of headers": lambda raw: raw[:-1] + b"\x01",
+    "a key longer than the batch": lambda raw: raw[:65] + b"\x7e" + raw[66:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("kind", ["data", "marker"])
+def test_damage_under_a_right_crc_is_refused(tmp_path: Path, kind: str, damage: Callable[[bytes], bytes]) -> None:
+    """Whoever wrote it had the checksum right: the records do not parse."""
+    log = LogBuilder()
+    log.put("a=1", pid=5, txn=True)  # so that the marker would be copied as it is
+    if kind == "data":
+        log.put("b=1")
+    else:
+        log.commit(5)
+    log.put("c=2")
+    log.segments[0][1][1] = fix_crc(damage(log.segments[0][1][1]))
+    folder = log.write(tmp_path / "log")
+    with pytest.raises(BadData) as refused:
+        clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+    assert (refused.value.position, refused.value.offset) == (len(log.segments[0][1][0]), 1)
 
 
 # ---- legacy (6.5 n) ---------------------------------------------------------------------------------------------------------

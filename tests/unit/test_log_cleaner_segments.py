@@ -186,3 +186,26 @@ def test_time_index_points_at_the_earliest_batch_with_the_largest_time(tmp_path:
     life = Life(tmp_path, log)
     life.round()
     assert (life.folder / f"{0:020}.timeindex").read_bytes() == struct.pack(">qi", 90, 2)
+
+
+def test_full_index_does_not_fail_the_round(tmp_path: Path) -> None:
+    """A deviation: Kafka's round fails with "Attempt to append to a full index" where the outputs' entries exceed the limit."""
+    log = LogBuilder()
+    for number in range(40):
+        log.put(f"k{number}=" + "x" * 60)
+    life = Life(tmp_path, log)
+    life.round(segment_index_bytes=64, index_interval_bytes=1)
+    assert len(life.live()) == 40
+    assert (life.folder / f"{0:020}.index").stat().st_size == 39 * 8
+
+
+def test_offsets_that_no_index_holds_are_refused(tmp_path: Path) -> None:
+    """testSegmentWithOffsetOverflow (KAFKA-6264), a deviation: Kafka splits the segment, gives the round up and tries again."""
+    log = LogBuilder()
+    log.put("a=1")
+    log.skip(2**31)
+    log.put("b=1")
+    folder = log.write(tmp_path / "log")
+    with pytest.raises(BadData, match="offset") as refused:
+        clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+    assert (refused.value.segment, refused.value.offset) == (f"{0:020}.log", 2**31 + 1)
