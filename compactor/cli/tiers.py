@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,16 @@ from compactor.cli.output import Output
 from compactor.errors import CompactorError, Leased
 
 if TYPE_CHECKING:
+    from compactor.metadata.summary import PartitionSummary
+    from compactor.model.ids import TopicPartition
     from compactor.pipeline.tier import Tier
 
 
-def opened(args: argparse.Namespace) -> Tier:
-    """The tier of the configuration. Raises UsageError."""
+def opened(args: argparse.Namespace, *, local_state: bool = False) -> Tier:
+    """The tier of the configuration; ``local_state``: with what this machine remembers of it. Raises UsageError."""
     from compactor.pipeline.tier import open_tier
 
-    return open_tier(frame.settings(args))
+    return open_tier(frame.settings(args), local_state=local_state)
 
 
 def viewed(args: argparse.Namespace) -> Tier:
@@ -27,6 +30,22 @@ def viewed(args: argparse.Namespace) -> Tier:
     from compactor.pipeline.viewing import read_only
 
     return read_only(opened(args))
+
+
+def summaries(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: Outcomes) -> list[PartitionSummary]:
+    """A look at each of these partitions; those that cannot be read are reported and left out."""
+    from compactor.pipeline.overview import overview
+
+    found = []
+    with out.progress("looking", len(names), "partitions") as progress:
+        looks = overview(tier, names, on_partition=progress.advance)
+    for look in looks:
+        if look.error is not None:
+            outcomes.failed(str(look.name), look.error)
+        if look.summary is not None:
+            outcomes.ok()
+            found.append(look.summary)
+    return found
 
 
 def partitions_argument(parser: frame.Parser) -> None:

@@ -19,7 +19,7 @@ Why each rule is here (every one closes a hole that a randomised search has foun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -172,7 +172,7 @@ class ControlLog(Generic[S]):
             self._restart()
             base = state = self.state
             steps: list[tuple[Record[Any], S]] = []
-            while (record := self._read_slot(state.slot + 1)) is not None:
+            for record in self._behind(base.slot):
                 state = self._form.apply(state, record)
                 steps.append((record, state))
             if self._read_boundary().slot <= base.slot:
@@ -245,16 +245,19 @@ class ControlLog(Generic[S]):
         """Folds on (from a record that was just created, or by GETs to the tail), then looks at the boundary."""
         while True:
             base = self.state
-            state, last = base, None
-            while (record := appended or self._read_slot(state.slot + 1)) is not None:
+            state, last = base, self._last
+            for record in [appended] if appended else self._behind(base.slot):
                 state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
-                if appended:
-                    break
             if self._read_boundary().slot <= base.slot:
-                self._state, self._last = state, last or self._last
+                self._state, self._last = state, last
                 return state
             self._restart()
             appended = None
+
+    def _behind(self, slot: int) -> Iterator[Record[Any]]:
+        while (record := self._read_slot(slot + 1)) is not None:
+            yield record
+            slot = record.slot
 
     def _take_kept(self) -> bool:
         """Takes the state that was kept elsewhere, if the log still has what it ends with."""

@@ -61,6 +61,18 @@ class RemoteLogSegmentMetadata(Value):
     open_txn_offset: int = -1
     records: int = 0
 
+    @property
+    def index_bytes(self) -> int:
+        return self.files["index"].size if "index" in self.files else 0
+
+    @property
+    def timeindex_bytes(self) -> int:
+        return self.files["timeindex"].size if "timeindex" in self.files else 0
+
+    @property
+    def file_count(self) -> int:
+        return len(self.files)
+
     def key(self, partition: str, kind: str) -> str:
         return segment_key(partition, self.start_offset, self.id, kind)
 

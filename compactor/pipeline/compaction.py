@@ -10,8 +10,10 @@ from pathlib import Path
 from compactor.config import Cleaner
 from compactor.errors import BadData, NotFound
 from compactor.metadata.state import PartitionState
+from compactor.metadata.summary import PartitionSummary
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.ordering import Stage
 from compactor.pipeline.planning import Assessment, RoundFacts, assess, plan_round
@@ -23,7 +25,7 @@ from compactor.pipeline.worker import LocalWorker, WorkStats, fingerprint
 from compactor.records.producers import parse_snapshot
 
 OnStage = Callable[[Stage, CompactionPlan], None]
-Assess = Callable[[PartitionState, Cleaner, int], Assessment]
+Assess = Callable[[PartitionState, Cleaner, int], Assessment[RemoteLogSegmentMetadata]]
 
 
 @dataclass(frozen=True)
@@ -200,9 +202,19 @@ def _report(result: RoundResult, stats: WorkStats) -> RoundReport:
     )
 
 
+def nothing_to_do(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
+    """The report of a partition that needs no round, by a summary that the tier has just confirmed; None where a round may be due."""
+    cleaner = opened.settings.cleaner_for(summary.topic)
+    if summary.open_run or assess(summary, cleaner, now_ms, force=force).due:
+        return None
+    return RoundReport(summary.topic, summary.partition, "nothing_to_do", summary.first_dirty_offset, summary.first_dirty_offset)
+
+
 def compact(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
     """A round over one partition; other processes are told that something changed. Raises as Round.run."""
-    report = Round(opened, name, now_ms, force=force, on_stage=on_stage).run(opened.open(name))
+    log, hint = opened.open(name), opened.hint(name)
+    report = Round(opened, name, now_ms, force=force, on_stage=on_stage).run(log)
+    opened.keep(log, hint)
     if report.status in ("cleaned", "resumed"):
         opened.note_change(name)
     return report

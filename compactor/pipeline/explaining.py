@@ -67,7 +67,7 @@ def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explan
     return Explanation(name.topic, name.partition, _answer(state, lease, found, now_ms), facts)
 
 
-def _answer(state: PartitionState, lease: LeaseInfo | None, found: Assessment, now_ms: int) -> str:
+def _answer(state: PartitionState, lease: LeaseInfo | None, found: Assessment[RemoteLogSegmentMetadata], now_ms: int) -> str:
     """The one reason that counts, gravest first."""
     led = lease is not None and lease.expires_ms >= now_ms
     if not state.live:
@@ -110,7 +110,7 @@ def _standing_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int)
         yield Fact("quarantine", text, {"failures": why.failures, "at_ms": why.at_ms, "reason": why.reason, "segment": why.segment})
 
 
-def _due_facts(state: PartitionState, found: Assessment, cleaner: Cleaner, now_ms: int) -> Iterator[Fact]:
+def _due_facts(state: PartitionState, found: Assessment[RemoteLogSegmentMetadata], cleaner: Cleaner, now_ms: int) -> Iterator[Fact]:
     if not state.live:
         return
     yield Fact(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from checkpoint.lineage import union
 from compactor.cleaner.grouping import group
 from compactor.config import Cleaner
 from compactor.metadata.state import PartitionState
+from compactor.metadata.summary import PartitionFacts, SegmentFacts
 from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, SkippedSegment
 from compactor.model.segment import RemoteLogSegmentMetadata
 
+S = TypeVar("S", bound=SegmentFacts)
+
 
 @dataclass(frozen=True)
-class Assessment:
+class Assessment(Generic[S]):
     """What a look at one partition comes to. ``end`` is exclusive; ``horizon_due``: ids of segments in which something is due."""
 
     due: bool
@@ -22,18 +26,21 @@ class Assessment:
     first_dirty: int
     end: int
     dirty_ratio: float
-    dirty: tuple[RemoteLogSegmentMetadata, ...]
-    clean: tuple[RemoteLogSegmentMetadata, ...]
+    dirty: tuple[S, ...]
+    clean: tuple[S, ...]
     horizon_due: tuple[str, ...]
 
     @property
-    def segments(self) -> tuple[RemoteLogSegmentMetadata, ...]:
+    def segments(self) -> tuple[S, ...]:
         """Live segments below the round's end."""
         return self.clean + self.dirty
 
 
-def assess(state: PartitionState, cleaner: Cleaner, now_ms: int, *, force: bool = False) -> Assessment:
-    """Kafka's eligibility rules, and rounds that are due for delete horizons alone. ``force``: whatever the ratio says."""
+def assess(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, force: bool = False) -> Assessment[S]:
+    """Kafka's eligibility rules, and rounds that are due for delete horizons alone. ``force``: whatever the ratio says.
+
+    ``state``: the folded state, or its summary.
+    """
     first_dirty = state.first_dirty_offset
     end, bound = _range_end(state, cleaner, now_ms, first_dirty)
     below = [segment for segment in state.live if segment.start_offset < end]
@@ -46,7 +53,7 @@ def assess(state: PartitionState, cleaner: Cleaner, now_ms: int, *, force: bool 
     return Assessment(due, reason, first_dirty, end, ratio, dirty, clean, horizon_due)
 
 
-def _range_end(state: PartitionState, cleaner: Cleaner, now_ms: int, first_dirty: int) -> tuple[int, str]:
+def _range_end(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_dirty: int) -> tuple[int, str]:
     """First offset that is not cleaned: always a segment boundary, never below ``first_dirty``; and why it is not the end."""
     end, why = state.end_offset + 1, ""
     if state.live and state.live[-1].open_txn_offset >= 0:
@@ -64,7 +71,7 @@ def _range_end(state: PartitionState, cleaner: Cleaner, now_ms: int, first_dirty
 
 
 def _verdict(
-    cleaner: Cleaner, now_ms: int, dirty: Sequence[RemoteLogSegmentMetadata], ratio: float, horizon_due: Sequence[str], bound: str, force: bool
+    cleaner: Cleaner, now_ms: int, dirty: Sequence[SegmentFacts], ratio: float, horizon_due: Sequence[str], bound: str, force: bool
 ) -> tuple[bool, str]:
     late = [s for s in dirty if 0 < s.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms]
     if dirty and force:
@@ -100,15 +107,20 @@ class Grouped:
     timeindex_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        files = self.metadata.files
         object.__setattr__(self, "base", self.metadata.start_offset)
         object.__setattr__(self, "size", self.metadata.size_bytes)
-        object.__setattr__(self, "index_bytes", files["index"].size if "index" in files else 0)
-        object.__setattr__(self, "timeindex_bytes", files["timeindex"].size if "timeindex" in files else 0)
+        object.__setattr__(self, "index_bytes", self.metadata.index_bytes)
+        object.__setattr__(self, "timeindex_bytes", self.metadata.timeindex_bytes)
 
 
 def plan_round(
-    state: PartitionState, found: Assessment, facts: RoundFacts, cleaner: Cleaner, now_ms: int, leader_epoch: int, new_id: Callable[[], str]
+    state: PartitionState,
+    found: Assessment[RemoteLogSegmentMetadata],
+    facts: RoundFacts,
+    cleaner: Cleaner,
+    now_ms: int,
+    leader_epoch: int,
+    new_id: Callable[[], str],
 ) -> CompactionPlan:
     """The round that ``found`` calls for, complete: executing it twice gives the same bytes (I7)."""
     groups, skipped = _groups(found, cleaner)
@@ -137,7 +149,9 @@ def plan_round(
     )
 
 
-def _groups(found: Assessment, cleaner: Cleaner) -> tuple[list[list[RemoteLogSegmentMetadata]], tuple[SkippedSegment, ...]]:
+def _groups(
+    found: Assessment[RemoteLogSegmentMetadata], cleaner: Cleaner
+) -> tuple[list[list[RemoteLogSegmentMetadata]], tuple[SkippedSegment, ...]]:
     if not found.dirty:
         # Nothing new: only the segments in which something is due are written anew, each by itself.
         due = [[segment] for segment in found.clean if segment.id in found.horizon_due]

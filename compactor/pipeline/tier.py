@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from compactor.config import Settings
 from compactor.errors import UsageError
+from compactor.metadata.local_state import LocalState
 from compactor.metadata.state import CatalogState
 from compactor.model.ids import TopicPartition
 from compactor.pipeline.leadership import background_beats
@@ -23,12 +25,17 @@ from compactor.storage.port import ObjectStore
 
 @dataclass(frozen=True)
 class Tier:
-    """One process's access to one tier. ``counters``: all requests and bytes, of data and control objects."""
+    """One process's access to one tier. ``counters``: all requests and bytes, of data and control objects.
+
+    With ``local`` (a cache on this machine) control logs begin from where they were last folded; without it everything is read from
+    the tier itself.
+    """
 
     settings: Settings
     ports: Ports
     catalog: CatalogLog
     counters: Counters
+    local: LocalState | None = None
 
     @property
     def lease(self) -> Lease:
@@ -45,9 +52,19 @@ class Tier:
 
     def identity(self) -> CatalogState:
         """The folded catalog. Raises UsageError where no tier was made at this URL yet."""
+        local = self.local
+        kept = local.catalog() if local and not local.bound else None
+        if kept:
+            self.catalog.load(kept.state, kept.mark)
         state = self.catalog.refresh()
         if not state.tier_id:
-            raise UsageError(f"there is no tier at {self.ports.data.url} yet", hint="`import` makes one; check tier.url in the configuration")
+            raise UsageError(
+                f"there is no tier at {self.ports.data.url} yet", hint="`import` makes one; check tier.url in the configuration"
+            )
+        if local:
+            if not local.bound:
+                local.bind(state.tier_id, diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
+            local.keep_catalog(state, self.catalog.mark())
         return state
 
     def create(self) -> CatalogState:
@@ -71,14 +88,32 @@ class Tier:
         return named
 
     def open(self, name: TopicPartition) -> PartitionLog:
-        return open_partition(self.ports, name)
+        """Its control log, begun from what is kept of it. Makes no request yet."""
+        log = open_partition(self.ports, name)
+        kept = self.local.state(name) if self.local and self.local.bound else None
+        if kept:
+            log.load(*kept)
+        return log
+
+    def hint(self, name: TopicPartition) -> int:
+        """The latest hint about a partition in the catalog as last folded: for ``keep``, asked before the partition's log is read."""
+        return self.catalog.state.partitions.get(str(name), 0)
+
+    def keep(self, log: PartitionLog, hint: int) -> None:
+        """Remembers a log as it was last folded."""
+        mark = log.mark() if self.local and self.local.bound else None
+        if mark and self.local:
+            self.local.keep(log.state, mark, hint, self.ports.clock_ms())
 
     def note_change(self, name: TopicPartition) -> None:
         note_change(self.ports, self.catalog, name)
 
 
-def open_tier(settings: Settings) -> Tier:
-    """Opens the stores that the settings name. Makes no request. Raises UsageError."""
+def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
+    """Opens the stores that the settings name. Makes no request. Raises UsageError.
+
+    ``local_state``: with the cache in ``state_dir``, which is opened by its first use.
+    """
     counters = Counters()
 
     def store(url: str) -> ObjectStore:
@@ -93,4 +128,6 @@ def open_tier(settings: Settings) -> Tier:
         holder=f"{socket.gethostname()}:{os.getpid()}",
         keep_alive=background_beats,
     )
-    return Tier(settings, ports, open_catalog(ports), counters)
+    place = hashlib.sha256(settings.control_url.encode()).hexdigest()[:16]
+    local = LocalState(Path(settings.tier.state_dir) / "cache" / place) if local_state else None
+    return Tier(settings, ports, open_catalog(ports), counters, local)

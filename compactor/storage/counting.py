@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 from compactor.model.base import Value
@@ -50,6 +51,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._watcher: Callable[[int], None] | None = None
         self._requests: Counter[str] = Counter()
         self._read = 0
         self._wrote = 0
@@ -61,10 +63,23 @@ class Counters:
     def read(self, size: int) -> None:
         with self._lock:
             self._read += size
+        if self._watcher:
+            self._watcher(size)
 
     def wrote(self, size: int) -> None:
         with self._lock:
             self._wrote += size
+        if self._watcher:
+            self._watcher(size)
+
+    @contextmanager
+    def watched(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
+        """While the block runs ``on_bytes`` is told of every transfer, from any thread: for progress."""
+        self._watcher = on_bytes
+        try:
+            yield
+        finally:
+            self._watcher = None
 
     def usage(self) -> Usage:
         with self._lock:

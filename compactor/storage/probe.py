@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused
+from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, StoreError
 from compactor.model.base import Value
 from compactor.storage.port import ObjectStore
 from compactor.storage.s3 import S3Store
@@ -92,6 +92,18 @@ def conditional_puts(store: ObjectStore, prefix: str, threads: int = THREADS, ro
     except AlreadyExists:
         pass
     return []
+
+
+def deletes_free_space(store: ObjectStore) -> bool | None:
+    """Whether deleting objects saves anything there; None where the store does not say. Two requests on S3, none elsewhere."""
+    if not isinstance(store, S3Store):
+        return True
+    from compactor.storage.probe_s3 import bucket_state
+
+    try:
+        return bucket_state(store).deletes_free_space
+    except StoreError:
+        return None
 
 
 def _race(store: ObjectStore, key: str, threads: int) -> list[bytes]:

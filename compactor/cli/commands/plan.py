@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
+
+if TYPE_CHECKING:
+    from compactor.pipeline.forecast import Forecast
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -15,14 +19,26 @@ def add_arguments(parser: frame.Parser) -> None:
     parser.runs(run)
 
 
-def run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline.forecast import forecast
+def run(args: argparse.Namespace, out: Output) -> int:
+    from compactor.pipeline.forecast import forecast_of
+    from compactor.storage.probe import deletes_free_space
 
-    opened = tiers.opened(args)
-    found = [forecast(opened, name, tiers.now_ms(args), force=args.force) for name in opened.partitions(args.partitions)]
+    opened = tiers.opened(args, local_state=True)
+    outcomes = tiers.Outcomes(out, named=bool(args.partitions))
+    summaries = tiers.summaries(opened, opened.partitions(args.partitions), out, outcomes)
+    frees = deletes_free_space(opened.ports.data)
+    found = [forecast_of(opened, summary, frees, tiers.now_ms(args), force=args.force) for summary in summaries]
     rows = [
-        (f"{f.topic}-{f.partition}", f.due, f.reason, f.dirty_ratio, len(f.segments), size(f.bytes_to_read), size(f.bytes_to_write), f.map_keys, f.cost_usd)
+        (f"{f.topic}-{f.partition}", f.due, f.reason, f.dirty_ratio, len(f.live), size(f.bytes_to_read), size(f.bytes_to_write), f.map_keys,
+         _saving(f), f.cost_usd)
         for f in found
-    ]
-    columns = ("partition", "due", "reason", "dirty ratio", "segments", "to read", "to write, at most", "keys, at most", "USD")
-    out.result({"partitions": [tiers.plain(f) for f in found]}, Table("", columns, rows))
+    ]  # fmt: skip
+    columns = ("partition", "due", "reason", "dirty ratio", "segments", "to read", "to write, at most", "keys, at most", "saves", "USD")
+    documents = [f.document() for f in found] if out.mode == "json" else []
+    reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
+    out.result({"partitions": documents}, Table("", columns, rows), summary="\n".join(f"saves ?: {why}" for why in sorted(reasons)))
+    return outcomes.exit_code()
+
+
+def _saving(f: Forecast) -> str:
+    return "?" if f.expected_saving_bytes is None else size(f.expected_saving_bytes)

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
-from compactor.cli.output import Output, Table, size
+from compactor.cli.output import Output, Progress, Table, size
 from compactor.errors import CompactorError
+
+if TYPE_CHECKING:
+    from compactor.metadata.summary import PartitionSummary
+    from compactor.model.ids import TopicPartition
+    from compactor.model.plan import CompactionPlan
+    from compactor.pipeline.ordering import Stage
+    from compactor.pipeline.tier import Tier
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -18,23 +27,53 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
+    from compactor.pipeline.compaction import nothing_to_do
+
+    opened = tiers.opened(args, local_state=True)
+    names = opened.partitions(args.partitions)
+    outcomes = tiers.Outcomes(out, named=bool(args.partitions))
+    now = tiers.now_ms(args)
+    rows = {}
+    for summary in _looks(opened, names, out):
+        idle = nothing_to_do(opened, summary, now, force=args.force)
+        if idle is not None:
+            rows[summary.name] = tiers.plain(idle) | {"requests": 0, "seconds": 0.0}
+            outcomes.ok()
+    work = [name for name in names if name not in rows]
+    if work:
+        rows |= _rounds(opened, work, args, now, out, outcomes)
+    found = [rows[name] for name in names]
+    usage = opened.counters.usage()
+    store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
+    out.result({"partitions": found, "store": store}, _table(found))
+    return outcomes.exit_code()
+
+
+def _looks(opened: Tier, names: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
+    """All partitions that can be read, as the tier has them now: most of them have nothing to do, and are asked for that at once."""
+    from compactor.pipeline.overview import overview
+
+    with out.progress("looking", len(names), "partitions") as progress:
+        looks = overview(opened, names, max_age_ms=0, on_partition=progress.advance)
+    return [look.summary for look in looks if look.summary is not None]
+
+
+def _rounds(
+    opened: Tier, names: Sequence[TopicPartition], args: argparse.Namespace, now: int, out: Output, outcomes: tiers.Outcomes
+) -> dict[TopicPartition, dict[str, object]]:
     from compactor.cleaner.warm import warm_up
     from compactor.pipeline.compaction import compact
 
-    opened = tiers.opened(args)
-    names = opened.partitions(args.partitions)
-    outcomes = tiers.Outcomes(out, named=bool(args.partitions))
-    found: list[dict[str, object]] = []
+    rows = {}
     with out.progress("compiling kernels (first time only)"):
         warm_up()
-    with out.progress("cleaning", len(names), "partitions") as progress:
-        for name in names:
-            begin = time.monotonic()
+    with out.progress("cleaning", unit="bytes") as progress, opened.counters.watched(progress.advance):
+        for number, name in enumerate(names, start=1):
+            begin, before = time.monotonic(), opened.counters.usage()
+            stages = _Stages(progress, f"{name} ({number} of {len(names)})")
             row: dict[str, object] = {"topic": name.topic, "partition": name.partition}
             try:
-                report = compact(
-                    opened, name, tiers.now_ms(args), force=args.force, on_stage=lambda stage, plan, n=name: progress.at(f"{n}: {stage.value}")
-                )
+                report = compact(opened, name, now, force=args.force, on_stage=stages)
                 row = tiers.plain(report)
                 if report.status == "quarantined":
                     outcomes.bad_data(str(name), report.reason)
@@ -43,11 +82,22 @@ def run(args: argparse.Namespace, out: Output) -> int:
             except CompactorError as error:
                 outcomes.failed(str(name), error)
                 row |= {"status": _status(error), "reason": error.message}
+            row["requests"] = opened.counters.usage().since(before).total_requests
             row["seconds"] = round(time.monotonic() - begin, 3)
-            found.append(row)
-            progress.advance()
-    out.result({"partitions": found}, _table(found))
-    return outcomes.exit_code()
+            rows[name] = row
+    return rows
+
+
+class _Stages:
+    """Shows the stage that a round has reached, and the bytes that go to and fro in it."""
+
+    def __init__(self, progress: Progress, label: str) -> None:
+        self._progress = progress
+        self._label = label
+        progress.at(label)
+
+    def __call__(self, stage: Stage, plan: CompactionPlan) -> None:
+        self._progress.at(f"{self._label}: {stage.value}")
 
 
 def _status(error: CompactorError) -> str:

@@ -12,21 +12,12 @@ def add_arguments(parser: frame.Parser) -> None:
     parser.runs(run)
 
 
-def run(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.opened(args)
-    partitions = []
-    for name in opened.partitions():
-        state = opened.open(name).refresh()
-        if state.live:
-            partitions.append(
-                {
-                    "topic": name.topic,
-                    "partition": name.partition,
-                    "segments": len(state.live),
-                    "bytes": state.bytes,
-                    "start_offset": state.start_offset,
-                    "end_offset": state.end_offset,
-                }
-            )
-    rows = [(p["topic"], p["partition"], p["segments"], size(int(p["bytes"])), p["start_offset"], p["end_offset"]) for p in partitions]
+def run(args: argparse.Namespace, out: Output) -> int:
+    opened = tiers.opened(args, local_state=True)
+    outcomes = tiers.Outcomes(out, named=False)
+    found = [summary for summary in tiers.summaries(opened, opened.partitions(), out, outcomes) if summary.segments]
+    fields = ("topic", "partition", "segments", "bytes", "start_offset", "end_offset")
+    partitions = [{field: getattr(summary, field) for field in fields} for summary in found]
+    rows = [(s.topic, s.partition, s.segments, size(s.bytes), s.start_offset, s.end_offset) for s in found]
     out.result({"partitions": partitions}, Table("", ("topic", "partition", "segments", "size", "start offset", "end offset"), rows))
+    return outcomes.exit_code()

@@ -1,0 +1,89 @@
+"""How soon a tier of 2,000 partitions and 200,000 segments answers: `topics` and `plan`, without and with local state.
+
+    python -m benchmarks.start_up [--partitions N] [--segments N] [--url URL] [--s3-endpoint URL]
+
+Makes the tier's control logs (there are no segment objects: neither command looks at them), then runs the commands as a person
+would, each in a process of its own, and prints seconds of wall clock and of CPU. ``cold``: nothing is kept on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.control_log import segments
+from compactor.config import load
+from compactor.model.ids import TopicPartition
+from compactor.pipeline.importing import register, tier
+from compactor.pipeline.tier import Tier, open_tier
+
+PER_TOPIC = 20
+
+
+def make(opened: Tier, partitions: int, per_partition: int) -> None:
+    """One import of each partition, and a hint about it."""
+    opened.create()
+
+    def one(number: int) -> TopicPartition:
+        name = TopicPartition(f"topic-{number // PER_TOPIC:04d}", number % PER_TOPIC)
+        log = opened.open(name)
+        made = segments(0, per_partition)
+        register(opened.ports, log, "import", [segment.id for segment in made])
+        tier(opened.ports, log, "import", made)
+        return name
+
+    with ThreadPoolExecutor(8) as pool:
+        for name in pool.map(one, range(partitions)):
+            opened.note_change(name)
+
+
+def timed(config: Path, *command: str, **environment: str) -> dict[str, float]:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    full = [sys.executable, "-m", "compactor", *command, "--config", str(config)]
+    subprocess.run(full, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **environment})
+    seconds = time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": round(seconds, 2), "cpu": round(cpu, 2)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--partitions", type=int, default=2_000)
+    parser.add_argument("--segments", type=int, default=100, help="of each partition")
+    parser.add_argument("--url", help="where the tier is made (default: a temporary directory)")
+    parser.add_argument("--s3-endpoint", default="", help="for --url s3://...")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        config, state = Path(folder) / "tier.toml", Path(folder) / "state"
+        url = arguments.url or (Path(folder) / "tier").as_uri()
+        config.write_text(f'[tier]\nurl = "{url}"\nstate_dir = "{state}"\n[s3]\nendpoint_url = "{arguments.s3_endpoint}"\n')
+        began = time.perf_counter()
+        make(open_tier(load(str(config), {})), arguments.partitions, arguments.segments)
+        results: dict[str, object] = {
+            "partitions": arguments.partitions,
+            "segments": arguments.partitions * arguments.segments,
+            "made_in_s": round(time.perf_counter() - began, 1),
+            "topics_cold": timed(config, "topics"),
+            "topics": timed(config, "topics"),
+            "plan": timed(config, "plan"),
+            "plan_json": timed(config, "plan", "--output", "json"),
+            "run_nothing_due": timed(config, "run", TIERED_COMPACTOR__CLEANER__MIN_CLEANABLE_DIRTY_RATIO="1"),
+            "local_state_bytes": sum(path.stat().st_size for path in state.rglob("*") if path.is_file()),
+        }
+    results["load"] = os.getloadavg()[0]
+    print(json.dumps(results, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
