@@ -162,8 +162,7 @@ class Transactions:
 
 def build_map(segments: list[Segment], first: int, upper: int, aborted: set[int], most: int | None) -> tuple[dict[bytes, int], int]:
     """Key -> its last offset, and the offset up to which the map knows every key."""
-    latest: dict[bytes, int] = {}
-    map_end = first - 1
+    latest, map_end = dict[bytes, int](), -1
     for segment in (s for s in segments if s.next_base > first and s.base < upper):
         for batch in (b for b in segment.batches if b.last_offset >= first):
             batch.check()
@@ -197,4 +196,5 @@ def grouped(segments: list[Segment], ask: Request, upper: int) -> Iterator[list[
             yield group
             group = []
         group.append(segment)
-    yield group
+    if group:
+        yield group
