@@ -101,23 +101,24 @@ class SourceSegment:
     def _inflate(self, first: int, last: int, wanted: Mask, limit: int, bodies: codecs.ByteBuffer) -> Int64s | None:
         """Inflates the wanted batches into ``bodies``: where each one's records end; None where they are too many bytes to hold."""
         bodies.clear()
-        ends = np.empty(last - first, np.int64)
         view = memoryview(self.buf)
         codec = self.table.codec[first:last].tolist()
         start = (self.table.position[first:last] + HEADER).tolist()
         end = (self.table.position[first:last] + self.table.size[first:last]).tolist()
         magic = int(self.table.magic[first])
-        for batch in np.flatnonzero(wanted).tolist():
-            if magic < 2:
-                start[batch], end[batch] = self._wrapped(first + batch)
-            try:
-                codecs.decompress_into(codec[batch], view[start[batch] : end[batch]], bodies, limit, magic)
-            except codecs.CodecError as error:
-                raise self._bad(first + batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low") from None
-            if bodies.size > INFLATED_CHUNK and last - first > 1:
-                return None
-            ends[batch] = bodies.size
-        return _filled(ends, wanted)
+        ends = []
+        for batch, inflate in enumerate(wanted.tolist()):
+            if inflate:
+                if magic < 2:
+                    start[batch], end[batch] = self._wrapped(first + batch)
+                try:
+                    codecs.decompress_into(codec[batch], view[start[batch] : end[batch]], bodies, limit, magic)
+                except codecs.CodecError as error:
+                    raise self._bad(first + batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low") from None
+                if bodies.size > INFLATED_CHUNK and last - first > 1:
+                    return None
+            ends.append(bodies.size)
+        return np.array(ends, np.int64)
 
     def _wrapped(self, batch: int) -> tuple[int, int]:
         """Where the value of a v0/v1 wrapper lies: key length (null), value length, value."""
@@ -133,12 +134,6 @@ class SourceSegment:
     def _bad(self, batch: int, cause: str, *, hint: str = "") -> BadData:
         offset = self.table.last_offset[batch] if self.table.magic[batch] < 2 else self.table.base_offset[batch]
         return BadData(cause, segment=self.name, position=int(self.table.position[batch]), offset=int(offset), hint=hint)
-
-
-def _filled(ends: Int64s, wanted: Mask) -> Int64s:
-    """Batches without a body end where the one before them does."""
-    ends[~wanted] = 0
-    return np.maximum.accumulate(ends)
 
 
 def open_source(

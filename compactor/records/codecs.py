@@ -33,7 +33,8 @@ _XERIAL_BLOCK: Final = 32 * 1024
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_RATIO: Final = 256  # an lz4 byte never gives more than 255 bytes
 _LZ4_STORED: Final = 1 << 31
-_LZ4_END: Final = b"\x00\x00\x00\x00"
+_LZ4_WORD: Final = struct.Struct("<I")
+_LZ4_HEADER_BYTES: Final = 7
 _ZSTD_WINDOW_LOG_MAX: Final = 27  # zstd's own default for decoders: 128 MiB
 
 
@@ -139,17 +140,17 @@ def _put(data: Buffer, out: memoryview) -> int:
 
 def _compress_lz4(data: memoryview, out: memoryview) -> int:
     # Kafka's reader refuses linked blocks, so each is compressed by itself.
-    at = len(_LZ4_HEADER)
-    out[:at] = _LZ4_HEADER
+    out[:_LZ4_HEADER_BYTES] = _LZ4_HEADER
+    at = _LZ4_HEADER_BYTES
     for start in range(0, len(data), _LZ4_BLOCK):
         block = data[start : start + _LZ4_BLOCK]
         word = size = cramjam.lz4.compress_block_into(block, out[at + 4 :], store_size=False)
         if size >= len(block):
             size = _put(block, out[at + 4 :])
             word = size | _LZ4_STORED
-        out[at : at + 4] = word.to_bytes(4, "little")
+        _LZ4_WORD.pack_into(out, at, word)
         at += 4 + size
-    out[at : at + 4] = _LZ4_END
+    _LZ4_WORD.pack_into(out, at, 0)
     return at + 4
 
 
@@ -253,29 +254,28 @@ def _unsnappy_block(block: memoryview, out: ByteBuffer, left: int, limit: int) -
 
 
 def _unlz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
-    block_size = _LZ4_PLAIN.get(bytes(data[:7]))
+    block_size = _LZ4_PLAIN.get(bytes(data[:_LZ4_HEADER_BYTES]))
     if block_size is None:
         out.append(_unlz4_any(data, limit, magic))
         return
     left = limit
-    position = len(_LZ4_HEADER)
+    at = _LZ4_HEADER_BYTES
     while True:
-        length = int.from_bytes(data[position : position + 4], "little")
-        position += 4
-        if position > len(data):
+        if at + 4 > len(data):
             raise CodecError("lz4 frame ends early")
-        if length == 0:
+        word: int = _LZ4_WORD.unpack_from(data, at)[0]
+        if word == 0:
             return
-        block = data[position : position + (length & ~_LZ4_STORED)]
-        position += len(block)
-        if len(block) != length & ~_LZ4_STORED:
+        at += 4
+        length = word & ~_LZ4_STORED
+        block = data[at : at + length]
+        at += length
+        if at > len(data):
             raise CodecError("lz4 frame ends early")
-        room = out.room(min(block_size, left + 1))
-        if length & _LZ4_STORED:
-            size = len(block)
+        room = out.room(block_size)
+        size = length if word & _LZ4_STORED else cramjam.lz4.decompress_block_into(block, room)
+        if word & _LZ4_STORED:
             room[:size] = block
-        else:
-            size = cramjam.lz4.decompress_block_into(block, room)
         out.size += size
         left -= size
         if left < 0:

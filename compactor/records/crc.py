@@ -16,13 +16,14 @@ from numba.core import cgutils, config, types
 from numba.extending import intrinsic
 
 from bloom.jit import kernel, leaf, load_u64
+from compactor.records.memory import prefetch_read
 
 Bytes = npt.NDArray[np.uint8]
 Table = npt.NDArray[np.uint64]
 
 _POLYNOMIAL: Final = 0x82F63B78
-_LONG: Final = 1024  # bytes of each of the three streams
-_SHORT: Final = 128
+_LONG: Final = 4096  # bytes of each of the three streams
+_SHORT: Final = 256
 
 
 def _instruction() -> str:
@@ -105,10 +106,15 @@ def _three(buf: Bytes, at: int, size: int, table: Table, crc: np.uint64) -> np.u
     """The checksum after 3 * ``size`` more bytes, in three streams."""
     second = np.uint64(0)
     third = np.uint64(0)
-    for i in range(at, at + size, 8):
-        crc = _step64(crc, load_u64(buf, i))
-        second = _step64(second, load_u64(buf, i + size))
-        third = _step64(third, load_u64(buf, i + 2 * size))
+    for line in range(at, at + size, 64):
+        # The processor prefetches a single stream well, three of them badly: half as fast again from memory.
+        prefetch_read(buf, line + 3 * size)
+        prefetch_read(buf, line + 4 * size)
+        prefetch_read(buf, line + 5 * size)
+        for i in range(line, line + 64, 8):
+            crc = _step64(crc, load_u64(buf, i))
+            second = _step64(second, load_u64(buf, i + size))
+            third = _step64(third, load_u64(buf, i + 2 * size))
     return _shift(table, _shift(table, crc) ^ second) ^ third
 
 

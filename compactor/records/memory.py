@@ -1,4 +1,4 @@
-"""Big-endian loads and stores, varints and block copies inside byte arrays, for kernels.
+"""Big-endian loads and stores, varints, block copies and prefetches inside byte arrays, for kernels.
 
 All of these are unchecked: the caller has compared positions with the end of the array before.
 """
@@ -71,6 +71,21 @@ def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: A
     if not (_is_bytes(target) and _is_bytes(source)):
         return None
     return types.void(target, types.intp, source, types.intp, types.intp), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch_read(typing_context: Any, array: Any, position: Any) -> Any:
+    """Fetches the cache line of ``array[position]``, which is soon to be read. Never faults, wherever that is."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], 8)
+        builder.call(function, [pointer, word(0), word(3), word(1)])  # to read, keep in every cache level, data
+        return context.get_dummy_value()
+
+    return (types.void(array, types.intp), codegen) if _is_bytes(array) else None
 
 
 @leaf

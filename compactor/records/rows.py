@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bloom.jit import kernel, leaf
 from compactor.errors import BadData
 from compactor.records.batches import HEADER, LOG_APPEND, BatchTable, Bytes, Int64s
-from compactor.records.memory import load_i32, load_i64, read_varint
+from compactor.records.memory import load_i32, load_i64, prefetch_read, read_varint
 
 Int32s = npt.NDArray[np.int32]
 
@@ -245,6 +245,8 @@ def _parse_v2(
             if length < 0 or length > limit - at:
                 return 1, batch
             stop = at + length
+            # Records of one log are about equally long: the head of the one after next is where this guess says.
+            prefetch_read(buf, stop + 2 * (stop - start[row]))
             loose = np.int64(0)
             if _padded(buf, start[row], at) or length == 0 or buf[at] != 0:
                 loose = HEAD_LOOSE
