@@ -7,13 +7,14 @@ is made of what it brings, and the ids of its segments stand in the control log.
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from compactor.cleaner.offline import open_directory
-from compactor.errors import BadData, NotFound, StoreError
+from compactor.errors import BadData, NotFound, OutOfBudget, StoreError
 from compactor.metadata.state import ClosedImport, PartitionState
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.policy import CleanerPolicy
@@ -24,8 +25,11 @@ from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import upload
 from compactor.records.producers import ProducerStates, parse_snapshot
+from compactor.storage.factory import is_s3, local_path
 
 MOST_ATTEMPTS = 1000
+BLOCK = 4096
+"""What a small file takes on a disk."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,8 @@ class _Intake:
                 prepare(self._log_dir, member, new_id, lineage, self._policy, _folder(scratch, number))
                 for number, (member, new_id) in enumerate(zip(self._members, fresh, strict=True))
             ]
+            if import_id not in self._log.state.registrations:
+                _check_room(ports.data.url, [file.size for metadata, _ in prepared for file in metadata.files.values()])
             self._opened.create()
             state = register(ports, self._log, import_id, fresh)
             # Listed before the upload: what a killed import leaves behind is found by `retire`.
@@ -164,3 +170,17 @@ def _check_position(state: PartitionState, name: TopicPartition, found: Sequence
         segment=found[0].source.name,
         hint=f"Give a directory whose first segment begins at {state.end_offset + 1}",
     )
+
+
+def _check_room(url: str, sizes: Sequence[int]) -> None:
+    """Where the tier is a directory: whether these files fit on its disk. Else it would be left with half of them. Raises OutOfBudget."""
+    if is_s3(url):
+        return
+    root = local_path(url)
+    disk = next(folder for folder in (root, *root.parents) if folder.exists())
+    needed, free = sum(-(-size // BLOCK) * BLOCK for size in sizes), shutil.disk_usage(disk).free
+    if free < needed:
+        raise OutOfBudget(
+            f"this import needs {needed} bytes, and the disk of {disk} has {free} left",
+            hint="Free space, or move the tier to a larger disk",
+        )

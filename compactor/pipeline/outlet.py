@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import union
-from compactor.errors import BadData, NotFound, UsageError
+from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
 from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -33,32 +35,68 @@ class ExportReport:
     end_offset: int
 
 
-def export_partition(opened: Tier, name: TopicPartition, folder: Path, on_bytes: Callable[[int], None] = lambda size: None) -> ExportReport:
+def export_partition(
+    opened: Tier,
+    name: TopicPartition,
+    folder: Path,
+    on_bytes: Callable[[int], None] = lambda size: None,
+    on_begin: Callable[[int], None] = lambda size: None,
+) -> ExportReport:
     """Writes the view into ``folder``, which must not exist and appears whole or not at all.
 
-    Raises UsageError (the folder exists), BadData (an object is missing or not what was recorded), StoreError.
+    :param on_begin: told how many bytes there are, again where it has to begin anew.
+    :raises UsageError: the folder exists or cannot be written, or there is nothing to export.
+    :raises BadData: an object is missing or not what was recorded.
+    :raises OutOfBudget: no space left for it.
     """
-    if folder.exists():
-        raise UsageError(f"{folder} exists already", hint="Name a directory that does not exist; nothing is overwritten")
-    partial = folder.with_name(folder.name + ".partial")
     log = opened.open(name)
-    for attempt in range(1, READS + 1):
-        state = log.refresh()
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    reads = 0
+    while True:
+        reads += 1
         try:
-            for segment in state.live:
-                _fetch(opened, name, segment, partial)
-                on_bytes(segment.size_bytes)
-            _write_lineage(state, partial)
-            partial.rename(folder)
-            break
+            return _export(opened, name, log.refresh(), folder, on_bytes, on_begin)
         except NotFound as error:
-            if attempt == READS:
-                raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="Run `verify`") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            if reads == READS:
+                raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="See `verify`") from error
+
+
+def _export(
+    opened: Tier,
+    name: TopicPartition,
+    state: PartitionState,
+    folder: Path,
+    on_bytes: Callable[[int], None],
+    on_begin: Callable[[int], None],
+) -> ExportReport:
+    if not state.live:
+        raise UsageError(f"{name} holds no segments yet", hint="`topics` lists what the tier holds")
+    on_begin(state.bytes)
+    with _appearing(folder, opened.ports.new_id()) as partial:
+        for segment in state.live:
+            _fetch(opened, name, segment, partial)
+            on_bytes(segment.size_bytes)
+        _write_lineage(state, partial)
     return ExportReport(len(state.live), state.bytes, state.start_offset, state.end_offset)
+
+
+@contextmanager
+def _appearing(folder: Path, suffix: str) -> Iterator[Path]:
+    """A new directory beside ``folder`` that takes its place when the block ends well, else goes."""
+    folder = folder.absolute()
+    if os.path.lexists(folder):
+        raise UsageError(f"{folder} exists already", hint="Name a directory that does not exist; nothing is overwritten")
+    partial = folder.with_name(f"{folder.name}.partial-{suffix}")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(folder)
+    except OSError as error:
+        where = f"cannot write {error.filename or folder}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfBudget(where, hint="Free space or choose another disk, then run it again") from error
+        raise UsageError(where, hint="Name another directory, or check the owner and mode of this one") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path) -> None:

@@ -21,6 +21,6 @@ def run(args: argparse.Namespace, out: Output) -> None:
     opened = tiers.opened(args)
     (name,) = opened.partitions([args.partition])
     with out.progress(f"exporting {name}", unit="bytes") as progress:
-        report = export_partition(opened, name, args.folder, progress.advance)
+        report = export_partition(opened, name, args.folder, progress.advance, lambda size: progress.at(progress.title, size))
     row = (str(name), report.segments, size(report.bytes), report.start_offset, report.end_offset)
     out.result(tiers.plain(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))
