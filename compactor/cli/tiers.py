@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -36,6 +37,7 @@ def summaries(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes
     """A look at each of these partitions; those that cannot be read are reported and left out."""
     from compactor.pipeline.overview import overview
 
+    gc.set_threshold(100_000)  # what follows makes segments by the hundred thousand, and no cycles
     found = []
     with out.progress("looking", len(names), "partitions") as progress:
         looks = overview(tier, names, on_partition=progress.advance)
