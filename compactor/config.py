@@ -36,7 +36,6 @@ BUILT: dict[str, tuple[object, ...]] = {
     "tier.kind": ("object-log",),
     "tier.layout": ("native",),
     "cleaner.map_engine": ("auto", "memory"),
-    "cleaner.local_log_dirs": ((),),
 }
 """Keys of which only some values work so far. The others are refused, not ignored; delete a row when all of its values work."""
 

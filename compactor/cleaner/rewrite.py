@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -63,10 +64,19 @@ class RewritePass:
     finished: FinishedChunks
 
     def rewrite(
-        self, group: Sequence[tuple[SourceSegment, Verdicts]], folder: Path, lanes: Lanes, *, end_offset: int | None = None
+        self,
+        group: Sequence[tuple[SourceSegment, Verdicts]],
+        folder: Path,
+        lanes: Lanes,
+        *,
+        end_offset: int | None = None,
+        mapped: Callable[[SourceSegment], AbstractContextManager[None]] = lambda source: nullcontext(),
+        room: Callable[[int], None] = lambda size: None,
     ) -> CleanedSegment:
         """Writes the group's new segment into ``folder``, under its first source's base offset.
 
+        :param mapped: within this a source has its bytes; entered for one source at a time.
+        :param room: asked for the bytes of each write before it is done; what it raises ends the pass.
         :param end_offset: a published segment must end here (inclusive; I1): where its last batch would end below, a filler
             batch is added. None: as Kafka's cleaner leaves it, be it empty.
         :raises BadData: a source that cannot be cleaned; what was written so far stays for the caller to remove.
@@ -76,9 +86,10 @@ class RewritePass:
         log = folder / f"{base:020d}.log"
         with log.open("xb") as file:
             for source, verdicts in group:
-                self._rewrite_source(source, verdicts, file, lanes, done)
+                with mapped(source):
+                    self._rewrite_source(source, verdicts, file, lanes, done, room)
             if end_offset is not None:
-                self._fill(file, done, base, end_offset, group[-1][0].table)
+                self._fill(file, done, base, end_offset, group[-1][0].table, room)
         sizes, lasts, maxima = (np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps))
         index, timeindex = build(base, sizes, lasts, maxima, self.index_interval_bytes)
         paths = {"log": log}
@@ -86,6 +97,7 @@ class RewritePass:
         for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", txnindex)):
             if data or kind != "txnindex":
                 paths[kind] = folder / f"{base:020d}.{kind}"
+                room(len(data))
                 paths[kind].write_bytes(data)
         for path in paths.values():
             os.utime(path, ns=(group[-1][0].mtime_ms * 1_000_000,) * 2)
@@ -93,7 +105,9 @@ class RewritePass:
             base, paths, done.written, len(sizes), int(maxima.max(initial=-1)), done.records_read, done.records_kept
         )
 
-    def _rewrite_source(self, source: SourceSegment, verdicts: Verdicts, file: BinaryIO, lanes: Lanes, done: _Progress) -> None:
+    def _rewrite_source(
+        self, source: SourceSegment, verdicts: Verdicts, file: BinaryIO, lanes: Lanes, done: _Progress, room: Callable[[int], None]
+    ) -> None:
         action, retain_empty = decide_batches(source.table, verdicts, self.rules, source.name)
         counts = self.survivors.counts(source)
         if counts is not None:
@@ -107,6 +121,7 @@ class RewritePass:
                         segment=source.name,
                         hint="Lower segment_bytes; recompression at the default level can make batches larger",
                     )
+                room(len(piece.encoded.data))
                 _write(file, piece.encoded.data)
                 done.add(piece.encoded)
                 done.records_read += piece.records_read
@@ -135,12 +150,13 @@ class RewritePass:
             found.append(clean if chunk.last == last else clean.detached())
         return found
 
-    def _fill(self, file: BinaryIO, done: _Progress, base: int, end_offset: int, table: BatchTable) -> None:
+    def _fill(self, file: BinaryIO, done: _Progress, base: int, end_offset: int, table: BatchTable, room: Callable[[int], None]) -> None:
         last = max((int(lasts[-1]) for lasts in reversed(done.last_offsets) if len(lasts)), default=base - 1)
         if last >= end_offset:
             return
         leader_epoch = int(table.leader_epoch[-1]) if len(table) else -1
         filler = empty_batch(end_offset, end_offset, leader_epoch)
+        room(len(filler))
         _write(file, memoryview(filler))
         done.add(Encoded(memoryview(filler), np.array([HEADER], np.int64), np.array([end_offset], np.int64), np.array([-1], np.int64)))
 

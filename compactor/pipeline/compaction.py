@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compactor.config import Cleaner
-from compactor.errors import BadData, NotFound
+from compactor.errors import BadData, NotFound, OutOfBudget
 from compactor.metadata.state import PartitionState
 from compactor.metadata.summary import PartitionSummary
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.pipeline.disk import Budget
 from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.ordering import Stage
 from compactor.pipeline.planning import Assessment, RoundFacts, assess, plan_round
 from compactor.pipeline.ports import Worker, WorkSession
 from compactor.pipeline.rounds import RoundResult, RoundWork, run_round
-from compactor.pipeline.staging import Budget, Staging
+from compactor.pipeline.spool import process_folder
+from compactor.pipeline.staging import Staging, group_room
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import LocalWorker, WorkStats, fingerprint
 from compactor.records.producers import parse_snapshot
@@ -85,7 +87,6 @@ class Round:
         self._map_engine = engine.map_engine if engine else "memory"
         self._assess_with = assess_with
         self._stats = WorkStats()
-        self._folder = opened.state_dir / "spool" / f"{name}-{opened.ports.new_id()}"
         self.work = RoundWork(
             now_ms=now_ms,
             planner=self._plan,
@@ -97,11 +98,7 @@ class Round:
 
     def run(self, log: PartitionLog) -> RoundReport:
         """Raises Leased, Fenced, StoreError, OutOfBudget; bad data is a report with status quarantined."""
-        try:
-            result = run_round(self._opened.ports, log, self._opened.lease, self.work)
-        finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        return _report(result, self._stats)
+        return _report(run_round(self._opened.ports, log, self._opened.lease, self.work), self._stats)
 
     def _plan(self, state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
         if self._assess_with is not None:
@@ -112,21 +109,45 @@ class Round:
             return None
         producers = live_producers(self._opened, state, now_ms, self._cleaner.producer_id_expiration_ms)
         facts = RoundFacts(producers, fingerprint(), self._map_engine)
-        return plan_round(state, found, facts, self._cleaner, now_ms, leader_epoch, new_id)
+        plan = plan_round(state, found, facts, self._cleaner, now_ms, leader_epoch, new_id)
+        self._check_disk(plan, state)
+        return plan
+
+    def _budget(self) -> Budget:
+        if self._disk is None:
+            self._disk = Budget(disk_budget(self._cleaner, self._opened.state_dir))
+        return self._disk
+
+    def _check_disk(self, plan: CompactionPlan, state: PartitionState) -> None:
+        """Raises OutOfBudget before anything is announced where the largest group would not fit."""
+        live = state.live_by_id()
+        interval = plan.policy.index_interval_bytes
+        need, group = max((group_room([live[name] for name in task.sources], interval), task.group) for task in plan.tasks)
+        if need > self._budget().total:
+            raise OutOfBudget(
+                f"group {group} of {state.name} needs {need} bytes of local disk, and the disk budget is {self._budget().total}",
+                hint=f"Set disk_budget_bytes to at least {need}, or lower segment_bytes. Nothing was changed",
+            )
 
     def _worker(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        disk = self._disk or Budget(disk_budget(self._cleaner, self._opened.state_dir))
-        staging = Staging(self._folder, self._opened.ports.data, disk)
+        opened = self._opened
+        staging = Staging(
+            process_folder(opened.state_dir) / f"{plan.topic}-{plan.partition}-{plan.run_id}",
+            opened.ports.data,
+            self._budget(),
+            sleep=opened.ports.sleep,
+            local_log_dirs=[Path(folder) for folder in self._cleaner.local_log_dirs],
+        )
         try:
             yield from LocalWorker(
-                data=self._opened.ports.data,
+                data=opened.ports.data,
                 staging=staging,
-                hash_key=self._opened.hash_key(),
+                hash_key=opened.hash_key(),
                 map_budget_bytes=self._cleaner.map_budget_bytes,
                 inflate_budget_bytes=self._cleaner.map_budget_bytes,
-                threads=self._opened.settings.daemon.threads,
+                threads=opened.settings.daemon.threads,
                 stats=self._stats,
             )(plan, tasks, session)
         finally:
@@ -169,7 +190,7 @@ def live_producers(opened: Tier, state: PartitionState, now_ms: int, expiration_
 
 
 def disk_budget(cleaner: Cleaner, folder: Path) -> int:
-    """``disk_budget_bytes``; ``auto`` is the KIP's chunk rule, min(segment bytes, free / 3), for a source, an output and one to spare."""
+    """``disk_budget_bytes``. ``auto`` is the KIP's chunk rule, min(segment bytes, free / 3), for a source, an output and one to spare."""
     if cleaner.disk_budget_bytes != "auto":
         return cleaner.disk_budget_bytes
     folder.mkdir(parents=True, exist_ok=True)

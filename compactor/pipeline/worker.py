@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import hashlib
+import shutil
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +23,12 @@ from compactor.cleaner.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.source import SourceSegment, open_source
 from compactor.cleaner.survivors import BackwardSurvivors, PassOne, Survivors
 from compactor.cleaner.transactions import Verdicts, fold
-from compactor.errors import AlreadyExists, NotFound
+from compactor.errors import AlreadyExists, CompactorError, NotFound
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, segment_key
+from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile, segment_key
+from compactor.pipeline.disk import BLOCK, Grant, Overrun
 from compactor.pipeline.ports import WorkSession
-from compactor.pipeline.staging import Staging, digest
+from compactor.pipeline.staging import Staging, Wanted, digest, group_room
 from compactor.records import codecs
 from compactor.records.batches import Bytes, map_file, read_only
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
@@ -72,9 +77,37 @@ class LocalWorker:
             round_.read_headers()
             session.check()
             round_.read_keys()
-            for task in tasks:
-                session.check()
-                yield round_.work_on(task)
+            yield from self._in_order(round_, tasks, session)
+
+    def _in_order(
+        self, round_: Execution, tasks: Sequence[CompactionTask], session: WorkSession
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """Groups are fetched ahead, rewritten here by all threads, and uploaded while the next ones are at work."""
+        uploads: deque[Future[CompactionReceipt | CompactionFailure]] = deque()
+        with ThreadPoolExecutor(1, "upload") as uploader:
+            try:
+                for number, task in enumerate(tasks):
+                    session.check()
+                    written = round_.rewritten(task, tasks[number + 1 : number + 2])
+                    uploads.append(uploader.submit(round_.delivered, written))
+                    while uploads and (uploads[0].done() or len(uploads) > 1):
+                        yield uploads.popleft().result()
+                while uploads:
+                    yield uploads.popleft().result()
+            finally:
+                for upload in uploads:
+                    upload.cancel()
+
+
+@dataclass(frozen=True)
+class Written:
+    """A group's new segment on the local disk, and the room that it has there."""
+
+    task: CompactionTask
+    members: tuple[SourceSegment, ...]
+    cleaned: CleanedSegment
+    folder: Path
+    grant: Grant
 
 
 class Execution:
@@ -96,6 +129,12 @@ class Execution:
         self._verdicts: list[Verdicts] = []
         self._survivors: Survivors | None = None
 
+    @property
+    def survivors(self) -> Survivors:
+        if self._survivors is None:
+            raise CompactorError("a group is rewritten before pass 1", hint="This is a bug; please report it")
+        return self._survivors
+
     def read_headers(self) -> None:
         """Batch headers of the whole log: what became of each transaction is told by control records anywhere in it."""
         previous_last = -1
@@ -108,7 +147,8 @@ class Execution:
 
     def opened(self, ordinal: int, metadata: RemoteLogSegmentMetadata, previous_last: int = -1) -> SourceSegment:
         """One segment's batch headers; ``ordinal`` is its place in ``live``. Its bytes are gone again (see ``mapped``)."""
-        with self._fetched(metadata, "log") as path:
+        with self._worker.staging.opened(self._wanted(metadata, "log")) as path:
+            self._note()
             source = open_source(
                 ordinal, path, metadata.start_offset, metadata.end_offset + 1, metadata.mtime_ms, previous_last, self._limit,
                 txn_entries=self._txn_entries(metadata),
@@ -120,10 +160,9 @@ class Execution:
     def read_keys(self) -> None:
         """Pass 1: the dirty range from its end to its beginning, one segment on disk at a time."""
         plan, worker = self._plan, self._worker
-        one = PassOne(
-            self._sources, self._verdicts, plan.first_dirty_offset, plan.end_offset, worker.hash_key, self._limit, self._finished, self._rules
-        )
-        dirty = one.dirty() if plan.first_dirty_offset < plan.end_offset else []
+        begin, end = plan.first_dirty_offset, plan.end_offset
+        one = PassOne(self._sources, self._verdicts, begin, end, worker.hash_key, self._limit, self._finished, self._rules)
+        dirty = one.dirty() if begin < end else []
         found = BackwardSurvivors(one, KeySet(worker.map_budget_bytes, expected_keys=0))
         for source, wanted in reversed(dirty):
             with self.mapped(source):
@@ -134,41 +173,74 @@ class Execution:
 
     def work_on(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
         """Pass 2 for one group, then upload under the announced id."""
+        return self.delivered(self.rewritten(task))
+
+    def rewritten(self, task: CompactionTask, following: Sequence[CompactionTask] = ()) -> Written:
+        """Pass 2 for one group, within one grant over all that it will have on the disk at once.
+
+        :param following: what comes next; fetched in the meantime, if there is room to spare.
+        :raises OutOfBudget: it does not fit even alone.
+        """
         members = [source for source, metadata in zip(self._sources, self._live, strict=True) if metadata.id in task.sources]
-        largest = max(self._live[source.ordinal].size_bytes for source in members)
-        room = sum(self._live[source.ordinal].size_bytes for source in members) * 5 // 4 + (1 << 20)
-        folder = self._worker.staging.folder / f"group-{task.group}"
+        inputs = [self._log(source.ordinal) for source in members]
+        staging = self._worker.staging
+        what = f"group {task.group} of {self._partition}"
+        here = staging.missing(inputs)
+        need = group_room([self._live[source.ordinal] for source in members], self._plan.policy.index_interval_bytes, here)
+
+        def within(size: int) -> Written:
+            with staging.room(size, what, inputs) as grant:
+                for coming in following:
+                    self._fetch_ahead(coming)
+                folder = staging.folder / f"group-{task.group}"
+                try:
+                    return self._rewrite(task, members, grant, folder)
+                except BaseException:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+
+        def attempt() -> Written:
+            try:
+                return within(min(need, staging.budget.total))
+            except Overrun:
+                return within(staging.budget.total)
+
+        try:
+            return staging.patiently(attempt)
+        finally:
+            staging.forget(inputs)
+            self._note()
+
+    def _rewrite(self, task: CompactionTask, members: list[SourceSegment], grant: Grant, folder: Path) -> Written:
         folder.mkdir()
-        with self._worker.staging.reserved(room, f"group {task.group} (its largest source has {largest} bytes)"):
-            cleaned = self._rewritten(task, members, folder)
-            receipt = self._uploaded(task, members, cleaned, folder)
-            for path in folder.iterdir():
-                path.unlink()
-        folder.rmdir()
-        self._note()
-        return receipt
+        rewriting = RewritePass(self.survivors, self._rules, self._plan.policy.index_interval_bytes, self._limit, self._finished)
+        grant.take(len(FILE_KINDS) * BLOCK)  # no file fills its last block
+        cleaned = rewriting.rewrite(
+            [(source, self._verdicts[source.ordinal]) for source in members],
+            folder,
+            self._lanes,
+            end_offset=task.end_offset,
+            mapped=lambda source: self.mapped(source, grant),
+            room=grant.take,
+        )
+        return Written(task, tuple(members), cleaned, folder, grant.handed_over())
 
-    def _rewritten(self, task: CompactionTask, members: list[SourceSegment], folder: Path) -> CleanedSegment:
-        plan = self._plan
-        assert self._survivors is not None
-        rewriting = RewritePass(self._survivors, self._rules, plan.policy.index_interval_bytes, self._limit, self._finished)
-        with ExitStack() as mapped:
-            for source in members:
-                mapped.enter_context(self.mapped(source))
-            return rewriting.rewrite(
-                [(source, self._verdicts[source.ordinal]) for source in members], folder, self._lanes, end_offset=task.end_offset
-            )
+    def delivered(self, written: Written) -> CompactionReceipt | CompactionFailure:
+        """Uploads a group and frees its room. May run beside ``rewritten`` of another group."""
+        try:
+            return self._worker.staging.patiently(lambda: self._uploaded(written))
+        finally:
+            shutil.rmtree(written.folder, ignore_errors=True)
+            written.grant.release()
+            self._note()
 
-    def _uploaded(
-        self, task: CompactionTask, members: list[SourceSegment], cleaned: CleanedSegment, folder: Path
-    ) -> CompactionReceipt | CompactionFailure:
-        last = self._live[members[-1].ordinal]
-        paths = dict(cleaned.paths)
+    def _uploaded(self, written: Written) -> CompactionReceipt | CompactionFailure:
+        task, cleaned = written.task, written.cleaned
+        last = self._live[written.members[-1].ordinal]
+        contents: dict[str, Path | bytes] = dict(cleaned.paths)
         for kind in ("snapshot", "leader-epoch-checkpoint"):
             if kind in last.files:
-                with self._fetched(last, kind) as path:
-                    paths[kind] = folder / kind
-                    paths[kind].write_bytes(path.read_bytes())
+                contents[kind] = self._worker.staging.content(self._wanted(last, kind))
         output = open_source(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
         content = content_of(output.table)
         metadata = RemoteLogSegmentMetadata(
@@ -179,13 +251,13 @@ class Execution:
             max_timestamp_ms=content.max_timestamp_ms,
             mtime_ms=task.mtime_ms,
             leader_epochs=task.leader_epochs,
-            files={kind: SegmentFile(size=path.stat().st_size, sha256=digest(path)) for kind, path in paths.items()},
+            files={kind: described(data) for kind, data in contents.items()},
             first_timestamp_ms=content.first_timestamp_ms,
             due_ms=due_ms(output, self._limit),
             open_txn_offset=last.open_txn_offset,
             records=content.records,
         )
-        problem = upload(self._worker.data, self._partition, metadata, paths)
+        problem = upload(self._worker.data, self._partition, metadata, contents)
         if problem:
             return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)
         return CompactionReceipt(
@@ -194,20 +266,28 @@ class Execution:
             segment=metadata,
             records_read=cleaned.records_read,
             records_kept=cleaned.records_kept,
-            bytes_read=sum(self._live[source.ordinal].size_bytes for source in members),
+            bytes_read=sum(self._live[source.ordinal].size_bytes for source in written.members),
             bytes_written=cleaned.size,
         )
 
-    @contextmanager
-    def _fetched(self, metadata: RemoteLogSegmentMetadata, kind: str) -> Iterator[Path]:
-        with self._worker.staging.fetched(metadata.key(self._partition, kind), metadata.files[kind]) as path:
-            self._note()
-            yield path
+    def _fetch_ahead(self, task: CompactionTask) -> None:
+        for ordinal, metadata in enumerate(self._live):
+            if metadata.id in task.sources:
+                self._worker.staging.fetch_ahead(self._log(ordinal))
+                return
+
+    def _log(self, ordinal: int) -> Wanted:
+        return self._wanted(self._live[ordinal], "log")
+
+    def _wanted(self, metadata: RemoteLogSegmentMetadata, kind: str) -> Wanted:
+        local = f"{self._partition}/{metadata.start_offset:020d}.log" if kind == "log" else ""
+        return Wanted(metadata.key(self._partition, kind), metadata.files[kind], local)
 
     @contextmanager
-    def mapped(self, source: SourceSegment) -> Iterator[None]:
+    def mapped(self, source: SourceSegment, grant: Grant | None = None) -> Iterator[None]:
         """The source's bytes are there while the block runs."""
-        with self._fetched(self._live[source.ordinal], "log") as path:
+        with self._worker.staging.opened(self._log(source.ordinal), grant) as path:
+            self._note()
             source.buf = map_file(path)
             try:
                 yield
@@ -217,8 +297,8 @@ class Execution:
     def _txn_entries(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
         if "txnindex" not in metadata.files:
             return np.empty(0, TXN_ENTRY)
-        with self._fetched(metadata, "txnindex") as path:
-            return parse_txn_index(path.read_bytes(), metadata.key(self._partition, "txnindex"))
+        wanted = self._wanted(metadata, "txnindex")
+        return parse_txn_index(self._worker.staging.content(wanted), wanted.key)
 
     def _note(self) -> None:
         self._worker.stats.bytes_fetched = self._worker.staging.bytes_fetched
@@ -246,13 +326,24 @@ def active_states(plan: CompactionPlan) -> ProducerStates:
     return ProducerStates(entries)
 
 
-def upload(data: ObjectStore, partition: str, metadata: RemoteLogSegmentMetadata, paths: dict[str, Path]) -> str:
+def described(content: Path | bytes) -> SegmentFile:
+    """What is recorded of an object."""
+    if isinstance(content, bytes):
+        return SegmentFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    return SegmentFile(size=content.stat().st_size, sha256=digest(content))
+
+
+def upload(data: ObjectStore, partition: str, metadata: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
     """Creates a segment's objects. An object that exists with equal digest is done; the answer names one that differs (I7)."""
-    for kind, path in paths.items():
+    for kind, content in contents.items():
         key = segment_key(partition, metadata.start_offset, metadata.id, kind)
         file = metadata.files[kind]
+        about = {"sha256": file.sha256, "mtime-ms": str(metadata.mtime_ms)}
         try:
-            data.create_from_file(key, path, {"sha256": file.sha256, "mtime-ms": str(metadata.mtime_ms)})
+            if isinstance(content, bytes):
+                data.create(key, content, about)
+            else:
+                data.create_from_file(key, content, about)
         except AlreadyExists:
             if not _same(data, key, file):
                 return f"{key} exists already with other content"

@@ -17,8 +17,8 @@ from dataclasses import replace
 from compactor.errors import CompactorError, StoreError
 from compactor.model.ids import TopicPartition
 from compactor.pipeline.compaction import RoundReport, disk_budget
+from compactor.pipeline.disk import Budget
 from compactor.pipeline.retire import RetireReport
-from compactor.pipeline.staging import Budget
 from compactor.pipeline.tier import Tier
 from compactor.service.jobs import Done, Interruptible, Stop, Stopped, perform, shared_settings
 from compactor.service.metrics import Status, Tallies, tally

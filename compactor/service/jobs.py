@@ -12,11 +12,11 @@ from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
 from compactor.metadata.state import CatalogState, PartitionState
 from compactor.model.plan import CompactionPlan
 from compactor.pipeline.compaction import Round, RoundReport
+from compactor.pipeline.disk import Budget
 from compactor.pipeline.leadership import lease_of
 from compactor.pipeline.logs import PartitionLog, open_catalog
 from compactor.pipeline.ordering import Stage
 from compactor.pipeline.retire import RetireReport, retire, since_ms
-from compactor.pipeline.staging import Budget
 from compactor.pipeline.tier import Tier
 from compactor.service.scheduling import Action, Job, Outcome, Sight, sight
 from compactor.storage.port import ObjectInfo, ObjectStore

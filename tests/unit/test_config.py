@@ -67,6 +67,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "cleaner.bloom": "false",
         "cleaner.verify_before_publish": "false",
         "cleaner.map_engine": "memory",
+        "cleaner.local_log_dirs": '["/var/kafka"]',
         "daemon.listen": "[::1]:0",
         "daemon.threads": "7",
     }
@@ -149,7 +150,7 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ("[kafka]\nproperties = {a = [1]}", 'FILE: [kafka] properties: allowed is a table of texts, numbers and booleans'),
         ('[tier]\nkind = "kafka"', 'FILE: [tier] kind = "kafka" is not built yet. This version knows "object-log"'),
         ('[tier]\nlayout = "aiven"', 'FILE: [tier] layout = "aiven" is not built yet. This version knows "native"'),
-        ('[topics."a"]\nlocal_log_dirs = ["/x"]', 'FILE: [topics."a"] local_log_dirs = ["/x"] is not built yet. This version knows []'),
+        ('[topics."a"]\nmap_engine = "spark"', 'FILE: [topics."a"] map_engine = "spark" is not built yet. This version knows "auto" or "memory"'),
     ],
 )
 def test_what_a_file_must_not_say(tmp_path: Path, text: str, message: str) -> None:

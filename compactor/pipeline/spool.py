@@ -1,0 +1,82 @@
+"""``state_dir/spool``: one folder per process, locked while the process lives, swept by the next one when it was killed.
+
+spool/lock            held while folders are made and swept
+spool/<pid>-<random>/ with a ``lock`` of its own; the system lets go of it however the process ends
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from compactor.errors import UsageError
+
+_folders: dict[tuple[Path, int], Path] = {}
+_one_at_a_time = threading.Lock()
+
+
+def process_folder(state_dir: Path) -> Path:
+    """This process's folder, made at the first call, when also what killed processes left behind is removed. Raises UsageError."""
+    key = (state_dir, os.getpid())
+    with _one_at_a_time:
+        if key not in _folders or not _folders[key].is_dir():
+            try:
+                _folders[key] = _make(state_dir / "spool")
+            except OSError as error:
+                raise UsageError(
+                    f"state_dir cannot be used: {error.filename or state_dir}: {error.strerror}",
+                    hint="Set tier.state_dir to a directory of your own",
+                ) from error
+        return _folders[key]
+
+
+def _make(spool: Path) -> Path:
+    spool.mkdir(parents=True, exist_ok=True)
+    with _locked(spool / "lock"):
+        for folder in spool.iterdir():
+            if folder.is_dir() and not _alive(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=spool))
+        lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # never closed: the process holds it
+        with suppress(OSError):  # a file system without locks: then nobody sweeps
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        atexit.register(_remove, mine, os.getpid())
+        return mine
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked child
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alive(folder: Path) -> bool:
+    """Folders are locked before spool/lock is let go, so one without a lock belongs to nobody."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True  # held, or a file system that knows no locks: better left alone
+    finally:
+        os.close(lock)
+    return False
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)

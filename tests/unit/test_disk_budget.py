@@ -1,0 +1,265 @@
+"""The disk budget: what is granted, kept and waited for; a full disk; what killed processes leave behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compactor.errors import OutOfBudget
+from compactor.pipeline import disk
+from compactor.pipeline.disk import BLOCK, Account, Budget, Grant, Overrun, blocks, is_full, patiently
+from compactor.pipeline.spool import process_folder
+
+
+def nothing() -> None:
+    return None
+
+
+class TestGrants:
+    def test_a_file_counts_in_whole_blocks(self) -> None:
+        assert [blocks(size) for size in (0, 1, BLOCK, BLOCK + 1)] == [0, BLOCK, BLOCK, 2 * BLOCK]
+
+    def test_more_than_the_whole_budget_is_refused_with_the_figure(self) -> None:
+        with pytest.raises(OutOfBudget, match="group 3 needs 101 bytes of local disk.* at least 101"):
+            Budget(100).grant(Account(), 101, "group 3")
+
+    def test_waits_until_somebody_gives_back(self) -> None:
+        budget, mine = Budget(100), Account()
+        first = budget.grant(mine, 60, "a")
+        got: list[Grant] = []
+        waiter = threading.Thread(target=lambda: got.append(budget.grant(Account(), 50, "b")))
+        waiter.start()
+        waiter.join(0.2)
+        assert not got
+        first.release()
+        waiter.join(10)
+        assert got[0].size == budget.used == 50
+        assert (budget.peak, mine.peak, mine.used) == (60, 60, 0)
+
+    def test_first_come_first_served_so_that_a_large_one_is_not_passed_by_small_ones(self) -> None:
+        budget = Budget(100)
+        held = budget.grant(Account(), 50, "held")
+        order: list[str] = []
+
+        def wait_for(size: int, name: str) -> threading.Thread:
+            def run() -> None:
+                with budget.grant(Account(), size, name):
+                    order.append(name)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            while len(budget._queue) < len(threads) + 1:
+                time.sleep(0.01)
+            return thread
+
+        threads: list[threading.Thread] = []
+        threads.append(wait_for(100, "large"))
+        threads.append(wait_for(10, "small"))
+        assert budget.spare(Account(), 10) is None  # nor by what could wait
+        held.release()
+        for thread in threads:
+            thread.join(10)
+        assert order == ["large", "small"]
+
+    def test_a_wait_can_be_ended(self) -> None:
+        budget = Budget(100)
+        budget.grant(Account(), 100, "held")
+
+        def stop() -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            budget.grant(Account(), 1, "late", check=stop)
+        assert not budget._queue
+
+    def test_more_than_foreseen_is_taken_from_what_is_free_or_overruns(self) -> None:
+        budget = Budget(100)
+        with budget.grant(Account(), 40, "a") as grant:
+            grant.take(70)
+            assert budget.used == 70
+            with pytest.raises(Overrun, match="at least 110"):
+                grant.take(40)
+        assert budget.used == 0
+
+    def test_what_is_handed_over_is_what_was_taken(self) -> None:
+        budget = Budget(100)
+        with budget.grant(Account(), 90, "a") as grant:
+            grant.take(30)
+            other = grant.handed_over()
+            assert budget.used == 30
+        assert budget.used == 30
+        other.release()
+        assert budget.used == 0
+
+
+class TestKeeping:
+    def test_what_was_not_used_for_longest_goes_first(self) -> None:
+        budget, gone = Budget(100), list[str]()
+
+        def dropping(name: str) -> Callable[[], None]:
+            return lambda: gone.append(name)
+
+        kept = {name: budget.keep(Account(), 30, dropping(name)) for name in "abc"}
+        assert kept["a"] is not None
+        assert budget.pin(kept["a"])
+        budget.unpin(kept["a"])
+        budget.grant(Account(), 40, "x")
+        assert gone == ["b"]
+        assert kept["b"] is not None
+        assert not budget.pin(kept["b"])
+
+    def test_pinned_files_stay_and_are_waited_for(self) -> None:
+        budget, gone = Budget(100), list[int]()
+        kept = budget.keep(Account(), 60, lambda: gone.append(1))
+        assert kept is not None
+        assert budget.pin(kept)
+        with budget.grant(Account(), 40, "x") as grant, pytest.raises(Overrun):
+            grant.take(41)
+        threading.Timer(0.2, budget.unpin, (kept,)).start()
+        budget.grant(Account(), 50, "y")
+        assert gone == [1]
+
+    def test_files_that_are_wanted_go_last(self) -> None:
+        budget, gone = Budget(100), list[str]()
+        wanted = budget.keep(Account(), 30, lambda: gone.append("wanted"))
+        budget.keep(Account(), 30, lambda: gone.append("other"))
+        assert wanted is not None
+        with budget.grant(Account(), 60, "x", (wanted,)):
+            assert gone == ["other"]
+            assert wanted.pins == 1
+            budget.unpin(wanted)
+
+    def test_any_number_of_threads_never_hold_more_than_the_budget(self) -> None:
+        total = 50 * BLOCK
+        budget = Budget(total)
+        held = [0]
+        worst = [0]
+        lock = threading.Lock()
+
+        def change(size: int) -> None:
+            with lock:
+                held[0] += size
+                worst[0] = max(worst[0], held[0])
+
+        def work(seed: int) -> None:
+            rng = random.Random(seed)
+            account = Account()
+            for _ in range(300):
+                size = rng.randrange(1, 20) * BLOCK
+                with budget.grant(account, size, "x") as grant:
+                    change(size)
+                    if rng.random() < 0.5:
+                        change(-size)
+                        continue
+                    more = rng.randrange(1, 30) * BLOCK
+                    try:
+                        grant.take(size)
+                        grant.take(more)
+                        change(more)
+                        size += more
+                    except Overrun:
+                        pass
+                    change(-size)
+                    kept = rng.randrange(1, 10) * BLOCK
+                    change(kept)  # written within the grant, then kept besides it or gone
+                    if budget.keep(account, kept, lambda kept=kept: change(-kept)) is None:  # type: ignore[misc]
+                        change(-kept)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        budget.forget()
+        assert worst[0] <= total
+        assert budget.peak <= total
+        assert (budget.used, held[0]) == (0, 0)
+
+
+class TestFullDisk:
+    def test_is_told_from_a_budget_that_is_used_up(self) -> None:
+        wrapped = OutOfBudget("wrapped")
+        wrapped.__cause__ = OSError(errno.ENOSPC, "full")
+        assert is_full(wrapped)
+        assert not is_full(OutOfBudget("too small"))
+
+    def test_pauses_gives_what_it_can_and_goes_on(self) -> None:
+        budget, events = Budget(100), list[str]()
+        budget.keep(Account(), 10, lambda: events.append("dropped"))
+        attempts = iter([OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), None])
+
+        def work() -> int:
+            problem = next(attempts)
+            if problem:
+                raise problem
+            return 7
+
+        assert patiently(work, budget, lambda seconds: events.append("slept"), lambda: events.append("paused")) == 7
+        assert events == ["dropped", "paused", "slept", "paused", "slept"]
+
+    def test_gives_up_after_a_while_with_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(disk, "PATIENCE_S", 3.0)
+        slept = list[float]()
+
+        def work() -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+        with pytest.raises(OutOfBudget, match=r"full, and was so for 3 seconds.*what is done is not done twice"):
+            patiently(work, Budget(100), slept.append, nothing)
+        assert sum(slept) == 3
+
+    def test_other_errors_are_no_reason_to_wait(self) -> None:
+        def work() -> None:
+            raise OSError(errno.EACCES, "no")
+
+        with pytest.raises(PermissionError):
+            patiently(work, Budget(100), lambda _: pytest.fail("slept"), nothing)
+
+
+class TestSpool:
+    PROGRAM = (
+        "import sys, time, pathlib; from compactor.pipeline.spool import process_folder; "
+        "p = process_folder(pathlib.Path(sys.argv[1])); (p / 'data').write_bytes(bytes(9)); print(p, flush=True); {}"
+    )
+
+    def start(self, state_dir: Path, then: str) -> tuple[subprocess.Popen[str], Path]:
+        process = subprocess.Popen([sys.executable, "-c", self.PROGRAM.format(then), str(state_dir)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    def test_what_a_killed_process_left_is_swept_what_a_living_one_has_is_not(self, tmp_path: Path) -> None:
+        living, its = self.start(tmp_path, "time.sleep(60)")
+        killed, left = self.start(tmp_path, "time.sleep(60)")
+        try:
+            os.kill(killed.pid, signal.SIGKILL)
+            killed.wait()
+            assert (left / "data").exists()
+            ended, ours = self.start(tmp_path, "pass")
+            ended.wait()
+            assert not left.exists()
+            assert (its / "data").exists()
+            assert not ours.exists()  # a process that ends takes its folder with it
+        finally:
+            for process in (living, killed):
+                process.kill()
+                process.wait()
+                if process.stdout:
+                    process.stdout.close()
+            if ended.stdout:
+                ended.stdout.close()
+
+    def test_one_folder_per_process(self, tmp_path: Path) -> None:
+        (tmp_path / "spool" / "left-behind").mkdir(parents=True)
+        folder = process_folder(tmp_path)
+        assert folder == process_folder(tmp_path)
+        assert sorted(path.name for path in (tmp_path / "spool").iterdir()) == sorted([folder.name, "lock"])
