@@ -1,0 +1,262 @@
+"""Real processes, killed at random moments over a tier that keeps growing; then the work is finished and everything is checked.
+
+    python -m tests.kill_test --kills 200                            `run` (and `retire` and `import`), by SIGKILL
+    python -m tests.kill_test --daemons 2 --minutes 5                daemons that share the tier
+    python -m tests.kill_test --kills 200 --url s3://bucket/prefix --endpoint http://127.0.0.1:9000
+
+Ends with exit code 1 and a line for each thing that is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.deployment import Deployment, GrowingLog, Result, Running
+from tests.support.tier_cli import Answer
+
+Tell = Callable[[str], None]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cleaner": {"segment_bytes": 16_384, "min_cleanable_dirty_ratio": 0.0, "delete_retention_ms": 0},
+    "publish": {"grace_ms": 300, "orphan_age_ms": 3_000},
+    "lease": {"ttl_ms": 500},
+    "daemon": {"interval_ms": 300, "listen": "127.0.0.1:0"},
+}
+"""Several groups a round, hence several receipts; everything that takes minutes in earnest takes less than a second."""
+
+PARTS = 12
+"""A log grows by a part before every kill until it has so many, then more slowly."""
+
+
+@dataclass
+class Ordeal:
+    """One tier, its growing logs, and what has been seen to be wrong."""
+
+    deployment: Deployment
+    dice: random.Random
+    tell: Tell
+    logs: list[GrowingLog] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    ends: Counter[str] = field(default_factory=Counter)
+    pending: dict[str, Path] = field(default_factory=dict)
+
+    @staticmethod
+    def over(folder: Path, seed: int, tell: Tell, *, url: str = "", partitions: int = 3, endpoint: str = "") -> Ordeal:
+        dice = random.Random(seed)
+        settings = {**SETTINGS, "s3": {"endpoint_url": endpoint}, "tier": {"url": url} if url else {}}
+        ordeal = Ordeal(Deployment(folder, settings), dice, tell)
+        ordeal.logs = [GrowingLog("orders", number, folder, dice) for number in range(partitions)]
+        return ordeal
+
+    # --- growing ---
+
+    def part(self, log: GrowingLog) -> tuple[object, ...]:
+        """The import command for the part that is not in the tier yet; a killed import is tried again with the same directory."""
+        folder = self.pending.get(log.name) or log.write_part()
+        self.pending[log.name] = folder
+        return ("import", folder, "--topic", log.topic, "--partition", log.partition)
+
+    def grow(self, log: GrowingLog) -> None:
+        """One more part, for certain."""
+        command = self.part(log)
+        done = self.deployment.ask(*command)
+        if done.code == 4:  # it was killed before, and its registration is so old that it was voided meanwhile
+            done = self.deployment.ask(*command)
+        if done.code == 0:
+            del self.pending[log.name]
+        else:
+            self.fail(f"import into {log.name}", done)
+
+    def fail(self, what: str, done: Result | Answer) -> None:
+        self.wrong.append(f"{what}: exit code {done.code}: {done[-1].strip()}")
+
+    # --- killing ---
+
+    def kill_once(self, span_s: float) -> bool:
+        """Starts a command and kills it after a random part of ``span_s``, unless it has ended by then. Whether it was killed."""
+        log = self.dice.choice(self.logs)
+        choice = self.dice.random()
+        command = ("run",) if choice < 0.7 else ("retire",) if choice < 0.85 else self.part(log)
+        process = self.deployment.start(*command)
+        try:
+            process.wait(self.dice.uniform(0.3, 1.0) * span_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            self.ends[f"{command[0]} killed"] += 1
+            self._note_what_is_left()
+            return True
+        self.ends[f"{command[0]} ended with {process.returncode}"] += 1
+        if command[0] == "import" and process.returncode == 0:
+            del self.pending[log.name]
+        elif process.returncode not in (0, 4):  # 4: the process killed last still holds its lease
+            self.wrong.append(f"{command[0]}: exit code {process.returncode}: {process.said().strip()}")
+        return False
+
+    def _note_what_is_left(self) -> None:
+        """That the kills hit something: rounds and imports that were begun, leases that were not given back."""
+        tier = self.deployment.opened()
+        for name in tier.partitions():
+            state = tier.open(name).refresh()
+            self.ends["left an open round"] += state.intent is not None
+            self.ends["left some groups done"] += state.intent is not None and bool(state.intent.receipts)
+            self.ends["left an open import"] += bool(state.registrations)
+            self.ends["left half-done retiring"] += bool(state.retiring)
+
+    def kill(self, kills: int) -> None:
+        """Until ``kills`` processes were killed, with an import now and then and a look whether the tier is sound."""
+        span = 0.0
+        for _ in range(2):  # the first one may have to compile
+            for log in self.logs:
+                self.grow(log)
+            begun = time.monotonic()
+            done = self.deployment.process("run")
+            span = time.monotonic() - begun
+            if done.code:
+                self.fail("a run that nobody killed", done)
+        killed = 0
+        while killed < kills and not self.wrong:
+            log = self.dice.choice(self.logs)
+            if log.parts < PARTS or self.dice.random() < 0.2:
+                self.grow(log)
+            if self.kill_once(span * 1.1):
+                killed += 1
+                if killed % 10 == 0:
+                    self.tell(f"{killed} killed; {dict(sorted(self.ends.items()))}")
+                    self.check_sound()
+
+    def share(self, daemons: int, seconds: float) -> None:
+        """Daemons over one tier, with imports, and a kill every few seconds."""
+        for log in self.logs:
+            self.grow(log)
+        processes = [self.deployment.start("daemon") for _ in range(daemons)]
+        rounds: Counter[int] = Counter()
+        until = time.monotonic() + seconds
+        kill_at = time.monotonic() + seconds / 6
+        try:
+            while time.monotonic() < until and not self.wrong:
+                self.grow(self.dice.choice(self.logs))
+                time.sleep(self.dice.uniform(0.2, 0.6))
+                if time.monotonic() >= kill_at:
+                    which = self.dice.randrange(daemons)
+                    processes[which].put_down()
+                    rounds[which] += _rounds(processes[which])
+                    self.ends["daemon killed"] += 1
+                    processes[which] = self.deployment.start("daemon")
+                    kill_at = time.monotonic() + max(4.0, seconds / 6)
+            for which, process in enumerate(processes):
+                self.end_daemon(process)
+                rounds[which] += _rounds(process)
+        finally:
+            for process in processes:
+                process.put_down()
+        self.tell(f"rounds by daemon: {dict(sorted(rounds.items()))}; {dict(self.ends)}")
+        self.wrong += [f"daemon {which} did nothing" for which in range(daemons) if not rounds[which]]
+
+    def end_daemon(self, process: Running) -> None:
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        took = time.monotonic() - begun
+        if code != 0 or took > 10:
+            self.wrong.append(f"a daemon ended with {code} after {took:.1f} s: {process.said()[-2000:]}")
+
+    # --- checking ---
+
+    def check_sound(self) -> list[str]:
+        """What `verify` remarks that is no problem."""
+        verified, checked = self.deployment.ask("verify"), self.deployment.ask("checkpoints", "verify")
+        if verified.code:
+            self.fail("verify", verified)
+        if checked.code:
+            self.fail("checkpoints verify", checked)
+        problems = verified.document["problems"] if verified.document else []
+        return [f"{problem['kind']} {problem['object']}" for problem in problems]
+
+    def finish(self) -> list[str]:
+        """Imports, cleans and deletes what is left, without anybody being killed; then checks everything. What is wrong."""
+        for log in self.logs:
+            if log.name in self.pending:
+                self.grow(log)
+        if self.wrong:
+            return self.wrong
+        time.sleep(1)  # the leases of those that were killed
+        for _ in range(6):
+            done = self.deployment.ask("run", "--force")
+            if done.code == 0 and all(row["status"] == "nothing_to_do" for row in done.document["partitions"]):
+                break
+        else:
+            self.wrong.append(f"runs do not come to an end: {self.deployment.ask('run', '--force')}")
+        orphan_age_ms = SETTINGS["publish"]["orphan_age_ms"]
+        time.sleep(orphan_age_ms / 1000 + 0.5)
+        done = self.deployment.ask("retire")
+        if done.code or done.document["waiting"]:
+            self.fail("retire", done)
+        self.wrong += [f"left over: {remark}" for remark in self.check_sound()]
+        self._check_objects()
+        for log in self.logs:
+            target = self.deployment.folder / f"exported-{log.name}"
+            done = self.deployment.ask("export", log.name, target)
+            if done.code:
+                self.fail("export", done)
+            else:
+                self.wrong += [f"{log.name}: {problem}" for problem in log.wrong_in(target, clean=True)]
+        self.tell(f"finished: {sum(len(log.truth) for log in self.logs)} keys in {sum(log.parts for log in self.logs)} imports")
+        return self.wrong
+
+    def _check_objects(self) -> None:
+        """Exactly the objects of live segments are in the store."""
+        tier = self.deployment.opened()
+        for log in self.logs:
+            (name,) = tier.partitions([log.name])
+            expected = {key for segment in tier.open(name).refresh().live for key in segment.keys(str(name))}
+            listed = {info.key for info in tier.ports.data.list(f"{name}/")}
+            self.wrong += [f"{key} is an orphan" for key in sorted(listed - expected)]
+            self.wrong += [f"{key} is missing" for key in sorted(expected - listed)]
+
+
+def _rounds(daemon: Running) -> int:
+    return sum(f": {status}, " in line for line in daemon.said().splitlines() for status in ("cleaned", "resumed"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.kill_test", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kills", type=int, default=0, metavar="N", help="how many processes to kill")
+    parser.add_argument("--daemons", type=int, default=0, metavar="N", help="daemons that share the tier instead")
+    parser.add_argument("--minutes", type=float, default=1, help="for how long (with --daemons)")
+    parser.add_argument("--seed", type=int, default=None, help="of data and moments (default: another one each time)")
+    parser.add_argument("--url", default="", help="the tier (default: a new directory)")
+    parser.add_argument("--endpoint", default="", help="of the S3 server")
+    args = parser.parse_args()
+    seed = args.seed if args.seed is not None else random.randrange(1 << 31)
+    print(f"seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="kill-test-") as folder:
+        ordeal = Ordeal.over(Path(folder), seed, lambda text: print(text, flush=True), url=args.url, endpoint=args.endpoint)
+        if args.daemons:
+            ordeal.share(args.daemons, args.minutes * 60)
+        else:
+            ordeal.kill(args.kills or 20)
+        wrong = ordeal.finish()
+    for problem in wrong[:40]:
+        print(f"WRONG: {problem}")
+    print(f"{len(wrong)} things are wrong" if wrong else "nothing is wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
