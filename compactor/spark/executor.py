@@ -1,0 +1,422 @@
+"""What tasks do on the executors: index a segment, answer a range of the key hashes, gather a segment's bitmap, rewrite a group.
+
+Settings are shipped, clients are not: each Python worker opens the stores itself and keeps them. A task holds no data that the driver sent;
+what it hands back is about a kilobyte. Nothing here writes metadata.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.siphash import key_halves
+from compactor.cleaner.buckets import survive_if_absent, survive_if_first
+from compactor.cleaner.keysets import KeySet
+from compactor.cleaner.lanes import Lane, Lanes
+from compactor.cleaner.source import SourceSegment
+from compactor.cleaner.transactions import Verdicts
+from compactor.config import Settings
+from compactor.errors import CompactorError, OutOfBudget
+from compactor.metadata.records import ScratchObject
+from compactor.metadata.state import PartitionState
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.pipeline.staging import Budget, Staging
+from compactor.pipeline.tier import Tier, open_tier
+from compactor.pipeline.worker import Execution, LocalWorker, WorkStats
+from compactor.records.batches import NOT_CONTROL, BatchTable
+from compactor.records.indexes import TxnEntries
+from compactor.records.rows import parse
+from compactor.spark.exchange import (
+    MAX_OFFSET,
+    Arrays,
+    BucketIndex,
+    RowSorter,
+    StoredSurvivors,
+    create_once,
+    decode_verdicts,
+    encode_bits,
+    encode_verdicts,
+    ordinals,
+    pack_arrays,
+    read_scratch,
+    set_bits,
+    tombstone_batches,
+    wanted_batches,
+)
+from compactor.storage.port import ObjectStore
+
+Flags = npt.NDArray[np.bool_]
+
+AHEAD: Final = 4
+"""Ranges that are fetched while one is looked at: a request takes longer than its rows."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all tasks of a round share. Budgets are one task's part of it; ``scratch``: prefix of this attempt's objects."""
+
+    settings: Settings
+    hash_key: bytes
+    plan: CompactionPlan
+    scratch: str
+    ranges: int
+    map_budget_bytes: int
+    inflate_budget_bytes: int
+    disk_budget_bytes: int
+
+    @property
+    def partition(self) -> str:
+        return f"{self.plan.topic}-{self.plan.partition}"
+
+
+@dataclass
+class Cost:
+    """What a task used. Bytes."""
+
+    bytes_fetched: int = 0
+    peak_disk_bytes: int = 0
+    peak_map_bytes: int = 0
+    peak_memory_bytes: int = 0
+    map_entries: int = 0
+    rows: int = 0
+    exchanged_bytes: int = 0
+
+    def add(self, other: Cost) -> None:
+        """Sums, and the highest of what is a peak."""
+        for name, value in other.__dict__.items():
+            mine = getattr(self, name)
+            setattr(self, name, max(mine, value) if name.startswith("peak") else mine + value)
+
+
+@dataclass(frozen=True)
+class ToIndex:
+    """A segment for pass 1. ``rows``: its keys are wanted; ``verdicts``: where the driver has folded the transactions already."""
+
+    metadata: RemoteLogSegmentMetadata
+    rows: bool
+    verdicts: SparseVerdicts | None = None
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """What pass 1 says of a segment. ``table``: only the batches that decide about transactions, at ``places`` of ``batches``.
+
+    ``buckets`` is None where the keys were not wanted, or have to wait for the verdicts (``undecided``).
+    """
+
+    batches: int
+    places: npt.NDArray[np.int64]
+    table: BatchTable
+    txn_entries: TxnEntries
+    undecided: bool
+    buckets: BucketIndex | None
+
+
+@dataclass(frozen=True)
+class SparseVerdicts:
+    """Verdicts of a segment whose other batches are of no transaction."""
+
+    batches: int
+    places: npt.NDArray[np.int64]
+    verdicts: Verdicts
+
+    def whole(self) -> Verdicts:
+        flags = {}
+        for name in ("aborted", "discardable", "indexed"):
+            flags[name] = np.zeros(self.batches, np.bool_)
+            flags[name][self.places] = getattr(self.verdicts, name)
+        return Verdicts(**flags, txn_entries=self.verdicts.txn_entries)
+
+
+@dataclass(frozen=True)
+class ToRewrite:
+    """A group for pass 2, with the metadata and the survivors of its sources, in order."""
+
+    task: CompactionTask
+    sources: tuple[RemoteLogSegmentMetadata, ...]
+    survivors: tuple[ScratchObject, ...]
+
+
+@lru_cache(maxsize=4)
+def _opened(settings: str) -> Tier:
+    return open_tier(Settings.model_validate_json(settings))
+
+
+def tier_of(settings: Settings) -> Tier:
+    """This process's clients for a tier, opened once."""
+    return _opened(settings.model_dump_json())
+
+
+@contextmanager
+def workplace(shared: Shared, cost: Cost) -> Iterator[Staging]:
+    """A folder on this executor's local disk, within its budget, removed at the end."""
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
+    os.makedirs(local, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"tiered-compactor-{os.getpid()}-", dir=local))
+    staging = Staging(folder / "staged", tier_of(shared.settings).ports.data, Budget(shared.disk_budget_bytes))
+    try:
+        yield staging
+    finally:
+        cost.bytes_fetched += staging.bytes_fetched
+        cost.peak_disk_bytes = max(cost.peak_disk_bytes, staging.peak_bytes)
+        note_memory(cost)
+        staging.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def note_memory(cost: Cost) -> None:
+    """The most that this process ever held; ru_maxrss counts kilobytes on Linux."""
+    cost.peak_memory_bytes = max(cost.peak_memory_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+# ---- pass 1 -----------------------------------------------------------------------------------------------------------------
+
+
+def index_segment(shared: Shared, item: ToIndex, cost: Cost) -> Indexed:
+    """Headers of one segment and, where wanted, the rows of its keys as one scratch object. Raises BadData, StoreError, OutOfBudget."""
+    with workplace(shared, cost) as staging, Lanes(1) as lanes:
+        execution = Execution(_local(shared, staging), shared.plan, (item.metadata,), lanes)
+        source = execution.opened(0, item.metadata)
+        table = source.table
+        data = table.is_transactional & (table.control == NOT_CONTROL)
+        places = np.flatnonzero(data | (table.control != NOT_CONTROL))
+        undecided = item.rows and item.verdicts is None and bool(data.any())
+        buckets = None
+        if item.rows and not undecided:
+            aborted = item.verdicts.whole().aborted if item.verdicts else np.zeros(len(table), np.bool_)
+            with execution.mapped(source):
+                buckets = _write_buckets(shared, item, source, aborted, staging, cost)
+        deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
+        return Indexed(len(table), places, deciding, source.txn_entries, undecided, buckets)
+
+
+def _write_buckets(shared: Shared, item: ToIndex, source: SourceSegment, aborted: Flags, staging: Staging, cost: Cost) -> BucketIndex:
+    with ExitStack() as reserved:
+
+        def reserve(size: int) -> None:
+            reserved.enter_context(staging.reserved(size, f"the keys of {source.name}"))
+
+        sorters = [RowSorter(staging.folder / f"{name}.spool", shared.ranges, reserve) for name in ("dirty", "clean")]
+        scanned, most = _scan(shared, source, wanted_batches(source, aborted), sorters[0], sorters[1])
+        facts = pack_arrays(scanned)
+        path = staging.folder / "buckets"
+        with path.open("wb") as file:
+            dirty = sorters[0].write(file)
+            clean = dirty[-1] + sorters[1].write(file)
+            reserve(len(facts))
+            file.write(facts)
+        index = BucketIndex(f"{shared.scratch}keys-{item.metadata.id}", dirty, clean, most, len(facts))
+        create_once(tier_of(shared.settings).ports.control, index.key, path)
+        path.unlink()
+    cost.rows += index.rows
+    cost.exchanged_bytes += index.size
+    return index
+
+
+def _scan(shared: Shared, source: SourceSegment, wanted: Flags, dirty: RowSorter, clean: RowSorter) -> tuple[Arrays, int]:
+    """Sorts the segment's rows, backwards; (what ``BucketIndex.facts`` says, number of ordinals)."""
+    table, plan, lane = source.table, shared.plan, Lane()
+    halves = key_halves(shared.hash_key)
+    first_dirty = plan.first_dirty_offset
+    limit = plan.policy.max_decompressed_batch_bytes
+    tombstones = np.zeros(len(table), np.bool_)
+    counts = np.where(wanted, table.count.astype(np.int64), 0)
+    behind = 0
+    for first, last in reversed(source.ranges()):
+        if not wanted[first:last].any():
+            continue
+        for chunk in source.chunks(first, last, wanted[first:last], limit, lane.bodies, backwards=True):
+            rows, first_row = parse(table, chunk, lane.rows, source.name)
+            some = slice(chunk.first, chunk.last)
+            counts[some] = np.diff(first_row)
+            begin = behind + ordinals(counts[some])
+            behind += len(rows)
+            tombstone_batches(first_row, rows.value_length, tombstones[some])
+            if source.end > first_dirty:
+                dirty.add(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET)
+            if source.base < first_dirty:
+                clean.add(chunk, rows, first_row, begin, halves, 0, first_dirty)
+    packed_legacy = (table.magic < 2) & (table.codec > 0)
+    return {"tombstones": tombstones, "counts": counts if (packed_legacy & wanted).any() else counts[:0]}, behind
+
+
+# ---- the second stage -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToGather:
+    """A segment whose survivors are to be written down. ``buckets`` None: nothing in it is superseded."""
+
+    metadata: RemoteLogSegmentMetadata
+    verdicts: SparseVerdicts
+    buckets: BucketIndex | None
+
+
+def answer_range(shared: Shared, number: int, segments: Sequence[ToGather], cost: Cost) -> Iterator[tuple[int, bytes]]:
+    """(place of a segment in ``segments``, its survivors among the keys of one range); a segment may come several times.
+
+    ``segments``: oldest first. Where the keys exceed the budget, the range is read again, a part of it each time.
+    """
+    store = tier_of(shared.settings).ports.control
+    part, parts, guess = 0, 1, 0
+    while part < parts:
+        ranges, wanted = shared.ranges * parts, number * parts + part
+        if ranges > 2**32:
+            raise OutOfBudget("more keys than the map budget holds share one hash", hint="Raise map_budget_bytes")
+        keys = KeySet(shared.map_budget_bytes, expected_keys=guess)
+        full = False
+        for place, index, rows in _rows(store, number, reversed(list(enumerate(segments))), clean=False):
+            bitmap = np.zeros(index.ordinals // 8 + 1, np.uint8)
+            taken = survive_if_first(keys.table, keys.state, rows, 0, ranges, wanted, bitmap)
+            while taken < len(rows) and keys.grow():
+                taken = survive_if_first(keys.table, keys.state, rows, taken, ranges, wanted, bitmap)
+            if taken < len(rows):
+                full = True
+                break
+            yield place, encode_bits(bitmap)
+        cost.peak_map_bytes = max(cost.peak_map_bytes, keys.peak_bytes)
+        if full:
+            # What has been answered so far was right and will be answered again.
+            part, parts = part * 2, parts * 2
+            continue
+        for place, index, rows in _rows(store, number, enumerate(segments), clean=True):
+            bitmap = np.zeros(index.ordinals // 8 + 1, np.uint8)
+            survive_if_absent(keys.table, keys.state, rows, ranges, wanted, bitmap)
+            yield place, encode_bits(bitmap)
+        cost.map_entries += keys.entries
+        guess = keys.entries + keys.entries // 20
+        part += 1
+    note_memory(cost)
+
+
+def _rows(
+    store: ObjectStore, number: int, segments: Iterable[tuple[int, ToGather]], *, clean: bool
+) -> Iterator[tuple[int, BucketIndex, npt.NDArray[np.uint32]]]:
+    """One range of each segment that has any, in the given order; the next ones are fetched meanwhile."""
+
+    def fetch(index: BucketIndex) -> npt.NDArray[np.uint32]:
+        return index.read(store, number, clean=clean)
+
+    with ThreadPoolExecutor(AHEAD) as pool:
+        running: deque[tuple[int, BucketIndex, Future[npt.NDArray[np.uint32]]]] = deque()
+        for place, segment in segments:
+            if segment.buckets is not None and segment.buckets.has(number, clean=clean):
+                running.append((place, segment.buckets, pool.submit(fetch, segment.buckets)))
+            if len(running) > AHEAD:
+                yield _arrived(*running.popleft())
+        for waiting in running:
+            yield _arrived(*waiting)
+
+
+def _arrived(place: int, index: BucketIndex, rows: Future[npt.NDArray[np.uint32]]) -> tuple[int, BucketIndex, npt.NDArray[np.uint32]]:
+    return place, index, rows.result()
+
+
+def gather_survivors(shared: Shared, item: ToGather, answers: Iterable[bytes], cost: Cost) -> ScratchObject:
+    """The answers of all ranges for one segment as one scratch object, with everything that pass 2 wants to know."""
+    store = tier_of(shared.settings).ports.control
+    arrays = encode_verdicts(item.verdicts.whole())
+    if item.buckets is not None:
+        bitmap = np.zeros(item.buckets.ordinals // 8 + 1, np.uint8)
+        for answer in answers:
+            if not set_bits(np.frombuffer(answer, np.uint8), bitmap):
+                raise CompactorError(f"an answer does not fit segment {item.metadata.id}", hint="This is a bug; please report it")
+            cost.exchanged_bytes += len(answer)
+        arrays |= {"bitmap": bitmap, **item.buckets.facts(store)}
+    written = create_once(store, f"{shared.scratch}survivors-{item.metadata.id}", pack_arrays(arrays))
+    cost.exchanged_bytes += written.size
+    note_memory(cost)
+    return written
+
+
+# ---- pass 2 -----------------------------------------------------------------------------------------------------------------
+
+
+def rewrite_group(shared: Shared, item: ToRewrite, cost: Cost) -> CompactionReceipt | CompactionFailure:
+    """One group's new segment, uploaded under the announced id. Raises BadData, StoreError, OutOfBudget."""
+    with workplace(shared, cost) as staging, Lanes(1) as lanes:
+        return _Group(shared, item, staging, lanes).work_on(item.task)
+
+
+class _Group(Execution):
+    """An execution that knows the sources of one group only, and their survivors from the scratch prefix."""
+
+    def __init__(self, shared: Shared, item: ToRewrite, staging: Staging, lanes: Lanes) -> None:
+        super().__init__(_local(shared, staging), shared.plan, item.sources, lanes)
+        survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
+        store = tier_of(shared.settings).ports.control
+        for ordinal, (metadata, stored) in enumerate(zip(item.sources, item.survivors, strict=True)):
+            source = self.opened(ordinal, metadata)
+            arrays = read_scratch(store, stored)
+            verdicts = decode_verdicts(arrays, len(source.table))
+            survivors.add(source, verdicts, arrays)
+            self._sources.append(source)
+            self._verdicts.append(verdicts)
+        self._survivors = survivors
+
+
+# ---- a small partition as a whole -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToClean:
+    """All that is left to do of one partition's plan, for one executor."""
+
+    shared: Shared
+    tasks: tuple[CompactionTask, ...]
+    live: tuple[RemoteLogSegmentMetadata, ...]
+
+
+def clean_partition(item: ToClean, cost: Cost) -> list[CompactionReceipt | CompactionFailure]:
+    """What a local worker would do, on an executor. Raises BadData, StoreError, OutOfBudget."""
+    shared, stats = item.shared, WorkStats()
+    with workplace(shared, cost) as staging:
+        outcomes = list(_local(shared, staging, stats)(shared.plan, item.tasks, _Detached(shared, item.live)))
+    cost.map_entries += stats.map_entries
+    cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)
+    return outcomes
+
+
+class _Detached:
+    """WorkSession of an executor: it knows what it was told, and the driver looks after the rest."""
+
+    survivors: tuple[ScratchObject, ...] = ()
+
+    def __init__(self, shared: Shared, live: tuple[RemoteLogSegmentMetadata, ...]) -> None:
+        self.state = PartitionState(topic=shared.plan.topic, partition=shared.plan.partition, live=live)
+        self._scratch = shared.scratch
+
+    def scratch_key(self, name: str) -> str:
+        return f"{self._scratch}{name}"
+
+    def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
+        """Nothing to store: who takes this plan up again begins it again."""
+
+    def check(self) -> None:
+        """The driver folds on while it waits for this task."""
+
+
+def _local(shared: Shared, staging: Staging, stats: WorkStats | None = None) -> LocalWorker:
+    return LocalWorker(
+        data=tier_of(shared.settings).ports.data,
+        staging=staging,
+        hash_key=shared.hash_key,
+        map_budget_bytes=shared.map_budget_bytes,
+        inflate_budget_bytes=shared.inflate_budget_bytes,
+        threads=1,
+        stats=stats or WorkStats(),
+    )

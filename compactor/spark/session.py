@@ -1,0 +1,145 @@
+"""A Spark session for our own jobs: quiet, with everything that they need set, and with clear words where it cannot be had."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from compactor.errors import UsageError
+from compactor.spark.versions import check_java, check_pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from compactor.config import Settings
+    from compactor.spark.jobs import Cluster
+
+_LOCAL = re.compile(r"local\[(\d+|\*)\]")
+LOCAL_TRIES: Final = 4
+SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit, which has started the JVM already."""
+
+INSTALL: Final = "Install the same tiered-compactor on all of them, or send it along (docs/spark.md, \"On a cluster\")"
+
+
+@dataclass(frozen=True)
+class Started:
+    """``seconds``: from nothing to a session that runs tasks, shown apart from the work."""
+
+    cluster: Cluster
+    master: str
+    seconds: float
+
+
+@contextmanager
+def cluster(settings: Settings, app_name: str = "tiered-compactor") -> Iterator[Started]:
+    """A cluster for jobs: the session that there is (spark-submit, a notebook), else one on ``[spark] master``, which ends with the block.
+
+    Raises UsageError: no Java or an old one, a PySpark that is not supported, a master that cannot be reached.
+    """
+    check_pyspark()
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    begin = time.monotonic()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    given = SparkContext._active_spark_context is not None
+    folder = Path(settings.tier.state_dir) / "spark"
+    if given or SUBMITTED in os.environ:
+        session: SparkSession = SparkSession.builder.appName(app_name).getOrCreate()
+    else:
+        check_java()
+        session = _own_session(settings.spark.master, app_name, folder)
+    try:
+        yield _warmed_up(session, begin)
+    finally:
+        if not given:
+            session.stop()
+            shutil.rmtree(_local_dir(folder, os.getpid()), ignore_errors=True)
+
+
+def _warmed_up(session: SparkSession, begin: float) -> Started:
+    """After a first job: executors have registered and can import what they will run."""
+    from compactor.spark.jobs import Cluster
+
+    context = session.sparkContext
+    context.setJobDescription("first job: are the executors ready?")
+    try:
+        wanted = max(2, context.defaultParallelism)
+        differing = set(context.parallelize(range(wanted), wanted).map(_ready).collect()) - {_ready(0)}
+    except _errors() as error:
+        raise UsageError(f"Spark's executors do not run our tasks: {first_line(error)}", hint=INSTALL) from None
+    finally:
+        context.setJobDescription(None)  # type: ignore[arg-type]
+    if differing:
+        raise UsageError(f"the executors run {min(differing)}, the driver {_ready(0)}", hint=INSTALL)
+    slots = max(1, context.defaultParallelism)
+    executors = max(1, int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
+    return Started(Cluster(session, slots, -(-slots // executors)), str(context.master), time.monotonic() - begin)
+
+
+def _ready(_: int) -> str:
+    from compactor.pipeline.worker import fingerprint
+
+    return fingerprint()
+
+
+def _own_session(master: str, app_name: str, folder: Path) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
+    conf = SparkConf().setAppName(app_name)
+    conf.set("spark.ui.showConsoleProgress", "false")
+    conf.set("spark.ui.port", "0")
+    conf.set("spark.local.dir", str(_local_dir(folder, os.getpid())))
+    local = _LOCAL.fullmatch(master)
+    # Locally Spark tries a task once; a killed Python worker deserves what a killed executor gets.
+    conf.setMaster(f"local[{local[1]},{LOCAL_TRIES}]" if local else master)
+    if master.startswith("local"):
+        # Nothing has to reach this machine from outside, Spark's web pages included.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    log = folder / "driver.log"
+    try:
+        with log.open("ab") as file:
+            gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
+        SparkContext(conf=conf, gateway=gateway)
+        return SparkSession.builder.getOrCreate()
+    except _errors() as error:
+        raise UsageError(f"Spark did not start on {master}: {first_line(error)}", hint=f"Check [spark] master; {log} says more") from None
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    return PySparkException, Py4JError, OSError, RuntimeError, ValueError
+
+
+def first_line(error: BaseException) -> str:
+    """What Spark says, without its stack traces."""
+    lines = [line.strip() for line in str(getattr(error, "desc", None) or error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", ":", "An error occurred while calling"))]
+    return (told or lines or [type(error).__name__])[0][:400]
+
+
+def _local_dir(folder: Path, pid: int) -> Path:
+    return folder / f"local-{pid}"
+
+
+def _sweep(folder: Path) -> None:
+    """What drivers left that were killed."""
+    for left in folder.glob("local-*"):
+        pid = left.name.removeprefix("local-")
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(left, ignore_errors=True)
