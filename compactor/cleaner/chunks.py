@@ -48,12 +48,12 @@ def clean_chunk(
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
         _check_wrapper_order(source, chunk, rows, first_row)
+    copied = action == COPY
     action = action.copy()
     keep, horizon = filter_rows(source.table, chunk, rows, first_row, superseded, action, retain_empty, rules, source.mtime_ms)
     encoded = encode(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, lane.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
-    copied_unread = (action == COPY) & ~chunk.wanted
-    return CleanChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied_unread].sum()))
+    return CleanChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied].sum()))
 
 
 def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
@@ -61,7 +61,8 @@ def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_
     table = source.table
     for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
         batch = chunk.first + i
-        if batch and rows.offset[first_row[i]] <= table.last_offset[batch - 1]:
+        before = int(table.last_offset[batch - 1]) if batch else source.base - 1
+        if rows.offset[first_row[i]] <= before:
             raise BadData(
                 "the first inner offset is not above the last offset before the message",
                 segment=source.name,
@@ -73,7 +74,7 @@ def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_
 class FinishedChunks:
     """Cleaned chunks that pass 1 leaves for pass 2, up to a budget in bytes. A chunk is known by its segment and first batch."""
 
-    _BLOCK: Final = 1 << 24  # large pages are cheaper to get; the memory goes back when the last chunk in a block is written
+    _BLOCK: Final = 1 << 25  # large pages are cheaper to get; the memory goes back when the last chunk in a block is written
 
     def __init__(self, budget_bytes: int) -> None:
         self._left = budget_bytes

@@ -133,7 +133,8 @@ class RewritePass:
         finished = self.finished.take(source, first)
         if finished is not None:
             return [finished]
-        wanted = action == FILTER
+        # Markers are copied, but Kafka reads them all the same, and refuses one that does not parse.
+        wanted = (action == FILTER) | ((action == COPY) & source.table.is_control[first:last])
         if not wanted.any():
             source.verify(first, last)
             nowhere = np.zeros(last - first, np.int64)

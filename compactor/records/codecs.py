@@ -325,5 +325,31 @@ def _unzstd(data: memoryview, out: ByteBuffer, limit: int) -> None:
         if left < 0:
             raise _too_large(ZSTD, limit)
         if size < len(room):
-            return
+            break
         guess *= 2
+    # The reader takes the end of its input for the end of the frame.
+    if not _whole_zstd_frames(data):
+        raise CodecError("zstd data ends early")
+
+
+def _whole_zstd_frames(data: memoryview) -> bool:
+    """Whether the frames end where the data does (RFC 8878, section 3: header, blocks up to the last one, checksum)."""
+    at, end = 0, len(data)
+    while at < end:
+        if at + 8 > end:
+            return False
+        if data[at] & 0xF0 == 0x50 and data[at + 1 : at + 4] == b"\x2a\x4d\x18":  # a skippable frame
+            at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
+            continue
+        flags = data[at + 4]
+        single = flags >> 5 & 1
+        at += 5 + (1 - single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
+        last = 0
+        while not last:
+            if at + 3 > end:
+                return False
+            block = int.from_bytes(data[at : at + 3], "little")
+            last = block & 1
+            at += 3 + (1 if block >> 1 & 3 == 1 else block >> 3)
+        at += 4 * (flags >> 2 & 1)
+    return at == end

@@ -421,6 +421,8 @@ def _parse_legacy(
         for row in range(first_row[batch] + 1, first_row[batch + 1]):
             if offset[row] <= offset[row - 1]:
                 return 6, batch
-        if wrapped and offset[first_row[batch]] < 0:
+        # An old librdkafka wrote wrappers whose own offset is 0: their inner offsets count from 0.
+        beyond = last_offset[batch] != 0 and offset[first_row[batch + 1] - 1] > last_offset[batch]
+        if wrapped and (offset[first_row[batch]] < 0 or beyond):
             return 7, batch
     return 0, 0
