@@ -26,6 +26,7 @@ from compactor.records.build import NO_PRODUCER, Producer, Row, batch, seal, var
 from compactor.records.codecs import compress
 from tests.against_naive import Outcome, compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
+from tests.chunking import SIZES, chunks_of
 from tests.plain_format import Unreadable, decompress, fix_crc, read_batches
 
 LIMIT = 1 << 20
@@ -303,7 +304,8 @@ def run_case(seed: int, number: int) -> tuple[Outcome, list[str]]:
         for base, batches in segments:
             (folder / f"{base:020}.log").write_bytes(b"".join(batches))
         _write_companions(dice, folder, segments)
-        return compare_with_naive(folder, Path(name) / "out", request, threads=dice.choice([1, 1, 2])), done
+        with chunks_of(dice.choice(SIZES)):
+            return compare_with_naive(folder, Path(name) / "out", request, threads=dice.choice([1, 1, 2])), done
 
 
 def _write_companions(dice: Dice, folder: Path, segments: Segments) -> None:

@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from tests.chunking import SIZES, chunks_of
 from tests.conformance.growing import live_through_rounds
 from tests.conformance.judge import Judge, Verdict, judge_naive, judge_product
 from tests.conformance.kafka import Kafka, KafkaFailed, Unavailable
@@ -35,13 +36,15 @@ def run_seed(kafka: Kafka, seed: int, profile: str, judge: Judge = judge_product
             verdict = live_through_rounds(kafka, seed, profile, ROUNDS, scratch)
             return Verdict(verdict.difference, verdict.note)
         request = kafka.generate(seed, profile, scratch / "in")["request"]
-        verdict = judge(kafka, scratch / "in", request, scratch)
+        with chunks_of(SIZES[seed % len(SIZES)]):
+            verdict = judge(kafka, scratch / "in", request, scratch)
         if not verdict.difference:
             return verdict
         if keep:
             shutil.copytree(scratch / "in", keep / f"{profile}-{seed}")
             (keep / f"{profile}-{seed}" / "request.json").write_text(json.dumps(request, indent=1))
-        return Verdict(f"{verdict.difference}\n{_shrunk(kafka, Case.load(scratch / 'in', request), judge, scratch)}")
+        with chunks_of(SIZES[seed % len(SIZES)]):
+            return Verdict(f"{verdict.difference}\n{_shrunk(kafka, Case.load(scratch / 'in', request), judge, scratch)}")
 
 
 def _shrunk(kafka: Kafka, case: Case, judge: Judge, scratch: Path) -> str:

@@ -42,7 +42,7 @@ def judge_product(kafka: Kafka, log_dir: Path, request: dict[str, Any], scratch:
     """Kafka's cleaner against `clean_directory`; the outputs stay in ``scratch`` as ``kafka`` and ``ours``."""
     theirs = kafka.clean(log_dir, scratch / "kafka", request)
     try:
-        summary = clean_directory(log_dir, scratch / "ours", CleanRequest(**request))
+        summary = clean_directory(log_dir, scratch / "ours", CleanRequest(**request, threads=1 + request["now_ms"] % 3))
     except BadData as error:
         return Verdict(note="both refuse") if "refused" in theirs else Verdict(f"we refuse: {error}")
     if "refused" in theirs:

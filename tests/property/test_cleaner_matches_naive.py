@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from compactor.records.build import Producer, batch
 from tests.against_naive import compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
+from tests.chunking import SIZES, chunks_of
 
 HOUR = 3_600_000
 CODECS = st.sampled_from([NONE, NONE, NONE, GZIP, SNAPPY, LZ4, ZSTD])
@@ -140,6 +141,7 @@ def test_fast_and_naive_cleaner_agree(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             number = data.draw(st.sampled_from([log.next_offset, *(base for base, _ in log.segments)]))
             snapshot(folder, number, [(1, log.epochs.get(1, 0), -1), (2, 0, log.segments[0][0])])
-        outcome = compare_with_naive(folder, Path(name) / "out", request, threads=data.draw(st.integers(1, 3)))
+        with chunks_of(data.draw(st.sampled_from(SIZES))):
+            outcome = compare_with_naive(folder, Path(name) / "out", request, threads=data.draw(st.integers(1, 3)))
     assert outcome.difference == ""
     assert bool(outcome.ours) == bool(outcome.naive), f"ours: {outcome.ours or 'cleaned'}; naive: {outcome.naive or 'cleaned'}"
