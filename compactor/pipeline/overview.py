@@ -47,7 +47,7 @@ def overview(
     asked: list[TopicPartition] = []
     for name in names:
         known = kept.get(str(name))
-        if known and _is_fresh(*known, hints.get(str(name), 0), now, max_age_ms):
+        if known and is_fresh(*known, hints.get(str(name), 0), now, max_age_ms):
             found[name] = Look(name, known[1])
             on_partition()
         else:
@@ -67,7 +67,7 @@ def overview(
     return [found[name] for name in names]
 
 
-def _is_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
+def is_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
     """Where something was begun (an import, a leadership) the next record may come without a hint."""
     led = summary.leader is not None and not summary.leader.released
     at_work = led or summary.open_run or summary.imports

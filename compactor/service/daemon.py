@@ -23,7 +23,9 @@ from compactor.pipeline.tier import Tier
 from compactor.service.jobs import Done, Interruptible, Stop, Stopped, perform, shared_settings
 from compactor.service.metrics import Status, Tallies, tally
 from compactor.service.scheduling import (
+    POLL_MS,
     Job,
+    Outcome,
     Sight,
     Watch,
     choose,
@@ -33,6 +35,7 @@ from compactor.service.scheduling import (
     look_failed,
     looked,
     needs_look,
+    remembered,
 )
 from compactor.service.watching import Watching
 
@@ -138,6 +141,9 @@ class Daemon:
         catalog = self._opened.catalog
         if self._scans == 0 or catalog.poll():
             state = self._opened.identity()
+            if not self._watches:
+                for name, (seen, checked_ms) in self._watching.remember(state.partitions, POLL_MS, now_ms).items():
+                    self._watches[name] = remembered(name, state.partitions[str(name)], seen, checked_ms)
             for text, slot in state.partitions.items():
                 name = TopicPartition.parse(text)
                 known = self._watches.get(name)
@@ -151,8 +157,9 @@ class Daemon:
         if not names:
             return
         with ThreadPoolExecutor(min(LOOKERS, len(names)), thread_name_prefix="look") as pool:
-            looks = {name: pool.submit(self._look, name, self._watches[name].sight, now_ms) for name in names}
+            looks = {name: pool.submit(self._look, self._watches[name], now_ms) for name in names}
             self._take_looks(looks, now_ms)
+        self._watching.write_down()
 
     def _take_looks(self, looks: dict[TopicPartition, Future[Sight]], now_ms: int) -> None:
         for name, look in looks.items():
@@ -169,33 +176,35 @@ class Daemon:
                 if not watch.unreadable:
                     self._tell(f"{name}: {reason}")
 
-    def _look(self, name: TopicPartition, seen: Sight | None, now_ms: int) -> Sight:
+    def _look(self, watch: Watch, now_ms: int) -> Sight:
         self.stop.check()
-        return self._watching.look(name, seen, now_ms)
+        return self._watching.look(watch.name, watch.hint, watch.sight, now_ms)
 
     # --- working ---
 
     def _begin(self, job: Job, jobs: int, lanes: int) -> None:
         opened = replace(self._opened, settings=shared_settings(self._opened.settings, jobs, lanes))
-        catalog, state = self._opened.catalog.state, self._watching.state(job.name)
+        catalog = self._opened.catalog.state
         self._running[job.name] = job
 
         def work() -> None:
             begun = time.monotonic()
-            done = perform(opened, catalog, state, job, self._disk, self._opened.ports.clock_ms(), self.stop)
+            done = perform(opened, catalog, job, self._disk, self._opened.ports.clock_ms(), self.stop)
             self._done.put(replace(done, seconds=time.monotonic() - begun))
 
         threading.Thread(target=work, name=f"{job.action.value} {job.name}", daemon=True).start()
 
     def _take_in(self, done: Done) -> None:
-        job, outcome = done.job, done.outcome
+        job, now = done.job, self._opened.ports.clock_ms()
         del self._running[job.name]
-        now = self._opened.ports.clock_ms()
-        self._watches[job.name] = finished(self._watches[job.name], job, outcome, now, self._opened.lease.ttl_ms)
-        if done.state is not None:
-            self._watching.take(job.name, done.state)
-        cleaner = self._opened.settings.cleaner_for(job.name.topic)
-        self._tallies = tally(self._tallies, done, cleaner.map_budget_bytes)
+        watch = self._watches[job.name]
+        try:
+            seen = self._watching.take(done.log, watch.hint, now) if done.log is not None else None
+        except StoreError:
+            seen = None
+        outcome = Outcome(done.status, done.reason, seen)
+        self._watches[job.name] = finished(watch, job, outcome, now, self._opened.lease.ttl_ms)
+        self._tallies = tally(self._tallies, done, self._opened.settings.cleaner_for(job.name.topic).map_budget_bytes)
         if line := told(done):
             self._tell(f"{job.name}: {line}")
 
@@ -230,17 +239,17 @@ class Daemon:
 
 def told(done: Done) -> str:
     """One line about a job, for people; empty where nothing came of it."""
-    report, outcome = done.report, done.outcome
-    if isinstance(report, RoundReport) and outcome.status in ("cleaned", "resumed"):
+    report = done.report
+    if isinstance(report, RoundReport) and done.status in ("cleaned", "resumed"):
         segments = f"{report.segments_in - report.segments_skipped} segments -> {report.segments_out}"
         records = f"{report.records_read} records -> {report.records_kept}"
-        return f"{outcome.status}, {segments}, {records}, clean up to {report.next_dirty_offset}, {done.seconds:.1f} s"
+        return f"{done.status}, {segments}, {records}, clean up to {report.next_dirty_offset}, {done.seconds:.1f} s"
     if isinstance(report, RetireReport):
         count = len(report.deleted) + len(report.swept)
         return f"deleted {count} objects, {report.bytes} bytes" if count else ""
-    if outcome.status in ("nothing_to_do", "stopped"):
+    if done.status in ("nothing_to_do", "stopped"):
         return ""
-    return f"{done.job.action.value} {outcome.status}" + (f": {outcome.reason}" if outcome.reason else "")
+    return f"{done.job.action.value} {done.status}" + (f": {done.reason}" if done.reason else "")
 
 
 def _unreachable(look: Future[Sight]) -> bool:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from compactor.config import Cleaner, Settings
 from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
-from compactor.metadata.state import CatalogState, PartitionState
+from compactor.metadata.state import CatalogState
 from compactor.model.plan import CompactionPlan
 from compactor.pipeline.compaction import Round, RoundReport
 from compactor.pipeline.disk import Budget
 from compactor.pipeline.leadership import lease_of
 from compactor.pipeline.logs import PartitionLog, open_catalog
 from compactor.pipeline.ordering import Stage
-from compactor.pipeline.retire import RetireReport, retire, since_ms
+from compactor.pipeline.retire import RetireReport, retire
 from compactor.pipeline.tier import Tier
-from compactor.service.scheduling import Action, Job, Outcome, Sight, sight
+from compactor.service.scheduling import Action, Job
 from compactor.storage.port import ObjectInfo, ObjectStore
 
 
@@ -97,50 +97,42 @@ class Interruptible:
 
 @dataclass(frozen=True)
 class Done:
-    """A job's end: for scheduling the outcome, for the next look the state, for people the report."""
+    """A job's end. ``status``: one of `run`'s, or retired, failed, out_of_budget, stopped. ``log``: as folded after it, if it was."""
 
     job: Job
-    outcome: Outcome
-    state: PartitionState | None
+    status: str
+    reason: str = ""
+    log: PartitionLog | None = None
     report: RoundReport | RetireReport | None = None
     seconds: float = 0.0
 
 
-def look(opened: Tier, log: PartitionLog, now_ms: int) -> Sight:
-    """A sight of a log that was refreshed. One request more for everything that waits for its time."""
-    state = log.state
-    waits = since_ms(opened.ports, log) if state.waiting or state.registrations else {}
-    return sight(log.state, opened.settings.cleaner_for(state.topic), opened.retention, waits, now_ms)
-
-
-def perform(opened: Tier, catalog: CatalogState, state: PartitionState | None, job: Job, disk: Budget, now_ms: int, stop: Stop) -> Done:
+def perform(opened: Tier, catalog: CatalogState, job: Job, disk: Budget, now_ms: int, stop: Stop) -> Done:
     """Does the job under an incarnation of its own. Nothing is raised: whatever happens is an outcome."""
     opened = replace(opened, catalog=open_catalog(opened.ports))
     opened.catalog.load(catalog)
     log = opened.open(job.name)
     try:
-        if state is not None:
-            log.load(state)
         log.refresh()
         lease = lease_of(opened.ports, log)
         if lease is not None and lease.expires_ms > opened.ports.control.clock_ms():
-            return Done(job, Outcome("leased", f"{lease.holder} is at work", look(opened, log, now_ms)), log.state)
+            return Done(job, "leased", f"{lease.holder} is at work", log)
         act = _round if job.action is Action.ROUND else _retire
         report, status, reason = act(opened, log, disk, now_ms, stop)
         log.refresh()
-        return Done(job, Outcome(status, reason, look(opened, log, now_ms)), log.state, report)
+        return Done(job, status, reason, log, report)
     except Stopped as error:
-        return Done(job, Outcome("stopped", error.message), None)
+        return Done(job, "stopped", error.message)
     except Leased as error:
-        return Done(job, Outcome("leased", error.message), None)
+        return Done(job, "leased", error.message)
     except Fenced as error:
-        return Done(job, Outcome("fenced", error.message), None)
+        return Done(job, "fenced", error.message)
     except OutOfBudget as error:
-        return Done(job, Outcome("out_of_budget", str(error)), None)
+        return Done(job, "out_of_budget", str(error))
     except CompactorError as error:
-        return Done(job, Outcome("failed", str(error)), None)
+        return Done(job, "failed", str(error))
     except Exception as error:  # noqa: BLE001 - one partition's bug must not end the service for the others (I9)
-        return Done(job, Outcome("failed", f"a bug: {type(error).__name__}: {error}"), None)
+        return Done(job, "failed", f"a bug: {type(error).__name__}: {error}")
 
 
 def _round(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Stop) -> tuple[RoundReport | RetireReport, str, str]:

@@ -38,8 +38,8 @@ class Tallies:
 
 def tally(so_far: Tallies, done: Done, map_budget: int) -> Tallies:
     """With one more job."""
-    job, outcome, report = done.job, done.outcome, done.report
-    key = (job.action.value, outcome.status)
+    report = done.report
+    key = (done.job.action.value, done.status)
     values = so_far.__dict__ | {"jobs": so_far.jobs | {key: so_far.jobs.get(key, 0) + 1}}
     if isinstance(report, RoundReport) and report.status in ("cleaned", "resumed"):
         values |= {

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from checkpoint.offsets import CleanerOffset
 from compactor.config import Cleaner
-from compactor.metadata.state import PartitionState
+from compactor.metadata.summary import PartitionSummary, SegmentFacts
 from compactor.model.ids import TopicPartition
 from compactor.pipeline.planning import assess
 from compactor.pipeline.ports import Retention
@@ -26,6 +26,8 @@ POLL_MS = 3_600_000
 """Where nothing happens a partition costs two requests in this time: the safety net under hints that were lost."""
 FIRST_POLL_MS = 60_000
 """After a change looks follow at this distance, doubled each time up to POLL_MS."""
+LONG_QUIET = 64
+"""Looks in a row that found nothing, after which POLL_MS is reached for certain."""
 RETRY_MS = 60_000
 MOST_RETRY_MS = 6 * 3_600_000
 """A partition that fails is tried again after RETRY_MS, doubled with every failure up to this."""
@@ -71,43 +73,43 @@ class Sight:
     undone_slot: int = 0
 
 
-def sight(state: PartitionState, cleaner: Cleaner, retention: Retention, since_ms: Mapping[int, int], now_ms: int) -> Sight:
+def sight(known: PartitionSummary, cleaner: Cleaner, retention: Retention, since_ms: Mapping[int, int], now_ms: int) -> Sight:
     """``since_ms``: the store's time of each slot that something waits from."""
-    found = assess(state, cleaner, now_ms)
-    leads = state.leader if state.leader is not None and not state.leader.released else None
-    why = state.quarantine
+    found = assess(known, cleaner, now_ms)
+    leads = known.leader if known.leader is not None and not known.leader.released else None
+    why = known.quarantine
     late = [s.first_timestamp_ms + cleaner.max_compaction_lag_ms for s in found.dirty if s.first_timestamp_ms > 0]
     return Sight(
-        name=state.name,
-        slot=state.slot,
-        segments=len(state.live),
-        bytes=state.bytes,
-        start_offset=state.start_offset,
-        end_offset=state.end_offset,
-        cleaner_offsets=state.vector,
-        first_dirty_offset=state.first_dirty_offset,
+        name=known.name,
+        slot=known.slot,
+        segments=known.segments,
+        bytes=known.bytes,
+        start_offset=known.start_offset,
+        end_offset=known.end_offset,
+        cleaner_offsets=known.vector,
+        first_dirty_offset=known.first_dirty_offset,
         dirty_bytes=sum(segment.size_bytes for segment in found.dirty),
         dirty_ratio=found.dirty_ratio,
-        due=found.due or state.intent is not None,
-        reason="a round was begun and not finished" if state.intent is not None else found.reason,
+        due=found.due or known.open_run != "",
+        reason="a round was begun and not finished" if known.open_run else found.reason,
         max_delay_ms=max(0, now_ms - min(late)) if late else 0,
-        wake_ms=wake_ms(state, cleaner, now_ms),
-        open_run=state.intent.plan.run_id if state.intent is not None else "",
+        wake_ms=wake_ms(known.live, cleaner, now_ms),
+        open_run=known.open_run,
         leader=leads.holder if leads else "",
-        leader_epoch=state.last_epoch,
+        leader_epoch=known.leader.epoch if known.leader else -1,
         quarantine=why.reason if why else "",
         quarantine_ms=why.at_ms if why else 0,
         quarantine_failures=why.failures if why else 0,
-        retire_at_ms=_retire_at_ms(state, retention, since_ms, now_ms),
-        waiting_bytes=sum(segment.size_bytes for group in state.waiting for segment in group.segments),
-        undone_slot=max((run.slot for run in state.runs if run.status == "undone"), default=0),
+        retire_at_ms=_retire_at_ms(known, retention, since_ms, now_ms),
+        waiting_bytes=sum(group.size_bytes for group in known.waiting),
+        undone_slot=known.undone_slot,
     )
 
 
-def wake_ms(state: PartitionState, cleaner: Cleaner, now_ms: int) -> int:
+def wake_ms(live: Iterable[SegmentFacts], cleaner: Cleaner, now_ms: int) -> int:
     """The next moment at which ``assess`` may answer otherwise though nothing was written; NEVER where there is none."""
     moments = []
-    for segment in state.live:
+    for segment in live:
         moments.append(segment.due_ms)
         if cleaner.min_compaction_lag_ms > 0:
             stamp = segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
@@ -117,14 +119,14 @@ def wake_ms(state: PartitionState, cleaner: Cleaner, now_ms: int) -> int:
     return min((moment for moment in moments if now_ms < moment < NEVER), default=NEVER)
 
 
-def _retire_at_ms(state: PartitionState, retention: Retention, since_ms: Mapping[int, int], now_ms: int) -> int:
-    if state.retiring:
+def _retire_at_ms(known: PartitionSummary, retention: Retention, since_ms: Mapping[int, int], now_ms: int) -> int:
+    if known.retiring:
         return now_ms
     moments = [NEVER]
-    for group in state.waiting:
+    for group in known.waiting:
         keep = retention.grace_ms if group.undone else max(retention.grace_ms, retention.undo_window_ms)
         moments.append(since_ms.get(group.slot, now_ms) + keep)
-    moments += [since_ms.get(entry.slot, now_ms) + retention.orphan_age_ms for entry in state.registrations.values()]
+    moments += [since_ms.get(entry.slot, now_ms) + retention.orphan_age_ms for entry in known.imports]
     return min(moments)
 
 
@@ -189,6 +191,11 @@ def discovered(name: TopicPartition, slot: int, now_ms: int) -> Watch:
     return Watch(name=name, hint=slot, look_at_ms=now_ms)
 
 
+def remembered(name: TopicPartition, slot: int, seen: Sight, checked_ms: int) -> Watch:
+    """A partition that an earlier process looked at; nobody has hinted at it since."""
+    return Watch(name=name, hint=slot, sight=seen, look_at_ms=checked_ms + POLL_MS, quiet=LONG_QUIET, swept_slot=seen.undone_slot)
+
+
 def needs_look(watch: Watch, now_ms: int) -> bool:
     return now_ms >= watch.look_at_ms or (watch.sight is not None and now_ms >= watch.sight.wake_ms)
 
@@ -200,7 +207,7 @@ def looked(watch: Watch, seen: Sight, now_ms: int, spread: float) -> Watch:
     quiet = 0 if changed else watch.quiet + 1
     if before is None:
         pause = POLL_MS // 8 + int(spread * POLL_MS * 7 / 8)
-        quiet = 64
+        quiet = LONG_QUIET
     else:
         pause = min(POLL_MS, FIRST_POLL_MS << min(quiet, 40))
     return replace(

@@ -1,68 +1,97 @@
-"""The partitions' logs as the daemon keeps them: folded states of those that were at work lately, slots of all."""
+"""What the daemon knows of each partition's log: a summary, and how far the log was read. Kept between looks, and beyond restarts.
+
+Whole folded states are not held here: they are folded on from local state (``Tier.open``) when a log has something new.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from compactor.metadata.state import PartitionState
+from compactor.metadata import records
+from compactor.metadata.control_log import Boundary
+from compactor.metadata.local_state import Seen
+from compactor.metadata.summary import PartitionSummary, summarize
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.logs import PartitionLog
+from compactor.pipeline.logs import PartitionLog, open_partition
+from compactor.pipeline.overview import is_fresh
+from compactor.pipeline.retire import since_ms
 from compactor.pipeline.tier import Tier
-from compactor.service.jobs import look
-from compactor.service.scheduling import Sight
+from compactor.service.scheduling import Sight, sight
 
-KEPT_SEGMENTS = 20_000
-"""Folded states are kept up to so many live segments together (about 5 kB each); the rest are folded again when they change."""
+
+@dataclass(frozen=True)
+class Known:
+    """``seen`` None where nothing ties the summary to the log. ``since_ms``: the store's times of slots that something waits from."""
+
+    summary: PartitionSummary
+    boundary: Boundary
+    seen: Seen | None
+    since_ms: Mapping[int, int]
 
 
 class Watching:
     """Different partitions may be looked at by different threads, one partition by one thread at a time."""
 
-    def __init__(self, opened: Tier, kept_segments: int = KEPT_SEGMENTS) -> None:
+    def __init__(self, opened: Tier) -> None:
         self._opened = opened
-        self._limit = kept_segments
-        self._logs: dict[TopicPartition, PartitionLog] = {}
-        self._kept: OrderedDict[TopicPartition, int] = OrderedDict()
+        self._known: dict[TopicPartition, Known] = {}
+        self._confirmed: dict[TopicPartition, Seen] = {}
         self._lock = threading.Lock()
 
-    def look(self, name: TopicPartition, seen: Sight | None, now_ms: int) -> Sight:
-        """A fresh sight; two requests where nothing was written since ``seen``. Raises StoreError, BadControlRecord."""
-        log = self._log(name)
-        kept = name in self._kept
-        changed = seen is None or log.poll()
-        if not changed and not kept and seen is not None and now_ms < seen.wake_ms:
-            return seen
-        if seen is None or (changed and kept):
-            log.refresh()
-        elif not kept:
-            log.reload()
-        if changed or not kept:
-            self._keep(name, log)
-        return look(self._opened, log, now_ms)
+    def remember(self, hints: Mapping[str, int], max_age_ms: int, now_ms: int) -> dict[TopicPartition, tuple[Sight, int]]:
+        """What local state knows and nobody hints at as changed: a sight, and when the store was asked last. Makes no request."""
+        kept = self._opened.local.summaries() if self._opened.local else {}
+        found: dict[TopicPartition, tuple[Sight, int]] = {}
+        for text, (seen, summary) in kept.items():
+            fresh = text in hints and is_fresh(seen, summary, hints[text], now_ms, max_age_ms)
+            if fresh and not summary.waiting:  # what waits has to be asked for its time
+                self._known[summary.name] = Known(summary, seen.mark.boundary, seen, {})
+                found[summary.name] = self._sight(summary.name, now_ms), seen.checked_ms
+        return found
 
-    def take(self, name: TopicPartition, state: PartitionState) -> None:
-        """Goes on from the state that a job has folded."""
-        log = self._log(name)
-        log.load(state)
-        self._keep(name, log)
+    def look(self, name: TopicPartition, hint: int, before: Sight | None, now_ms: int) -> Sight:
+        """A fresh sight; two requests where nothing was written since ``before``. Raises StoreError, BadControlRecord.
 
-    def state(self, name: TopicPartition) -> PartitionState | None:
-        """The state as last folded; None where it is not kept."""
-        return self._log(name).state if name in self._kept else None
+        ``hint``: the catalog's latest one about the partition.
+        """
+        known = self._known.get(name)
+        if before is not None and known is not None and not self._is_news(known):
+            self._confirm(known, hint, now_ms)
+            return before if now_ms < before.wake_ms else self._sight(name, now_ms)
+        log = self._opened.open(name)
+        log.refresh()
+        self.take(log, hint, now_ms)
+        return self._sight(name, now_ms)
 
-    def _keep(self, name: TopicPartition, log: PartitionLog) -> None:
-        """Forgets those that were not needed for longest."""
+    def take(self, log: PartitionLog, hint: int, now_ms: int) -> Sight:
+        """Goes on from a log that was just folded."""
+        self._opened.keep(log, hint)
+        # The store's times of slots: one request each that the log does not know by itself.
+        since = since_ms(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
+        mark = log.mark()
+        boundary = mark.boundary if mark else Boundary(version=records.VERSION, log=log.name, number=0, slot=0)
+        seen = Seen(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
+        self._known[log.state.name] = Known(summarize(log.state), boundary, seen, since)
+        return self._sight(log.state.name, now_ms)
+
+    def write_down(self) -> None:
+        """Local state learns which partitions had nothing new."""
         with self._lock:
-            self._kept[name] = len(log.state.live)
-            self._kept.move_to_end(name)
-            while sum(self._kept.values()) > self._limit and len(self._kept) > 1:
-                oldest, _ = self._kept.popitem(last=False)
-                self._forget(self._log(oldest))
+            confirmed, self._confirmed = self._confirmed, {}
+        if self._opened.local and confirmed:
+            self._opened.local.checked(confirmed)
 
-    def _forget(self, log: PartitionLog) -> None:
-        # The slot is enough to ask whether anything is new; ``reload`` folds again where it is.
-        log.load(PartitionState(topic=log.state.topic, partition=log.state.partition, slot=log.state.slot))
+    def _is_news(self, known: Known) -> bool:
+        return open_partition(self._opened.ports, known.summary.name).poll_from(known.summary.slot, known.boundary)
 
-    def _log(self, name: TopicPartition) -> PartitionLog:
-        return self._logs.setdefault(name, self._opened.open(name))
+    def _confirm(self, known: Known, hint: int, now_ms: int) -> None:
+        if known.seen is not None:
+            with self._lock:
+                self._confirmed[known.summary.name] = known.seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
+
+    def _sight(self, name: TopicPartition, now_ms: int) -> Sight:
+        known, settings = self._known[name], self._opened.settings
+        # A copy: a summary keeps the segments that it was asked for, 200,000 of them in a large tier.
+        return sight(known.summary.model_copy(), settings.cleaner_for(name.topic), self._opened.retention, known.since_ms, now_ms)

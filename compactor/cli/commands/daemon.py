@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.service.daemon import Daemon
     from compactor.service.pages import Pages, served
 
-    opened = tiers.opened(args)
+    opened = tiers.opened(args, local_state=True)
     try:
         opened.identity()
     except UsageError as error:
