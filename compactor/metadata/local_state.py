@@ -151,7 +151,7 @@ class LocalState:
         """None where nothing is kept, also where what was kept is of another version."""
         meta = self._value(Meta, _META)
         if meta is not None and (meta.format, meta.program) != (FORMAT, __version__):
-            self._throw_away(f"it is of version {meta.program}")
+            self._throw_away(f"it is of version {meta.program}, format {meta.format}")
             return None
         return meta
 
