@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,7 +112,7 @@ def test_a_summary_decides_as_the_state_does(seed: int) -> None:
 def test_damaged_summaries_raise_value_errors() -> None:
     data = pack(summarize(state(random.Random(3))))
     for cut in (0, 3, 20):
-        with pytest.raises((ValueError, local_state.struct.error)):
+        with pytest.raises((ValueError, struct.error)):
             unpack(data[:cut])
 
 

@@ -66,8 +66,8 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def shown(opened: Tier, **options: int) -> list[PartitionSummary]:
-    looks = overview(opened, NAMES, **options)
+def shown(opened: Tier, max_age_ms: int = MAX_AGE_MS) -> list[PartitionSummary]:
+    looks = overview(opened, NAMES, max_age_ms=max_age_ms)
     assert [look.name for look in looks] == NAMES
     return [look.summary for look in looks if look.summary is not None]
 
@@ -226,6 +226,6 @@ def test_the_log_of_a_partition_goes_on_from_what_is_kept(world: World) -> None:
     second = world.machine("a")
     second.identity()
     log = second.open(OTHER)
-    usage = asked(second, lambda: log.refresh())
+    usage = asked(second, log.refresh)
     assert usage.total_requests == 5, "the record that it ended with, two new ones, the end, the boundary"
     assert summarize(log.state).live == world.truth()[2].live
