@@ -36,6 +36,18 @@ LOOK_S: Final = 2.0
 """How often a driver that waits looks whether it still leads."""
 
 
+def _nothing(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who wants to know how it goes. ``on_step``: what is done now, and in how many tasks; ``on_task``: one of them has ended."""
+
+    on_step: Callable[[str, int], None] = _nothing
+    on_task: Callable[[], None] = _nothing
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one item. ``index``: its place in the job; -1 for work that belongs to no single item."""
@@ -133,36 +145,37 @@ class Cluster:
         self._accumulator = self._context.accumulator([], self.funnel)
         self._numbers = itertools.count()
 
-    def each(
-        self, what: str, work: Work, items: Sequence[Any], cost: Cost, check: Callable[[], None], plan: CompactionPlan | None = None
-    ) -> Iterator[tuple[int, Any]]:
-        """One task per item; (place of the item, result) as they come. Raises the first error that an item met.
-
-        :param what: what the Spark UI says of it: which partition, and what is done.
-        :param cost: added up as results come.
-        :param check: called every few seconds; raises Fenced.
-        """
-        if items:
-            rdd = self._context.parallelize(list(enumerate(items)), len(items))
-            for outcome in self.outcomes(what, rdd, work, len(items), check, plan):
-                cost.add(outcome.cost)
-                if outcome.error is not None:
-                    raise outcome.error
-                yield outcome.index, outcome.value
+    def items(self, items: Sequence[Any]) -> RDD[tuple[int, Any]]:
+        """Each item with its place, and each for a task of its own."""
+        return self._context.parallelize(list(enumerate(items)), len(items))
 
     def outcomes(
-        self, what: str, rdd: RDD[tuple[int, Any]], work: Work, count: int, check: Callable[[], None], plan: CompactionPlan | None = None
+        self,
+        what: str,
+        rdd: RDD[tuple[int, Any]],
+        work: Work,
+        count: int,
+        *,
+        plan: CompactionPlan | None = None,
+        check: Callable[[], None] = _nothing,
+        watch: Watch | None = None,
     ) -> Iterator[Outcome]:
-        """Runs ``work`` over an RDD of (index, item) with indexes below ``count``; an outcome for each as its task ends.
+        """Runs ``work`` over an RDD of (place, item) with ``count`` different places; an outcome for each as its task ends.
 
-        Raises Unavailable where Spark gives up; the outcomes that came before were right.
+        :param what: what the Spark UI says of it: which partition, and what is done.
+        :param plan: an executor whose code would make other bytes of it refuses (VersionDiffers).
+        :param check: called every few seconds; raises Fenced.
+        :raises Unavailable: Spark gives up. The outcomes that came before were right.
         """
+        watch = watch or Watch()
+        watch.on_step(what, count)
         with _Running(self, what, rdd, work, plan) as running:
             seen: set[int] = set()
             while len(seen) < count:
                 outcome = running.next(check)
                 if outcome.index not in seen:
                     seen.add(outcome.index)
+                    watch.on_task()
                     yield outcome
 
 

@@ -32,11 +32,12 @@ INSTALL: Final = "Install the same tiered-compactor on all of them, or send it a
 
 @dataclass(frozen=True)
 class Started:
-    """``seconds``: from nothing to a session that runs tasks, shown apart from the work."""
+    """``seconds``: from nothing to a session that runs tasks, shown apart from the work. ``ui``: Spark's web pages, if it has any."""
 
     cluster: Cluster
     master: str
     seconds: float
+    ui: str
 
 
 @contextmanager
@@ -83,7 +84,7 @@ def _warmed_up(session: SparkSession, begin: float) -> Started:
         raise UsageError(f"the executors run {min(differing)}, the driver {_ready(0)}", hint=INSTALL)
     slots = max(1, context.defaultParallelism)
     executors = max(1, int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
-    return Started(Cluster(session, slots, -(-slots // executors)), str(context.master), time.monotonic() - begin)
+    return Started(Cluster(session, slots, -(-slots // executors)), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
 
 
 def _ready(_: int) -> str:

@@ -41,7 +41,7 @@ from compactor.spark.executor import (
     index_segment,
     rewrite_group,
 )
-from compactor.spark.jobs import Cluster, Outcome, VersionDiffers, attempt
+from compactor.spark.jobs import Cluster, Outcome, VersionDiffers, Watch, Work, attempt
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -54,13 +54,9 @@ MOST_RANGES: Final = 4096
 _NOTHING: Final = read_only(np.empty(0, np.uint8))
 
 
-def _silent(step: str) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class SparkWorker:
-    """``stats`` and ``cost`` are filled in as the round goes. ``on_step``: told in words what is done now."""
+    """``stats`` and ``cost`` are filled in as the round goes."""
 
     cluster: Cluster
     tier: Tier
@@ -68,7 +64,7 @@ class SparkWorker:
     hash_key: bytes
     stats: WorkStats = field(default_factory=WorkStats)
     cost: Cost = field(default_factory=Cost)
-    on_step: Callable[[str], None] = _silent
+    watch: Watch = field(default_factory=Watch)
 
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
@@ -170,23 +166,23 @@ class _Round:
         ranges = self._shared.ranges if with_rows else 1
         parts = min(len(segments), max(cluster.slots * 3, 1))
         step = f"offset map, {ranges} ranges of keys over {len(segments)} segments"
-        self._worker.on_step(step)
         answers: RDD[Any] = context.parallelize(range(ranges), ranges).flatMap(answering).groupByKey(parts, _same)
-        found: dict[str, ScratchObject] = {}
-        gathering = _Gather(self._shared, segments)
-        what, count = f"{self._name}: {step}", len(answering.places)
-        for outcome in cluster.outcomes(what, answers, gathering, count, self._session.check, self._plan):
-            self._worker.cost.add(outcome.cost)
-            if outcome.error is not None:
-                raise outcome.error
-            found[segments[outcome.index].metadata.id] = outcome.value
-        return found
+        found = self._run(step, answers, _Gather(self._shared, segments), len(answering.places))
+        return {segments[place].metadata.id: stored for place, stored in found}
 
     def _each(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        """One task per item; (place of the item, result) as they come. Raises the first error that an item met."""
         if items:
-            self._worker.on_step(step)
-        bound = _Bound(work, self._shared)
-        return self._worker.cluster.each(f"{self._name}: {step}", bound, items, self._worker.cost, self._session.check, self._plan)
+            yield from self._run(step, self._worker.cluster.items(items), _Bound(work, self._shared), len(items))
+
+    def _run(self, step: str, rdd: RDD[tuple[int, Any]], work: Work, count: int) -> Iterator[tuple[int, Any]]:
+        worker, check = self._worker, self._session.check
+        what = f"{self._name}: {step}"
+        for outcome in worker.cluster.outcomes(what, rdd, work, count, plan=self._plan, check=check, watch=worker.watch):
+            worker.cost.add(outcome.cost)
+            if outcome.error is not None:
+                raise outcome.error
+            yield outcome.index, outcome.value
 
     def _forget(self, keys: Sequence[str]) -> None:
         """Deletes the key rows of this attempt, if it still leads; what stays is swept by `retire`."""
