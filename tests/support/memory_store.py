@@ -1,0 +1,95 @@
+"""A store in memory that counts its requests and whose clock stands still until it is moved: for tests of what the daemon asks for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from compactor.errors import AlreadyExists, NotFound, Unavailable
+from compactor.storage.counting import Counters
+from compactor.storage.port import ObjectInfo
+
+
+class Clock:
+    """Milliseconds."""
+
+    def __init__(self, now_ms: int = 1_770_000_000_000) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class MemoryStore:
+    """``down``: no request is answered any more."""
+
+    def __init__(self, clock: Clock, counters: Counters) -> None:
+        self._clock = clock
+        self._meter = counters
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._lock = threading.Lock()
+        self.down = False
+
+    @property
+    def url(self) -> str:
+        return "memory://store"
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self._ask("get")
+        data, _ = self._found(key)
+        return data[start:] if length is None else data[start : start + length]
+
+    def head(self, key: str) -> ObjectInfo:
+        self._ask("head")
+        return self._found(key)[1]
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        self._ask("put")
+        with self._lock:
+            if key in self._objects:
+                raise AlreadyExists(f"{key} exists")
+            return self._kept(key, data, metadata)
+
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self.create(key, path.read_bytes(), metadata)
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        self._ask("put")
+        with self._lock:
+            return self._kept(key, data, None)
+
+    def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
+        return path.write_bytes(self.get(key, start, length))
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        self._ask("list")
+        with self._lock:
+            found = [info for key, (_, info) in sorted(self._objects.items()) if key.startswith(prefix) and key > after]
+        yield from found
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._ask("delete")
+            with self._lock:
+                self._objects.pop(key, None)
+
+    def clock_ms(self) -> int:
+        self._ask("head")
+        return self._clock.now_ms
+
+    def _ask(self, kind: str) -> None:
+        self._meter.request(kind)
+        if self.down:
+            raise Unavailable("the store does not answer")
+
+    def _found(self, key: str) -> tuple[bytes, ObjectInfo]:
+        with self._lock:
+            if key not in self._objects:
+                raise NotFound(f"there is no {key}")
+            return self._objects[key]
+
+    def _kept(self, key: str, data: bytes, metadata: Mapping[str, str] | None) -> ObjectInfo:
+        info = ObjectInfo(key, len(data), self._clock.now_ms, metadata=dict(metadata or {}))
+        self._objects[key] = (bytes(data), info)
+        return info

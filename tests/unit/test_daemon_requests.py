@@ -1,0 +1,186 @@
+"""What looking for work costs: an idle tier of 2,000 partitions, a clock that is moved by hand, a store that counts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from checkpoint.lineage import EpochEntry
+from compactor.config import Cleaner, Settings
+from compactor.config import Daemon as DaemonSettings
+from compactor.config import Tier as TierSettings
+from compactor.metadata.local_state import LocalState
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.pipeline import importing
+from compactor.pipeline.leadership import lead
+from compactor.pipeline.logs import open_catalog
+from compactor.pipeline.ports import Lease, Ports
+from compactor.pipeline.tier import Tier
+from compactor.service.daemon import Daemon
+from compactor.service.metrics import Exporter
+from compactor.storage.counting import Counters, Usage
+from tests.support.memory_store import Clock, MemoryStore
+
+HOUR = 3_600_000
+INTERVAL = 15_000
+
+
+@contextmanager
+def no_beats(beat: object, interval_s: float) -> Iterator[None]:
+    yield
+
+
+class Idle:
+    """A tier in memory. Every partition holds one segment, and nothing is due: ``min_cleanable_dirty_ratio`` is 1."""
+
+    def __init__(self, folder: Path, partitions: int) -> None:
+        self.clock = Clock()
+        self.counters = Counters()
+        self.store = MemoryStore(self.clock, self.counters)
+        self.folder = folder
+        self.names = [TopicPartition("orders", number) for number in range(partitions)]
+        tier = self.tier()
+        tier.create()
+        for name in self.names:
+            self.grow(tier, name)
+
+    def tier(self, *, local: bool = False) -> Tier:
+        ports = Ports(self.store, self.store, self.clock, lambda seconds: None, secrets.token_bytes, "test", no_beats)
+        settings = Settings(
+            tier=TierSettings(url="file:///nowhere", state_dir=str(self.folder / "state")),
+            cleaner=Cleaner(min_cleanable_dirty_ratio=1.0, disk_budget_bytes=1 << 20),
+            daemon=DaemonSettings(interval_ms=INTERVAL),
+        )
+        kept = LocalState(self.folder / "state" / "cache") if local else None
+        return Tier(settings, ports, open_catalog(ports), self.counters, kept)
+
+    def grow(self, tier: Tier, name: TopicPartition, *, hint: bool = True) -> None:
+        """One more segment, as an import leaves it."""
+        log = tier.open(name)
+        start = log.refresh().end_offset + 1
+        new_id = tier.ports.new_id()
+        segment = RemoteLogSegmentMetadata(
+            id=new_id,
+            start_offset=start,
+            end_offset=start + 9,
+            size_bytes=100,
+            max_timestamp_ms=self.clock.now_ms,
+            mtime_ms=self.clock.now_ms,
+            leader_epochs=(EpochEntry(0, 0),),
+            files={"log": SegmentFile(size=100, sha256="")},
+        )
+        import_id = tier.ports.new_id()
+        importing.register(tier.ports, log, import_id, [new_id])
+        importing.tier(tier.ports, log, import_id, [segment])
+        if hint:
+            tier.note_change(name)
+
+    def pass_time(self, daemon: Daemon, milliseconds: int) -> Usage:
+        """What the daemon has asked for meanwhile."""
+        before = self.counters.usage()
+        until = self.clock.now_ms + milliseconds
+        while self.clock.now_ms < until:
+            self.clock.now_ms += INTERVAL
+            daemon.scan()
+            assert daemon.dispatch() == []
+        return self.counters.usage().since(before)
+
+
+def end_offset(daemon: Daemon, name: TopicPartition) -> int:
+    (found,) = (watch for watch in daemon.status().watches if watch.name == name)
+    assert found.sight is not None
+    return found.sight.end_offset
+
+
+@pytest.mark.timeout(600)
+def test_an_idle_tier_of_2000_partitions_costs_less_than_5000_requests_an_hour_none_of_them_list(tmp_path: Path) -> None:
+    idle = Idle(tmp_path, 2_000)
+    daemon = Daemon(idle.tier(), seed=1)
+    daemon.scan()
+    assert daemon.status().ready
+    assert len(daemon.status().watches) == 2_000
+    first = idle.pass_time(daemon, HOUR)
+    for hour in (first, idle.pass_time(daemon, HOUR)):
+        assert set(hour.requests) == {"get"}
+        assert hour.total_requests < 5_000
+    told = Exporter(daemon.status).text().decode()
+    assert f'tiered_compactor_requests_total{{kind="get"}} {float(idle.counters.usage().requests["get"])}' in told
+
+
+def test_what_is_hinted_at_is_seen_at_the_next_scan(tmp_path: Path) -> None:
+    idle = Idle(tmp_path, 20)
+    daemon = Daemon(idle.tier(), seed=1)
+    daemon.scan()
+    idle.grow(idle.tier(), idle.names[7])
+    usage = idle.pass_time(daemon, INTERVAL)
+    assert end_offset(daemon, idle.names[7]) == 19
+    assert usage.total_requests < 20
+
+
+def test_what_nobody_hinted_at_is_seen_within_the_hour(tmp_path: Path) -> None:
+    idle = Idle(tmp_path, 20)
+    daemon = Daemon(idle.tier(), seed=1)
+    daemon.scan()
+    idle.grow(idle.tier(), idle.names[7], hint=False)
+    idle.pass_time(daemon, HOUR)
+    assert end_offset(daemon, idle.names[7]) == 19
+
+
+def test_a_new_partition_is_found(tmp_path: Path) -> None:
+    idle = Idle(tmp_path, 3)
+    daemon = Daemon(idle.tier(), seed=1)
+    daemon.scan()
+    new = TopicPartition("payments", 0)
+    idle.grow(idle.tier(), new)
+    idle.pass_time(daemon, INTERVAL)
+    assert end_offset(daemon, new) == 9
+
+
+def test_with_local_state_a_new_process_asks_for_the_catalog_only(tmp_path: Path) -> None:
+    idle = Idle(tmp_path, 50)
+    tier = idle.tier(local=True)
+    Daemon(tier, seed=1).scan()
+    assert tier.local is not None
+    tier.local.close()
+    idle.grow(idle.tier(), idle.names[3])
+    before = idle.counters.usage()
+    again = Daemon(idle.tier(local=True), seed=2)
+    again.scan()
+    assert len(again.status().watches) == 50
+    assert end_offset(again, idle.names[3]) == 19
+    assert idle.counters.usage().since(before).total_requests < 30
+
+
+def test_a_store_that_is_down_makes_it_unready_and_it_comes_back(tmp_path: Path) -> None:
+    idle = Idle(tmp_path, 5)
+    told: list[str] = []
+    daemon = Daemon(idle.tier(), seed=1, tell=told.append)
+    daemon.scan()
+    idle.store.down = True
+    daemon.scan()
+    daemon.scan()
+    assert not daemon.status().ready
+    assert "does not answer" in daemon.status().problem
+    idle.store.down = False
+    daemon.scan()
+    assert daemon.status().ready
+    assert len(told) == 2  # once that it went, once that it is back
+
+
+def test_a_partition_that_another_leads_is_left_to_it(tmp_path: Path) -> None:
+    idle = Idle(tmp_path, 1)
+    tier = idle.tier()
+    eager = Settings(**{**dict(tier.settings), "cleaner": Cleaner(min_cleanable_dirty_ratio=0.0)})
+    daemon = Daemon(Tier(eager, tier.ports, tier.catalog, tier.counters), seed=1)
+    with lead(tier.ports, tier.open(idle.names[0]), Lease(30_000)):
+        daemon.scan()
+        (job,) = daemon.dispatch()
+        daemon.collect(30)
+        assert job.name == idle.names[0]
+        assert daemon.status().tallies.jobs == {("round", "leased"): 1}
+        assert daemon.dispatch() == []
