@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from compactor.errors import UsageError
+from compactor.errors import CompactorError, OutOfBudget, StoreError, UsageError
 
 if TYPE_CHECKING:
     from compactor.cli.output import Output
     from compactor.config import Settings
+
+DEBUG = "TIERED_COMPACTOR_DEBUG"
+"""Set to 1, an error is shown with where it came from."""
 
 Run = Callable[[argparse.Namespace, "Output"], "int | None"]
 """A command's function: the parsed arguments and where to print; returns the exit code, None for 0."""
@@ -62,3 +66,17 @@ def settings(args: argparse.Namespace) -> Settings:
     from compactor.config import load
 
     return load(getattr(args, "config", None))
+
+
+def known(error: BaseException) -> CompactorError:
+    """Adapters name their errors; what slips through them is sorted here so that the exit code is right all the same."""
+    if isinstance(error, CompactorError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfBudget("out of memory", hint="Lower [cleaner] map_budget_bytes")
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return OutOfBudget(f"the disk is full{where}", hint="Free space or lower [cleaner] disk_budget_bytes")
+        return StoreError(f"{error.strerror or error}{where}")
+    return CompactorError(f"a bug: {type(error).__name__}: {error}", hint=f"{DEBUG}=1 shows where; please report it")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
 from typing import NamedTuple
 
 from compactor import __version__
-from compactor.cli.frame import Parser
+from compactor.cli.frame import DEBUG, Parser, known
 from compactor.cli.output import Output
-from compactor.errors import CompactorError, OutOfBudget, StoreError, UsageError
-
-DEBUG = "TIERED_COMPACTOR_DEBUG"
+from compactor.errors import UsageError
 
 
 class Command(NamedTuple):
@@ -33,7 +30,9 @@ COMMANDS = (
     Command("clean", "clean one Kafka log directory offline, no tier involved", "compactor.cli.commands.clean"),
     Command("segments", "remote segments, and what is in one", "compactor.cli.commands.segments"),
     Command("verify", "is the tier what its metadata says?", "compactor.cli.commands.verify"),
-    Command("checkpoints", "cleaner offsets by leader epoch: who led, who published what, who was fenced", "compactor.cli.commands.checkpoints"),
+    Command(
+        "checkpoints", "cleaner offsets by leader epoch: who led, who published what, who was fenced", "compactor.cli.commands.checkpoints"
+    ),
     Command("runs", "what ran, by whom, how much, and how it ended", "compactor.cli.commands.runs"),
     Command("undo", "readers go back to what a round replaced", "compactor.cli.commands.undo"),
     Command("explain", "why a partition is not cleaned, what became of a key or an offset", "compactor.cli.commands.explain"),
@@ -59,9 +58,9 @@ def entry(argv: list[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get(DEBUG) == "1":
             raise
-        known = _as_known(error)
-        out.note(f"error: {known}")
-        return known.exit_code
+        told = known(error)
+        out.note(f"error: {told}")
+        return told.exit_code
     finally:
         out.close()
 
@@ -83,17 +82,3 @@ def _parser(arguments: list[str]) -> Parser:
         if command.name == chosen:
             importlib.import_module(command.module).add_arguments(child)
     return parser
-
-
-def _as_known(error: BaseException) -> CompactorError:
-    """Adapters name their errors; what slips through them is sorted here so that the exit code is right all the same."""
-    if isinstance(error, CompactorError):
-        return error
-    if isinstance(error, MemoryError):
-        return OutOfBudget("out of memory", hint="Lower [cleaner] map_budget_bytes")
-    if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return OutOfBudget(f"the disk is full{where}", hint="Free space or lower [cleaner] disk_budget_bytes")
-        return StoreError(f"{error.strerror or error}{where}")
-    return CompactorError(f"a bug: {type(error).__name__}: {error}", hint=f"{DEBUG}=1 shows where; please report it")

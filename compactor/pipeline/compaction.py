@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compactor.config import Cleaner
-from compactor.errors import BadData, NotFound, OutOfBudget
+from compactor.errors import BadData, CompactorError, Fenced, Leased, NotFound, OutOfBudget
 from compactor.metadata.state import PartitionState
 from compactor.metadata.summary import PartitionSummary
 from compactor.model.ids import TopicPartition
@@ -91,7 +91,7 @@ class Round:
             now_ms=now_ms,
             planner=self._plan,
             worker=engine.worker_of(self._stats) if engine else self._worker,
-            resumable=resume_problem,
+            resumable=self._resume_problem,
             stats_of=self._run_stats,
             on_event=on_stage,
         )
@@ -129,6 +129,12 @@ class Round:
                 hint=f"Set disk_budget_bytes to at least {need}, or lower segment_bytes. Nothing was changed",
             )
 
+    def _resume_problem(self, plan: CompactionPlan) -> str:
+        """Why this process cannot go on with a plan that it finds open."""
+        if plan.fingerprint != fingerprint():
+            return f"it was made by {plan.fingerprint}, this process is {fingerprint()}"
+        return "" if plan.policy == self._cleaner.policy() else "the settings have changed since it was made"
+
     def _worker(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
@@ -165,11 +171,6 @@ class Round:
         }
 
 
-def resume_problem(plan: CompactionPlan) -> str:
-    """Why this process cannot resume a plan; a plan's own settings are frozen in it."""
-    return "" if plan.fingerprint == fingerprint() else f"it was made by {plan.fingerprint}, this process is {fingerprint()}"
-
-
 def live_producers(opened: Tier, state: PartitionState, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
     """Producers at the tier's end that a broker would still know: in a transaction, or seen within ``expiration_ms``.
 
@@ -184,9 +185,7 @@ def live_producers(opened: Tier, state: PartitionState, now_ms: int, expiration_
     except NotFound:
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
-    return tuple(
-        ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive
-    )
+    return tuple(ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive)
 
 
 def disk_budget(cleaner: Cleaner, folder: Path) -> int:
@@ -200,26 +199,30 @@ def disk_budget(cleaner: Cleaner, folder: Path) -> int:
 def _report(result: RoundResult, stats: WorkStats) -> RoundReport:
     state, plan = result.state, result.plan
     base = RoundReport(
-        state.topic, state.partition, result.status, state.first_dirty_offset, state.first_dirty_offset,
-        reason=result.reason or result.undone, segment=result.segment, peak_disk_bytes=stats.peak_disk_bytes, peak_map_bytes=stats.peak_map_bytes,
+        state.topic,
+        state.partition,
+        result.status,
+        state.first_dirty_offset,
+        state.first_dirty_offset,
         bytes_read=stats.bytes_fetched,
-    )  # fmt: skip
+        peak_disk_bytes=stats.peak_disk_bytes,
+        peak_map_bytes=stats.peak_map_bytes,
+        reason=result.reason or result.undone,
+        segment=result.segment,
+    )
     if plan is None or not result.receipts:
         return base
-    sources = len(plan.sources)
-    return RoundReport(
-        **{
-            **base.__dict__,
-            "first_dirty_offset": plan.first_dirty_offset,
-            "next_dirty_offset": plan.next_dirty_offset,
-            "segments_in": sources + len(plan.skipped),
-            "segments_out": len(result.receipts),
-            "segments_skipped": len(plan.skipped),
-            "bytes_written": sum(r.bytes_written for r in result.receipts),
-            "records_read": sum(r.records_read for r in result.receipts),
-            "records_kept": sum(r.records_kept for r in result.receipts),
-            "map_engine": plan.map_engine,
-        }
+    return replace(
+        base,
+        first_dirty_offset=plan.first_dirty_offset,
+        next_dirty_offset=plan.next_dirty_offset,
+        segments_in=len(plan.sources) + len(plan.skipped),
+        segments_out=len(result.receipts),
+        segments_skipped=len(plan.skipped),
+        bytes_written=sum(r.bytes_written for r in result.receipts),
+        records_read=sum(r.records_read for r in result.receipts),
+        records_kept=sum(r.records_kept for r in result.receipts),
+        map_engine=plan.map_engine,
     )
 
 
@@ -231,6 +234,13 @@ def nothing_to_do(opened: Tier, summary: PartitionSummary, now_ms: int, *, force
     return RoundReport(summary.topic, summary.partition, "nothing_to_do", summary.first_dirty_offset, summary.first_dirty_offset)
 
 
+def not_done(name: TopicPartition, error: CompactorError) -> RoundReport:
+    """The report of a partition that could not be worked on (I9): the next run takes it up."""
+    status = "leased" if isinstance(error, Leased) else "fenced" if isinstance(error, Fenced) else "quarantined"
+    segment = error.segment if isinstance(error, BadData) else ""
+    return RoundReport(name.topic, name.partition, status, 0, 0, reason=error.message, segment=segment)
+
+
 def compact(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
     """A round over one partition; other processes are told that something changed. Raises as Round.run."""
     log, hint = opened.open(name), opened.hint(name)
@@ -239,5 +249,3 @@ def compact(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = Fa
     if report.status in ("cleaned", "resumed"):
         opened.note_change(name)
     return report
-
-

@@ -24,7 +24,7 @@ from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.pipeline.staging import digest
 from compactor.records.batches import HORIZON
-from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TxnEntries, build
+from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build
 from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot
 from compactor.records.rows import parse
 
@@ -159,7 +159,7 @@ def _joined(told: TxnEntries, given: TxnEntries) -> TxnEntries:
     """Aborted transactions by the control records, which tell of those that brokers lose, and those whose data is gone already."""
     known = set(zip(told["producer_id"].tolist(), told["last_offset"].tolist(), strict=True))
     other = [pair not in known for pair in zip(given["producer_id"].tolist(), given["last_offset"].tolist(), strict=True)]
-    both = np.concatenate((told, given[np.array(other, np.bool_)]))
+    both = np.concatenate((told, given[np.array(other, np.bool_)])).astype(TXN_ENTRY)  # concatenate swaps bytes
     return both[np.argsort(both["last_offset"].astype(np.int64), kind="stable")]
 
 

@@ -58,7 +58,7 @@ def _range_end(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_di
     end, why = state.end_offset + 1, ""
     if state.live and state.live[-1].open_txn_offset >= 0:
         undecided = state.live[-1].open_txn_offset
-        base = max((s.start_offset for s in state.live if s.start_offset <= undecided), default=end)
+        base = max((s.start_offset for s in state.live if s.start_offset <= undecided), default=state.start_offset)
         if base < end:
             end, why = base, f"a transaction is open since offset {undecided}"
     if cleaner.min_compaction_lag_ms > 0:

@@ -14,6 +14,7 @@ from compactor.errors import BadData
 from tests.builders import next_directory
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
 from tests.plain_format import segment_paths
+from tests.plain_log import transaction_index
 from tests.support.tier_cli import TierCli, batches_of, contents, latest, visible
 
 NEVER = 2**63 - 1
@@ -57,6 +58,7 @@ def through_the_tier(case: Round, scratch: Path) -> None:
     before = cli.export(scratch / "before")
     assert [batch.raw for batch in batches_of(before)] == [batch.raw for batch in batches_of(case.log_dir)]
     assert visible(before) == visible(case.log_dir)
+    assert transaction_index(before).items() >= transaction_index(case.log_dir).items()
 
     answer = cli.ask("run", "--force", "--now", request.now_ms)
     (row,) = answer.document["partitions"]

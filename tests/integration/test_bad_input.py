@@ -6,6 +6,7 @@ import errno
 import os
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.support.tier_cli import Answer, TierCli, latest
 END = 36
 """The tier holds [0, 36) of orders-0; what is brought goes on from there: segments 36, 48 and 60 of four batches each."""
 
-Change = Callable[[Path], None]
+Change = Callable[[Path], object]
 
 
 def write_log(folder: Path, start: int, codec: int = NONE, segments: int = 3) -> Path:
@@ -98,7 +99,7 @@ def twice_the_same(folder: Path) -> None:
 
 
 def renamed(number: int, name: str) -> Change:
-    return lambda folder: segment(folder, number).rename(folder / name) and None
+    return lambda folder: segment(folder, number).rename(folder / name)
 
 
 DAMAGED: dict[str, tuple[Change, int, str, str]] = {
@@ -143,7 +144,7 @@ DAMAGED: dict[str, tuple[Change, int, str, str]] = {
     "a name inside its neighbour": (renamed(2, f"{55:020}.log"), NONE, "00000000000000000048.log, position 261", "overlap"),
     "a half-cleaned segment": (renamed(1, f"{48:020}.log.cleaned"), NONE, "00000000000000000048.log.cleaned", "name"),
     "half a transaction index": (
-        lambda folder: (folder / f"{48:020}.txnindex").write_bytes(bytes(20)) and None,
+        lambda folder: (folder / f"{48:020}.txnindex").write_bytes(bytes(20)),
         NONE,
         ".txnindex",
         "20 bytes",
@@ -246,7 +247,7 @@ def write_large(folder: Path, start: int, megabytes: int) -> Path:
     log = LogBuilder(start)
     for number in range(4 * megabytes):
         log.roll()
-        log.put(f"key{number % 3}=" + "x" * (1 << 18))
+        log.put(f"key{number}=" + "x" * (1 << 18))
     return log.write(folder)
 
 
@@ -259,7 +260,8 @@ def test_import_into_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     assert cli.digest() == before
 
 
-def test_export_and_run_onto_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+def test_export_and_run_onto_a_full_disk(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # a round waits a minute for room
     cli = TierCli(tmp_path / "tier")
     cli.bring(write_large(tmp_path / "large", 0, 4))
     before = cli.digest()
@@ -317,6 +319,10 @@ def test_a_file_where_a_directory_should_be(cli: TierCli, tmp_path: Path) -> Non
     file = tmp_path / "file"
     file.touch()
     refused(cli.ask("export", cli.named, file / "out"), 2, str(file), "Not a directory")
+    before = cli.digest()
+    cli.set(tier={"state_dir": str(file / "state")})
+    refused(cli.ask("run", "--force"), 2, "state_dir", str(file))
+    assert cli.digest() == before
 
 
 def test_export_overwrites_nothing(cli: TierCli, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import argparse
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
-from compactor.errors import CompactorError
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -29,8 +28,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
         try:
             # An open intent is resumed first, as `run` would.
             work = Round(opened, name, opened.ports.clock_ms()).work
-            report = retire(opened.ports, opened.open(name), opened.lease, opened.retention, now_ms=args.now, dry_run=args.dry_run, work=work)
-        except CompactorError as error:
+            report = retire(
+                opened.ports, opened.open(name), opened.lease, opened.retention, now_ms=args.now, dry_run=args.dry_run, work=work
+            )
+        except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
             outcomes.failed(str(name), error)
             continue
         outcomes.ok()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Progress, Table, size
-from compactor.errors import CompactorError
 
 if TYPE_CHECKING:
     from compactor.metadata.summary import PartitionSummary
@@ -62,8 +61,10 @@ def _rounds(
     opened: Tier, names: Sequence[TopicPartition], args: argparse.Namespace, now: int, out: Output, outcomes: tiers.Outcomes
 ) -> dict[TopicPartition, dict[str, object]]:
     from compactor.cleaner.warm import warm_up
-    from compactor.pipeline.compaction import compact
+    from compactor.pipeline.compaction import compact, not_done
+    from compactor.pipeline.spool import process_folder
 
+    process_folder(opened.state_dir)  # before anything is announced that could not be worked on
     rows = {}
     with out.progress("compiling kernels (first time only)"):
         warm_up()
@@ -71,20 +72,16 @@ def _rounds(
         for number, name in enumerate(names, start=1):
             begin, before = time.monotonic(), opened.counters.usage()
             stages = _Stages(progress, f"{name} ({number} of {len(names)})")
-            row: dict[str, object] = {"topic": name.topic, "partition": name.partition}
             try:
                 report = compact(opened, name, now, force=args.force, on_stage=stages)
-                row = tiers.plain(report)
                 if report.status == "quarantined":
                     outcomes.bad_data(str(name), report.reason)
                 else:
                     outcomes.ok()
-            except CompactorError as error:
-                outcomes.failed(str(name), error)
-                row |= {"status": _status(error), "reason": error.message}
-            row["requests"] = opened.counters.usage().since(before).total_requests
-            row["seconds"] = round(time.monotonic() - begin, 3)
-            rows[name] = row
+            except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
+                report = not_done(name, outcomes.failed(str(name), error))
+            requests = opened.counters.usage().since(before).total_requests
+            rows[name] = tiers.plain(report) | {"requests": requests, "seconds": round(time.monotonic() - begin, 3)}
     return rows
 
 
@@ -98,14 +95,6 @@ class _Stages:
 
     def __call__(self, stage: Stage, plan: CompactionPlan) -> None:
         self._progress.at(f"{self._label}: {stage.value}")
-
-
-def _status(error: CompactorError) -> str:
-    from compactor.errors import Fenced, Leased
-
-    if isinstance(error, Leased):
-        return "leased"
-    return "fenced" if isinstance(error, Fenced) else "failed"
 
 
 def _table(found: list[dict[str, object]]) -> Table:
