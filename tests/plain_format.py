@@ -198,6 +198,17 @@ def _decode_v2(batch: Batch) -> Iterator[Record]:
         raise Unreadable(f"{len(data) - position} bytes after the last record")
 
 
+def first_key(batch: Batch) -> bytes | None:
+    """The key of a batch's first record, whatever comes behind it."""
+    try:
+        data = decompress(batch.codec, batch.raw[61:], batch.limit)
+        position = varint(data, 0, 5)[1] + 1
+        position = varint(data, varint(data, position, 10)[1], 5)[1]
+        return _bytes(data, position)[0]
+    except IndexError as error:
+        raise Unreadable(f"position {batch.position}: ends before its first key") from error
+
+
 def _decode_legacy(batch: Batch) -> Iterator[Record]:
     outer = _entry(batch.raw, 0)
     if not batch.codec:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from tests.plain_format import DEFAULT_LIMIT, Batch, Unreadable, read_batches, segment_paths
+from tests.plain_format import DEFAULT_LIMIT, Batch, Unreadable, first_key, read_batches, segment_paths
 
 
 @dataclass
@@ -67,15 +67,15 @@ def indexes_of(batches: Iterable[Batch], base: int, interval: int) -> tuple[byte
 
 
 def control_type(batch: Batch, *, strict: bool = True) -> int | None:
-    """None: an emptied marker. -1: what nobody can read, unless ``strict``."""
+    """None: an emptied marker. -1: what nobody can read. ``strict``: the whole record must be as Kafka wants it."""
+    if batch.count == 0:
+        return None
     try:
-        if not batch.records:
-            return None
+        key = (batch.records[0].key if strict else first_key(batch)) or b""
     except Unreadable:
         if strict:
             raise
-        return -1
-    key = batch.records[0].key or b""
+        key = b""
     if len(key) >= 4 and key[0] < 128:
         return int.from_bytes(key[2:4], "big", signed=True)
     if strict:
@@ -101,7 +101,7 @@ def live_producers(folder: Path, segments: list[Segment]) -> dict[int, tuple[int
         epoch, last = producers.get(batch.producer_id, (-1, -1))
         if not batch.control:
             producers[batch.producer_id] = (batch.producer_epoch, batch.last_offset)
-        elif control_type(batch, strict=False) is not None:
+        elif control_type(batch, strict=False) in (0, 1):
             producers[batch.producer_id] = (batch.producer_epoch, last if epoch == batch.producer_epoch else -1)
     return producers
 
