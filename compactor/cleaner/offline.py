@@ -145,7 +145,7 @@ def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:
     most = sum(int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum()) for table in (s.table for s, _ in one.dirty()))
     if map_entries is not None:
         return scan_bounded(one, BoundedOffsetMap(map_entries, rows=map_entries), lanes)
-    return scan_backwards(one, KeySet((most + 1024) * _KEY_BYTES), lanes)
+    return scan_backwards(one, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), lanes)
 
 
 def _pass_two(

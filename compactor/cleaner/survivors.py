@@ -191,7 +191,9 @@ class BackwardSurvivors:
             piece, survives = decided
             chunk, rows = piece.chunk, piece.rows
             some = slice(chunk.first, chunk.last)
-            if rows is None or not source.table.codec[chunk.first] or np.any((action[some] == FILTER) != chunk.wanted):
+            if rows is None or not source.table.codec[chunk.first] or source.table.is_control[some].any():
+                return None
+            if np.any((action[some] == FILTER) != chunk.wanted):
                 return None
             if rows.offset.min(initial=one.end) < one.first_dirty:
                 return None  # older records are looked up when all keys are known
@@ -272,23 +274,22 @@ class BoundedSurvivors:
         """Puts one chunk's rows; False once the map was full when a keyed record came, even one whose key is present."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_until_full(hashed.hashes, offsets)
-        if taken:
-            self.latest_offset = max(self.latest_offset, int(offsets[taken - 1]))
         chunk = hashed.chunk
         if taken == len(offsets):
             self._pass(int(source.table.last_offset[chunk.last - 1]))
             return True
         # Batches before the one that holds the first row without room were read completely.
         batch = int(np.searchsorted(hashed.first_row, hashed.picked[taken], side="right")) - 1
-        if batch:
+        if chunk.first + batch:
             self._pass(int(source.table.last_offset[chunk.first + batch - 1]))
-        elif chunk.first:
-            self._pass(int(source.table.last_offset[chunk.first - 1]))
+        if taken and hashed.picked[taken - 1] >= hashed.first_row[batch]:
+            self.latest_offset = int(offsets[taken - 1])
         return False
 
     def _pass(self, last_offset: int) -> None:
+        """Kafka sets it, whatever was put before: an old wrapper at offset 0 ends below the records in it."""
         if last_offset >= self._one.first_dirty:
-            self.latest_offset = max(self.latest_offset, last_offset)
+            self.latest_offset = last_offset
 
     def finish(self, source: SourceSegment) -> None:
         """A segment read to its end counts up to the next one's base: offset gaps are jumped (KAFKA-8764)."""
