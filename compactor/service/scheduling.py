@@ -28,6 +28,8 @@ FIRST_POLL_MS = 60_000
 """After a change looks follow at this distance, doubled each time up to POLL_MS."""
 LONG_QUIET = 64
 """Looks in a row that found nothing, after which POLL_MS is reached for certain."""
+CLOCK_MS = 1_000
+"""Stores tell their time to the second: what is deleted a second late is not tried in vain."""
 RETRY_MS = 60_000
 MOST_RETRY_MS = 6 * 3_600_000
 """A partition that fails is tried again after RETRY_MS, doubled with every failure up to this."""
@@ -127,17 +129,18 @@ def _retire_at_ms(known: PartitionSummary, retention: Retention, since_ms: Mappi
         keep = retention.grace_ms if group.undone else max(retention.grace_ms, retention.undo_window_ms)
         moments.append(since_ms.get(group.slot, now_ms) + keep)
     moments += [since_ms.get(entry.slot, now_ms) + retention.orphan_age_ms for entry in known.imports]
-    return min(moments)
+    return min(min(moments) + CLOCK_MS, NEVER)
 
 
 @dataclass(frozen=True)
 class Watch:
     """What the daemon remembers of one partition; times in milliseconds of its own clock.
 
-    ``hint``: the catalog's slot that was followed last. ``alone``: its next round needs the budgets for itself. ``failures``: of jobs in
-    a row, for reasons of this process (the store, the budgets) beside those that the partition's own log knows; ``problem``: the last
-    one. ``look_failures`` and ``unreadable``: the same for looks. ``repeats``: rounds in a row that found nothing new to clean and left the
-    partition due all the same. ``swept_slot``: up to where undone rounds were swept after; those of earlier processes are `retire`'s.
+    ``hint``: the catalog's slot that was followed last. ``alone``: its next round needs the budgets for itself. ``failures``: of jobs
+    in a row, for reasons of this process (the store, the budgets) beside those that the partition's own log knows; ``problem``: the
+    last one. ``look_failures`` and ``unreadable``: the same for looks. ``repeats``: rounds in a row that found nothing new to clean and
+    left the partition due all the same; ``repeat_at_ms``: when the next such one may begin, unless something new comes.
+    ``swept_slot``: up to where undone rounds were swept after; those of earlier processes are left to `retire`.
     """
 
     name: TopicPartition
@@ -154,6 +157,7 @@ class Watch:
     look_failures: int = 0
     unreadable: str = ""
     repeats: int = 0
+    repeat_at_ms: int = 0
 
     @property
     def uncleanable(self) -> str:
@@ -204,6 +208,7 @@ def looked(watch: Watch, seen: Sight, now_ms: int, spread: float) -> Watch:
     """After a look. ``spread`` (0 to 1) keeps the looks of many partitions apart: the first waits for that share of POLL_MS."""
     before = watch.sight
     changed = before is not None and before.slot != seen.slot
+    grown = before is not None and before.end_offset != seen.end_offset
     quiet = 0 if changed else watch.quiet + 1
     if before is None:
         pause = POLL_MS // 8 + int(spread * POLL_MS * 7 / 8)
@@ -217,6 +222,8 @@ def looked(watch: Watch, seen: Sight, now_ms: int, spread: float) -> Watch:
         quiet=quiet,
         look_failures=0,
         unreadable="",
+        repeats=0 if grown else watch.repeats,
+        repeat_at_ms=0 if grown else watch.repeat_at_ms,
         swept_slot=seen.undone_slot if before is None else watch.swept_slot,
     )
 
@@ -231,7 +238,7 @@ def wanted(watch: Watch, now_ms: int) -> Action | None:
     seen = watch.sight
     if seen is None or needs_look(watch, now_ms):
         return Action.LOOK if needs_look(watch, now_ms) else None
-    if seen.due and now_ms >= max(watch.round_at_ms, seen.quarantine_ms + backoff_ms(seen.quarantine_failures)):
+    if seen.due and now_ms >= max(watch.round_at_ms, watch.repeat_at_ms, seen.quarantine_ms + backoff_ms(seen.quarantine_failures)):
         return Action.ROUND
     if now_ms >= watch.retire_at_ms and (now_ms >= seen.retire_at_ms or seen.undone_slot > watch.swept_slot):
         return Action.RETIRE
@@ -258,7 +265,7 @@ def finished(watch: Watch, job: Job, outcome: Outcome, now_ms: int, ttl_ms: int)
         return replace(changed, retire_at_ms=now_ms + pause, swept_slot=seen.undone_slot if seen else watch.swept_slot)
     again = seen is not None and seen.due and before is not None and before.end_offset == seen.end_offset
     repeats = watch.repeats + 1 if again else 0
-    return replace(changed, repeats=repeats, round_at_ms=now_ms + backoff_ms(repeats - 1))
+    return replace(changed, repeats=repeats, repeat_at_ms=now_ms + backoff_ms(repeats - 1))
 
 
 def choose(watches: Iterable[Watch], running: Mapping[TopicPartition, Job], threads: int, now_ms: int) -> list[Job]:

@@ -20,6 +20,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.pipeline.planning import assess
 from compactor.pipeline.ports import Retention
 from compactor.service.scheduling import (
+    CLOCK_MS,
     FIRST_POLL_MS,
     MOST_RETRY_MS,
     NEVER,
@@ -100,9 +101,9 @@ class TestSight:
         registered = Registration(import_id="i", ids=("x",), holder="h", slot=4)
         since = {4: NOW, 5: NOW, 6: NOW}
         assert seen(state(), since=since).retire_at_ms == NEVER
-        assert seen(state(waiting=(group,)), since=since).retire_at_ms == NOW + RETENTION.undo_window_ms
-        assert seen(state(waiting=(group, undone)), since=since).retire_at_ms == NOW + RETENTION.grace_ms
-        assert seen(state(registrations={"i": registered}), since=since).retire_at_ms == NOW + RETENTION.orphan_age_ms
+        assert seen(state(waiting=(group,)), since=since).retire_at_ms == NOW + RETENTION.undo_window_ms + CLOCK_MS
+        assert seen(state(waiting=(group, undone)), since=since).retire_at_ms == NOW + RETENTION.grace_ms + CLOCK_MS
+        assert seen(state(registrations={"i": registered}), since=since).retire_at_ms == NOW + RETENTION.orphan_age_ms + CLOCK_MS
         assert seen(state(retiring=(segment(0),)), since=since).retire_at_ms == NOW
 
     def test_how_late_a_compaction_is(self) -> None:
@@ -244,9 +245,12 @@ class TestFinished:
         current, pauses = watch(due=True, end_offset=9), []
         for _ in range(4):
             current = self.end(current, "cleaned", due=True, end_offset=9)
-            pauses.append(current.round_at_ms - NOW)
+            pauses.append(current.repeat_at_ms - NOW)
+        assert wanted(current, NOW + 4 * RETRY_MS - 1) is None
         assert pauses == [0, RETRY_MS, 2 * RETRY_MS, 4 * RETRY_MS]
-        assert self.end(current, "cleaned", due=True, end_offset=19).round_at_ms == NOW
+        grown = Sight(A, 9, due=True, end_offset=19)
+        assert wanted(looked(current, grown, NOW, 0), NOW) is Action.ROUND
+        assert self.end(current, "cleaned", due=True, end_offset=19).repeats == 0
 
     def test_what_the_store_does_not_take_as_due_yet_is_tried_again_later(self) -> None:
         job = Job(A, Action.RETIRE)
