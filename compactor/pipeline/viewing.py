@@ -6,6 +6,7 @@ Everything here only reads. ``read_only`` makes sure of it, so that a live tier 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
@@ -162,8 +163,7 @@ def lineage(ports: Ports, log: PartitionLog) -> LineageView:
 
 def epochs(state: PartitionState) -> tuple[EpochView, ...]:
     """Each remembered epoch with what it published, what of it was void, and who cut it off."""
-    following = (*state.epochs[1:], None)
-    return tuple(_epoch(state, entry, after) for entry, after in zip(state.epochs, following, strict=True))
+    return tuple(_epoch(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:]))
 
 
 def _epoch(state: PartitionState, entry: EpochHistory, after: EpochHistory | None) -> EpochView:

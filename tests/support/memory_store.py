@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from compactor.errors import AlreadyExists, NotFound, Unavailable
+from compactor.pipeline.ports import Ports
 from compactor.storage.counting import Counters
 from compactor.storage.port import ObjectInfo
 
@@ -93,3 +96,14 @@ class MemoryStore:
         info = ObjectInfo(key, len(data), self._clock.now_ms, metadata=dict(metadata or {}))
         self._objects[key] = (bytes(data), info)
         return info
+
+
+@contextmanager
+def no_beats(beat: Callable[[], None], interval_s: float) -> Iterator[None]:
+    """KeepAlive without a thread: what stands in memory needs no heartbeat."""
+    yield
+
+
+def ports_on(store: MemoryStore, clock: Clock, holder: str = "test") -> Ports:
+    """One process's view of it; waiting takes no time."""
+    return Ports(store, store, clock, lambda seconds: None, secrets.token_bytes, holder, no_beats)

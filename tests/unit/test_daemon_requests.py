@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,20 +16,15 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.pipeline import importing
 from compactor.pipeline.leadership import lead
 from compactor.pipeline.logs import open_catalog
-from compactor.pipeline.ports import Lease, Ports
+from compactor.pipeline.ports import Lease
 from compactor.pipeline.tier import Tier
 from compactor.service.daemon import Daemon
 from compactor.service.metrics import Exporter
 from compactor.storage.counting import Counters, Usage
-from tests.support.memory_store import Clock, MemoryStore
+from tests.support.memory_store import Clock, MemoryStore, ports_on
 
 HOUR = 3_600_000
 INTERVAL = 15_000
-
-
-@contextmanager
-def no_beats(beat: object, interval_s: float) -> Iterator[None]:
-    yield
 
 
 class Idle:
@@ -50,7 +42,7 @@ class Idle:
             self.grow(tier, name)
 
     def tier(self, *, local: bool = False) -> Tier:
-        ports = Ports(self.store, self.store, self.clock, lambda seconds: None, secrets.token_bytes, "test", no_beats)
+        ports = ports_on(self.store, self.clock)
         settings = Settings(
             tier=TierSettings(url="file:///nowhere", state_dir=str(self.folder / "state")),
             cleaner=Cleaner(min_cleanable_dirty_ratio=1.0, disk_budget_bytes=1 << 20),

@@ -1,0 +1,175 @@
+"""Control logs written record by record, also such records as no well-behaved process writes: what the viewer is shown in tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from checkpoint.lineage import EpochEntry
+from checkpoint.offsets import CleanerOffset
+from compactor.metadata import records as r
+from compactor.metadata.state import PartitionState
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask, Replacement
+from compactor.model.policy import CleanerPolicy
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.pipeline.logs import PartitionLog, open_partition
+from compactor.pipeline.ports import Ports
+from compactor.storage.counting import Counters
+from tests.support.memory_store import Clock, MemoryStore, ports_on
+
+ORDERS = TopicPartition("orders", 0)
+LINEAGE = (EpochEntry(0, 0),)
+
+
+def vector(*entries: tuple[int, int]) -> tuple[CleanerOffset, ...]:
+    return tuple(CleanerOffset(epoch, offset) for epoch, offset in entries)
+
+
+def segment(segment_id: str, start: int, end: int) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        id=segment_id,
+        start_offset=start,
+        end_offset=end,
+        size_bytes=100,
+        max_timestamp_ms=1,
+        mtime_ms=1,
+        leader_epochs=LINEAGE,
+        files={"log": SegmentFile(size=100, sha256="")},
+    )
+
+
+@dataclass
+class Author:
+    """One process that writes into the log, with or without the right to. ``epoch``: the one that it believes to have."""
+
+    ports: Ports
+    log: PartitionLog
+    epoch: int = -1
+
+    def append(self, body: Any) -> PartitionState:
+        """Appends behind the tail, whatever the rules say."""
+        written: list[Any] = []
+
+        def decide(state: PartitionState) -> Any:
+            if written and state.slot >= written[0]:
+                return None
+            written[:] = [state.slot + 1]
+            return body
+
+        self.log.refresh()
+        return self.log.transact(decide)
+
+    def lead(self) -> PartitionState:
+        self.epoch = self.log.refresh().last_epoch + 1
+        return self.append(r.LeadershipAcquired(leader_epoch=self.epoch, holder=self.ports.holder, ttl_ms=1_000))
+
+    def release(self) -> PartitionState:
+        return self.append(r.LeadershipReleased(leader_epoch=self.epoch))
+
+    def announce(self, run_id: str, sources: list[str], next_dirty: int) -> CompactionPlan:
+        state = self.log.refresh()
+        members = [found for found in state.live if found.id in sources]
+        task = CompactionTask(
+            group=0,
+            sources=tuple(sources),
+            new_segment_id=f"{run_id}-out",
+            start_offset=members[0].start_offset,
+            end_offset=members[-1].end_offset,
+            leader_epochs=LINEAGE,
+            mtime_ms=1,
+        )
+        plan = CompactionPlan(
+            run_id=run_id,
+            topic=ORDERS.topic,
+            partition=ORDERS.partition,
+            leader_epoch=self.epoch,
+            now_ms=self.ports.clock_ms(),
+            first_dirty_offset=state.first_dirty_offset,
+            end_offset=next_dirty,
+            next_dirty_offset=next_dirty,
+            high_watermark=state.end_offset + 1,
+            legacy_horizon_ms=0,
+            vector=state.vector,
+            policy=CleanerPolicy(),
+            map_engine="memory",
+            fingerprint="test",
+            producers=(),
+            tasks=(task,),
+        )
+        self.append(r.PlanAnnounced(leader_epoch=self.epoch, plan=plan))
+        return plan
+
+    def finish(self, plan: CompactionPlan, published: tuple[CleanerOffset, ...]) -> PartitionState:
+        """Receipt and publication. ``published``: the vector that it claims."""
+        task = plan.tasks[0]
+        made = segment(task.new_segment_id, task.start_offset, task.end_offset)
+        receipt = CompactionReceipt(
+            run_id=plan.run_id, group=0, segment=made, records_read=10, records_kept=5, bytes_read=100, bytes_written=100
+        )
+        before = self.log.refresh().vector
+        self.append(r.ReceiptsAdded(leader_epoch=self.epoch, receipts=(receipt,)))
+        return self.append(
+            r.RoundPublished(
+                leader_epoch=self.epoch,
+                run_id=plan.run_id,
+                replacements=(Replacement(sources=task.sources, segment=made),),
+                vector_before=before,
+                vector=published,
+            )
+        )
+
+    def publish(self, run_id: str, sources: list[str], *published: tuple[int, int]) -> PartitionState:
+        plan = self.announce(run_id, sources, published[-1][1])
+        state = self.finish(plan, vector(*published))
+        return state if state.run(run_id) is None else self.append(r.RunEnded(leader_epoch=self.epoch, run_id=run_id, status="cleaned"))
+
+
+@dataclass
+class Crafted:
+    """One partition's control log in memory; a second passes with each record's author."""
+
+    clock: Clock = field(default_factory=Clock)
+    counters: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore(self.clock, self.counters)
+
+    def author(self, holder: str) -> Author:
+        ports = ports_on(self.store, self.clock, holder)
+        return Author(ports, open_partition(ports, ORDERS))
+
+    def log(self) -> PartitionLog:
+        """As somebody reads it who has just come."""
+        log = self.author("reader").log
+        log.refresh()
+        return log
+
+    def import_segments(self, *bounds: tuple[int, int]) -> list[str]:
+        author = self.author("importer")
+        ids = [f"in-{start}" for start, _ in bounds]
+        author.append(r.IdsRegistered(import_id=f"import-{ids[0]}", ids=tuple(ids), holder="importer"))
+        made = tuple(segment(name, start, end) for name, (start, end) in zip(ids, bounds, strict=True))
+        author.append(r.SegmentsTiered(import_id=f"import-{ids[0]}", segments=made, lineage=LINEAGE))
+        return ids
+
+
+def kip_table() -> tuple[Crafted, Author, Author]:
+    """KIP-1272's table: A (epoch 0) publishes 100; B takes over as epoch 1 and publishes {0:100, 1:155}; A comes back with {0:123}."""
+    crafted = Crafted()
+    first, second, third = crafted.import_segments((0, 99), (100, 122), (123, 154))
+    a, b = crafted.author("host-a:1"), crafted.author("host-b:2")
+    a.lead()
+    a.publish("run-a", [first], (0, 100))
+    crafted.clock.now_ms += 60_000
+    b.lead()
+    b.publish("run-b", [second, third], (0, 100), (1, 155))
+    crafted.clock.now_ms += 60_000
+    late = segment("late", 0, 122)
+    replacement = Replacement(sources=("run-a-out", second), segment=late)
+    a.append(
+        r.RoundPublished(
+            leader_epoch=0, run_id="run-late", replacements=(replacement,), vector_before=vector((0, 100)), vector=vector((0, 123))
+        )
+    )
+    return crafted, a, b

@@ -1,0 +1,141 @@
+"""`checkpoints verify`: a sound log, and every way in which one can be unsound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from checkpoint.offsets import CleanerOffset
+from compactor.config import Settings
+from compactor.config import Tier as TierSettings
+from compactor.metadata import records
+from compactor.metadata.control_log import Snapshot
+from compactor.metadata.state import PartitionState
+from compactor.pipeline.checking import Finding, first_difference, ungranted, vector_problems, verify_checkpoints, view_problems
+from compactor.pipeline.logs import open_catalog
+from compactor.pipeline.tier import Tier
+from compactor.pipeline.viewing import read_only
+from tests.support.crafted import ORDERS, Author, Crafted, kip_table, segment, vector
+
+
+@pytest.fixture
+def crafted() -> Crafted:
+    return kip_table()[0]
+
+
+def verify(crafted: Crafted) -> list[Finding]:
+    ports = crafted.author("viewer").ports
+    tier = Tier(Settings(tier=TierSettings(url="file:///nowhere")), ports, open_catalog(ports), crafted.counters)
+    return verify_checkpoints(read_only(tier), ORDERS)
+
+
+def errors(crafted: Crafted) -> list[tuple[str, str]]:
+    return [(finding.kind, finding.object) for finding in verify(crafted) if finding.severity == "error"]
+
+
+def keep(crafted: Crafted, state: PartitionState) -> str:
+    """Writes a snapshot as a damaged process might have."""
+    key = f"partitions/{ORDERS}/snapshot/{state.slot:020d}.json"
+    made = Snapshot[PartitionState](version=records.VERSION, log=str(ORDERS), state=state)
+    crafted.store.put(key, records.seal(made.model_dump_json().encode()))
+    return key
+
+
+def test_a_sound_log_with_a_fenced_record(crafted: Crafted) -> None:
+    assert [(finding.severity, finding.kind) for finding in verify(crafted)] == [("note", "fenced")]
+
+
+def test_a_sound_log_after_a_cut(crafted: Crafted) -> None:
+    assert crafted.author("cutter").log.cut(1)
+    crafted.author("host-c:3").lead()
+    assert errors(crafted) == []
+
+
+def test_snapshots_are_held_against_what_their_slots_fold_to(crafted: Crafted) -> None:
+    state = crafted.log().state
+    key = keep(crafted, state)
+    assert errors(crafted) == []
+    keep(crafted, state.model_copy(update={"vector": vector((0, 100), (1, 150))}))
+    assert errors(crafted) == [("snapshot", key)]
+
+
+def test_a_snapshot_that_breaks_the_rules_by_itself(crafted: Crafted) -> None:
+    assert crafted.author("cutter").log.cut(1)
+    state = crafted.log().state
+    key = keep(crafted, state.model_copy(update={"vector": (CleanerOffset(1, 100), CleanerOffset(0, 155))}))
+    found = errors(crafted)
+    assert ("snapshot", key) in found
+    assert ("cleaner-offsets", "") in found
+
+
+def test_a_snapshot_ahead_of_the_log(crafted: Crafted) -> None:
+    state = crafted.log().state
+    key = keep(crafted, state.model_copy(update={"slot": state.slot + 3}))
+    assert errors(crafted) == [("snapshot", key)]
+
+
+def test_a_slot_behind_a_gap(crafted: Crafted) -> None:
+    log = crafted.log()
+    stray = log.record_key(log.state.slot + 2)
+    crafted.store.put(stray, crafted.store.get(log.record_key(1)))
+    assert errors(crafted) == [("gap", stray)]
+
+
+def test_a_record_that_cannot_be_read_is_named(crafted: Crafted) -> None:
+    key = crafted.log().record_key(4)
+    crafted.store.put(key, crafted.store.get(key)[:-5])
+    ((kind, where),) = errors(crafted)
+    assert (kind, where.endswith(key)) == ("control-log", True)
+
+
+def test_what_a_cut_left_over_is_a_note(crafted: Crafted) -> None:
+    first = crafted.log().record_key(1)
+    data = crafted.store.get(first)
+    assert crafted.author("cutter").log.cut(1)
+    crafted.store.put(first, data)
+    assert ("note", "left-over") in [(finding.severity, finding.kind) for finding in verify(crafted)]
+    assert errors(crafted) == []
+
+
+def state_of(**changes: Any) -> PartitionState:
+    crafted, _, _ = kip_table()
+    return crafted.log().state.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        vector((0, 100), (0, 155)),
+        vector((0, 155), (1, 100)),
+        vector((0, 100), (1, 156)),
+        vector((0, 100), (7, 155)),
+    ],
+)
+def test_cleaner_offsets_that_break_a_rule(broken: tuple[CleanerOffset, ...]) -> None:
+    assert list(vector_problems(state_of())) == []
+    assert list(vector_problems(state_of(vector=broken)))
+
+
+def test_segments_that_do_not_follow_each_other() -> None:
+    assert list(view_problems(state_of())) == []
+    assert list(view_problems(state_of(live=(segment("a", 0, 9), segment("b", 11, 20)))))
+    assert list(view_problems(state_of(live=(segment("a", 0, 9), segment("b", 5, 20)))))
+    assert list(view_problems(state_of(retiring=(segment("run-a-out", 0, 99),))))
+
+
+def test_what_an_epoch_is_not_granted_any_more() -> None:
+    assert list(ungranted(state_of())) == []
+    (told,) = ungranted(state_of(vector=vector((0, 50), (1, 155))))
+    assert "run-a-out" in told
+
+
+def test_times_that_only_a_snapshot_knows_make_no_difference() -> None:
+    crafted = Crafted()
+    (only,) = crafted.import_segments((0, 99))
+    a: Author = crafted.author("host-a:1")
+    a.lead()
+    state = a.publish("run-a", [only], (0, 100))
+    timed = state.model_copy(update={"waiting": tuple(group.model_copy(update={"since_ms": 5}) for group in state.waiting)})
+    assert first_difference(timed, state) == ""
+    assert first_difference(state.model_copy(update={"slot": 3}), state) == "slot"
