@@ -6,18 +6,25 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from checkpoint.files import parse_leader_epoch_checkpoint
 from compactor.cleaner.source import SourceSegment, open_source
-from compactor.errors import BadData, NotFound
+from compactor.config import Cleaner
+from compactor.errors import BadData, NotFound, OutOfBudget
 from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.pipeline.compaction import disk_budget
+from compactor.pipeline.disk import blocks
 from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.retire import survey
-from compactor.pipeline.staging import digest
+from compactor.pipeline.spool import process_folder
+from compactor.pipeline.recorded import download
 from compactor.pipeline.tier import Tier
+from compactor.records.batches import ABORT
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, parse_txn_index
 from compactor.records.producers import parse_snapshot
 
@@ -34,18 +41,25 @@ class Problem:
     detail: str
 
 
-def verify_partition(opened: Tier, name: TopicPartition, inflate_limit: int, on_bytes: Callable[[int], None] = lambda size: None) -> list[Problem]:
-    """All problems and notes of one partition. Raises StoreError; what is wrong with the data is an answer, not an exception."""
+def verify_partition(opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None) -> list[Problem]:
+    """All problems and notes of one partition. What is wrong with the data is an answer, not an exception.
+
+    :raises OutOfBudget: a segment that does not fit within ``disk_budget_bytes``.
+    :raises StoreError: the store does not answer.
+    """
     log = opened.open(name)
     try:
         state = log.refresh()
     except BadData as error:
         return [Problem("error", "control-log", name.topic, name.partition, error.segment, error.message)]
     found = list(_check_coverage(state))
-    with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
+    cleaner = opened.settings.cleaner_for(name.topic)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_folder(opened.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
-            problems, last = _check_segment(opened, name, segment, Path(scratch), previous_last, inflate_limit)
+            _check_room(opened, cleaner, segment)
+            check = _Check(opened, name, segment, Path(scratch), cleaner.max_decompressed_batch_bytes)
+            problems, last = check.run(previous_last)
             previous_last = max(previous_last, last)
             if problems and log.refresh().slot != state.slot and segment.id not in log.state.live_by_id():
                 continue  # replaced and retired while we looked
@@ -58,52 +72,86 @@ def _check_coverage(state: PartitionState) -> Iterator[Problem]:
     for before, after in zip(state.live, state.live[1:], strict=False):
         if after.start_offset != before.end_offset + 1:
             kind = "gap" if after.start_offset > before.end_offset else "overlap"
-            yield Problem("error", kind, *state.name, after.id, f"it begins at {after.start_offset}, the segment before ends at {before.end_offset}")
+            detail = f"it begins at {after.start_offset}, the segment before ends at {before.end_offset}"
+            yield Problem("error", kind, *state.name, after.id, detail)
 
 
-def _check_segment(
-    opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, scratch: Path, previous_last: int, inflate_limit: int
-) -> tuple[list[Problem], int]:
-    found: list[Problem] = []
+def _check_room(opened: Tier, cleaner: Cleaner, segment: RemoteLogSegmentMetadata) -> None:
+    """One segment at a time lies on the local disk."""
+    needed, budget = sum(blocks(file.size) for file in segment.files.values()), disk_budget(cleaner, opened.state_dir)
+    if needed > budget:
+        raise OutOfBudget(
+            f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}",
+            hint=f"Set disk_budget_bytes to at least {needed}",
+        )
 
-    def problem(kind: str, key: str, detail: str) -> None:
-        found.append(Problem("error", kind, *name, key, detail))
 
-    paths: dict[str, Path] = {}
-    for kind, file in segment.files.items():
-        key, path = segment.key(str(name), kind), scratch / kind
-        path.unlink(missing_ok=True)
+class _Check(NamedTuple):
+    """One segment against what was recorded of it."""
+
+    opened: Tier
+    name: TopicPartition
+    segment: RemoteLogSegmentMetadata
+    scratch: Path
+    inflate_limit: int
+
+    def run(self, previous_last: int) -> tuple[list[Problem], int]:
+        """(problems, last offset that its batches hold)."""
+        segment = self.segment
+        found: list[Problem] = []
+        paths = self._fetched(found)
+        if "log" not in paths:
+            return found, segment.end_offset
         try:
-            opened.ports.data.download(key, path)
-        except NotFound:
-            problem("missing", key, "the object is not in the store")
-            continue
-        if path.stat().st_size != file.size:
-            problem("size", key, f"it has {path.stat().st_size} bytes, recorded are {file.size}")
-        elif digest(path) != file.sha256:
-            problem("digest", key, "its bytes are not those that were recorded")
-        else:
-            paths[kind] = path
-    if "log" not in paths:
-        return found, segment.end_offset
-    try:
-        source = open_source(0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last, inflate_limit)
-        source.name = segment.key(str(name), "log")
-        source.verify(0, len(source.table))
-    except BadData as error:
-        problem("log", segment.key(str(name), "log"), error.cause)
-        return found, segment.end_offset
-    for kind, check in (("index", _index_problem), ("timeindex", _timeindex_problem)):
-        detail = check(paths[kind].read_bytes(), source) if kind in paths else ""
-        if detail:
-            problem(kind, segment.key(str(name), kind), detail)
-    for kind, parse in (("txnindex", parse_txn_index), ("snapshot", parse_snapshot)):
-        if kind in paths:
+            source = open_source(
+                0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last, self.inflate_limit
+            )
+            source.name = segment.key(str(self.name), "log")
+            source.verify(0, len(source.table))
+        except BadData as error:
+            return [*found, self._problem("log", "log", error.cause)], segment.end_offset
+        for kind, detail in _problems_beside(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
+            found.append(self._problem(kind, kind, detail))
+        return found, int(source.table.last_offset[-1]) if len(source.table) else -1
+
+    def _fetched(self, found: list[Problem]) -> dict[str, Path]:
+        """Kind -> the object as a local file, where it is what was recorded."""
+        paths: dict[str, Path] = {}
+        for kind, file in self.segment.files.items():
+            path = self.scratch / kind
+            path.unlink(missing_ok=True)
             try:
-                parse(paths[kind].read_bytes(), kind)
-            except BadData as error:
-                problem(kind, segment.key(str(name), kind), error.cause)
-    return found, int(source.table.last_offset[-1]) if len(source.table) else -1
+                arrived = download(self.opened.ports.data, self.segment.key(str(self.name), kind), path, file)
+            except NotFound:
+                found.append(self._problem("missing", kind, "the object is not in the store"))
+                continue
+            if arrived.is_recorded(file):
+                paths[kind] = path
+            elif arrived.size != file.size:
+                found.append(self._problem("size", kind, f"it has {arrived.size} bytes, recorded are {file.size}"))
+            else:
+                found.append(self._problem("digest", kind, "its bytes are not those that were recorded"))
+        return paths
+
+    def _problem(self, kind: str, file: str, detail: str) -> Problem:
+        return Problem("error", kind, *self.name, self.segment.key(str(self.name), file), detail)
+
+
+def _problems_beside(source: SourceSegment, files: dict[str, bytes]) -> Iterator[tuple[str, str]]:
+    """(kind, what is wrong) of the files beside a sound log."""
+    for kind, problem in (("index", _index_problem), ("timeindex", _timeindex_problem), ("txnindex", _txnindex_problem)):
+        detail = problem(files[kind], source) if kind in files else ""
+        if detail:
+            yield kind, detail
+    try:
+        if "snapshot" in files:
+            parse_snapshot(files["snapshot"], "snapshot")
+    except BadData as error:
+        yield "snapshot", error.cause
+    try:
+        parse_leader_epoch_checkpoint(files.get("leader-epoch-checkpoint", b"").decode())
+    except (BadData, UnicodeDecodeError) as error:
+        yield "leader-epoch-checkpoint", str(error)
 
 
 def _index_problem(data: bytes, source: SourceSegment) -> str:
@@ -127,6 +175,18 @@ def _timeindex_problem(data: bytes, source: SourceSegment) -> str:
     if np.any(entries["offset"].astype(np.int64) + source.base >= source.end):
         return "an entry lies behind the segment's end"
     return ""
+
+
+def _txnindex_problem(data: bytes, source: SourceSegment) -> str:
+    try:
+        entries = parse_txn_index(data, "")
+    except BadData as error:
+        return error.cause
+    first, last = entries["first_offset"].astype(np.int64), entries["last_offset"].astype(np.int64)
+    if np.any((first < 0) | (first > last)) or np.any(np.diff(last) <= 0) or np.any((last < source.base) | (last >= source.end)):
+        return "an entry is no transaction that ended in this segment"
+    aborts = source.table.base_offset[source.table.control == ABORT]
+    return "" if np.isin(last, aborts).all() else "an entry names no abort marker of this segment"
 
 
 def _notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[Problem]:

@@ -77,7 +77,7 @@ class Demo:
 
     def verify(self, on_bytes: OnCount) -> list[Problem]:
         """What is wrong; notes are left out."""
-        found = verify_partition(self._tier, NAME, self._cleaner.max_decompressed_batch_bytes, on_bytes)
+        found = verify_partition(self._tier, NAME, on_bytes)
         return [problem for problem in found if problem.severity == "error"]
 
     def export(self, on_bytes: OnCount) -> None:

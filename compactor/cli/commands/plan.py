@@ -29,11 +29,20 @@ def run(args: argparse.Namespace, out: Output) -> int:
     frees = deletes_free_space(opened.ports.data)
     found = [forecast_of(opened, summary, frees, tiers.now_ms(args), force=args.force) for summary in summaries]
     rows = [
-        (f"{f.topic}-{f.partition}", f.due, f.reason, f.dirty_ratio, len(f.live), size(f.bytes_to_read), size(f.bytes_to_write), f.map_keys,
-         _saving(f), f.cost_usd)
+        (
+            f"{f.topic}-{f.partition}",
+            f.due,
+            f.reason,
+            len(f.live),
+            size(f.bytes_to_read),
+            size(f.bytes_to_write),
+            f.map_keys,
+            _saving(f),
+            f.cost_usd,
+        )
         for f in found
-    ]  # fmt: skip
-    columns = ("partition", "due", "reason", "dirty ratio", "segments", "to read", "to write, at most", "keys, at most", "saves", "USD")
+    ]
+    columns = ("partition", "due", "reason", "segments", "read", "write, max", "keys, max", "saves", "USD")
     documents = [f.document() for f in found] if out.mode == "json" else []
     reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
     out.result({"partitions": documents}, Table("", columns, rows), summary="\n".join(f"saves ?: {why}" for why in sorted(reasons)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
@@ -39,9 +40,15 @@ def run(args: argparse.Namespace, out: Output) -> int:
         swept += report.swept
         waiting += report.waiting
         freed += report.bytes
-    word = "would be " if args.dry_run else ""
-    rows = [(word + what, key) for what, keys in (("deleted", deleted), ("swept", swept), ("waiting", waiting)) for key in keys]
-    tables = [Table("", ("", "object"), rows)] if rows else []
-    summary = f"{len(deleted)} {word}deleted, {len(swept)} {word}swept, {len(waiting)} wait for grace; {size(freed)}"
+    would = "to be " if args.dry_run else ""
+    groups = ((would + "deleted", deleted), (would + "swept", swept), ("waiting", waiting))
+    rows = [(what, segment, count) for what, keys in groups for segment, count in _by_segment(keys).items()]
+    tables = [Table("", ("", "segment", "objects"), rows)] if rows else []
+    summary = f"{len(deleted)} objects {would}deleted, {len(swept)} {would}swept, {len(waiting)} wait for grace; {size(freed)}"
     out.result({"deleted": deleted, "swept": swept, "waiting": waiting, "bytes": freed}, *tables, summary=summary)
     return outcomes.exit_code()
+
+
+def _by_segment(keys: list[str]) -> Counter[str]:
+    """A segment's objects differ in their suffix."""
+    return Counter(key.rpartition(".")[0] for key in keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
@@ -25,11 +26,23 @@ def show_list(args: argparse.Namespace, out: Output) -> None:
     (name,) = opened.partitions([args.partition])
     found = list_segments(opened.open(name).refresh())
     rows = [
-        (s["id"], s["state"], s["start_offset"], s["end_offset"], size(s["bytes"]), " ".join(f"{e['epoch']}@{e['start_offset']}" for e in s["leader_epochs"]),
-         s["replaced_by"]) for s in found
-    ]  # fmt: skip
-    columns = ("id", "state", "start offset", "end offset", "size", "leader epochs", "replaced by")
-    out.result({"segments": found}, Table("", columns, rows))
+        (
+            s["id"],
+            _state(s),
+            f"{s['start_offset']} - {s['end_offset']}",
+            size(s["bytes"]),
+            " ".join(f"{e['epoch']}@{e['start_offset']}" for e in s["leader_epochs"]),
+            (s["replaced_by"] or "")[:8],
+        )
+        for s in found
+    ]
+    out.result({"segments": found}, Table("", ("id", "state", "offsets", "size", "leader epochs", "replaced by"), rows))
+
+
+def _state(segment: dict[str, Any]) -> str:
+    """Kafka's states in a word; JSON has them as they are called."""
+    words = {"COPY_SEGMENT_STARTED": "being made", "COPY_SEGMENT_FINISHED": "live", "DELETE_SEGMENT_STARTED": "being deleted"}
+    return "replaced" if segment["replaced_by"] else words[segment["state"]]
 
 
 def show_dump(args: argparse.Namespace, out: Output) -> None:

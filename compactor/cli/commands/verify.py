@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table
+from compactor.errors import BadData
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -21,13 +23,19 @@ def run(args: argparse.Namespace, out: Output) -> int:
     with out.progress("verifying", unit="bytes") as progress:
         for name in opened.partitions(args.partitions):
             progress.at(f"verifying {name}")
-            limit = opened.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
-            found += verify_partition(opened, name, limit, progress.advance)
+            found += verify_partition(opened, name, progress.advance)
     ok = not any(problem.severity == "error" for problem in found)
     for problem in found:
         if problem.severity == "error":
-            out.note(f"error: {problem.object}: {problem.detail}")
-    rows = [(p.severity, p.kind, f"{p.topic}-{p.partition}", p.object, p.detail) for p in found]
-    tables = [Table("", ("severity", "kind", "partition", "object", "detail"), rows)] if rows else []
-    out.result({"ok": ok, "problems": [tiers.plain(problem) for problem in found]}, *tables, summary="all is well" if ok else "NOT ok")
-    return 0 if ok else 3
+            out.note(f"error: {problem.object or f'{problem.topic}-{problem.partition}'}: {problem.detail}")
+    rows = [(p.kind, f"{p.topic}-{p.partition}", p.object, p.detail) for p in found if p.severity == "error"]
+    tables = [Table("", ("problem", "partition", "object", "detail"), rows)] if rows else []
+    notes = Counter((p.kind, f"{p.topic}-{p.partition}", p.detail) for p in found if p.severity != "error")
+    tables += (
+        [Table("", ("note", "partition", "how many", ""), [(*about[:2], count, about[2]) for about, count in notes.items()])]
+        if notes
+        else []
+    )
+    document = {"ok": ok, "problems": [tiers.plain(problem) for problem in found]}
+    out.result(document, *tables, summary="all is well" if ok else f"{len(rows)} problems")
+    return 0 if ok else BadData.exit_code
