@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from tests.conformance.growing import live_through_rounds
 from tests.conformance.judge import Judge, Verdict, judge_naive, judge_product
 from tests.conformance.kafka import Kafka, KafkaFailed, Unavailable
 from tests.conformance.shrink import Case, shrink
+from tests.plain_format import segment_paths
 
 PROFILES = ("plain", "txn", "gaps", "legacy", "keyless", "logappend", "tiny", "mixed")
 GROWING = ("growing", "growing-plain")
@@ -36,6 +38,7 @@ def run_seed(kafka: Kafka, seed: int, profile: str, judge: Judge = judge_product
             verdict = live_through_rounds(kafka, seed, profile, ROUNDS, scratch)
             return Verdict(verdict.difference, verdict.note)
         request = kafka.generate(seed, profile, scratch / "in")["request"]
+        _lose_indexes(random.Random(seed), scratch / "in")
         with chunks_of(SIZES[seed % len(SIZES)]):
             verdict = judge(kafka, scratch / "in", request, scratch)
         if not verdict.difference:
@@ -45,6 +48,20 @@ def run_seed(kafka: Kafka, seed: int, profile: str, judge: Judge = judge_product
             (keep / f"{profile}-{seed}" / "request.json").write_text(json.dumps(request, indent=1))
         with chunks_of(SIZES[seed % len(SIZES)]):
             return Verdict(f"{verdict.difference}\n{_shrunk(kafka, Case.load(scratch / 'in', request), judge, scratch)}")
+
+
+def _lose_indexes(dice: random.Random, folder: Path) -> None:
+    """Now and then segments come without index files. Kafka, and we, rebuild them, which decides the grouping.
+
+    A transaction index never goes alone: to Kafka that means that nothing was aborted (docs/compatibility.md).
+    """
+    if dice.random() < 0.7:
+        return
+    lost = dice.choice([(".timeindex",), (".index", ".timeindex", ".txnindex"), (".index", ".txnindex")])
+    for base in segment_paths(folder):
+        if dice.random() < 0.5:
+            for suffix in lost:
+                (folder / f"{base:020}{suffix}").unlink(missing_ok=True)
 
 
 def _shrunk(kafka: Kafka, case: Case, judge: Judge, scratch: Path) -> str:
