@@ -19,6 +19,7 @@ from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.ordering import Stage
 from compactor.pipeline.planning import Assessment, RoundFacts, assess, plan_round
 from compactor.pipeline.ports import Worker, WorkSession
+from compactor.pipeline.recorded import content
 from compactor.pipeline.rounds import RoundResult, RoundWork, run_round
 from compactor.pipeline.spool import process_folder
 from compactor.pipeline.staging import Staging, group_room
@@ -181,7 +182,7 @@ def live_producers(opened: Tier, state: PartitionState, now_ms: int, expiration_
         return ()
     key = last.key(str(state.name), "snapshot")
     try:
-        entries = parse_snapshot(opened.ports.data.get(key), key).entries
+        entries = parse_snapshot(content(opened.ports.data, key, last.files["snapshot"]), key).entries
     except NotFound:
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]

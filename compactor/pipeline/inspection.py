@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from compactor.cleaner.source import SourceSegment, open_source
-from compactor.errors import BadData, UsageError
+from compactor.errors import UsageError
 from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
-from compactor.pipeline.staging import digest
+from compactor.pipeline.recorded import download
 from compactor.pipeline.tier import Tier
 from compactor.records import codecs
 from compactor.records.batches import ABORT, COMMIT, HORIZON, LOG_APPEND, NOT_CONTROL
@@ -64,9 +64,7 @@ def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_li
     key = segment.key(str(name), "log")
     with tempfile.TemporaryDirectory(prefix="dump-") as scratch:
         path = Path(scratch) / "log"
-        opened.ports.data.download(key, path)
-        if digest(path) != segment.files["log"].sha256:
-            raise BadData("its bytes are not those that were recorded", segment=key, hint="See `verify`")
+        download(opened.ports.data, key, path, segment.files["log"]).require(key, segment.files["log"])
         source = open_source(0, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, inflate_limit)
         batches = [batch for first, last in source.ranges() for batch in _batches(source, first, last, inflate_limit)]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}

@@ -22,6 +22,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.importing import register, tier
 from compactor.pipeline.logdir import Member, check, lineage_for, members, prepare
 from compactor.pipeline.logs import PartitionLog
+from compactor.pipeline.recorded import content
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import upload
 from compactor.records.producers import ProducerStates, parse_snapshot
@@ -153,9 +154,10 @@ def _producers_at_end(opened: Tier, state: PartitionState) -> ProducerStates:
     """What the tier knows of the producers at its end: a log that continues there may end their transactions."""
     if not state.live or "snapshot" not in state.live[-1].files:
         return ProducerStates.none()
-    key = state.live[-1].key(str(state.name), "snapshot")
+    last = state.live[-1]
+    key = last.key(str(state.name), "snapshot")
     try:
-        return parse_snapshot(opened.ports.data.get(key), key)
+        return parse_snapshot(content(opened.ports.data, key, last.files["snapshot"]), key)
     except NotFound:
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
 

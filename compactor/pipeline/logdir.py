@@ -22,7 +22,7 @@ from compactor.cleaner.transactions import fold
 from compactor.errors import BadData
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.pipeline.staging import digest
+from compactor.pipeline.recorded import digest
 from compactor.records.batches import HORIZON
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build
 from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot

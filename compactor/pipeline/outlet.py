@@ -16,7 +16,7 @@ from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
 from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.pipeline.staging import digest
+from compactor.pipeline.recorded import download
 from compactor.pipeline.tier import Tier
 
 READS = 3
@@ -108,9 +108,7 @@ def _fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata
         else:
             continue
         key = segment.key(str(name), kind)
-        opened.ports.data.download(key, path)
-        if path.stat().st_size != file.size or digest(path) != file.sha256:
-            raise BadData("its size or digest is not what was recorded", segment=key, hint="Restore the object; see `verify`")
+        download(opened.ports.data, key, path, file).require(key, file)
         os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from compactor.cleaner.source import SourceSegment, open_source
-from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.pipeline.staging import digest
+from compactor.pipeline.recorded import download
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL
 from compactor.records.rows import Chunk, RowBuffers, Rows, parse
 from compactor.storage.port import ObjectStore
@@ -72,9 +71,7 @@ class Searcher:
     def _fetched(self, segment: RemoteLogSegmentMetadata, path: Path) -> SourceSegment:
         key = segment.key(str(self._name), "log")
         path.unlink(missing_ok=True)
-        self._data.download(key, path)
-        if digest(path) != segment.files["log"].sha256:
-            raise BadData("its bytes are not those that were recorded", segment=key, hint="See `verify`")
+        download(self._data, key, path, segment.files["log"]).require(key, segment.files["log"])
         source = open_source(0, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, self._limit)
         source.name = key
         return source

@@ -14,8 +14,9 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from compactor.errors import BadData, OutOfBudget
+from compactor.errors import OutOfBudget
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
+from compactor.pipeline import recorded
 from compactor.pipeline.disk import BLOCK, Account, Grant, Kept, blocks, patiently
 from compactor.pipeline.disk import Budget as Budget
 from compactor.storage.port import ObjectStore
@@ -169,9 +170,7 @@ class Staging:
 
     def content(self, wanted: Wanted) -> bytes:
         """A small object besides the segments themselves, in memory. Raises BadData where it is not what was recorded."""
-        data = self._store.get(wanted.key)
-        self._check(wanted, len(data), hashlib.sha256(data).hexdigest())
-        return data
+        return recorded.content(self._store, wanted.key, wanted.file)
 
     def close(self) -> None:
         self._ahead.shutdown(cancel_futures=True)
@@ -202,13 +201,13 @@ class Staging:
         try:
             if self._from_log_directory(wanted, path):
                 return
-            size = self._store.download(wanted.key, path)
-            self._check(wanted, size, digest(path))
+            arrived = recorded.download(self._store, wanted.key, path, wanted.file)
+            with self._lock:
+                self.bytes_fetched += arrived.travelled
+            arrived.require(wanted.key, wanted.file)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        with self._lock:
-            self.bytes_fetched += size
 
     def _from_log_directory(self, wanted: Wanted, path: Path) -> bool:
         """Copies the file, so that the broker may do with it what it likes; the copy is what is checked."""
@@ -227,14 +226,6 @@ class Staging:
                 return True
             path.unlink()
         return False
-
-    def _check(self, wanted: Wanted, size: int, sha256: str) -> None:
-        if size != wanted.file.size or sha256 != wanted.file.sha256:
-            raise BadData(
-                f"the object has {size} bytes and another digest than the {wanted.file.size} bytes that were recorded",
-                segment=wanted.key,
-                hint="It was changed or damaged in the store. Restore it from the store's versions or a backup; nothing was changed",
-            )
 
 
 def _copy(read: Callable[[int], bytes], path: Path) -> str:
@@ -262,9 +253,3 @@ def group_room(sources: Sequence[RemoteLogSegmentMetadata], index_interval_bytes
         else max((w.file.size for w in to_fetch), default=0)
     )
     return blocks(largest) + blocks(written) + blocks(indexes) + len(FILE_KINDS) * BLOCK
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file, as hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,7 +28,8 @@ from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionRe
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile, segment_key
 from compactor.pipeline.disk import BLOCK, Grant, Overrun
 from compactor.pipeline.ports import WorkSession
-from compactor.pipeline.staging import Staging, Wanted, digest, group_room
+from compactor.pipeline.recorded import digest
+from compactor.pipeline.staging import Staging, Wanted, group_room
 from compactor.records import codecs
 from compactor.records.batches import Bytes, map_file, read_only
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
