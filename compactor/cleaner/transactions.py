@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,51 +41,73 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
     :param opened: producer id -> first offset of a transaction that was open already where these segments begin (for the continuation
         of a log whose earlier segments are not at hand).
     """
-    tables = [source.table for source in sources]
-    control = _joined([t.control for t in tables], np.int8)
-    transactional = _joined([(t.attributes & np.int16(TRANSACTIONAL)) != 0 for t in tables], np.bool_)
-    pid = _joined([t.producer_id for t in tables], np.int64)
-    base = _joined([t.base_offset for t in tables], np.int64)
-    last = _joined([t.last_offset for t in tables], np.int64)
     before = opened or {}
+    # Batches without a part in a transaction need no verdict: most logs have no others.
+    tables = [source.table for source in sources]
+    transactional = [(table.attributes & np.int16(TRANSACTIONAL)) != 0 for table in tables]
+    involved = [np.flatnonzero((table.control != NOT_CONTROL) | flags) for table, flags in zip(tables, transactional, strict=True)]
+    picked = list(zip(tables, involved, strict=True))
+    pid = _joined([table.producer_id[some] for table, some in picked], np.int64)
     ids = np.union1d(pid, np.array(list(before), np.int64))
     open_since = np.array([before.get(each, -1) for each in ids.tolist()], np.int64)
     aborted, discardable, indexed, first_offset, stable = _fold(
-        control, transactional, np.searchsorted(ids, pid), open_since, base, last
+        _joined([table.control[some] for table, some in picked], np.int8),
+        _joined([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_),
+        np.searchsorted(ids, pid),
+        open_since,
+        np.argsort(open_since)[np.count_nonzero(open_since < 0) :],
+        _joined([table.base_offset[some] for table, some in picked], np.int64),
+        _joined([table.last_offset[some] for table, some in picked], np.int64),
     )
     verdicts = []
     at = 0
-    for source in sources:
-        some = slice(at, at + len(source.table))
-        at = some.stop
-        entries = _entries(source, np.flatnonzero(indexed[some]), first_offset[some], stable[some])
-        verdicts.append(Verdicts(aborted[some], discardable[some], indexed[some], entries))
+    for source, some in zip(sources, involved, strict=True):
+        mine = slice(at, at + len(some))
+        at = mine.stop
+        marks = np.flatnonzero(indexed[mine])
+        entries = _entries(source, some[marks], first_offset[mine][marks], stable[mine][marks])
+        batches = len(source.table)
+        verdicts.append(Verdicts(*(_spread(batches, some, flags[mine]) for flags in (aborted, discardable, indexed)), entries))
     return verdicts
 
 
-def _joined(columns: list[npt.NDArray[np.generic]], dtype: type[np.generic]) -> npt.NDArray[np.generic]:
+def _joined(columns: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.concatenate(columns) if columns else np.empty(0, dtype)
+
+
+def _spread(size: int, where: Int64s, flags: Flags) -> Flags:
+    whole = np.zeros(size, np.bool_)
+    whole[where] = flags
+    return whole
 
 
 def _entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, stable: Int64s) -> TxnEntries:
     """Index entries of the markers that stay: the segment's own bytes where it has them, else made from the headers."""
     entries = np.zeros(len(markers), TXN_ENTRY)
     entries["producer_id"] = source.table.producer_id[markers]
-    entries["first_offset"] = first_offset[markers]
+    entries["first_offset"] = first_offset
     entries["last_offset"] = source.table.last_offset[markers]
-    entries["last_stable_offset"] = stable[markers]
-    given = source.txn_entries
-    for i, offset in enumerate(entries["last_offset"].tolist()):
-        known = np.flatnonzero((given["last_offset"] == offset) & (given["producer_id"] == entries["producer_id"][i]))
-        if len(known):
-            entries[i] = given[known[0]]
+    entries["last_stable_offset"] = stable
+    given = source.txn_entries[np.argsort(source.txn_entries["last_offset"], kind="stable")]
+    if len(given):
+        at = np.minimum(np.searchsorted(given["last_offset"], entries["last_offset"]), len(given) - 1)
+        same = given[at]
+        known = (same["last_offset"] == entries["last_offset"]) & (same["producer_id"] == entries["producer_id"])
+        entries[known] = same[known]
     return entries
 
 
 @kernel
 def _fold(
-    control: npt.NDArray[np.int8], transactional: Flags, producer: Int64s, open_since: Int64s, base: Int64s, last: Int64s
+    control: npt.NDArray[np.int8],
+    transactional: Flags,
+    producer: Int64s,
+    open_since: Int64s,
+    opened: Int64s,
+    base: Int64s,
+    last: Int64s,
 ) -> tuple[Flags, Flags, Flags, Int64s, Int64s]:
+    """``open_since``: per producer where its open transaction began, or -1; ``opened``: those that have one, in that order."""
     batches = control.size
     producers = open_since.size
     aborted = np.zeros(batches, np.bool_)
@@ -100,10 +123,16 @@ def _fold(
             aborted[i] = outcome[producer[i]] == ABORT
     committed_seen = np.zeros(producers, np.bool_)
     aborted_seen = np.zeros(producers, np.bool_)
-    for p in range(producers):
-        if open_since[p] >= 0:
-            aborted_seen[p] = outcome[p] == ABORT
-            committed_seen[p] = outcome[p] != ABORT
+    # Transactions in the order they began, by whom and where. Those before ``oldest`` have ended, so each is passed once.
+    began_by = np.empty(opened.size + batches, np.int64)
+    began_at = np.empty(opened.size + batches, np.int64)
+    begun = 0
+    oldest = 0
+    for p in opened:
+        aborted_seen[p] = outcome[p] == ABORT
+        committed_seen[p] = outcome[p] != ABORT
+        began_by[begun], began_at[begun] = p, open_since[p]
+        begun += 1
     for i in range(batches):
         p = producer[i]
         kind = control[i]
@@ -116,9 +145,11 @@ def _fold(
                     committed_seen[p] = True
                 if open_since[p] < 0:
                     open_since[p] = base[i]
+                    began_by[begun], began_at[begun] = p, base[i]
+                    begun += 1
         elif kind == EMPTIED:
             discardable[i] = True
-        elif kind == ABORT or kind == COMMIT:
+        elif kind in (ABORT, COMMIT):
             if kind == ABORT:
                 indexed[i] = aborted_seen[p]
                 discardable[i] = not aborted_seen[p]
@@ -129,8 +160,7 @@ def _fold(
                 committed_seen[p] = False
             open_since[p] = -1
             if indexed[i]:
-                stable[i] = last[i] + 1
-                for q in range(producers):
-                    if open_since[q] >= 0:
-                        stable[i] = min(stable[i], open_since[q])
+                while oldest < begun and open_since[began_by[oldest]] != began_at[oldest]:
+                    oldest += 1
+                stable[i] = began_at[oldest] if oldest < begun else last[i] + 1
     return aborted, discardable, indexed, first_offset, stable
