@@ -26,6 +26,7 @@ COMMANDS = (
     Command("topics", "what the tier holds", "compactor.cli.commands.topics"),
     Command("plan", "what a round would do, and what it would cost", "compactor.cli.commands.plan"),
     Command("run", "one round over what is due", "compactor.cli.commands.run"),
+    Command("recompact", "full re-compaction from the log's start, as a Spark job", "compactor.cli.commands.recompact"),
     Command("retire", "delete what was replaced and is due, sweep orphans", "compactor.cli.commands.retire"),
     Command("clean", "clean one Kafka log directory offline, no tier involved", "compactor.cli.commands.clean"),
     Command("segments", "remote segments, and what is in one", "compactor.cli.commands.segments"),

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 Work = Callable[[int, Any, Cost], Any]
 """(place of the item, item, where to note the cost) -> result. Pickled: a function of a module, or a value with ``__call__``."""
 
+PARTS_PER_SLOT: Final = 3
+"""Parts of the shuffle; some are larger than others."""
+
 LOOK_S: Final = 2.0
 """How often a driver that waits looks whether it still leads."""
 
@@ -149,6 +152,11 @@ class Cluster:
         """Each item with its place, and each for a task of its own."""
         return self._context.parallelize(list(enumerate(items)), len(items))
 
+    def exchanged(self, ranges: int, answer: Callable[[int], Iterator[tuple[int, Any]]], places: int) -> RDD[tuple[int, Any]]:
+        """Each range's answers, (place, answer), brought together by place through the shuffle: (place, its answers)."""
+        parts = min(places, self.slots * PARTS_PER_SLOT)
+        return self._context.parallelize(range(ranges), ranges).flatMap(answer).groupByKey(parts, _same)
+
     def outcomes(
         self,
         what: str,
@@ -177,6 +185,10 @@ class Cluster:
                     seen.add(outcome.index)
                     watch.on_task()
                     yield outcome
+
+
+def _same(place: int) -> int:
+    return place
 
 
 class _Running:

@@ -67,9 +67,7 @@ def whole_log(state: PartitionState, cleaner: Cleaner, now_ms: int) -> Assessmen
     )  # fmt: skip
 
 
-def recompact(
-    tier: Tier, cluster: Cluster, names: Sequence[TopicPartition], now_ms: int, cost: Cost, listener: Listener
-) -> list[Finished]:
+def recompact(tier: Tier, cluster: Cluster, names: Sequence[TopicPartition], now_ms: int, cost: Cost, listener: Listener) -> list[Finished]:
     """One full round over each of these partitions, in their order. Every error is one partition's."""
     job = _Job(tier, cluster, now_ms, cost, listener)
     states = job.looks(names)

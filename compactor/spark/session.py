@@ -27,7 +27,7 @@ LOCAL_TRIES: Final = 4
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which has started the JVM already."""
 
-INSTALL: Final = "Install the same tiered-compactor on all of them, or send it along (docs/spark.md, \"On a cluster\")"
+INSTALL: Final = 'Install the same tiered-compactor on all of them, or send it along (docs/spark.md, "On a cluster")'
 
 
 @dataclass(frozen=True)

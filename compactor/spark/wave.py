@@ -45,9 +45,7 @@ class _Ticket:
 class Wave:
     """``participants``: threads that will submit, or leave without having done so."""
 
-    def __init__(
-        self, cluster: Cluster, tier: Tier, hash_key: bytes, participants: int, cost: Cost, watch: Watch
-    ) -> None:
+    def __init__(self, cluster: Cluster, tier: Tier, hash_key: bytes, participants: int, cost: Cost, watch: Watch) -> None:
         self.cluster = cluster
         self.tier = tier
         self.hash_key = hash_key

@@ -123,14 +123,17 @@ class _Round:
 
     def _map(self, sources: Sequence[RemoteLogSegmentMetadata]) -> dict[str, ScratchObject]:
         """Pass 1 and the second stage; recorded, so that nobody has to do it again."""
-        written: list[str] = []
+        keys: list[str] = []
+        survivors: dict[str, ScratchObject] = {}
+        recorded = False
         try:
-            indexed = self._indexed({source.id for source in sources}, written)
-            objects = self._gathered(sources, indexed)
-            self._session.store_survivors(list(objects.values()))
-            return objects
+            indexed = self._indexed({source.id for source in sources}, keys)
+            survivors.update(self._gathered(sources, indexed))
+            self._session.store_survivors(list(survivors.values()))
+            recorded = True
+            return survivors
         finally:
-            self._forget(written)
+            self._forget(keys if recorded else [*keys, *(stored.key for stored in survivors.values())])
 
     def _indexed(self, wanted: set[str], written: list[str]) -> dict[str, tuple[Indexed, SparseVerdicts]]:
         """Every live segment: outcomes of transactions may be told anywhere. Keys of the sources, and of everything dirty."""
@@ -155,20 +158,18 @@ class _Round:
 
     def _gathered(
         self, sources: Sequence[RemoteLogSegmentMetadata], indexed: dict[str, tuple[Indexed, SparseVerdicts]]
-    ) -> dict[str, ScratchObject]:
+    ) -> Iterator[tuple[str, ScratchObject]]:
         """The second stage: ranges are answered newest first, and each segment's answers come together through Spark's shuffle."""
         ids = {source.id for source in sources}
         with_rows = [segment for segment in self._live if indexed[segment.id][0].buckets is not None]
         without = [source for source in sources if indexed[source.id][0].buckets is None]
         segments = tuple(ToGather(s, indexed[s.id][1], indexed[s.id][0].buckets) for s in (*with_rows, *without))
         answering = _Answer(self._shared, segments, frozenset(place for place, s in enumerate(segments) if s.metadata.id in ids))
-        cluster, context = self._worker.cluster, self._worker.cluster.spark.sparkContext
         ranges = self._shared.ranges if with_rows else 1
-        parts = min(len(segments), max(cluster.slots * 3, 1))
         step = f"offset map, {ranges} ranges of keys over {len(segments)} segments"
-        answers: RDD[Any] = context.parallelize(range(ranges), ranges).flatMap(answering).groupByKey(parts, _same)
-        found = self._run(step, answers, _Gather(self._shared, segments), len(answering.places))
-        return {segments[place].metadata.id: stored for place, stored in found}
+        answers = self._worker.cluster.exchanged(ranges, answering, len(segments))
+        for place, stored in self._run(step, answers, _Gather(self._shared, segments), len(answering.places)):
+            yield segments[place].metadata.id, stored
 
     def _each(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """One task per item; (place of the item, result) as they come. Raises the first error that an item met."""
@@ -185,7 +186,7 @@ class _Round:
             yield outcome.index, outcome.value
 
     def _forget(self, keys: Sequence[str]) -> None:
-        """Deletes the key rows of this attempt, if it still leads; what stays is swept by `retire`."""
+        """Deletes what this attempt wrote and nobody needs now, if it still leads; what stays is swept by `retire`."""
         if not keys:
             return
         try:
@@ -247,10 +248,6 @@ def _bytes_of(answers: Iterable[bytes | Outcome], cost: Cost) -> Iterator[bytes]
             cost.add(answer.cost)
             if answer.error is not None:
                 raise answer.error
-
-
-def _same(place: int) -> int:
-    return place
 
 
 def _verdicts(live: Sequence[RemoteLogSegmentMetadata], indexed: Sequence[Indexed]) -> list[SparseVerdicts]:

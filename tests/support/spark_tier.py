@@ -1,0 +1,132 @@
+"""Two tiers of the same log, one for the local engine and one for Spark's; and a stand-in for a cluster that runs its tasks here."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from checkpoint.offsets import clean_up_to
+from compactor.config import Cleaner, Settings, load
+from compactor.metadata.state import PartitionState
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import CompactionPlan
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.pipeline.compaction import Engine, Round, RoundReport
+from compactor.pipeline.intake import import_directory
+from compactor.pipeline.planning import Assessment, assess
+from compactor.pipeline.tier import Tier, open_tier
+from compactor.pipeline.worker import WorkStats
+from compactor.spark.executor import Cost
+from compactor.spark.jobs import Cluster, Outcome, Watch, Work, attempt
+from compactor.spark.worker import SparkWorker
+
+NAME = TopicPartition("orders", 0)
+NOW_MS = 10_000_000_000_000
+
+
+class HereCluster:
+    """Does what Cluster does, in this process and one task after the other; everything that would travel is pickled."""
+
+    slots = 2
+    slots_per_executor = 1
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
+        return list(enumerate(items))
+
+    def exchanged(self, ranges: int, answer: Callable[[int], Iterator[tuple[int, Any]]], places: int) -> list[tuple[int, Any]]:
+        grouped: dict[int, list[Any]] = {}
+        travelled = pickle.loads(pickle.dumps(answer))
+        for number in range(ranges):
+            for place, one in travelled(number):
+                grouped.setdefault(place, []).append(pickle.loads(pickle.dumps(one)))
+        assert all(0 <= place < places for place in grouped)
+        return list(grouped.items())
+
+    def outcomes(
+        self,
+        what: str,
+        rdd: list[tuple[int, Any]],
+        work: Work,
+        count: int,
+        *,
+        plan: CompactionPlan | None = None,
+        check: Callable[[], None] = lambda: None,
+        watch: Watch | None = None,
+    ) -> Iterator[Outcome]:
+        self.said.append(what)
+        assert len(rdd) == count
+        for index, item in rdd:
+            check()
+            function, travelled = pickle.loads(pickle.dumps((work, item)))
+            yield pickle.loads(pickle.dumps(attempt(index, partial(function, index, travelled), plan)))
+
+
+@dataclass
+class Twins:
+    """The same log in two tiers. ``settings``: TOML sections besides [tier]."""
+
+    folder: Path
+    toml: str = ""
+
+    def __post_init__(self) -> None:
+        self.local, self.remote = self._tier("local"), self._tier("spark")
+
+    def settings(self, which: str) -> Settings:
+        folder = self.folder / which
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "settings.toml"
+        file.write_text(f'[tier]\nurl = "{(folder / "a tier").as_uri()}"\nstate_dir = "{folder / "state"}"\n{self.toml}\n')
+        return load(str(file), {})
+
+    def _tier(self, which: str) -> Tier:
+        return open_tier(self.settings(which))
+
+    def bring(self, log_dir: Path) -> None:
+        for tier in (self.local, self.remote):
+            import_directory(tier, log_dir, NAME, tier.settings.cleaner.policy())
+
+    def round(self, cluster: Any, *, first_dirty: int | None = None, now_ms: int = NOW_MS) -> tuple[RoundReport, RoundReport]:
+        """The same round by both engines, with what they report."""
+        look = partial(from_offset, first_dirty) if first_dirty is not None else None
+        here = Round(self.local, NAME, now_ms, force=True, assess_with=look).run(self.local.open(NAME))
+        engine = Engine("spark", partial(spark_worker, cluster, self.remote, Cost()))
+        there = Round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).run(self.remote.open(NAME))
+        return here, there
+
+    def difference(self) -> str:
+        """Where the two tiers hold other segments, file by file; empty where they are equal but for their ids."""
+        one, other = (state_of(tier) for tier in (self.local, self.remote))
+        if len(one.live) != len(other.live) or clean_up_to(one.vector) != clean_up_to(other.vector):
+            return f"{len(one.live)} segments, {one.vector} and {len(other.live)} segments, {other.vector}"
+        for mine, theirs in zip(one.live, other.live, strict=True):
+            if mine.model_copy(update={"id": theirs.id}) != theirs:
+                return f"{mine} and {theirs}"
+        return ""
+
+
+def state_of(tier: Tier) -> PartitionState:
+    return tier.open(NAME).refresh()
+
+
+def spark_worker(cluster: Any, tier: Tier, cost: Cost, stats: WorkStats) -> SparkWorker:
+    return SparkWorker(cast(Cluster, cluster), tier, tier.settings.cleaner_for(NAME.topic), tier.hash_key(), stats, cost)
+
+
+def from_offset(first_dirty: int, state: PartitionState, cleaner: Cleaner, now_ms: int) -> Assessment[RemoteLogSegmentMetadata]:
+    """A round from any offset on, as `clean --first-dirty-offset` would have it."""
+    found = assess(state, cleaner, now_ms, force=True)
+    dirty = tuple(segment for segment in found.segments if segment.end_offset >= first_dirty)
+    clean = tuple(segment for segment in found.segments if segment.end_offset < first_dirty)
+    return replace(found, due=bool(found.segments), first_dirty=first_dirty, dirty=dirty, clean=clean)
+
+
+def scratch_of(tier: Tier) -> list[str]:
+    """Scratch objects that are still there."""
+    return [info.key for info in tier.ports.control.list("partitions/") if "/scratch/" in info.key]

@@ -1,0 +1,283 @@
+"""The distributed map without Spark: the same tasks, run here; the same segments as the local engine, byte for byte."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compactor.errors import BadData, OutOfBudget, StoreError, Unavailable
+from compactor.pipeline.compaction import Engine, Round, compact
+from compactor.pipeline.retire import retire
+from compactor.spark import exchange, jobs
+from compactor.spark.exchange import create_once, encode_bits, set_bits
+from compactor.spark.executor import Cost
+from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
+from tests.golden_cases import cleaner_round, names, unpack
+from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
+
+SMALL = "[cleaner]\nsegment_bytes = 20000"
+TINY = "[cleaner]\nsegment_bytes = 4000"
+
+
+def growing(folder: Path, seed: int, *, start: LogBuilder | None = None, segments: int = 6) -> tuple[LogBuilder, Path]:
+    """Some segments more: keys again and again, deletes, keyless records, transactions of both ends that cross segments, every codec."""
+    dice = random.Random(seed)
+    log = start or LogBuilder()
+    for _ in range(segments):
+        for _ in range(dice.randint(3, 25)):
+            pairs = [_pair(dice) for _ in range(dice.randint(1, 9))]
+            producer = dice.choice((-1, -1, -1, 5, 6))
+            log.put(*pairs, codec=dice.choice((NONE, NONE, LZ4, ZSTD)), pid=producer, txn=producer >= 0)
+            if dice.random() < 0.3:
+                log.end(dice.choice((5, 6)), commit=dice.random() < 0.6)
+        log.roll()
+    for producer in (5, 6):
+        log.commit(producer)
+    return log, log.write(folder)
+
+
+def _pair(dice: random.Random) -> str:
+    if dice.random() < 0.05:
+        return "=no key"
+    key = f"k{dice.randrange(120)}"
+    return key if dice.random() < 0.15 else f"{key}={dice.random()}"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_rounds_are_those_of_the_local_engine(seed: int, tmp_path: Path) -> None:
+    twins = Twins(tmp_path, SMALL + ("\n[spark]\npartitions = 7" if seed % 2 else ""))
+    log, folder = growing(tmp_path / "one", seed)
+    twins.bring(folder)
+    for number in (1, 2):
+        here, there = twins.round(HereCluster())
+        assert twins.difference() == ""
+        assert there.status == "cleaned"
+        for field in ("first_dirty_offset", "next_dirty_offset", "segments_out", "records_read", "records_kept", "bytes_written"):
+            assert getattr(there, field) == getattr(here, field)
+        assert (here.map_engine, there.map_engine) == ("memory", "spark")
+        if number == 1:
+            log, folder = growing(tmp_path / "two", seed + 100, start=log, segments=3)
+            twins.bring(folder)
+    assert scratch_of(twins.remote) == []
+
+
+def test_a_round_that_begins_inside_a_segment(tmp_path: Path) -> None:
+    twins = Twins(tmp_path, SMALL)
+    _, folder = growing(tmp_path / "log", 3)
+    twins.bring(folder)
+    segment = state_of(twins.remote).live[2]
+    twins.round(HereCluster(), first_dirty=(segment.start_offset + segment.end_offset) // 2)
+    assert twins.difference() == ""
+
+
+def test_legacy_segments(tmp_path: Path) -> None:
+    """Wrappers do not say how many messages they hold; their counts travel with the survivors."""
+    dice = random.Random(8)
+    log = LogBuilder()
+    for _ in range(4):
+        for _ in range(12):
+            base, count = log.next_offset, dice.randint(1, 5)
+            inner = [entry(1, number, f"k{dice.randrange(20)}={number}", timestamp=7) for number in range(count)]
+            if dice.random() < 0.7:
+                log.raw(wrapper(1, base + count - 1, inner, LZ4, timestamp=7), base + count - 1)
+            else:
+                log.raw(entry(1, base, f"k{dice.randrange(20)}=plain", timestamp=7), base)
+        log.roll()
+    log.put("k1=new", "k2", "k3=3")
+    twins = Twins(tmp_path, SMALL)
+    twins.bring(log.write(tmp_path / "log"))
+    here, _ = twins.round(HereCluster())
+    assert twins.difference() == ""
+    assert here.records_kept < here.records_read
+
+
+@pytest.mark.parametrize("name", names("cleaner"))
+def test_golden_logs(name: str, tmp_path: Path, golden: Path) -> None:
+    """Every profile of Kafka's log layer. What Kafka's own cleaner made of them is compared with the local engine elsewhere."""
+    case = cleaner_round(golden / name, tmp_path)
+    if case.refused:
+        pytest.skip("Kafka refuses it, so import does")
+    params = case.params
+    deciding = ("delete_retention_ms", "segment_bytes", "segment_index_bytes", "index_interval_bytes")
+    keep = {key: params[key] for key in deciding if key in params}
+    twins = Twins(tmp_path / "twins", "[cleaner]\n" + "\n".join(f"{key} = {value}" for key, value in keep.items()))
+    try:
+        twins.bring(case.log_dir)
+    except BadData as error:
+        pytest.skip(f"import refuses it: {error.cause}")
+    start = state_of(twins.remote).start_offset
+    here, there = twins.round(HereCluster(), first_dirty=max(params.get("first_dirty_offset", 0), start), now_ms=params["now"])
+    assert twins.difference() == ""
+    assert (there.status, there.reason) == (here.status, here.reason)
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack("cleaner", tmp_path_factory.mktemp("golden"))
+
+
+# ---- budgets ----------------------------------------------------------------------------------------------------------------
+
+
+def many_keys(folder: Path, keys: int) -> Path:
+    log = LogBuilder()
+    for part in range(4):
+        for base in range(0, keys, 500):
+            log.put(*[f"key-{number}={part}" for number in range(base, base + 500) if number % 4 >= part])
+        log.roll()
+    return log.write(folder)
+
+
+def test_a_range_whose_keys_exceed_the_budget_is_read_in_parts(tmp_path: Path) -> None:
+    twins = Twins(tmp_path, "[spark]\npartitions = 1\n[cleaner]\nmap_budget_bytes = 65536")
+    twins.bring(many_keys(tmp_path / "log", 6000))
+    with pytest.raises(OutOfBudget):
+        twins.round(HereCluster())  # the local engine has no room for so many keys
+    generous = Twins(tmp_path / "generous")
+    generous.bring(tmp_path / "log")
+    generous.round(HereCluster())
+    twins.local = generous.local
+    cost = Cost()
+    _spark_round(twins, cost)
+    assert twins.difference() == ""
+    assert cost.map_entries == 6000
+    assert cost.peak_map_bytes <= 65536
+
+
+def test_rows_that_exceed_a_block_are_sorted_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "BLOCK_ROWS", 333)
+    twins = Twins(tmp_path, "[spark]\npartitions = 5")
+    twins.bring(many_keys(tmp_path / "log", 3000))
+    twins.round(HereCluster())
+    assert twins.difference() == ""
+
+
+def test_a_disk_budget_too_small_is_refused_in_words(tmp_path: Path) -> None:
+    twins = Twins(tmp_path)
+    twins.bring(many_keys(tmp_path / "log", 3000))
+    twins.toml = "[cleaner]\ndisk_budget_bytes = 60000"
+    twins.remote = twins._tier("spark")
+    with pytest.raises(OutOfBudget, match="disk budget"):
+        _spark_round(twins, Cost())
+
+
+def test_at_most_24_bytes_a_record_are_exchanged(tmp_path: Path) -> None:
+    twins = Twins(tmp_path)
+    twins.bring(many_keys(tmp_path / "log", 20_000))
+    cost = Cost()
+    report = _spark_round(twins, cost)
+    assert cost.rows == report.records_read
+    assert 16 <= cost.exchanged_bytes / cost.rows < 24
+
+
+def _spark_round(twins: Twins, cost: Cost, cluster: Any = None) -> Any:
+    engine = Engine("spark", partial(spark_worker, cluster or HereCluster(), twins.remote, cost))
+    return Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+
+
+# ---- what goes wrong --------------------------------------------------------------------------------------------------------
+
+
+def test_bad_data_decidingsegment_and_offset_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    twins = Twins(tmp_path)
+    twins.bring(many_keys(tmp_path / "log", 3000))
+    before = state_of(twins.remote)
+    path = tmp_path / "spark" / "a tier" / before.live[1].key(str(NAME), "log")
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    report = _spark_round(twins, Cost())
+    assert report.status == "quarantined"
+    assert before.live[1].id in report.segment
+    after = state_of(twins.remote)
+    assert (after.live, after.vector, after.intent) == (before.live, before.vector, None)
+    assert scratch_of(twins.remote) == []
+
+
+def test_an_executor_of_another_version_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = Twins(tmp_path)
+    twins.bring(many_keys(tmp_path / "log", 3000))
+    monkeypatch.setattr(jobs, "fingerprint", lambda: "tiered-compactor=0 zstd=other")
+    report = _spark_round(twins, Cost())
+    assert report.status == "quarantined"
+    assert "an executor is tiered-compactor=0 zstd=other" in report.reason
+
+
+class Dying(HereCluster):
+    """A driver that dies when it has got so many results of a job whose name holds this."""
+
+    def __init__(self, what: str, after: int) -> None:
+        super().__init__()
+        self._what, self._after = what, after
+
+    def outcomes(self, what: str, *arguments: Any, **more: Any) -> Any:
+        for number, outcome in enumerate(super().outcomes(what, *arguments, **more)):
+            if self._what in what and number >= self._after:
+                raise Unavailable("the driver is gone")
+            yield outcome
+
+
+@pytest.mark.parametrize(("what", "after"), [("pass 1", 2), ("offset map", 1), ("pass 2", 1)])
+def test_a_driver_that_died_is_followed_by_one_that_goes_on(what: str, after: int, tmp_path: Path) -> None:
+    twins = Twins(tmp_path, TINY + "\n[lease]\nttl_ms = 100")
+    _, folder = growing(tmp_path / "log", 11)
+    twins.bring(folder)
+    with pytest.raises(Unavailable):
+        twins.round(Dying(what, after))
+    cluster = HereCluster()
+    report = _spark_round(twins, Cost(), cluster)
+    assert report.status == "resumed"
+    assert twins.difference() == ""
+    done = " ".join(cluster.said)
+    assert ("pass 1" in done) == (what != "pass 2")  # what is recorded is not done again
+    # An object whose writing nobody heard of any more is all that may be left.
+    assert len(scratch_of(twins.remote)) <= 1
+    retire(twins.remote.ports, twins.remote.open(NAME), twins.remote.lease, twins.remote.retention)
+    assert scratch_of(twins.remote) == []
+
+
+def test_a_local_run_finishes_what_spark_began(tmp_path: Path) -> None:
+    twins = Twins(tmp_path, TINY)
+    _, folder = growing(tmp_path / "log", 12)
+    twins.bring(folder)
+    with pytest.raises(Unavailable):
+        twins.round(Dying("pass 2", 1))
+    assert compact(twins.remote, NAME, NOW_MS).status == "resumed"
+    assert twins.difference() == ""
+
+
+def test_two_attempts_at_one_object(tmp_path: Path) -> None:
+    store = Twins(tmp_path).remote.ports.control
+    first = create_once(store, "scratch/a", b"the same")
+    assert create_once(store, "scratch/a", b"the same") == first
+    (tmp_path / "file").write_bytes(b"the same")
+    assert create_once(store, "scratch/a", tmp_path / "file") == first
+    with pytest.raises(StoreError, match="exists already with other content"):
+        create_once(store, "scratch/a", b"another")
+
+
+# ---- bits -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 1.0])
+def test_bits_as_gaps(share: float) -> None:
+    dice = np.random.default_rng(1)
+    bits = dice.random(300_000) < share
+    bitmap = np.packbits(bits)
+    encoded = encode_bits(bitmap)
+    assert len(encoded) <= bits.sum() * 2 + 8
+    again = np.zeros_like(bitmap)
+    assert set_bits(np.frombuffer(encoded, np.uint8), again)
+    assert np.array_equal(again, bitmap)
+
+
+def test_gaps_that_do_not_fit_are_noticed() -> None:
+    encoded = encode_bits(np.array([0, 0, 1], np.uint8))
+    assert not set_bits(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
+    assert not set_bits(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))
