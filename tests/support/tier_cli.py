@@ -92,8 +92,13 @@ def contents(folder: Path) -> list[dict[str, object]]:
     return [batch.content() for batch in batches_of(folder) if batch.records]
 
 
-def visible(folder: Path) -> list[tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes | None], ...]]]:
-    """What a read_committed consumer gets: records without those of transactions that the abort markers or the index name."""
+def visible(
+    folder: Path, *, by_index: bool = False
+) -> list[tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes | None], ...]]]:
+    """What a read_committed consumer gets: records without those of transactions that the abort markers or the index name.
+
+    ``by_index``: the index only, as a broker does it.
+    """
     found = list(batches_of(folder))
     aborted: dict[int, list[tuple[int, int]]] = {}
     opened: dict[int, int] = {}
@@ -102,7 +107,7 @@ def visible(folder: Path) -> list[tuple[int, int, bytes | None, bytes | None, tu
             opened.setdefault(batch.producer_id, batch.base_offset)
         elif batch.control and batch.records:
             first = opened.pop(batch.producer_id, None)
-            if control_type(batch) == 0 and first is not None:
+            if control_type(batch) == 0 and first is not None and not by_index:
                 aborted.setdefault(batch.producer_id, []).append((first, batch.base_offset))
     for entry_bytes in transaction_index(folder).values():
         producer, first, last = (int.from_bytes(entry_bytes[at : at + 8], "big") for at in (2, 10, 18))
