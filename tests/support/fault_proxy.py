@@ -48,10 +48,11 @@ class Fault:
 
 @dataclass
 class Seen:
-    """What the proxy saw: requests by kind, bytes of object bodies in both directions, faults by kind."""
+    """What the proxy saw: requests by kind, bytes of object bodies in both directions, faults by kind, bytes read by path."""
 
     requests: Counter[str] = field(default_factory=Counter)
     bytes_read: int = 0
+    read: Counter[str] = field(default_factory=Counter)
     bytes_written: int = 0
     faults: Counter[str] = field(default_factory=Counter)
 
@@ -145,6 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         if request == "get" and status < 300:
             with self.proxy.lock:
                 self.proxy.seen.bytes_read += len(answer)
+                self.proxy.seen.read[urlsplit(self.path).path] += len(answer)
         return None
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_request  # noqa: N815

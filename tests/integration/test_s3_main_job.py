@@ -1,0 +1,185 @@
+"""The main job on S3: the same objects as on a directory, every request and byte reported, and the same again over a bad network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from compactor.storage import factory
+from compactor.storage.retrying import Retrier
+from compactor.storage.settings import Retries
+from tests.support.deployment import GrowingLog
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.s3_server import Bucket
+from tests.support.tier_cli import TierCli, contents, latest, visible
+
+NOW = "1700000100000"
+NETWORK = [
+    Fault("slow_down", rate=0.04),
+    Fault("internal", rate=0.03),
+    Fault("reset", rate=0.03),
+    Fault("lost", rate=0.05),
+    Fault("cut", rate=0.03),
+]
+
+
+class BucketCli(TierCli):
+    """The command line on a tier in a bucket; ``direct`` reaches the bucket where ``bucket`` goes through a proxy."""
+
+    def __init__(self, folder: Path, bucket: Bucket, direct: str = "", **sections: dict[str, Any]) -> None:
+        self.bucket = bucket.behind(direct or bucket.server.endpoint)
+        endpoint = {"endpoint_url": bucket.server.endpoint, "region": bucket.server.region}
+        super().__init__(folder, {"tier": {"url": bucket.url}, "s3": endpoint, **sections})
+
+    def objects(self) -> dict[str, bytes]:
+        """Everything below the tier, by key."""
+        client, root = self.bucket.server.client(), f"{self.bucket.prefix}/"
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket.name, Prefix=root)
+        keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        return {key[len(root) :]: client.get_object(Bucket=self.bucket.name, Key=key)["Body"].read() for key in keys}
+
+
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries without long pauses."""
+    policy = Retries(deadline_s=60, base_s=0.002, cap_s=0.05)
+    monkeypatch.setattr(factory, "Retrier", lambda _: Retrier(policy))
+
+
+@pytest.fixture
+def log_dirs(tmp_path: Path) -> list[Path]:
+    """Two imports of one log: plain and compressed batches, tombstones, transactions."""
+    log = GrowingLog("orders", 0, tmp_path / "logs", random.Random(11))
+    return [log.write_part(), log.write_part()]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> TierCli:
+    return TierCli(tmp_path / "on a directory", {"publish": {"grace_ms": 0}})
+
+
+@pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.slow)])
+def proxied(request: pytest.FixtureRequest) -> Iterator[tuple[FaultProxy, Bucket]]:
+    yield request.getfixturevalue("s3_proxy" if request.param == "moto" else "versity_proxy")
+
+
+def on_bucket(folder: Path, proxied: tuple[FaultProxy, Bucket]) -> BucketCli:
+    proxy, bucket = proxied
+    return BucketCli(folder, bucket, "http://{}:{}".format(*proxy.upstream), publish={"grace_ms": 0})
+
+
+def live_objects(cli: TierCli) -> dict[tuple[int, str], str]:
+    """Digest of each object that readers read, by start offset and kind: ids are random."""
+    listed = cli.do("segments", "list", "orders-0")["segments"]
+    start = {segment["id"]: segment["start_offset"] for segment in listed if not segment["replaced_by"]}
+    if isinstance(cli, BucketCli):
+        found = cli.objects()
+    else:
+        found = {path.relative_to(cli.tier).as_posix(): path.read_bytes() for path in (cli.tier / "orders-0").rglob("*") if path.is_file()}
+    digests = {}
+    for key, data in found.items():
+        if key.startswith("orders-0/") and ".object-store" not in key:
+            base, _, kind = key.removeprefix("orders-0/").partition(".")
+            if base[21:] in start:
+                digests[start[base[21:]], kind] = hashlib.sha256(data).hexdigest()
+    return digests
+
+
+def whole_job(cli: TierCli, log_dirs: list[Path]) -> list[dict[tuple[int, str], str]]:
+    """Import, plan, run, import, run, verify, retire; what readers had after each step."""
+    seen = []
+    for log_dir in log_dirs:
+        cli.bring(log_dir)
+        seen.append(live_objects(cli))
+        (plan,) = cli.do("plan", "--now", NOW)["partitions"]
+        assert plan["due"]
+        (row,) = cli.do("run", "--now", NOW)["partitions"]
+        assert row["status"] == "cleaned"
+        seen.append(live_objects(cli))
+    assert cli.do("verify")["ok"]
+    assert cli.do("retire")["deleted"]
+    assert cli.do("verify") == {"ok": True, "problems": []}
+    seen.append(live_objects(cli))
+    return seen
+
+
+def test_the_same_objects_as_on_a_directory(
+    proxied: tuple[FaultProxy, Bucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path
+) -> None:
+    cli = on_bucket(tmp_path / "on a bucket", proxied)
+    assert whole_job(cli, log_dirs) == whole_job(directory, log_dirs)
+    exported, other = cli.export(tmp_path / "exported"), directory.export(tmp_path / "exported here")
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == {path.name: path.read_bytes() for path in other.iterdir()}
+    keys = {key.partition("/")[0] for key in cli.objects()}
+    assert keys == {".tiered-compactor", "orders-0"}
+
+
+def test_requests_and_bytes_are_those_that_went_over_the_wire(
+    proxied: tuple[FaultProxy, Bucket], log_dirs: list[Path], tmp_path: Path
+) -> None:
+    proxy = proxied[0]
+    cli = on_bucket(tmp_path / "on a bucket", proxied)
+    for log_dir in log_dirs:
+        cli.bring(log_dir)
+        requests, read, written, paths = (
+            Counter(proxy.seen.requests), proxy.seen.bytes_read, proxy.seen.bytes_written, Counter(proxy.seen.read),
+        )  # fmt: skip
+        document = cli.do("run", "--now", NOW)
+        store, (row,) = document["store"], document["partitions"]
+        assert store["requests"] == dict(proxy.seen.requests - requests)
+        assert store["bytes_read"] == proxy.seen.bytes_read - read
+        assert store["bytes_written"] == proxy.seen.bytes_written - written
+        segments = {path: size for path, size in (proxy.seen.read - paths).items() if path.endswith(".log")}
+        assert row["bytes_read"] == sum(segments.values()) > 0
+        assert 0 < row["requests"] <= sum(store["requests"].values())
+        assert "other" not in store["requests"]
+
+
+def test_the_same_result_over_a_bad_network(
+    proxied: tuple[FaultProxy, Bucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path, brisk: None
+) -> None:
+    proxy = proxied[0]
+    truth = whole_job(directory, log_dirs)
+    cli = on_bucket(tmp_path / "on a bucket", proxied)
+    proxy.faults = [*NETWORK]
+    assert whole_job(cli, log_dirs) == truth
+    assert proxy.seen.faults.keys() == {fault.kind for fault in NETWORK}, "or this test shows little"
+    exported = cli.export(tmp_path / "exported")
+    other = directory.export(tmp_path / "exported here")
+    assert (contents(exported), latest(exported), visible(exported)) == (contents(other), latest(other), visible(other))
+
+
+@pytest.mark.parametrize("damage", ["flip", "short", "cut", "lost"])
+def test_everything_arrives_damaged_once(
+    proxied: tuple[FaultProxy, Bucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path, brisk: None, damage: str
+) -> None:
+    """Also where the server names no checksum: records, indexes and segments are judged by their own."""
+    proxy = proxied[0]
+    cli = on_bucket(tmp_path / "on a bucket", proxied)
+    for each in (cli, directory):
+        each.bring(log_dirs[0])
+    objects = sorted(cli.objects())
+    proxy.faults = [Fault(damage, ("get",), match=re.escape(quote(key)) + "$", times=1) for key in objects]
+    for each in (cli, directory):
+        assert each.do("run", "--now", NOW)["partitions"][0]["status"] == "cleaned"
+    assert live_objects(cli) == live_objects(directory)
+    assert proxy.seen.faults[damage] > 10
+    proxy.faults = [Fault(damage, ("get",), match=re.escape(quote(key)) + "$", times=1) for key in cli.objects()]
+    assert cli.do("verify")["ok"]
+    assert latest(cli.export(tmp_path / "exported")) == latest(directory.export(tmp_path / "exported here"))
+
+
+def test_nothing_of_the_configuration_is_a_secret(s3_bucket: Bucket, tmp_path: Path) -> None:
+    cli = BucketCli(tmp_path / "on a bucket", s3_bucket)
+    shown = json.dumps(cli.do("config", "show"))
+    assert s3_bucket.url in shown
+    assert s3_bucket.server.secret_key not in shown
