@@ -1,0 +1,149 @@
+"""When a partition is due, up to where a round goes, and what it does: pure decisions over the folded state."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from checkpoint.lineage import EpochEntry
+from checkpoint.offsets import CleanerOffset
+from compactor.config import Cleaner
+from compactor.metadata.state import PartitionState
+from compactor.model.plan import CompactionPlan
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.pipeline.planning import RoundFacts, assess, plan_round
+
+NOW = 1_000_000
+
+
+def segment(start: int, end: int, size: int = 100, **facts: int) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        id=f"s{start}",
+        start_offset=start,
+        end_offset=end,
+        size_bytes=size,
+        leader_epochs=(EpochEntry(0, start),),
+        files={
+            "log": SegmentFile(size=size, sha256=""),
+            "index": SegmentFile(size=8, sha256=""),
+            "timeindex": SegmentFile(size=12, sha256=""),
+        },
+        **{"max_timestamp_ms": 500_000, "mtime_ms": 600_000, "first_timestamp_ms": 400_000, **facts},
+    )
+
+
+def state(*live: RemoteLogSegmentMetadata, clean: int = 0) -> PartitionState:
+    vector = (CleanerOffset(0, clean),) if clean else ()
+    return PartitionState(topic="orders", partition=0, live=live, vector=vector)
+
+
+def cleaner(**settings: float) -> Cleaner:
+    return Cleaner.model_validate(settings)
+
+
+FOUR = (segment(0, 9), segment(10, 19), segment(20, 29), segment(30, 39))
+
+
+def planned(given: PartitionState, settings: Cleaner, *, force: bool = True) -> CompactionPlan:
+    numbers = count()
+    found = assess(given, settings, NOW, force=force)
+    return plan_round(given, found, RoundFacts((), "here", "memory"), settings, NOW, 3, lambda: f"new{next(numbers)}")
+
+
+# ---- due or not -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clean", "ratio", "due"), [(0, 1.0, True), (10, 0.75, True), (20, 0.5, False), (30, 0.25, False), (40, 0.0, False)]
+)
+def test_the_dirty_ratio_must_be_above_the_bound(clean: int, ratio: float, due: bool) -> None:
+    found = assess(state(*FOUR, clean=clean), cleaner(min_cleanable_dirty_ratio=0.5), NOW)
+    assert (found.dirty_ratio, found.due, found.first_dirty, found.end) == (ratio, due, clean, 40)
+
+
+def test_force_needs_something_dirty() -> None:
+    assert assess(state(*FOUR, clean=30), cleaner(), NOW, force=True).due
+    clean = assess(state(*FOUR, clean=40), cleaner(), NOW, force=True)
+    assert (clean.due, clean.reason) == (False, "nothing is dirty")
+    assert not assess(state(), cleaner(), NOW, force=True).due
+
+
+def test_an_old_record_makes_a_round_due_whatever_the_ratio() -> None:
+    settings = cleaner(min_cleanable_dirty_ratio=1, max_compaction_lag_ms=NOW - 400_001)
+    assert "max_compaction_lag_ms" in assess(state(*FOUR, clean=30), settings, NOW).reason
+    assert not assess(state(*FOUR, clean=30), settings, NOW - 1).due
+    assert not assess(state(*FOUR, clean=40), settings, NOW).due
+
+
+def test_a_delete_horizon_makes_a_round_due() -> None:
+    given = state(segment(0, 9, due_ms=NOW), *FOUR[1:], clean=40)
+    found = assess(given, cleaner(), NOW)
+    assert (found.due, found.horizon_due) == (True, ("s0",))
+    assert not assess(given, cleaner(), NOW - 1).due
+
+
+# ---- up to where ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("undecided", "end"), [(30, 30), (39, 30), (25, 20), (5, 0), (0, 0), (-1, 40)])
+def test_a_round_ends_before_the_segment_of_an_open_transaction(undecided: int, end: int) -> None:
+    given = state(*FOUR[:3], segment(30, 39, open_txn_offset=undecided))
+    found = assess(given, cleaner(), NOW, force=True)
+    assert (found.end, len(found.dirty), found.due) == (end, end // 10, end > 0)
+    if end == 0:
+        assert "transaction is open" in found.reason
+
+
+def test_a_transaction_that_was_open_before_the_log_holds_everything() -> None:
+    given = state(segment(100, 109), segment(110, 119, open_txn_offset=50))
+    found = assess(given, cleaner(), NOW, force=True)
+    assert (found.end, found.due) == (100, False)
+
+
+def test_a_transaction_below_what_is_clean_takes_nothing_back() -> None:
+    found = assess(state(*FOUR[:3], segment(30, 39, open_txn_offset=15), clean=30), cleaner(), NOW, force=True)
+    assert (found.end, found.dirty, found.due) == (30, (), False)
+
+
+def test_young_segments_are_left_alone() -> None:
+    live = (*FOUR[:2], segment(20, 29, max_timestamp_ms=NOW - 5), segment(30, 39))
+    assert assess(state(*live), cleaner(min_compaction_lag_ms=10), NOW).end == 20
+    assert assess(state(*live), cleaner(min_compaction_lag_ms=5), NOW).end == 40
+    assert assess(state(*live, clean=30), cleaner(min_compaction_lag_ms=10), NOW).end == 40
+
+
+def test_without_timestamps_the_modification_time_counts() -> None:
+    live = (*FOUR[:3], segment(30, 39, max_timestamp_ms=-1, mtime_ms=NOW))
+    assert assess(state(*live), cleaner(min_compaction_lag_ms=10), NOW).end == 30
+
+
+# ---- what a round does ------------------------------------------------------------------------------------------------------
+
+
+def test_clean_and_dirty_segments_are_grouped_by_size() -> None:
+    plan = planned(state(*FOUR, clean=30), cleaner(segment_bytes=250))
+    assert [task.sources for task in plan.tasks] == [("s0", "s10"), ("s20", "s30")]
+    assert [(task.start_offset, task.end_offset, task.new_segment_id) for task in plan.tasks] == [(0, 19, "new1"), (20, 39, "new2")]
+    assert (plan.run_id, plan.leader_epoch, plan.first_dirty_offset, plan.next_dirty_offset) == ("new0", 3, 30, 40)
+    assert (plan.high_watermark, plan.legacy_horizon_ms) == (40, 600_000 - 86_400_000)
+    assert plan.skipped == ()
+
+
+def test_indexes_bound_a_group_too() -> None:
+    assert len(planned(state(*FOUR), cleaner(segment_index_bytes=24)).tasks) == 2
+    assert len(planned(state(*FOUR), cleaner(segment_index_bytes=11)).tasks) == 4
+
+
+def test_a_round_for_horizons_alone_keeps_the_cleaner_offset() -> None:
+    given = state(FOUR[0], segment(10, 19, due_ms=NOW - 1), segment(20, 29, due_ms=NOW + 1), clean=30)
+    plan = planned(given, cleaner(), force=False)
+    assert [task.sources for task in plan.tasks] == [("s10",)]
+    assert [skipped.id for skipped in plan.skipped] == ["s0", "s20"]
+    assert (plan.first_dirty_offset, plan.next_dirty_offset) == (30, 30)
+
+
+def test_the_same_facts_give_the_same_plan() -> None:
+    given = state(*FOUR, clean=20)
+    assert planned(given, cleaner()) == planned(given, cleaner())
+    assert planned(given, cleaner()) != planned(given, cleaner(delete_retention_ms=1))
