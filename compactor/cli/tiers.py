@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from compactor.cli import frame
@@ -24,7 +24,13 @@ def opened(args: argparse.Namespace, *, local_state: bool = False) -> Tier:
     """The tier of the configuration; ``local_state``: with what this machine remembers of it. Raises UsageError."""
     from compactor.pipeline.tier import open_tier
 
-    return open_tier(frame.settings(args), local_state=local_state)
+    settings = frame.settings(args)
+    opened = open_tier(settings, local_state=local_state)
+    if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
+        from compactor.spark.engine import SparkEngines
+
+        return replace(opened, engines=SparkEngines())
+    return opened
 
 
 def viewed(args: argparse.Namespace) -> Tier:

@@ -79,8 +79,10 @@ class Round:
     ) -> None:
         """``disk``: the budget of all rounds of this process together (daemon); None: this round has ``disk_budget_bytes`` to itself.
 
-        ``engine``: None for this process. ``assess_with``: another range than that of an ordinary round (recompact).
+        ``engine``: None for the one that the tier names. ``assess_with``: another range than that of an ordinary round (recompact).
         """
+        if engine is None and opened.engines is not None:
+            engine = opened.engines(opened, name)
         self._opened = opened
         self._cleaner = opened.settings.cleaner_for(name.topic)
         self._force = force

@@ -9,6 +9,7 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from compactor.config import Settings
 from compactor.errors import UsageError
@@ -22,13 +23,22 @@ from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 
+if TYPE_CHECKING:
+    from compactor.pipeline.compaction import Engine
+
+
+class Engines(Protocol):
+    """None: this process does the work by itself."""
+
+    def __call__(self, tier: Tier, name: TopicPartition) -> Engine | None: ...
+
 
 @dataclass(frozen=True)
 class Tier:
     """One process's access to one tier. ``counters``: all requests and bytes, of data and control objects.
 
     With ``local`` (a cache on this machine) control logs begin from where they were last folded; without it everything is read from
-    the tier itself.
+    the tier itself. ``engines`` names who works on a partition's rounds where that is not this process.
     """
 
     settings: Settings
@@ -36,6 +46,7 @@ class Tier:
     catalog: CatalogLog
     counters: Counters
     local: LocalState | None = None
+    engines: Engines | None = None
 
     @property
     def lease(self) -> Lease:

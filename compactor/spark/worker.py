@@ -19,12 +19,13 @@ import numpy as np
 from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.transactions import fold
 from compactor.config import Cleaner
-from compactor.errors import CompactorError, Fenced
+from compactor.errors import CompactorError, Fenced, OutOfBudget
 from compactor.metadata.records import ScratchObject
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.ports import WorkSession
 from compactor.pipeline.publication import delete_keys
+from compactor.pipeline.staging import group_room
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import WorkStats
 from compactor.records.batches import read_only
@@ -110,6 +111,7 @@ class _Round:
         self._shared = shared_by(worker.cluster, worker.tier, worker.cleaner, worker.hash_key, plan, scratch, records)
 
     def run(self) -> Iterator[CompactionReceipt | CompactionFailure]:
+        self._check_disk()
         stored = {item.key.rpartition("survivors-")[2]: item for item in self._session.survivors}
         by_id = {segment.id: segment for segment in self._live}
         sources = [by_id[name] for task in self._tasks for name in task.sources]
@@ -120,6 +122,18 @@ class _Round:
             for task in sorted(self._tasks, key=lambda task: -sum(by_id[name].size_bytes for name in task.sources))
         ]
         yield from (result for _, result in self._each(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
+
+    def _check_disk(self) -> None:
+        """Raises OutOfBudget before anything is done where one task's share of the disk is too small for it."""
+        by_id, share = {segment.id: segment for segment in self._live}, self._shared.disk_budget_bytes
+        interval = self._plan.policy.index_interval_bytes
+        need = max(group_room([by_id[name] for name in task.sources], interval) for task in self._tasks)
+        if need > share:
+            each = self._worker.cluster.slots_per_executor
+            raise OutOfBudget(
+                f"a group of {self._name} needs {need} bytes of local disk; of the disk budget each of {each} tasks at a time has {share}",
+                hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
+            )
 
     def _map(self, sources: Sequence[RemoteLogSegmentMetadata]) -> dict[str, ScratchObject]:
         """Pass 1 and the second stage; recorded, so that nobody has to do it again."""

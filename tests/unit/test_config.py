@@ -147,10 +147,13 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
             'FILE: [topics."a"] segment_bytes = 1: allowed is a whole number from 14 to 2147483647',
         ),
         ('[daemon]\nlisten = "8080"', 'FILE: [daemon] listen = "8080": host and port, for example 127.0.0.1:8080'),
-        ("[kafka]\nproperties = {a = [1]}", 'FILE: [kafka] properties: allowed is a table of texts, numbers and booleans'),
+        ("[kafka]\nproperties = {a = [1]}", "FILE: [kafka] properties: allowed is a table of texts, numbers and booleans"),
         ('[tier]\nkind = "kafka"', 'FILE: [tier] kind = "kafka" is not built yet. This version knows "object-log"'),
         ('[tier]\nlayout = "aiven"', 'FILE: [tier] layout = "aiven" is not built yet. This version knows "native"'),
-        ('[topics."a"]\nmap_engine = "spark"', 'FILE: [topics."a"] map_engine = "spark" is not built yet. This version knows "auto" or "memory"'),
+        (
+            '[topics."a"]\nmap_engine = "partitioned"',
+            'FILE: [topics."a"] map_engine = "partitioned" is not built yet. This version knows "auto" or "memory" or "spark"',
+        ),
     ],
 )
 def test_what_a_file_must_not_say(tmp_path: Path, text: str, message: str) -> None:
