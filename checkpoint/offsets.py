@@ -69,7 +69,7 @@ def resolve(claims: Iterable[Claim]) -> tuple[Vector, tuple[Claim, ...]]:
     The highest epoch's furthest claim decides; it carries what it granted to each epoch before it (KIP-1272, the table
     under "Fencing off zombie broker").
     """
-    everything = sorted(set(claims), key=lambda claim: (claim.leader_epoch, clean_up_to(claim.vector)))
+    everything = sorted(set(claims), key=lambda claim: (claim.leader_epoch, clean_up_to(claim.vector), claim.vector))
     if not everything:
         return (), ()
     vector = everything[-1].vector

@@ -20,11 +20,19 @@ Run = Callable[[argparse.Namespace, "Output"], "int | None"]
 """A command's function: the parsed arguments and where to print; returns the exit code, None for 0."""
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """argparse forgets that commands are indented once more, and breaks the line behind the longest one."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        self._action_max_length += self._indent_increment
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, with errors raised as UsageError and the common options added where a function is attached."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter, **settings})
+        super().__init__(**{"allow_abbrev": False, "formatter_class": _Help, **settings})
         self._choices: argparse._SubParsersAction[Parser] | None = None
 
     def runs(self, run: Run) -> None:
