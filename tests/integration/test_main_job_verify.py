@@ -1,0 +1,130 @@
+"""`verify` finds what is wrong with a tier, and calls what only waits a note."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from compactor.cleaner.source import SourceSegment, open_source
+from compactor.pipeline.verifying import _problems_beside
+from tests.builders import LogBuilder
+from tests.support.tier_cli import TierCli
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> TierCli:
+    cli = TierCli(tmp_path / "tier", {"cleaner": {"index_interval_bytes": 64}})
+    log = LogBuilder()
+    for number in range(2):
+        if number:
+            log.roll()
+        for _ in range(3):
+            log.put("a=1", "b=2")
+        log.put("c=3", pid=7, txn=True)
+        log.abort(7)
+    cli.bring(log.write(tmp_path / "log"))
+    return cli
+
+
+def harmed(path: Path, data: bytes | None) -> None:
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(data)
+        os.utime(path, ns=(time.time_ns(), time.time_ns()))
+
+
+@pytest.mark.parametrize("kind", ["log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch-checkpoint"])
+@pytest.mark.parametrize("harm", ["missing", "size", "digest"])
+def test_every_object_is_looked_at(kind: str, harm: str, cli: TierCli) -> None:
+    (victim,) = cli.tier.glob(f"orders-0/{8:020}-*.{kind}")
+    data = victim.read_bytes()
+    altered = {"missing": None, "size": data + b"\0", "digest": data[:-1] + bytes([data[-1] ^ 1])}[harm]
+    harmed(victim, altered)
+    answer = cli.ask("verify")
+    assert answer.code == 3
+    assert [(p["severity"], p["kind"], p["object"]) for p in answer.document["problems"]] == [("error", harm, f"orders-0/{victim.name}")]
+    assert not answer.document["ok"]
+    assert victim.name in answer.stderr
+
+
+def test_orphans_are_notes(cli: TierCli) -> None:
+    orphan = cli.tier / "orders-0" / f"{99:020}-AAAAAAAAAAAAAAAAAAAAAA.log"
+    orphan.write_bytes(b"left over")
+    document = cli.do("verify")
+    assert document["ok"]
+    assert [(p["severity"], p["kind"], p["object"]) for p in document["problems"]] == [("note", "orphan", f"orders-0/{orphan.name}")]
+    assert cli.do("retire")["swept"] == [f"orders-0/{orphan.name}"]
+    assert cli.do("verify") == {"ok": True, "problems": []}
+    assert not orphan.exists()
+
+
+def test_a_damaged_control_log_is_named(cli: TierCli) -> None:
+    slot = max(cli.tier.glob(".tiered-compactor/partitions/orders-0/log/*"))
+    slot.write_bytes(slot.read_bytes()[:-20])
+    answer = cli.ask("verify")
+    assert (answer.code, answer.document["problems"][0]["kind"]) == (3, "control-log")
+    assert slot.name.split(".")[0] in answer.stderr
+
+
+def test_one_segment_at_a_time_within_the_disk_budget(cli: TierCli) -> None:
+    cli.set(cleaner={"disk_budget_bytes": 4096})
+    answer = cli.ask("verify")
+    assert answer.code == 6
+    needed = int(answer.stderr.split("at least ")[1].split()[0].strip(".,"))
+    cli.set(cleaner={"disk_budget_bytes": needed})
+    assert cli.do("verify")["ok"]
+
+
+# ---- files beside a sound log: wrong, though they are what was recorded -----------------------------------------------------
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> SourceSegment:
+    log = LogBuilder(10)
+    log.put("a=1", "b=1")
+    log.put("a=2", pid=7, txn=True)
+    log.abort(7)
+    log.commit(8)
+    (path,) = log.write(tmp_path / "log").glob("*.log")
+    return open_source(0, path, 10, 20, 0, -1, 1 << 20)
+
+
+def problems(source: SourceSegment, kind: str, data: bytes) -> list[str]:
+    return [f"{found}: {detail}" for found, detail in _problems_beside(source, {kind: data})]
+
+
+def test_indexes_that_do_not_fit_their_log(source: SourceSegment) -> None:
+    second = int(source.table.position[1])
+    assert problems(source, "index", struct.pack(">ii", 2, second)) == []
+    assert "point at a batch" in problems(source, "index", struct.pack(">ii", 2, second + 1))[0]
+    assert "below its offset" in problems(source, "index", struct.pack(">ii", 3, second))[0]
+    assert "whole number" in problems(source, "index", bytes(7))[0]
+    assert problems(source, "timeindex", struct.pack(">qi", 1000, 1) + struct.pack(">qi", 1001, 2)) == []
+    assert "ascend" in problems(source, "timeindex", struct.pack(">qi", 1000, 1) * 2)[0]
+    assert "behind" in problems(source, "timeindex", struct.pack(">qi", 1000, 10))[0]
+    assert "whole number" in problems(source, "timeindex", bytes(11))[0]
+
+
+def test_transaction_indexes_that_do_not_fit_their_log(source: SourceSegment) -> None:
+    def entry(first: int, last: int) -> bytes:
+        return struct.pack(">hqqqq", 0, 7, first, last, last + 1)
+
+    assert problems(source, "txnindex", entry(12, 13)) == []
+    assert problems(source, "txnindex", entry(3, 13)) == []  # it began in an earlier segment
+    assert "marker" in problems(source, "txnindex", entry(12, 14))[0]
+    assert "ended in this segment" in problems(source, "txnindex", entry(12, 25))[0]
+    assert "ended in this segment" in problems(source, "txnindex", entry(13, 12))[0]
+    assert "ended in this segment" in problems(source, "txnindex", entry(12, 13) * 2)[0]
+    assert "34" in problems(source, "txnindex", bytes(33))[0]
+
+
+def test_snapshots_and_checkpoints_that_cannot_be_read(source: SourceSegment) -> None:
+    assert problems(source, "snapshot", b"nonsense that is no snapshot")[0].startswith("snapshot: ")
+    assert problems(source, "leader-epoch-checkpoint", b"0\n1\n0 0\n") == []
+    assert problems(source, "leader-epoch-checkpoint", b"0\n2\n0 0\n")[0].startswith("leader-epoch-checkpoint: ")
+    assert problems(source, "leader-epoch-checkpoint", b"\xff")[0].startswith("leader-epoch-checkpoint: ")
