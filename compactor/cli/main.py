@@ -32,11 +32,11 @@ COMMANDS = (
     Command("segments", "remote segments, and what is in one", "compactor.cli.commands.segments"),
     Command("verify", "is the tier what its metadata says?", "compactor.cli.commands.verify"),
     Command(
-        "checkpoints", "cleaner offsets by leader epoch: who led, who published what, who was fenced", "compactor.cli.commands.checkpoints"
+        "checkpoints", "cleaner offsets by leader epoch: who led, who was fenced", "compactor.cli.commands.checkpoints"
     ),
     Command("runs", "what ran, by whom, how much, and how it ended", "compactor.cli.commands.runs"),
     Command("undo", "readers go back to what a round replaced", "compactor.cli.commands.undo"),
-    Command("explain", "why a partition is not cleaned, what became of a key or an offset", "compactor.cli.commands.explain"),
+    Command("explain", "why it is not cleaned, what became of a key or an offset", "compactor.cli.commands.explain"),
     Command("daemon", "run and retire over and over; metrics, health, a status page", "compactor.cli.commands.daemon"),
     Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),
 )
