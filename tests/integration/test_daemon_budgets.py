@@ -1,0 +1,85 @@
+"""One disk budget and one memory budget for all rounds of a daemon, and what becomes of a partition that does not fit."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from compactor.config import Settings
+from compactor.config import Tier as TierSettings
+from compactor.service.daemon import Daemon
+from compactor.service.jobs import shared_settings
+from compactor.service.scheduling import Action
+from tests.support.deployment import Deployment, GrowingLog
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> list[GrowingLog]:
+    return [GrowingLog("orders", number, tmp_path, random.Random(number)) for number in range(3)]
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, logs: list[GrowingLog]) -> Deployment:
+    made = Deployment(tmp_path, {"cleaner": {"segment_bytes": 16_384}, "daemon": {"threads": 3}})
+    for log in logs:
+        made.do("import", log.write_part(segments=6), "--topic", log.topic, "--partition", log.partition)
+    return made
+
+
+def work(daemon: Daemon, rounds: int) -> None:
+    """Until so many jobs have ended."""
+    until = time.monotonic() + 120
+    while sum(daemon.status().tallies.jobs.values()) < rounds:
+        daemon.scan()
+        daemon.dispatch()
+        daemon.collect(1)
+        assert time.monotonic() < until, daemon.status()
+
+
+def test_rounds_at_once_stay_under_one_disk_budget(deployment: Deployment, logs: list[GrowingLog]) -> None:
+    deployment.set(cleaner={"segment_bytes": 16_384, "disk_budget_bytes": 300_000})
+    daemon = Daemon(deployment.opened(), seed=1)
+    work(daemon, rounds=3)
+    status = daemon.status()
+    assert status.tallies.jobs == {("round", "cleaned"): 3}
+    assert 0 < status.disk_peak <= status.disk_total == 300_000
+    assert status.disk_used == 0
+    for log in logs:
+        target = deployment.folder / f"exported-{log.name}"
+        deployment.do("export", log.name, target)
+        assert log.wrong_in(target, clean=True) == []
+
+
+def test_a_partition_that_fits_only_by_itself_is_done_alone_and_one_that_never_fits_is_reported(deployment: Deployment) -> None:
+    deployment.set(cleaner={"segment_bytes": 16_384, "disk_budget_bytes": 10_000})
+    told: list[str] = []
+    daemon = Daemon(deployment.opened(), seed=1, tell=told.append)
+    work(daemon, rounds=6)  # each of three: beside the others, then alone
+    status = daemon.status()
+    assert status.tallies.jobs == {("round", "out_of_budget"): 6}
+    assert len(status.uncleanable) == 3
+    assert all("disk budget" in watch.uncleanable for watch in status.uncleanable)
+    assert daemon.dispatch() == []
+    assert any("disk_budget_bytes" in line for line in told)
+
+
+def test_memory_is_split_among_the_threads_and_whole_for_one_that_is_alone() -> None:
+    settings = Settings(tier=TierSettings(url="file:///nowhere"))
+    shared = shared_settings(settings, 4, 2)
+    assert shared.cleaner.map_budget_bytes * 4 == settings.cleaner.map_budget_bytes
+    assert shared.daemon.threads == 2
+    assert shared_settings(settings, 1, 4).cleaner == settings.cleaner
+
+
+def test_nothing_begins_after_the_end(deployment: Deployment) -> None:
+    daemon = Daemon(deployment.opened(), seed=1)
+    daemon.scan()
+    daemon.end()
+    assert daemon.dispatch() == []
+    daemon.run()  # returns at once
+    assert not daemon.status().ready
+    assert all(watch.sight is not None and watch.sight.due for watch in daemon.status().watches)
+    assert Action.ROUND.value not in [action for action, _ in daemon.status().tallies.jobs]
