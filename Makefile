@@ -4,9 +4,10 @@ RUN := .venv/bin/python -m
 WORKERS ?= 2
 TESTS ?= tests
 SEEDS ?= 1000
+KILLS ?= 200
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint conformance simulate bench clean
+.PHONY: help setup demo test lint conformance simulate kill-test bench clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -33,6 +34,9 @@ conformance: setup ## SEEDS=1000 random logs through Kafka's own cleaner and our
 
 simulate: setup ## SEEDS=1000 random schedules of crashes, zombies and broken stores
 	@$(RUN) tests.simulation --seeds $(SEEDS)
+
+kill-test: setup ## KILLS=200 processes killed at random moments over a tier that grows
+	@$(RUN) tests.kill_test --kills $(KILLS)
 
 bench: setup ## What the speed claims rest on: all benchmarks, or BENCH=name
 	@for file in benchmarks/$(BENCH).py; do $(RUN) "benchmarks.$$(basename "$$file" .py)" || exit 1; done
