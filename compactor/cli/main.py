@@ -37,7 +37,7 @@ COMMANDS = (
     Command("runs", "what ran, by whom, how much, and how it ended", "compactor.cli.commands.runs"),
     Command("undo", "readers go back to what a round replaced", "compactor.cli.commands.undo"),
     Command("explain", "why it is not cleaned, what became of a key or an offset", "compactor.cli.commands.explain"),
-    Command("daemon", "run and retire over and over; metrics, health, a status page", "compactor.cli.commands.daemon"),
+    Command("daemon", "run and retire over and over; metrics and a status page", "compactor.cli.commands.daemon"),
     Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),
 )
 """In the order of `--help`."""

@@ -334,6 +334,93 @@ def _legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_length: in
     return at + 1
 
 
+@leaf
+def _refusal(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
+    """What Kafka's builder says of such a batch (MemoryRecordsBuilder.validateProducerState)."""
+    if type_bits & TRANSACTIONAL and pid == -1:
+        return 2
+    if pid != -1 and epoch == -1:
+        return 3
+    if pid != -1 and sequence < 0 and not type_bits & CONTROL:
+        return 4
+    return 0
+
+
+@leaf
+def _staying(keep: Mask, timestamp: Int64s, begin: int, stop: int) -> tuple[int, int, int, int, int]:
+    """(first row, last row, rows, lowest timestamp, highest timestamp or -1) of what stays of a batch."""
+    first = np.int64(-1)
+    last = np.int64(-1)
+    count = 0
+    lowest = np.int64(0)
+    highest = np.int64(-1)
+    for row in range(begin, stop):
+        if keep[row]:
+            if first < 0:
+                first = np.int64(row)
+            last = np.int64(row)
+            count += 1
+            lowest = min(lowest, timestamp[row])
+            highest = max(highest, timestamp[row])
+    return first, last, count, lowest, highest
+
+
+@leaf
+def _write_rows(
+    buf: Bytes,
+    out: Bytes,
+    write: int,
+    first: int,
+    last: int,
+    base: int,
+    base_timestamp: int,
+    whole: bool,
+    offset: Int64s,
+    timestamp: Int64s,
+    start: Int64s,
+    tail: Int64s,
+    end: Int64s,
+    key_start: Int64s,
+    value_start: Int64s,
+    key_length: Int32s,
+    value_length: Int32s,
+    flags: npt.NDArray[np.uint8],
+    keep: Mask,
+) -> int:
+    """The records that stay, from ``write`` on; returns where they end. ``whole``: records may be copied with their heads."""
+    row = first
+    while row <= last:
+        if not keep[row]:
+            row += 1
+            continue
+        if whole and not flags[row] & (HEAD_LOOSE | TAIL_LOOSE):
+            run = row
+            while run < last and keep[run + 1] and not flags[run + 1] & (HEAD_LOOSE | TAIL_LOOSE):
+                run += 1
+            copy_bytes(out, write, buf, start[row], end[run] - start[row])
+            write += end[run] - start[row]
+            row = run + 1
+            continue
+        tail_size = end[row] - tail[row]
+        if flags[row] & LEGACY:
+            key, value = np.int64(key_length[row]), np.int64(value_length[row])
+            tail_size = varint_size(key) + max(key, 0) + varint_size(value) + max(value, 0) + 1
+        stamp = timestamp[row] - base_timestamp
+        delta = offset[row] - base
+        length = 1 + varint_size(stamp) + varint_size(delta) + tail_size
+        write = write_varint(out, write, length)
+        out[write] = 0
+        write = write_varint(out, write + 1, stamp)
+        write = write_varint(out, write, delta)
+        if flags[row] & LEGACY:
+            write = _legacy_tail(buf, out, write, key_start[row], np.int64(key_length[row]), value_start[row], np.int64(value_length[row]))
+        else:
+            copy_bytes(out, write, buf, tail[row], tail_size)
+            write += tail_size
+        row += 1
+    return write
+
+
 @kernel
 def _encode(
     raw: Bytes,
@@ -398,26 +485,13 @@ def _encode(
             at += HEADER
             out_size[batch] = HEADER
             continue
-        if type_bits & TRANSACTIONAL and pid == -1:
-            return 2, batch
-        if pid != -1 and epoch == -1:
-            return 3, batch
-        if pid != -1 and sequence < 0 and not type_bits & CONTROL:
-            return 4, batch
+        problem = _refusal(type_bits, pid, epoch, sequence)
+        if problem:
+            return problem, batch
         # What stays decides base and maximum timestamp; of legacy batches the offsets as well.
-        first = np.int64(-1)
-        last = np.int64(-1)
-        count = 0
-        highest = np.int64(-1)
-        for row in range(first_row[batch], first_row[batch + 1]):
-            if keep[row]:
-                if timestamp[row] < -1:
-                    return 1, batch
-                if first < 0:
-                    first = row
-                last = row
-                count += 1
-                highest = max(highest, timestamp[row])
+        first, last, count, lowest, highest = _staying(keep, timestamp, first_row[batch], first_row[batch + 1])
+        if lowest < -1:
+            return 1, batch
         base_timestamp = timestamp[first]
         bits = type_bits | (np.int64(attributes[batch]) & CODEC_MASK)
         if horizon[batch] != NO_HORIZON:
@@ -431,37 +505,10 @@ def _encode(
             max_timestamp[batch] = highest
         # Where the base timestamp stays, a record keeps all its bytes; runs of such records are copied at once.
         whole = magic == 2 and base_timestamp == old_base_timestamp[batch] and not type_bits & LOG_APPEND
-        write = at + HEADER
-        row = first
-        while row <= last:
-            if not keep[row]:
-                row += 1
-                continue
-            if whole and not flags[row] & (HEAD_LOOSE | TAIL_LOOSE):
-                run = row
-                while run < last and keep[run + 1] and not flags[run + 1] & (HEAD_LOOSE | TAIL_LOOSE):
-                    run += 1
-                copy_bytes(out, write, buf, start[row], end[run] - start[row])
-                write += end[run] - start[row]
-                row = run + 1
-                continue
-            tail_size = end[row] - tail[row]
-            if flags[row] & LEGACY:
-                key, value = np.int64(key_length[row]), np.int64(value_length[row])
-                tail_size = varint_size(key) + max(key, 0) + varint_size(value) + max(value, 0) + 1
-            stamp = timestamp[row] - base_timestamp
-            delta = offset[row] - base
-            length = 1 + varint_size(stamp) + varint_size(delta) + tail_size
-            write = write_varint(out, write, length)
-            out[write] = 0
-            write = write_varint(out, write + 1, stamp)
-            write = write_varint(out, write, delta)
-            if flags[row] & LEGACY:
-                write = _legacy_tail(buf, out, write, key_start[row], np.int64(key_length[row]), value_start[row], np.int64(value_length[row]))
-            else:
-                copy_bytes(out, write, buf, tail[row], tail_size)
-                write += tail_size
-            row += 1
+        write = _write_rows(
+            buf, out, at + HEADER, first, last, base, base_timestamp, whole, offset, timestamp, start, tail, end,
+            key_start, value_start, key_length, value_length, flags, keep,
+        )  # fmt: skip
         _header(
             out, at, base, np.int64(leader_epoch[batch]), bits, last_offset[batch],
             base_timestamp, max_timestamp[batch], pid, epoch, sequence, count,
