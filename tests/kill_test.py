@@ -2,6 +2,7 @@
 
     python -m tests.kill_test --kills 200                            `run` (and `retire` and `import`), by SIGKILL
     python -m tests.kill_test --daemons 2 --minutes 5                daemons that share the tier
+    python -m tests.kill_test --kills 200 --s3                       the same on a local S3 server
     python -m tests.kill_test --kills 200 --url s3://bucket/prefix --endpoint http://127.0.0.1:9000
 
 Ends with exit code 1 and a line for each thing that is wrong.
@@ -10,6 +11,7 @@ Ends with exit code 1 and a line for each thing that is wrong.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 import subprocess
@@ -18,11 +20,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.support.deployment import Deployment, GrowingLog, Result, Running
+from tests.support.s3_server import running_moto
 from tests.support.tier_cli import Answer
 
 Tell = Callable[[str], None]
@@ -242,11 +246,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of data and moments (default: another one each time)")
     parser.add_argument("--url", default="", help="the tier (default: a new directory)")
     parser.add_argument("--endpoint", default="", help="of the S3 server")
+    parser.add_argument("--s3", action="store_true", help="on a local S3 server that is started for it (moto)")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.randrange(1 << 31)
     print(f"seed {seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="kill-test-") as folder:
-        ordeal = Ordeal.over(Path(folder), seed, lambda text: print(text, flush=True), url=args.url, endpoint=args.endpoint)
+    with ExitStack() as at_end:
+        folder = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="kill-test-")))
+        url, endpoint = args.url, args.endpoint
+        if args.s3:
+            bucket = at_end.enter_context(running_moto()).make_bucket()
+            os.environ.update(bucket.server.environment())
+            url, endpoint = f"s3://{bucket.name}/tier", bucket.server.endpoint
+        ordeal = Ordeal.over(folder, seed, lambda text: print(text, flush=True), url=url, endpoint=endpoint)
         if args.daemons:
             ordeal.share(args.daemons, args.minutes * 60)
         else:

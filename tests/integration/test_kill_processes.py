@@ -16,6 +16,7 @@ from compactor.model.ids import TopicPartition
 from compactor.pipeline.viewing import read_only
 from tests.kill_test import Ordeal
 from tests.support.deployment import Deployment, GrowingLog
+from tests.support.s3_server import Bucket
 
 ORDERS = TopicPartition("orders", 0)
 TTL_MS = 800
@@ -26,6 +27,14 @@ TTL_MS = 800
 def test_killed_at_random_moments_nothing_is_lost_and_nothing_left_over(tmp_path: Path) -> None:
     ordeal = Ordeal.over(tmp_path, seed=20261121, tell=print)
     ordeal.kill(20)
+    assert ordeal.finish() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_over_s3(tmp_path: Path, s3_bucket: Bucket) -> None:
+    ordeal = Ordeal.over(tmp_path, 20261123, print, url=f"s3://{s3_bucket.name}/tier", endpoint=s3_bucket.server.endpoint, partitions=2)
+    ordeal.kill(4)
     assert ordeal.finish() == []
 
 
