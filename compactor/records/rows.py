@@ -208,6 +208,19 @@ def _skip_headers(buf: Bytes, at: int, end: int, count: int) -> tuple[int, int, 
     return 0, at, flags
 
 
+@leaf
+def _field(buf: Bytes, at: int, stop: int) -> tuple[int, int, int, int]:
+    """(problem, length, where the bytes begin, flags) of a key or a value; any negative length is null, which is -1."""
+    before = at
+    length, at = read_varint(buf, at, stop)
+    if at < 0:
+        return 3, length, at, 0
+    if length > stop - at:
+        return 1, length, at, 0
+    loose = TAIL_LOOSE if length < -1 or _padded(buf, before, at) else 0
+    return 0, max(length, np.int64(-1)), at, loose
+
+
 @kernel
 def _parse_v2(
     buf: Bytes,
@@ -270,26 +283,16 @@ def _parse_v2(
                 return 6, batch
             previous = offset[row]
             tail[row] = at
-            length, at = read_varint(buf, at, stop)
-            if at < 0:
-                return 3, batch
-            if length > stop - at:
-                return 1, batch
-            if length < -1 or _padded(buf, tail[row], at):
-                loose |= TAIL_LOOSE
-            length = max(length, np.int64(-1))
+            problem, length, at, more = _field(buf, at, stop)
+            if problem:
+                return problem, batch
+            loose |= more
             key_start[row] = at
             key_length[row] = length
-            at += max(length, 0)
-            before = at
-            length, at = read_varint(buf, at, stop)
-            if at < 0:
-                return 3, batch
-            if length > stop - at:
-                return 1, batch
-            if length < -1 or _padded(buf, before, at):
-                loose |= TAIL_LOOSE
-            length = max(length, np.int64(-1))
+            problem, length, at, more = _field(buf, at + max(length, 0), stop)
+            if problem:
+                return problem, batch
+            loose |= more
             value_start[row] = at
             value_length[row] = length
             at += max(length, 0)
