@@ -18,9 +18,8 @@ from compactor.errors import BadData, NotFound, OutOfBudget, StoreError
 from compactor.metadata.state import ClosedImport, PartitionState
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.policy import CleanerPolicy
-from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.importing import register, tier
-from compactor.pipeline.logdir import Member, check, lineage_for, members, prepare
+from compactor.pipeline.logdir import Member, check, check_unchanged, lineage_for, members, prepare, room_for
 from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.recorded import content
 from compactor.pipeline.tier import Tier
@@ -29,8 +28,6 @@ from compactor.records.producers import ProducerStates, parse_snapshot
 from compactor.storage.factory import is_s3, local_path
 
 MOST_ATTEMPTS = 1000
-BLOCK = 4096
-"""What a small file takes on a disk."""
 
 
 @dataclass(frozen=True)
@@ -106,41 +103,30 @@ class _Intake:
 
     def _attempt(self, import_id: str, on_bytes: Callable[[int], None]) -> bool:
         """False where it is closed by now, or an earlier attempt with other settings left other objects: the next one takes new ids."""
-        _check_position(self._log.state, self._name, self._members)
-        lineage = lineage_for(self._log_dir, self._members, self._log.state.lineage)
-        with tempfile.TemporaryDirectory(prefix="import-") as scratch:
-            ports = self._opened.ports
-            fresh = [ports.new_id() for _ in self._members]
-            prepared = [
-                prepare(self._log_dir, member, new_id, lineage, self._policy, _folder(scratch, number))
-                for number, (member, new_id) in enumerate(zip(self._members, fresh, strict=True))
-            ]
-            if import_id not in self._log.state.registrations:
-                _check_room(ports.data.url, [file.size for metadata, _ in prepared for file in metadata.files.values()])
-            self._opened.create()
-            state = register(ports, self._log, import_id, fresh)
-            # Listed before the upload: what a killed import leaves behind is found by `retire`.
-            self._opened.note_change(self._name)
-            entry = state.registrations.get(import_id)
-            ids = entry.ids if entry else ()
-            if len(ids) != len(fresh):
-                return False
-            segments = []
-            for (metadata, paths), registered in zip(prepared, ids, strict=True):
-                segment: RemoteLogSegmentMetadata = metadata.model_copy(update={"id": registered})
-                if upload(ports.data, str(self._name), segment, paths):
+        opened, state = self._opened, self._log.state
+        _check_position(state, self._name, self._members)
+        lineage = lineage_for(self._log_dir, self._members, state.lineage)
+        if import_id not in state.registrations:
+            _check_room(opened.ports.data.url, sum(room_for(member, self._policy.index_interval_bytes) for member in self._members))
+        opened.create()
+        state = register(opened.ports, self._log, import_id, [opened.ports.new_id() for _ in self._members])
+        # Listed before the upload: what a killed import leaves behind is found by `retire`.
+        opened.note_change(self._name)
+        entry = state.registrations.get(import_id)
+        if entry is None or len(entry.ids) != len(self._members):
+            return False
+        segments = []
+        for member, registered in zip(self._members, entry.ids, strict=True):
+            with tempfile.TemporaryDirectory(prefix="import-") as scratch:
+                metadata, paths = prepare(self._log_dir, member, registered, lineage, self._policy, Path(scratch))
+                if upload(opened.ports.data, str(self._name), metadata, paths):
                     return False
-                segments.append(segment)
-                on_bytes(segment.size_bytes)
-            tier(ports, self._log, import_id, segments, lineage)
-        self._opened.note_change(self._name)
+                check_unchanged(self._log_dir, member)
+            segments.append(metadata)
+            on_bytes(metadata.size_bytes)
+        tier(opened.ports, self._log, import_id, segments, lineage)
+        opened.note_change(self._name)
         return True
-
-
-def _folder(scratch: str, number: int) -> Path:
-    folder = Path(scratch) / str(number)
-    folder.mkdir()
-    return folder
 
 
 def _import_ids(found: Sequence[Member]) -> Iterator[str]:
@@ -174,13 +160,13 @@ def _check_position(state: PartitionState, name: TopicPartition, found: Sequence
     )
 
 
-def _check_room(url: str, sizes: Sequence[int]) -> None:
-    """Where the tier is a directory: whether these files fit on its disk. Else it would be left with half of them. Raises OutOfBudget."""
+def _check_room(url: str, needed: int) -> None:
+    """Where the tier is a directory: whether so much fits on its disk. Else it would be left with half of it. Raises OutOfBudget."""
     if is_s3(url):
         return
     root = local_path(url)
     disk = next(folder for folder in (root, *root.parents) if folder.exists())
-    needed, free = sum(-(-size // BLOCK) * BLOCK for size in sizes), shutil.disk_usage(disk).free
+    free = shutil.disk_usage(disk).free
     if free < needed:
         raise OutOfBudget(
             f"this import needs {needed} bytes, and the disk of {disk} has {free} left",

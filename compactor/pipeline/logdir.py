@@ -22,6 +22,7 @@ from compactor.cleaner.transactions import fold
 from compactor.errors import BadData
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.pipeline.disk import BLOCK, blocks
 from compactor.pipeline.recorded import digest
 from compactor.records.batches import HORIZON
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build
@@ -184,19 +185,16 @@ def prepare(
 
     Raises BadData where the segment changed since it was checked.
     """
+    check_unchanged(log_dir, member)
     source = member.source
     log = log_dir / source.name
-    paths = {"log": log, **_indexes(log, member, policy, folder)}
+    beside = _indexes(log, member, policy, folder)
     if len(member.txn_entries):
-        paths["txnindex"] = _written(folder / "txnindex", member.txn_entries.tobytes())
-    paths["snapshot"] = _written(folder / "snapshot", format_snapshot(member.states))
+        beside["txnindex"] = _written(folder / "txnindex", member.txn_entries.tobytes())
+    beside["snapshot"] = _written(folder / "snapshot", format_snapshot(member.states))
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= member.end))
-    paths["leader-epoch-checkpoint"] = _written(folder / "epochs", epochs.encode())
-    files = {kind: SegmentFile(size=path.stat().st_size, sha256=digest(path)) for kind, path in paths.items()}
-    if files["log"].sha256 != member.sha256:
-        raise BadData(
-            "it changed while it was imported", segment=source.name, hint="Stop the broker, or import a copy without the active segment"
-        )
+    beside["leader-epoch-checkpoint"] = _written(folder / "epochs", epochs.encode())
+    files = {kind: SegmentFile(size=path.stat().st_size, sha256=digest(path)) for kind, path in beside.items()}
     content = content_of(source.table)
     undecided = member.states.first_open_offset()
     metadata = RemoteLogSegmentMetadata(
@@ -207,13 +205,33 @@ def prepare(
         max_timestamp_ms=content.max_timestamp_ms,
         mtime_ms=source.mtime_ms,
         leader_epochs=epochs_within(lineage, member.start, member.end),
-        files=files,
+        files={"log": SegmentFile(size=source.size, sha256=member.sha256), **files},
         first_timestamp_ms=content.first_timestamp_ms,
         due_ms=due_ms(source, policy.max_decompressed_batch_bytes),
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
     )
-    return metadata, paths
+    return metadata, {"log": log, **beside}
+
+
+def check_unchanged(log_dir: Path, member: Member) -> None:
+    """Whether the segment is still what was checked. Raises BadData."""
+    source = member.source
+    try:
+        now = (log_dir / source.name).stat()
+    except FileNotFoundError:
+        now = None
+    if now is None or (now.st_size, now.st_mtime_ns // 1_000_000) != (source.size, source.mtime_ms):
+        raise BadData(
+            "it changed while it was imported", segment=source.name, hint="Stop the broker, or import a copy without the active segment"
+        )
+
+
+def room_for(member: Member, index_interval_bytes: int) -> int:
+    """Bytes that the segment takes up in a directory, at most: the log, its indexes, and a block for each small file."""
+    batches = min(len(member.source.table), member.source.size // max(1, index_interval_bytes) + 1)
+    per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize
+    return blocks(member.source.size) + batches * per_batch + member.states.entries.nbytes + member.txn_entries.nbytes + 6 * BLOCK
 
 
 def _indexes(log: Path, member: Member, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
