@@ -118,9 +118,13 @@ def _three(buf: Bytes, at: int, size: int, table: Table, crc: np.uint64) -> np.u
     return _shift(table, _shift(table, crc) ^ second) ^ third
 
 
+@leaf
+def _word_by_instruction(crc: np.uint64, word: np.uint64) -> np.uint64:
+    return _step64(crc, word)
+
+
 @kernel
-def _by_instruction(buf: Bytes, start: int, end: int) -> int:
-    crc = np.uint64(0xFFFFFFFF)
+def _bytes_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
     at = start
     while end - at >= 3 * _LONG:
         crc = _three(buf, at, _LONG, _AFTER_LONG, crc)
@@ -134,26 +138,43 @@ def _by_instruction(buf: Bytes, start: int, end: int) -> int:
     while at < end:
         crc = _step8(crc, np.uint64(buf[at]))
         at += 1
-    return np.int64(crc ^ np.uint64(0xFFFFFFFF))  # type: ignore[return-value]
+    return crc
+
+
+@leaf
+def word_by_tables(crc: np.uint64, word: np.uint64) -> np.uint64:
+    """``extend_word`` without the instruction."""
+    word ^= crc
+    crc = np.uint64(0)
+    for i in range(8):
+        crc ^= _AFTER[i, (word >> np.uint64(8 * i)) & np.uint64(255)]
+    return crc
 
 
 @kernel
-def by_tables(buf: Bytes, start: int, end: int) -> int:
-    """The same without the instruction."""
-    crc = np.uint64(0xFFFFFFFF)
+def bytes_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
+    """``extend`` without the instruction."""
     at = start
-    low = np.uint64(255)
     while end - at >= 8:
-        word = load_u64(buf, at) ^ crc
-        crc = np.uint64(0)
-        for i in range(8):
-            crc ^= _AFTER[i, (word >> np.uint64(8 * i)) & low]
+        crc = word_by_tables(crc, load_u64(buf, at))
         at += 8
     while at < end:
-        crc = _AFTER[7, (crc ^ np.uint64(buf[at])) & low] ^ (crc >> np.uint64(8))
+        crc = _AFTER[7, (crc ^ np.uint64(buf[at])) & np.uint64(255)] ^ (crc >> np.uint64(8))
         at += 1
-    return np.int64(crc ^ np.uint64(0xFFFFFFFF))  # type: ignore[return-value]
+    return crc
 
 
-crc32c = _by_instruction if INSTRUCTION else by_tables
-"""``crc32c(buf, start, end)``: of ``buf[start:end]``, as an int64. To be called from kernels; bounds are the caller's business."""
+START: Final = np.uint64(0xFFFFFFFF)
+"""The state before the first byte; what is stored is the state after the last one, inverted."""
+
+extend = _bytes_by_instruction if INSTRUCTION else bytes_by_tables
+"""``extend(state, buf, start, end)``: the state after ``buf[start:end]``. For kernels; bounds are the caller's business."""
+
+extend_word = _word_by_instruction if INSTRUCTION else word_by_tables
+"""``extend_word(state, word)``: the state after eight bytes, the lowest first."""
+
+
+@leaf
+def crc32c(buf: Bytes, start: int, end: int) -> int:
+    """Of ``buf[start:end]``."""
+    return np.int64(extend(START, buf, start, end) ^ START)

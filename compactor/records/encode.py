@@ -464,10 +464,9 @@ def _encode(
     for batch in range(action.size):
         out_start[batch] = at
         out_size[batch] = 0
-        what = action[batch]
-        if what == DROP:
+        if action[batch] == DROP:
             continue
-        if what == COPY:
+        if action[batch] == COPY:
             out_size[batch] = size[batch]
             if not compressed:
                 copy_bytes(out, at, raw, position[batch], size[batch])
@@ -477,13 +476,13 @@ def _encode(
         pid = producer_id[batch]
         epoch = np.int64(producer_epoch[batch])
         sequence = np.int64(base_sequence[batch])
-        if what == EMPTY:
+        if action[batch] == EMPTY:
             _header(
                 out, at, base_offset[batch], np.int64(leader_epoch[batch]), type_bits, last_offset[batch],
                 np.int64(-1), max_timestamp[batch], pid, epoch, sequence, 0,
             )  # fmt: skip
-            at += HEADER
             out_size[batch] = HEADER
+            at += HEADER
             continue
         problem = _refusal(type_bits, pid, epoch, sequence)
         if problem:
@@ -492,11 +491,9 @@ def _encode(
         first, last, count, lowest, highest = _staying(keep, timestamp, first_row[batch], first_row[batch + 1])
         if lowest < -1:
             return 1, batch
-        base_timestamp = timestamp[first]
-        bits = type_bits | (np.int64(attributes[batch]) & CODEC_MASK)
-        if horizon[batch] != NO_HORIZON:
-            base_timestamp = horizon[batch]
-            bits |= HORIZON
+        dated = horizon[batch] != NO_HORIZON
+        base_timestamp = horizon[batch] if dated else timestamp[first]
+        bits = type_bits | (np.int64(attributes[batch]) & CODEC_MASK) | (HORIZON if dated else 0)
         base = base_offset[batch]
         if magic < 2:
             base = offset[first]
@@ -506,8 +503,8 @@ def _encode(
         # Where the base timestamp stays, a record keeps all its bytes; runs of such records are copied at once.
         whole = magic == 2 and base_timestamp == old_base_timestamp[batch] and not type_bits & LOG_APPEND
         write = _write_rows(
-            buf, out, at + HEADER, first, last, base, base_timestamp, whole, offset, timestamp, start, tail, end,
-            key_start, value_start, key_length, value_length, flags, keep,
+            buf, out, at + HEADER, first, last, base, base_timestamp, whole, offset, timestamp, start, tail, end, key_start, value_start,
+            key_length, value_length, flags, keep,
         )  # fmt: skip
         _header(
             out, at, base, np.int64(leader_epoch[batch]), bits, last_offset[batch],

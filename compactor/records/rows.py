@@ -178,9 +178,17 @@ def _padded(buf: Bytes, start: int, end: int) -> bool:
 
 
 @leaf
-def _skip_headers(buf: Bytes, at: int, end: int, count: int) -> tuple[int, int, int]:
+def _skip_headers(buf: Bytes, at: int, end: int) -> tuple[int, int, int]:
     """(problem, position behind the headers, flags)."""
-    flags = 0
+    before = at
+    count, at = read_varint(buf, at, end)
+    if at < 0:
+        return 3, at, 0
+    if count < 0 or count > end - at:
+        return 4, at, 0
+    flags = TAIL_LOOSE if _padded(buf, before, at) else 0
+    if count > 0:
+        flags |= HAS_HEADERS
     for _ in range(count):
         before = at
         length, at = read_varint(buf, at, end)
@@ -191,10 +199,10 @@ def _skip_headers(buf: Bytes, at: int, end: int, count: int) -> tuple[int, int, 
         if length > end - at:
             return 1, at, flags
         if _padded(buf, before, at):
-            flags = TAIL_LOOSE
+            flags |= TAIL_LOOSE
         for i in range(at, at + length):
             if buf[i] >= 128:
-                flags = TAIL_LOOSE
+                flags |= TAIL_LOOSE
         at += length
         before = at
         length, at = read_varint(buf, at, end)
@@ -203,7 +211,7 @@ def _skip_headers(buf: Bytes, at: int, end: int, count: int) -> tuple[int, int, 
         if length > end - at:
             return 1, at, flags
         if length < -1 or _padded(buf, before, at):
-            flags = TAIL_LOOSE
+            flags |= TAIL_LOOSE
         at += max(length, 0)
     return 0, at, flags
 
@@ -296,20 +304,10 @@ def _parse_v2(
             value_start[row] = at
             value_length[row] = length
             at += max(length, 0)
-            before = at
-            count, at = read_varint(buf, at, stop)
-            if at < 0:
-                return 3, batch
-            if count < 0 or count > stop - at:
-                return 4, batch
-            if count > 0:
-                loose |= HAS_HEADERS
-                problem, at, more = _skip_headers(buf, at, stop, count)
-                if problem:
-                    return problem, batch
-                loose |= more
-            if at - before > 1 and count == 0:
-                loose |= TAIL_LOOSE
+            problem, at, more = _skip_headers(buf, at, stop)
+            if problem:
+                return problem, batch
+            loose |= more
             if at != stop:
                 return 2, batch
             end[row] = at
