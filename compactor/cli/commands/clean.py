@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame
 from compactor.cli.output import Output, Table, size
+from compactor.cli.warming import warm_up
 
 if TYPE_CHECKING:
     from compactor.cleaner.offline import CleanSummary
@@ -21,7 +22,9 @@ _OFFSETS = (
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("log_dir", metavar="LOG_DIR", type=Path, help="holds <20 digits>.log and what belongs to them; all segments count as sealed")
+    parser.add_argument(
+        "log_dir", metavar="LOG_DIR", type=Path, help="holds <20 digits>.log and what belongs to them; all segments count as sealed"
+    )
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; gets the rewritten segments")
     for name, text in _OFFSETS:
         parser.add_argument(f"--{name}", type=frame.whole(), metavar="N", help=text)
@@ -30,7 +33,9 @@ def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("--segment-bytes", type=frame.whole(14, 2**31 - 1), metavar="N", default=1 << 30, help="default 1073741824")
     parser.add_argument("--segment-index-bytes", type=frame.whole(4, 2**31 - 1), metavar="N", default=10 << 20, help="default 10485760")
     parser.add_argument("--index-interval-bytes", type=frame.whole(0, 2**31 - 1), metavar="N", default=4096, help="default 4096")
-    parser.add_argument("--map-entries", type=frame.whole(1, 2**31), metavar="N", help="stop the map as Kafka does when it holds N keys (default: no limit)")
+    parser.add_argument(
+        "--map-entries", type=frame.whole(1, 2**31), metavar="N", help="stop the map as Kafka does when it holds N keys (default: no limit)"
+    )
     parser.add_argument("--threads", type=frame.whole(1, 256), metavar="N", default=1, help="default 1")
     parser.runs(clean)
 
@@ -39,7 +44,6 @@ def clean(args: argparse.Namespace, out: Output) -> None:
     import secrets
 
     from compactor.cleaner.offline import CleanRequest, clean_directory
-    from compactor.cleaner.warm import warm_up
 
     request = CleanRequest(
         now_ms=int(time.time() * 1000) if args.now is None else args.now,
@@ -54,8 +58,7 @@ def clean(args: argparse.Namespace, out: Output) -> None:
         threads=args.threads,
         hash_key=secrets.token_bytes(16),
     )
-    with out.progress("compiling kernels (first time only)"):
-        warm_up()
+    warm_up(out)
     marks: dict[str, tuple[float, float]] = {}
     with out.progress("cleaning") as progress:
 

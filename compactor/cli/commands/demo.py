@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame
 from compactor.cli.output import Output, Table, size
+from compactor.cli.warming import warm_up
 from compactor.errors import BadData, CompactorError
 
 if TYPE_CHECKING:
@@ -30,13 +31,11 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def _show(folder: Path, out: Output, *, kept: bool) -> int:
-    from compactor.cleaner.warm import warm_up
     from compactor.service.demo import Demo
 
     begin = time.monotonic()
     demo = Demo(folder, int(time.time() * 1000))
-    with out.progress("compiling kernels (first time only)"):
-        warm_up()
+    warm_up(out)
     seconds = _work(demo, out)
     compared = demo.check()
     ok = not compared.differences

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
+from compactor.cli.warming import warm_up
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -26,6 +27,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     name = TopicPartition.of(args.topic, args.partition)
     opened = tiers.opened(args)
     policy = opened.settings.cleaner_for(name.topic).policy()
+    warm_up(out)
     with out.progress("importing", unit="bytes") as bar:
         progress = Progress(lambda step, size: bar.at(f"{step} {name}", size), bar.advance)
         report = import_directory(opened, args.log_dir, name, policy, progress, gaps=args.allow_gaps)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Progress, Table, size
+from compactor.cli.warming import warm_up
 
 if TYPE_CHECKING:
     from compactor.metadata.summary import PartitionSummary
@@ -60,14 +61,12 @@ def _looks(opened: Tier, names: Sequence[TopicPartition], out: Output) -> list[P
 def _rounds(
     opened: Tier, names: Sequence[TopicPartition], args: argparse.Namespace, now: int, out: Output, outcomes: tiers.Outcomes
 ) -> dict[TopicPartition, dict[str, object]]:
-    from compactor.cleaner.warm import warm_up
     from compactor.pipeline.compaction import compact, not_done
     from compactor.pipeline.spool import process_folder
 
     process_folder(opened.state_dir)  # before anything is announced that could not be worked on
     rows = {}
-    with out.progress("compiling kernels (first time only)"):
-        warm_up()
+    warm_up(out)
     with out.progress("cleaning", unit="bytes") as progress, opened.counters.watched(progress.advance):
         for number, name in enumerate(names, start=1):
             begin, before = time.monotonic(), opened.counters.usage()
