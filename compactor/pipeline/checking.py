@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from compactor.model.ids import TopicPartition
 from compactor.pipeline import ordering
 from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.tier import Tier
+from compactor.pipeline.viewing import READERS
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,18 @@ class Finding:
     partition: int
     object: str
     detail: str
+
+
+def verify_all(opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> list[Finding]:
+    """The same of several partitions, in their order."""
+
+    def verify(name: TopicPartition) -> list[Finding]:
+        found = verify_checkpoints(opened, name)
+        on_partition()
+        return found
+
+    with ThreadPoolExecutor(READERS, thread_name_prefix="verify") as pool:
+        return [finding for found in pool.map(verify, names) for finding in found]
 
 
 def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[Finding]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from checkpoint.offsets import CleanerOffset
-from compactor.errors import UsageError
+from compactor.errors import CompactorError, UsageError
 from compactor.metadata.state import PartitionState, Run
 from compactor.model.ids import TopicPartition
 from compactor.pipeline.tier import Tier
+from compactor.pipeline.viewing import read_logs
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,15 @@ def runs_of(state: PartitionState) -> list[RunReport]:
     return [_report(state, run) for run in state.runs]
 
 
-def find_run(opened: Tier, run_id: str, names: Iterable[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> PartitionState:
-    """The state of the partition that remembers this run. Raises UsageError where none does."""
-    for name in names:
-        state = opened.open(name).refresh()
-        on_partition()
-        if state.run(run_id) is not None:
-            return state
+def find_run(opened: Tier, run_id: str, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> PartitionState:
+    """The state of the partition that remembers this run. Raises UsageError where none does, or why a partition could not be asked."""
+    logs = read_logs(opened, names, on_partition)
+    found = next((log.state for log in logs if not isinstance(log, CompactorError) and log.state.run(run_id)), None)
+    if found is not None:
+        return found
+    for log in logs:
+        if isinstance(log, CompactorError):
+            raise log
     raise UsageError(f"no partition remembers a run {run_id}", hint="`runs list` shows those that are remembered")
 
 

@@ -41,7 +41,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def show_list(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.viewing import view
+    from compactor.pipeline.viewing import read_logs, view
 
     files = [text for text in args.targets if _is_file(text)]
     if files and len(files) == len(args.targets):
@@ -53,15 +53,12 @@ def show_list(args: argparse.Namespace, out: Output) -> int:
     found = []
     names = opened.partitions(args.targets)
     with out.progress("reading", len(names), "partitions") as progress:
-        for name in names:
-            log = opened.open(name)
-            try:
-                log.refresh()
+        for name, log in zip(names, read_logs(opened, names, progress.advance), strict=True):
+            if isinstance(log, CompactorError):
+                outcomes.failed(str(name), log)
+            else:
                 found.append(view(opened.ports, log))
                 outcomes.ok()
-            except CompactorError as error:
-                outcomes.failed(str(name), error)
-            progress.advance()
     now = opened.ports.clock_ms()
     rows = [
         (
@@ -144,15 +141,12 @@ def show_diff(args: argparse.Namespace, out: Output) -> None:
 
 
 def show_verify(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.checking import Finding, verify_checkpoints
+    from compactor.pipeline.checking import verify_all
 
     opened = tiers.viewed(args)
-    found: list[Finding] = []
     names = opened.partitions(args.partitions)
     with out.progress("verifying", len(names), "partitions") as progress:
-        for name in names:
-            found += verify_checkpoints(opened, name)
-            progress.advance()
+        found = verify_all(opened, names, progress.advance)
     ok = not any(finding.severity == "error" for finding in found)
     for finding in found:
         if finding.severity == "error":

@@ -25,19 +25,19 @@ def add_arguments(parser: frame.Parser) -> None:
 def show_list(args: argparse.Namespace, out: Output) -> int:
     from compactor.pipeline.comparing import iso
     from compactor.pipeline.runs import runs_of
+    from compactor.pipeline.viewing import read_logs
 
     opened = tiers.viewed(args)
     names = opened.partitions(args.partitions)
     outcomes = tiers.Outcomes(out, named=bool(args.partitions))
     found: list[RunReport] = []
     with out.progress("reading", len(names), "partitions") as progress:
-        for name in names:
-            try:
-                found += runs_of(opened.open(name).refresh())
+        for name, log in zip(names, read_logs(opened, names, progress.advance), strict=True):
+            if isinstance(log, CompactorError):
+                outcomes.failed(str(name), log)
+            else:
+                found += runs_of(log.state)
                 outcomes.ok()
-            except CompactorError as error:
-                outcomes.failed(str(name), error)
-            progress.advance()
     found.sort(key=lambda run: run.started_ms)
     rows = [
         (f"{r.topic}-{r.partition}", r.run_id, iso(r.started_ms), _seconds(r), r.status, r.holder, r.leader_epoch, _range(r),
