@@ -53,9 +53,7 @@ def _step(bits: int) -> Any:
         operand = ir.IntType(32 if (INSTRUCTION, bits) == ("arm", 8) else bits)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            function = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(state, [state, operand]), _NAMES[INSTRUCTION, bits]
-            )
+            function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(state, [state, operand]), _NAMES[INSTRUCTION, bits])
             before = args[0] if state.width == 64 else builder.trunc(args[0], state)
             taken = args[1] if operand.width == 64 else builder.trunc(args[1], operand)
             after = builder.call(function, [before, taken])
