@@ -1,7 +1,7 @@
 """One chunk cleaned: parsed rows and their survivors in, the bytes of new batches out.
 
-Pass 2 does this for every chunk. Pass 1 does it at once where it already knows what survives and inflated the chunk to know it: such results
-are kept for pass 2, so that nothing is inflated, parsed or looked up twice (see FinishedChunks).
+Pass 2 does this for every chunk. Pass 1 does it at once where it already knows what survives and inflated the chunk to know it: such
+results are kept for pass 2, so that nothing is inflated, parsed or looked up twice (see FinishedChunks).
 """
 
 from __future__ import annotations
@@ -40,7 +40,15 @@ class CleanChunk:
 
 
 def clean_chunk(
-    lane: Lane, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, superseded: Flags, action: Actions, retain_empty: Flags, rules: RoundRules
+    lane: Lane,
+    source: SourceSegment,
+    chunk: Chunk,
+    rows: Rows,
+    first_row: Int64s,
+    superseded: Flags,
+    action: Actions,
+    retain_empty: Flags,
+    rules: RoundRules,
 ) -> CleanChunk:
     """Decides and writes a chunk's batches. ``action`` and ``retain_empty``: per batch of the chunk, from ``decide_batches``.
 
@@ -92,7 +100,7 @@ class FinishedChunks:
         if self._left < 0:
             return
         if size > len(self._block):
-            self._block = memoryview(np.empty(max(size, self._BLOCK), np.uint8))
+            self._block = np.empty(max(size, self._BLOCK), np.uint8).data
         self._chunks[source.ordinal, chunk.first] = clean.moved(self._block[:size])
         self._block = self._block[size:]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +76,9 @@ class Lanes:
         waiting = iter(jobs)
         try:
             while True:
-                while not self._free.empty() and (job := next(waiting, None)) is not None:
+                while not self._free.empty() and (more := next(waiting, None)) is not None:
                     lane = self._free.get()
-                    prepared.append((lane, self._pool.submit(prepare, lane, job)))
+                    prepared.append((lane, self._pool.submit(prepare, lane, more)))
                 if prepared:
                     lane, ahead = prepared[0]
                     decided = decide(ahead.result())
@@ -94,13 +94,14 @@ class Lanes:
                     if not prepared:
                         break  # a lane is free: there may be a job for it
         finally:
-            for lane, future in (*prepared, *finished):
+            left: list[tuple[Lane, Future[Any]]] = [*prepared, *finished]
+            for lane, future in left:
                 future.cancel()
                 if not future.cancelled():
                     future.exception()
                 self._free.put(lane)
 
-    def __enter__(self) -> Lanes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

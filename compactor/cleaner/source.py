@@ -60,8 +60,9 @@ class SourceSegment:
         kind = table.magic.astype(np.int16) * 2 + (table.codec > 0)
         cuts = np.flatnonzero(np.diff(kind)) + 1
         found: list[tuple[int, int]] = []
-        for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(table)], strict=True):
-            limit = PACKED_CHUNK if table.codec[first] else PLAIN_CHUNK
+        for begin, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(table)], strict=True):
+            limit = PACKED_CHUNK if table.codec[begin] else PLAIN_CHUNK
+            first = begin
             while first < last:
                 stop = int(np.searchsorted(table.position, table.position[first] + limit, side="left"))
                 stop = min(max(stop, first + 1), last)
@@ -101,7 +102,7 @@ class SourceSegment:
     def _inflate(self, first: int, last: int, wanted: Mask, limit: int, bodies: codecs.ByteBuffer) -> Int64s | None:
         """Inflates the wanted batches into ``bodies``: where each one's records end; None where they are too many bytes to hold."""
         bodies.clear()
-        view = memoryview(self.buf)
+        view = self.buf.data
         codec = self.table.codec[first:last].tolist()
         start = (self.table.position[first:last] + HEADER).tolist()
         end = (self.table.position[first:last] + self.table.size[first:last]).tolist()
@@ -114,7 +115,9 @@ class SourceSegment:
                 try:
                     codecs.decompress_into(codec[batch], view[start[batch] : end[batch]], bodies, limit, magic)
                 except codecs.CodecError as error:
-                    raise self._bad(first + batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low") from None
+                    raise self._bad(
+                        first + batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low"
+                    ) from None
                 if bodies.size > INFLATED_CHUNK and last - first > 1:
                     return None
             ends.append(bodies.size)
@@ -137,7 +140,15 @@ class SourceSegment:
 
 
 def open_source(
-    ordinal: int, path: Path, base: int, end: int | None, mtime_ms: int, previous_last: int, limit: int, *, txn_entries: TxnEntries | None = None
+    ordinal: int,
+    path: Path,
+    base: int,
+    end: int | None,
+    mtime_ms: int,
+    previous_last: int,
+    limit: int,
+    *,
+    txn_entries: TxnEntries | None = None,
 ) -> SourceSegment:
     """Maps a segment and reads its batch headers. ``end`` None: the segment is the last one. Raises BadData."""
     buf = map_file(path)
@@ -169,6 +180,6 @@ def read_packed_markers(source: SourceSegment, limit: int) -> None:
             key = chunk.buf[rows.key_start[0] : rows.key_start[0] + max(rows.key_length[0], 0)].tobytes() if len(rows) else b""
             value = chunk.buf[rows.value_start[0] : rows.value_start[0] + max(rows.value_length[0], 0)].tobytes() if len(rows) else b""
             kind = int.from_bytes(key[2:4], "big")
-            table.control[batch] = -2 if not len(rows) else MALFORMED if len(key) < 4 or key[0] & 0x80 else kind if kind < 2 else 2
+            table.control[batch] = -2 if not len(rows) else MALFORMED if len(key) < 4 or key[0] & 0x80 else min(2, kind)
             if len(value) >= 6:
                 table.coordinator_epoch[batch] = int.from_bytes(value[2:6], "big", signed=True)

@@ -126,7 +126,7 @@ class _SegmentBits:
         self.tombstones = np.zeros(batches, np.bool_)
         self._parts: list[npt.NDArray[np.uint8]] = []
         self._size = 0
-        self.packed: npt.NDArray[np.uint8] | None = None
+        self.packed: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def add(self, hashed: Hashed, survives: Flags, first_dirty: int, source: SourceSegment) -> None:
         chunk, first_row = hashed.chunk, hashed.first_row
@@ -139,11 +139,11 @@ class _SegmentBits:
         self._size += len(self._parts[-1])
 
     def close(self) -> None:
-        self.packed = np.concatenate(self._parts) if self._parts else np.empty(0, np.uint8)
+        if self._parts:
+            self.packed = np.concatenate(self._parts)
         self._parts = []
 
     def superseded(self, chunk: Chunk, first_row: Int64s) -> Flags:
-        assert self.packed is not None
         out = np.zeros(int(first_row[-1]), np.bool_)
         _unpack(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
         return out
@@ -173,7 +173,9 @@ class BackwardSurvivors:
         """Reads one segment of ``PassOne.dirty``; to be called in descending order. Raises BadData; OutOfBudget where the set is full."""
         one = self._one
         bits = self._bits.setdefault(source.ordinal, _SegmentBits(len(source.table)))
-        action, retain_empty = (None, None) if one.rules is None else decide_batches(source.table, one.verdicts[source.ordinal], one.rules, source.name)
+        action, retain_empty = (
+            (None, None) if one.rules is None else decide_batches(source.table, one.verdicts[source.ordinal], one.rules, source.name)
+        )
 
         def prepare(lane: Lane, job: tuple[int, int]) -> list[Hashed]:
             first, last = job
@@ -197,9 +199,7 @@ class BackwardSurvivors:
                 return None
             if rows.offset.min(initial=one.end) < one.first_dirty:
                 return None  # older records are looked up when all keys are known
-            return chunk, clean_chunk(
-                lane, source, chunk, rows, piece.first_row, ~survives, action[some], retain_empty[some], one.rules
-            )
+            return chunk, clean_chunk(lane, source, chunk, rows, piece.first_row, ~survives, action[some], retain_empty[some], one.rules)
 
         jobs = [(first, last) for first, last in reversed(source.ranges()) if wanted[first:last].any()]
         for result in lanes.run_in_steps(prepare, decide, finish, jobs):
@@ -213,7 +213,7 @@ class BackwardSurvivors:
         if self._set.insert_if_absent(hashed.hashes, seen) < len(seen):
             raise OutOfBudget(
                 f"the offset map is full at {self._set.entries} keys ({self._set.peak_bytes} bytes)",
-                hint="Raise map_budget_bytes, or let map_engine = \"auto\" choose an engine that needs less memory",
+                hint='Raise map_budget_bytes, or let map_engine = "auto" choose an engine that needs less memory',
             )
         survives = np.zeros(int(hashed.first_row[-1]), np.bool_)
         survives[hashed.picked] = seen
@@ -324,7 +324,16 @@ def _keyed(offset: Int64s, key_length: Int32s, first_dirty: int) -> int:
 
 @kernel
 def _hash_dirty(
-    buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_dirty: int, k0: np.uint64, k1: np.uint64, backwards: bool, hashes: Hashes, picked: Int64s
+    buf: Bytes,
+    offset: Int64s,
+    key_start: Int64s,
+    key_length: Int32s,
+    first_dirty: int,
+    k0: np.uint64,
+    k1: np.uint64,
+    backwards: bool,
+    hashes: Hashes,
+    picked: Int64s,
 ) -> None:
     at = picked.size - 1 if backwards else 0
     step = -1 if backwards else 1

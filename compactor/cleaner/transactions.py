@@ -66,8 +66,8 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
         at = mine.stop
         marks = np.flatnonzero(indexed[mine])
         entries = _entries(source, some[marks], first_offset[mine][marks], stable[mine][marks])
-        batches = len(source.table)
-        verdicts.append(Verdicts(*(_spread(batches, some, flags[mine]) for flags in (aborted, discardable, indexed)), entries))
+        spread = [_spread(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
+        verdicts.append(Verdicts(spread[0], spread[1], spread[2], entries))
     return verdicts
 
 

@@ -31,9 +31,7 @@ COMMANDS = (
     Command("clean", "clean one Kafka log directory offline, no tier involved", "compactor.cli.commands.clean"),
     Command("segments", "remote segments, and what is in one", "compactor.cli.commands.segments"),
     Command("verify", "is the tier what its metadata says?", "compactor.cli.commands.verify"),
-    Command(
-        "checkpoints", "cleaner offsets by leader epoch: who led, who was fenced", "compactor.cli.commands.checkpoints"
-    ),
+    Command("checkpoints", "cleaner offsets by leader epoch: who led, who was fenced", "compactor.cli.commands.checkpoints"),
     Command("runs", "what ran, by whom, how much, and how it ended", "compactor.cli.commands.runs"),
     Command("undo", "readers go back to what a round replaced", "compactor.cli.commands.undo"),
     Command("explain", "why it is not cleaned, what became of a key or an offset", "compactor.cli.commands.explain"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,8 @@ def _batches(source: SourceSegment, first: int, last: int, limit: int) -> list[d
     buffers = RowBuffers()
     for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), limit, None):
         rows, first_row = parse(source.table, chunk, buffers, source.name)
-        for i in range(chunk.last - chunk.first):
-            found.append(_batch(source, chunk, chunk.first + i, rows, range(int(first_row[i]), int(first_row[i + 1]))))
+        mine = [range(int(begin), int(end)) for begin, end in pairwise(first_row)]
+        found += [_batch(source, chunk, batch, rows, some) for batch, some in enumerate(mine, chunk.first)]
     return found
 
 

@@ -1,11 +1,11 @@
 """Segment bytes -> one row per batch (Kafka: DefaultRecordBatch, LegacyRecord, AbstractLegacyRecordBatch).
 
-    v2 header, 61 bytes                                        v0/v1 entry
-     0 baseOffset:8        21 attributes:2        43 producerId:8      0 offset:8     17 attributes:1
-     8 batchLength:4       23 lastOffsetDelta:4   51 producerEpoch:2   8 size:4       18 [v1 timestamp:8]
-    12 leaderEpoch:4       27 baseTimestamp:8     53 baseSequence:4   12 crc:4           keyLen:4 key
-    16 magic:1             35 maxTimestamp:8      57 recordsCount:4   16 magic:1         valueLen:4 value
-    17 crc:4                                      61 records
+v2 header, 61 bytes                                        v0/v1 entry
+ 0 baseOffset:8        21 attributes:2        43 producerId:8      0 offset:8     17 attributes:1
+ 8 batchLength:4       23 lastOffsetDelta:4   51 producerEpoch:2   8 size:4       18 [v1 timestamp:8]
+12 leaderEpoch:4       27 baseTimestamp:8     53 baseSequence:4   12 crc:4           keyLen:4 key
+16 magic:1             35 maxTimestamp:8      57 recordsCount:4   16 magic:1         valueLen:4 value
+17 crc:4                                      61 records
 """
 
 from __future__ import annotations
@@ -201,7 +201,11 @@ def _refuse(buf: Bytes, position: int, problem: int, segment: str) -> None:
     if problem == 4:
         cause += f" {int(buf[position + 16])}"
     raise BadData(
-        cause, segment=segment, position=position, offset=offset, hint="Restore this segment from a replica or a backup; nothing was changed"
+        cause,
+        segment=segment,
+        position=position,
+        offset=offset,
+        hint="Restore this segment from a replica or a backup; nothing was changed",
     )
 
 

@@ -63,7 +63,7 @@ class ByteBuffer:
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.array = np.empty(capacity, np.uint8)
-        self._view = memoryview(self.array)
+        self._view = self.array.data
         self.size = 0
 
     def clear(self) -> None:
@@ -75,7 +75,7 @@ class ByteBuffer:
             grown = np.empty(max(self.size + nbytes, 2 * len(self.array)), np.uint8)
             grown[: self.size] = self.array[: self.size]
             self.array = grown
-            self._view = memoryview(grown)
+            self._view = grown.data
         return self._view[self.size : self.size + nbytes]
 
     def append(self, data: Buffer) -> None:
@@ -191,7 +191,7 @@ def decompress_into(codec: int, data: memoryview, out: ByteBuffer, limit: int, m
         elif codec == NONE:
             out.append(data)
         else:
-            raise CodecError(f"unknown compression codec {codec}")
+            raise CodecError(f"unknown compression codec {codec}")  # noqa: TRY301 - one way out
     except CodecError:
         raise
     except Exception as error:  # noqa: BLE001 - the libraries raise types of their own, some of them not exported
@@ -221,7 +221,7 @@ def _gunzip(data: memoryview, out: ByteBuffer, limit: int) -> None:
 
 
 def _unsnappy(data: memoryview, out: ByteBuffer, limit: int) -> None:
-    if data[:8] != _XERIAL_MAGIC:
+    if bytes(data[:8]) != _XERIAL_MAGIC:
         if len(data) == 0:
             raise CodecError("snappy data is empty")
         _unsnappy_block(data, out, limit, limit)
@@ -229,7 +229,7 @@ def _unsnappy(data: memoryview, out: ByteBuffer, limit: int) -> None:
     left = limit
     position = len(_XERIAL_HEADER)
     while position < len(data):
-        if data[position : position + 8] == _XERIAL_MAGIC:  # streams written one after the other
+        if bytes(data[position : position + 8]) == _XERIAL_MAGIC:  # streams written one after the other
             position += len(_XERIAL_HEADER)
             continue
         if position + 4 > len(data):
@@ -284,7 +284,7 @@ def _unlz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
 
 def _unlz4_any(data: memoryview, limit: int, magic: int) -> bytes:
     """A frame of any other kind: with checksums, content size, or the header checksum of magic 0."""
-    if data[:4] != _LZ4_MAGIC or len(data) < 7:
+    if bytes(data[:4]) != _LZ4_MAGIC or len(data) < 7:
         raise CodecError("lz4 data has no frame header")
     if not data[4] & 0x20:
         raise CodecError("lz4 frame has linked blocks, which Kafka does not read")
@@ -338,7 +338,7 @@ def _whole_zstd_frames(data: memoryview) -> bool:
     while at < end:
         if at + 8 > end:
             return False
-        if data[at] & 0xF0 == 0x50 and data[at + 1 : at + 4] == b"\x2a\x4d\x18":  # a skippable frame
+        if data[at] & 0xF0 == 0x50 and bytes(data[at + 1 : at + 4]) == b"\x2a\x4d\x18":  # a skippable frame
             at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
             continue
         flags = data[at + 4]

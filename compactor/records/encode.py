@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import crc32c as checksums
 import numpy as np
@@ -63,7 +63,16 @@ class OutputBuffer:
 
 
 def encode(
-    raw: Bytes, table: BatchTable, chunk: Chunk, rows: Rows, first_row: Int64s, keep: Mask, action: Actions, horizon: Int64s, output: OutputBuffer, segment: str
+    raw: Bytes,
+    table: BatchTable,
+    chunk: Chunk,
+    rows: Rows,
+    first_row: Int64s,
+    keep: Mask,
+    action: Actions,
+    horizon: Int64s,
+    output: OutputBuffer,
+    segment: str,
 ) -> Encoded:
     """Writes the chunk's batches as ``action`` says. The result lives in ``output`` until the next call.
 
@@ -159,7 +168,12 @@ def _packed(raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start:
     sizes = [
         HEADER + compress(kind, plain[one:two], slots[three:four])
         for kind, one, two, three, four in zip(
-            codec.tolist(), begin.tolist(), (begin + body[rewritten]).tolist(), slot[rewritten].tolist(), (slot + bound)[rewritten].tolist(), strict=True
+            codec.tolist(),
+            begin.tolist(),
+            (begin + body[rewritten]).tolist(),
+            slot[rewritten].tolist(),
+            (slot + bound)[rewritten].tolist(),
+            strict=True,
         )
     ]
     size[rewritten] = sizes
@@ -179,19 +193,12 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int, max_times
 
 @kernel
 def _loose_rows(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Mask) -> Int64s:
-    count = 0
-    for fill in range(2):
-        if fill:
-            found = np.empty(count, np.int64)
-            count = 0
-        for batch in range(action.size):
-            if action[batch] == REWRITE:
-                for row in range(first_row[batch], first_row[batch + 1]):
-                    if keep[row] and flags[row] & TAIL_LOOSE:
-                        if fill:
-                            found[count] = row
-                        count += 1
-    return found
+    loose = np.zeros(keep.size, np.bool_)
+    for batch in range(action.size):
+        if action[batch] == REWRITE:
+            for row in range(first_row[batch], first_row[batch + 1]):
+                loose[row] = keep[row] and flags[row] & TAIL_LOOSE != 0
+    return np.flatnonzero(loose)
 
 
 def _with_strict_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Rows]:
@@ -220,6 +227,10 @@ def _with_strict_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Ro
     return read_only(np.frombuffer(b"".join(parts), np.uint8)), moved
 
 
+_read_varint: Any = getattr(read_varint, "py_func")  # noqa: B009 - the functions behind the kernels: this path is rare
+_write_varint: Any = getattr(write_varint, "py_func")  # noqa: B009
+
+
 def _strict_tail(tail: Bytes) -> bytes:
     """Key, value and headers with minimal varints and header names as Java decodes and encodes them."""
     out = bytearray()
@@ -227,7 +238,7 @@ def _strict_tail(tail: Bytes) -> bytes:
 
     def number() -> int:
         nonlocal at
-        value, at = read_varint.py_func(tail, at, len(tail))
+        value, at = _read_varint(tail, at, len(tail))
         return int(value)
 
     def text(name: bool) -> None:
@@ -252,7 +263,7 @@ def _strict_tail(tail: Bytes) -> bytes:
 
 def _varint(value: int) -> bytes:
     buf = np.empty(10, np.uint8)
-    return buf[: write_varint.py_func(buf, 0, np.int64(value))].tobytes()
+    return buf[: _write_varint(buf, 0, np.int64(value))].tobytes()
 
 
 def as_java_utf8(name: bytes) -> bytes:
@@ -304,7 +315,18 @@ def _assemble(
 
 @leaf
 def _header(
-    out: Bytes, at: int, base: int, leader_epoch: int, attributes: int, last: int, base_timestamp: int, max_timestamp: int, pid: int, epoch: int, sequence: int, count: int
+    out: Bytes,
+    at: int,
+    base: int,
+    leader_epoch: int,
+    attributes: int,
+    last: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    pid: int,
+    epoch: int,
+    sequence: int,
+    count: int,
 ) -> None:
     """Everything but length and CRC."""
     store_i64(out, at, base)
@@ -456,7 +478,7 @@ def _encode(
     out_start: Int64s,
     out_size: Int64s,
 ) -> tuple[int, int]:
-    """(problem, batch that has it). Where the batches are ``compressed``, what is written anew is written inflated, and copies are left out.
+    """(problem, batch that has it). Where batches are ``compressed``, what is written anew is written inflated; copies are left out.
 
     ``last_offset`` and ``max_timestamp`` are updated to what the written batch says.
     """

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.ir as ir
 import numpy as np
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -28,7 +28,7 @@ def _load(bits: int, result: Any) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def load(typing_context: Any, array: Any, position: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _pointer(context, builder, signature.args[0], *args, bits)
+            pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bits)
             return builder.bswap(builder.load(pointer, align=1))
 
         return (result(array, types.intp), codegen) if _is_bytes(array) else None

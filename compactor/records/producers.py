@@ -29,6 +29,7 @@ ENTRY: Final = np.dtype(
         ("txn_first_offset", ">i8"),
     ]
 )
+_STATE_FIELDS: Final = ("epoch", "last_sequence", "last_offset", "offset_delta", "timestamp", "coordinator_epoch", "txn_first_offset")
 _HEADER: Final = struct.Struct(">hIi")
 
 
@@ -61,11 +62,11 @@ class ProducerStates:
         ids = np.union1d(known, table.producer_id[mine])
         state = np.zeros(len(ids), ENTRY.newbyteorder("="))
         state["producer_id"] = ids
-        for field, default in (("epoch", -1), ("last_sequence", -1), ("last_offset", -1), ("timestamp", -1), ("coordinator_epoch", -1), ("txn_first_offset", -1)):
-            state[field] = default
+        for field in _STATE_FIELDS:
+            state[field] = 0 if field == "offset_delta" else -1
         state[np.searchsorted(ids, known)] = self.entries
         seen = np.isin(ids, known)
-        columns = [np.ascontiguousarray(state[name]) for name in ENTRY.names[1:]]
+        columns = [np.ascontiguousarray(state[name]) for name in _STATE_FIELDS]
         _replay(
             np.searchsorted(ids, table.producer_id[mine]),
             table.control[mine],
@@ -80,7 +81,7 @@ class ProducerStates:
             seen,
             *columns,
         )
-        for name, column in zip(ENTRY.names[1:], columns, strict=True):
+        for name, column in zip(_STATE_FIELDS, columns, strict=True):
             state[name] = column
         return ProducerStates(state[seen].astype(ENTRY))
 
