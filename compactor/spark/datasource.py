@@ -30,12 +30,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from compactor import config
-from compactor.errors import UsageError
+from compactor.errors import NotFound, UsageError
 from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.tier import Tier, open_tier
-from compactor.spark.reading import Extent, Latest, Reader, Wanted, first_offset_at, last_stable_offset
+from compactor.spark.reading import FOLDS, Extent, Latest, Reader, Wanted, first_offset_at, last_stable_offset
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,16 +176,16 @@ def parse_options(options: Mapping[str, str]) -> ReadRequest:
         committed=_choice(text, "isolation", ("read_committed", "read_uncommitted")) == "read_committed",
         latest=_choice(text, "view", ("all", "latest")) == "latest",
         columns=_columns(text.get("columns", "")),
-        split_bytes=_whole(text, "splitBytes", SPLIT_BYTES),
+        split_bytes=_whole(text, "splitBytes", SPLIT_BYTES, 1),
         key_ranges=_whole(text, "keyRanges", 0),
     )
 
 
-def _whole(text: Mapping[str, str], name: str, default: Any) -> Any:
+def _whole(text: Mapping[str, str], name: str, default: Any, low: int = 0) -> Any:
     if name not in text:
         return default
-    if not (text[name].isascii() and text[name].isdigit()) or int(text[name]) > MAX:
-        raise UsageError(f"kafka-tiered: {name} = {text[name]!r} is not a whole number from 0 to {MAX}")
+    if not (text[name].isascii() and text[name].isdigit()) or not low <= int(text[name]) <= MAX:
+        raise UsageError(f"kafka-tiered: {name} = {text[name]!r} is not a whole number from {low} to {MAX}")
     return int(text[name])
 
 
@@ -301,9 +301,17 @@ def plan(tier: Tier, request: ReadRequest, bounds: Bounds) -> list[InputPartitio
     chosen = [set(given) for given in (request.partitions, bounds.partitions) if given is not None]
     splits: list[InputPartition] = []
     for partition in () if bounds.nothing else sorted(set(known).intersection(*chosen)):
-        name = TopicPartition(request.topic, partition)
-        splits += _splits(tier, request, bounds, name, tier.open(name).refresh())
+        splits += _of_partition(tier, request, bounds, TopicPartition(request.topic, partition))
     return splits
+
+
+def _of_partition(tier: Tier, request: ReadRequest, bounds: Bounds, name: TopicPartition) -> list[Split]:
+    for _ in range(FOLDS):
+        try:
+            return _splits(tier, request, bounds, name, tier.open(name).refresh())
+        except NotFound:
+            continue  # a segment was replaced while times were looked up in it
+    return _splits(tier, request, bounds, name, tier.open(name).refresh())
 
 
 def _splits(tier: Tier, request: ReadRequest, bounds: Bounds, name: TopicPartition, state: PartitionState) -> list[Split]:
