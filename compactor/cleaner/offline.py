@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -68,7 +67,9 @@ class CleanSummary:
     map_bytes: int
 
 
-def clean_directory(log_dir: Path, out_dir: Path, request: CleanRequest, on_phase: Callable[[str], None] = lambda phase: None) -> CleanSummary:
+def clean_directory(
+    log_dir: Path, out_dir: Path, request: CleanRequest, on_phase: Callable[[str], None] = lambda phase: None
+) -> CleanSummary:
     """Cleans ``log_dir`` into ``out_dir``, which must not exist and appears whole or not at all.
 
     :param on_phase: told "index", "rewrite" and "done" when that part begins.
@@ -87,7 +88,9 @@ def clean_directory(log_dir: Path, out_dir: Path, request: CleanRequest, on_phas
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutOfBudget(f"no space left for {out_dir}", hint="Free space or choose another disk, then run it again") from error
-        raise UsageError(f"cannot write {error.filename or out_dir}: {error.strerror}", hint="Check the path and its permissions") from error
+        raise UsageError(
+            f"cannot write {error.filename or out_dir}: {error.strerror}", hint="Check the path and its permissions"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return summary
@@ -142,14 +145,23 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
 def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:
     # Wrappers do not say how many messages they hold, and a header may claim more records than its bytes can give; codecs
     # seldom shrink more than tenfold and no record takes less than 7 bytes. What is asked for here is touched only as it fills.
-    most = sum(int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum()) for table in (s.table for s, _ in one.dirty()))
+    most = sum(
+        int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
+        for table in (s.table for s, _ in one.dirty())
+    )
     if map_entries is not None:
         return scan_bounded(one, BoundedOffsetMap(map_entries, rows=map_entries), lanes)
     return scan_backwards(one, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), lanes)
 
 
 def _pass_two(
-    sources: list[SourceSegment], verdicts: list[Verdicts], rewriting: RewritePass, upper: int, request: CleanRequest, folder: Path, lanes: Lanes
+    sources: list[SourceSegment],
+    verdicts: list[Verdicts],
+    rewriting: RewritePass,
+    upper: int,
+    request: CleanRequest,
+    folder: Path,
+    lanes: Lanes,
 ) -> list[CleanedSegment]:
     inputs = [source for source in sources if source.base <= rewriting.rules.latest_offset]
     return [
@@ -203,10 +215,13 @@ def open_directory(log_dir: Path, index_interval_bytes: int, inflate_limit: int)
 
 
 def _index_sizes(path: Path, source: SourceSegment, interval: int) -> tuple[int, int]:
-    """Bytes of the given indexes, rounded down to whole entries; of those that Kafka would rebuild where one is missing."""
+    """Bytes of the given indexes, rounded down to whole entries.
+
+    Without an offset index Kafka rebuilds both; without a time index it goes on with an empty one.
+    """
     index, timeindex = path.with_suffix(".index"), path.with_suffix(".timeindex")
-    if index.exists() and timeindex.exists():
-        return index.stat().st_size // 8 * 8, timeindex.stat().st_size // 12 * 12
+    if index.exists():
+        return index.stat().st_size // 8 * 8, timeindex.stat().st_size // 12 * 12 if timeindex.exists() else 0
     table = source.table
     built = build(source.base, table.size, table.last_offset, table.max_timestamp, interval)
     return len(built[0]), len(built[1])
