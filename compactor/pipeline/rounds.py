@@ -27,10 +27,6 @@ StatsOf = Callable[[CompactionPlan, Sequence[CompactionReceipt]], Stats]
 OnEvent = Callable[[Stage, CompactionPlan], None]
 
 
-BAD_DATA = "bad data"
-"""The kind of a failure whose message says so already."""
-
-
 @dataclass(frozen=True)
 class RoundResult:
     """``status``: cleaned, resumed, nothing_to_do or quarantined (then with ``reason`` and, where known, ``segment``).
@@ -173,7 +169,7 @@ def _finish(leadership: Leadership, work: RoundWork, status: str, undone: str) -
     try:
         failure = _work(session, work, intent) if intent.pending else None
     except BadData as error:
-        failure = CompactionFailure(run_id=intent.plan.run_id, group=-1, kind=BAD_DATA, message=error.message)
+        failure = CompactionFailure(run_id=intent.plan.run_id, group=-1, kind="bad data", message=error.message)
         return _given_up(leadership, failure, error.segment)
     except NotFound as error:
         failure = CompactionFailure(run_id=intent.plan.run_id, group=-1, kind="missing object", message=error.message)
@@ -215,7 +211,8 @@ def _work(session: _Session, work: RoundWork, intent: Intent) -> CompactionFailu
 
 def _given_up(leadership: Leadership, failure: CompactionFailure, segment: str) -> RoundResult:
     intent = _intent(leadership.state)
-    reason = failure.message if failure.kind == BAD_DATA else f"{failure.kind}: {failure.message}"
+    # BadData begins with its kind already.
+    reason = failure.message if failure.message.startswith(failure.kind) else f"{failure.kind}: {failure.message}"
     publication.undo_intent(leadership, intent, reason)
     return _quarantined(leadership, intent.plan.run_id, intent.plan, reason, segment)
 
