@@ -142,7 +142,8 @@ class CutOff:
 class EpochView:
     """One compactor epoch. ``ended``: released, replaced, or leading. ``granted``: up to where the present vector grants it, None: nothing.
 
-    ``cut_off``: set where it was replaced. A round stands under the epoch that published it, ``announced_by`` says who had begun it.
+    ``cut_off``: set where it was replaced. ``undid``: runs that it took back (`undo`), for as long as their outputs are kept. A round
+    stands under the epoch that published it; ``announced_by`` says who had begun it.
     """
 
     leader_epoch: int
@@ -155,6 +156,7 @@ class EpochView:
     granted: int | None
     cut_off: CutOff | None
     runs: tuple[RunView, ...]
+    undid: tuple[str, ...]
     fenced: tuple[FencedView, ...]
 
 
@@ -208,6 +210,7 @@ def _epoch(state: PartitionState, entry: EpochHistory, after: EpochHistory | Non
         granted=next((granted.offset for granted in state.vector if granted.leader_epoch == entry.epoch), None),
         cut_off=cut_off,
         runs=tuple(_run(run) for run in state.runs if run.leader_epoch == entry.epoch),
+        undid=tuple(group.run_id for group in state.waiting if group.undone and group.leader_epoch == entry.epoch),
         fenced=tuple(_fenced(void) for void in state.fenced if void.leader_epoch == entry.epoch),
     )
 

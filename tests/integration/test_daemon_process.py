@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders import LogBuilder
 from tests.support.deployment import Deployment, GrowingLog, Running
 
 FAST: dict[str, dict[str, Any]] = {
@@ -163,6 +164,21 @@ def test_a_round_at_work_is_given_back_and_the_next_run_resumes_it(service: Serv
     (row,) = service.deployment.do("run")["partitions"]
     assert row["status"] == "resumed"
     assert log.wrong_in(service.deployment.export(service.deployment.folder / "out"), clean=True) == []
+
+
+def test_work_that_does_not_stop_is_left_as_a_crash_would_leave_it(service: Service, tmp_path: Path) -> None:
+    log = LogBuilder()
+    log.put(f"k={'x' * 600_000}")
+    service.deployment.bring(log.write(tmp_path / "large"))
+    service.deployment.set(limits={"max_read_bytes_per_s": 20_000})  # half a minute in one request
+    daemon = service.start()
+    wait_for(lambda: service.deployment.do("checkpoints", "show", "orders-0")["open_run"] is not None)
+    time.sleep(0.5)
+    assert daemon.end() == 0
+    assert "left at work, for the next run to resume: orders-0" in daemon.process.said()
+    service.deployment.set(limits={"max_read_bytes_per_s": 0})
+    (row,) = service.deployment.do("run")["partitions"]
+    assert row["status"] == "resumed"
 
 
 def test_it_waits_for_a_tier_and_is_not_ready_until_then(service: Service) -> None:

@@ -201,6 +201,7 @@ class TestRunsAndUndo:
         again = deployment.ask("undo", second["run_id"])
         assert (again.code, "undone before" in again.stderr) == (0, True)
         assert [run["status"] for run in deployment.do("runs", "list")["runs"]] == ["cleaned", "reverted"]
+        assert deployment.do("checkpoints", "lineage", "orders-0")["epochs"][-1]["undid"] == [second["run_id"]]
         assert deployment.run("orders-0")["status"] == "cleaned"
         assert log.wrong_in(deployment.export(deployment.folder / "out"), clean=True) == []
 

@@ -256,6 +256,7 @@ def _epoch_tree(epoch: EpochView, found: LineageView, now_ms: int) -> Tree:
     if epoch.granted is not None:
         label += f", granted up to {epoch.granted}"
     branches = [Tree(_run(run, epoch), ()) for run in epoch.runs]
+    branches += [Tree(f"took back run {run_id}", ()) for run_id in epoch.undid]
     if epoch.cut_off:
         cut = epoch.cut_off
         branches.append(
