@@ -292,6 +292,8 @@ def test_a_lease_of_somebody_else(cli: TierCli, tmp_path: Path) -> None:
     answer = cli.ask("run")
     rows = {row["partition"]: row for row in answer.document["partitions"]}
     assert (answer.code, rows[0]["status"], rows[1]["status"], rows[2]["status"]) == (0, "cleaned", "leased", "cleaned")
+    assert "orders-1: " in answer.stderr
+    assert "holds the lease; waiting" in answer.stderr
     assert rows[1].keys() >= ROW
     assert cli.ask("run", "orders-1").code == 4
 

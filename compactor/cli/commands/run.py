@@ -34,14 +34,17 @@ def run(args: argparse.Namespace, out: Output) -> int:
     outcomes = tiers.Outcomes(out, named=bool(args.partitions))
     now = tiers.now_ms(args)
     rows = {}
+    held = []
     for summary in _looks(opened, names, out):
+        if summary.leader is not None and not summary.leader.released:
+            held.append(summary.name)
         idle = nothing_to_do(opened, summary, now, force=args.force)
         if idle is not None:
             rows[summary.name] = tiers.plain(idle) | {"requests": 0, "seconds": 0.0}
             outcomes.ok()
     work = [name for name in names if name not in rows]
     if work:
-        rows |= _rounds(opened, work, args, now, out, outcomes)
+        rows |= _rounds(opened, work, held, args, now, out, outcomes)
     found = [rows[name] for name in names]
     usage = opened.counters.usage()
     store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
@@ -58,8 +61,26 @@ def _looks(opened: Tier, names: Sequence[TopicPartition], out: Output) -> list[P
     return [look.summary for look in looks if look.summary is not None]
 
 
+def _say_who_leads(opened: Tier, name: TopicPartition, out: Output) -> None:
+    """A process that was killed did not give its lease back: waiting for its end would look like doing nothing."""
+    from compactor.pipeline.leadership import lease_of
+
+    log = opened.open(name)
+    log.refresh()
+    lease = lease_of(opened.ports, log)
+    left_ms = lease.expires_ms - opened.ports.control.clock_ms() if lease else 0
+    if lease and left_ms > 0:
+        out.note(f"{name}: {lease.holder} holds the lease; waiting for its end, up to {-(-left_ms // 1000)} s")
+
+
 def _rounds(
-    opened: Tier, names: Sequence[TopicPartition], args: argparse.Namespace, now: int, out: Output, outcomes: tiers.Outcomes
+    opened: Tier,
+    names: Sequence[TopicPartition],
+    held: Sequence[TopicPartition],
+    args: argparse.Namespace,
+    now: int,
+    out: Output,
+    outcomes: tiers.Outcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
     from compactor.pipeline.compaction import compact, not_done
     from compactor.pipeline.spool import process_folder
@@ -72,6 +93,8 @@ def _rounds(
             begin, before = time.monotonic(), opened.counters.usage()
             stages = _Stages(progress, f"{name} ({number} of {len(names)})")
             try:
+                if name in held:
+                    _say_who_leads(opened, name, out)
                 report = compact(opened, name, now, force=args.force, on_stage=stages)
                 if report.status == "quarantined":
                     outcomes.bad_data(str(name), report.reason)
