@@ -193,7 +193,7 @@ def test_full_index_does_not_fail_the_round(tmp_path: Path) -> None:
     log = LogBuilder()
     for number in range(40):
         log.put(f"k{number}=" + "x" * 60)
-    life = Life(tmp_path, log)
+    life = Life(tmp_path, log, indexes=True)
     life.round(segment_index_bytes=64, index_interval_bytes=1)
     assert len(life.live()) == 40
     assert (life.folder / f"{0:020}.index").stat().st_size == 39 * 8
