@@ -7,16 +7,12 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from compactor.storage import factory
-from compactor.storage.retrying import Retrier
-from compactor.storage.settings import Retries
+from tests.support.bucket_cli import BucketCli, through
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import Bucket
@@ -32,29 +28,6 @@ NETWORK = [
 ]
 
 
-class BucketCli(TierCli):
-    """The command line on a tier in a bucket; ``direct`` reaches the bucket where ``bucket`` goes through a proxy."""
-
-    def __init__(self, folder: Path, bucket: Bucket, direct: str = "", **sections: dict[str, Any]) -> None:
-        self.bucket = bucket.behind(direct or bucket.server.endpoint)
-        endpoint = {"endpoint_url": bucket.server.endpoint, "region": bucket.server.region}
-        super().__init__(folder, {"tier": {"url": bucket.url}, "s3": endpoint, **sections})
-
-    def objects(self) -> dict[str, bytes]:
-        """Everything below the tier, by key."""
-        client, root = self.bucket.server.client(), f"{self.bucket.prefix}/"
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket.name, Prefix=root)
-        keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
-        return {key[len(root) :]: client.get_object(Bucket=self.bucket.name, Key=key)["Body"].read() for key in keys}
-
-
-@pytest.fixture
-def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries without long pauses."""
-    policy = Retries(deadline_s=60, base_s=0.002, cap_s=0.05)
-    monkeypatch.setattr(factory, "Retrier", lambda _: Retrier(policy))
-
-
 @pytest.fixture
 def log_dirs(tmp_path: Path) -> list[Path]:
     """Two imports of one log: plain and compressed batches, tombstones, transactions."""
@@ -68,13 +41,8 @@ def directory(tmp_path: Path) -> TierCli:
 
 
 @pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.slow)])
-def proxied(request: pytest.FixtureRequest) -> Iterator[tuple[FaultProxy, Bucket]]:
-    yield request.getfixturevalue("s3_proxy" if request.param == "moto" else "versity_proxy")
-
-
-def on_bucket(folder: Path, proxied: tuple[FaultProxy, Bucket]) -> BucketCli:
-    proxy, bucket = proxied
-    return BucketCli(folder, bucket, "http://{}:{}".format(*proxy.upstream), publish={"grace_ms": 0})
+def proxied(request: pytest.FixtureRequest) -> tuple[FaultProxy, Bucket]:
+    return request.getfixturevalue("s3_proxy" if request.param == "moto" else "versity_proxy")
 
 
 def live_objects(cli: TierCli) -> dict[tuple[int, str], str]:
@@ -115,7 +83,7 @@ def whole_job(cli: TierCli, log_dirs: list[Path]) -> list[dict[tuple[int, str], 
 def test_the_same_objects_as_on_a_directory(
     proxied: tuple[FaultProxy, Bucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path
 ) -> None:
-    cli = on_bucket(tmp_path / "on a bucket", proxied)
+    cli = through(tmp_path / "on a bucket", proxied)
     assert whole_job(cli, log_dirs) == whole_job(directory, log_dirs)
     exported, other = cli.export(tmp_path / "exported"), directory.export(tmp_path / "exported here")
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == {path.name: path.read_bytes() for path in other.iterdir()}
@@ -127,7 +95,7 @@ def test_requests_and_bytes_are_those_that_went_over_the_wire(
     proxied: tuple[FaultProxy, Bucket], log_dirs: list[Path], tmp_path: Path
 ) -> None:
     proxy = proxied[0]
-    cli = on_bucket(tmp_path / "on a bucket", proxied)
+    cli = through(tmp_path / "on a bucket", proxied)
     for log_dir in log_dirs:
         cli.bring(log_dir)
         requests, read, written, paths = (
@@ -149,7 +117,7 @@ def test_the_same_result_over_a_bad_network(
 ) -> None:
     proxy = proxied[0]
     truth = whole_job(directory, log_dirs)
-    cli = on_bucket(tmp_path / "on a bucket", proxied)
+    cli = through(tmp_path / "on a bucket", proxied)
     proxy.faults = [*NETWORK]
     assert whole_job(cli, log_dirs) == truth
     assert proxy.seen.faults.keys() == {fault.kind for fault in NETWORK}, "or this test shows little"
@@ -164,7 +132,7 @@ def test_everything_arrives_damaged_once(
 ) -> None:
     """Also where the server names no checksum: records, indexes and segments are judged by their own."""
     proxy = proxied[0]
-    cli = on_bucket(tmp_path / "on a bucket", proxied)
+    cli = through(tmp_path / "on a bucket", proxied)
     for each in (cli, directory):
         each.bring(log_dirs[0])
     objects = sorted(cli.objects())

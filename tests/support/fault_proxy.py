@@ -120,6 +120,7 @@ def kind_of(method: str, target: str) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body leave one after the other: 40 ms a request
     proxy: FaultProxy
 
     def handle_request(self) -> None:

@@ -28,10 +28,13 @@ def main() -> None:
     port = parser.parse_args().port
 
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import make_server
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Handler(WSGIRequestHandler):
+        disable_nagle_algorithm = True  # as in the fault proxy
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = make_server("127.0.0.1", port, locked(DomainDispatcherApplication(create_backend_app)), threaded=True)
+    server = make_server("127.0.0.1", port, locked(DomainDispatcherApplication(create_backend_app)), threaded=True, request_handler=Handler)
     print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()
 

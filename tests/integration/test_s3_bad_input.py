@@ -1,0 +1,224 @@
+"""What a bucket can do to a run: refuse, lose, change and hold back objects. The partition waits or is quarantined, readers see nothing."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import LogBuilder
+from tests.support.bucket_cli import BucketCli, Minutes, through
+from tests.support.deployment import GrowingLog
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.s3_server import Bucket
+from tests.support.tier_cli import Answer, latest
+
+VICTIM, BYSTANDER = "orders-0", "orders-1"
+
+
+class Scene:
+    """A tier with two partitions that are due, behind a proxy; and what readers had before anything went wrong."""
+
+    def __init__(self, tmp_path: Path, proxied: tuple[FaultProxy, Bucket]) -> None:
+        self.tmp_path = tmp_path
+        self.proxy = proxied[0]
+        self.cli = through(tmp_path / "cli", proxied)
+        self.cli.set(lease={"ttl_ms": 300})
+        for number, name in enumerate((VICTIM, BYSTANDER)):
+            log = GrowingLog("orders", number, tmp_path / "logs", random.Random(number))
+            self.bring(name, log.write_part(segments=2, batches=10))
+
+    def bring(self, name: str, folder: Path) -> None:
+        self.cli.named = name
+        self.cli.bring(folder)
+        self.cli.named = VICTIM
+        self.before = self.view()
+
+    def view(self) -> tuple[Any, dict[bytes, bytes]]:
+        """What the tier says that it has of the victim, and what a consumer reads of it."""
+        topics = [row for row in self.cli.do("topics")["partitions"] if row["partition"] == 0]
+        return topics, latest(self.cli.export(self.tmp_path / f"export-{random.getrandbits(60):x}"))
+
+    def sources(self) -> list[str]:
+        """Keys of the victim's segments."""
+        return sorted(key for key in self.cli.objects() if key.startswith(f"{VICTIM}/") and key.endswith(".log"))
+
+    def once(self, pattern: str, act: Callable[[], object], skip: int = 0) -> None:
+        """Something else happens just before a GET of a matching path is answered."""
+        seen: list[str] = []
+
+        def before(request: str, path: str) -> None:
+            if request == "get" and re.search(pattern, path):
+                seen.append(path)
+                if len(seen) == skip + 1:
+                    act()
+
+        self.proxy.before = before
+
+    def run(self) -> tuple[Answer, dict[str, Any], dict[str, Any]]:
+        """One `run` over everything: the answer, the victim's row, the bystander's."""
+        answer = self.cli.ask("run", "--force")
+        victim, bystander = answer.document["partitions"]
+        return answer, victim, bystander
+
+    def calm(self) -> None:
+        self.proxy.faults = []
+        self.proxy.before = lambda request, path: None
+
+    def unharmed(self) -> None:
+        """Readers see what they saw, no object of a round is part of the view, and what is left is known."""
+        self.calm()
+        assert self.view() == self.before
+        assert all(problem["severity"] == "note" for problem in self.cli.do("verify", VICTIM)["problems"])
+
+    def recovers(self) -> None:
+        """The next run does it, and everything that was left behind goes."""
+        self.calm()
+        answer, victim, _ = self.run()
+        assert (answer.code, victim["status"]) in {(0, "cleaned"), (0, "resumed")}, answer
+        topics, records = self.view()
+        assert records == self.before[1]
+        assert topics[0]["bytes"] < self.before[0][0]["bytes"]
+        self.cli.set(publish={"orphan_age_ms": 0})
+        self.cli.do("retire")
+        assert self.cli.do("verify") == {"ok": True, "problems": []}
+
+
+@pytest.fixture
+def scene(tmp_path: Path, s3_proxy: tuple[FaultProxy, Bucket]) -> Scene:
+    return Scene(tmp_path, s3_proxy)
+
+
+def test_a_bucket_that_does_not_exist(tmp_path: Path, s3_bucket: Bucket) -> None:
+    cli = BucketCli(tmp_path / "cli", s3_bucket)
+    cli.set(tier={"url": "s3://no-such-bucket-at-all/tier"})
+    log = LogBuilder()
+    log.put("a=1")
+    folder = log.write(tmp_path / "log")
+    for command in (["topics"], ["plan"], ["run"], ["verify"], ["retire"], ["import", folder, "--topic", "t", "--partition", "0"]):
+        answer = cli.ask(*command)
+        assert (answer.code, answer.document) == (5, None), answer
+        (line,) = answer.stderr.strip().splitlines()
+        assert "the bucket does not exist" in line
+        assert "[tier] url" in line
+    checked = cli.ask("config", "check")
+    assert checked.code == 5
+    assert "does not exist" in checked.document["problems"][0]["detail"]
+
+
+@pytest.mark.parametrize("refusal", ["denied", "expired"])
+@pytest.mark.parametrize("when", ["reading", "writing", "publishing"])
+def test_credentials_refused_in_mid_run(scene: Scene, refusal: str, when: str) -> None:
+    """From one moment on nothing is allowed any more: the round stays as it is, for whoever may go on."""
+    pattern = {"reading": f"{VICTIM}/.*log$", "writing": f"{VICTIM}/.*index$", "publishing": "partitions/.*/log/.*5.json$"}[when]
+
+    def before(request: str, path: str) -> None:
+        if request == ("get" if when == "reading" else "put") and re.search(pattern, path):
+            scene.proxy.faults = [Fault(refusal)]
+
+    scene.proxy.before = before
+    answer, victim, bystander = scene.run()
+    assert (answer.code, victim["status"], bystander["status"]) == (5, "quarantined", "quarantined")
+    assert ("access denied" if refusal == "denied" else "expired") in victim["reason"]
+    assert "a bug" not in answer.stderr
+    scene.unharmed()
+    scene.recovers()
+
+
+def test_an_object_that_disappears_between_listing_and_reading(scene: Scene) -> None:
+    lost = scene.sources()[1]
+    content = scene.cli.objects()[lost]
+    scene.once(f"{VICTIM}/.*log$", lambda: scene.cli.remove(lost))
+    answer, victim, bystander = scene.run()
+    assert (answer.code, victim["status"], bystander["status"]) == (3, "quarantined", "cleaned"), "the others go on"
+    assert lost.split("/")[1] in victim["reason"]
+    assert "quarantined" in answer.stderr
+    scene.calm()
+    assert not scene.cli.ask("verify", VICTIM).document["ok"]
+    scene.cli.put(lost, content)
+    scene.unharmed()
+    scene.recovers()
+
+
+@pytest.mark.parametrize("change", ["shrinks", "grows", "changes"])
+def test_an_object_that_is_not_what_it_was(scene: Scene, change: str) -> None:
+    key = scene.sources()[0]
+    content = scene.cli.objects()[key]
+    other = {"shrinks": content[:-100], "grows": content + b"more", "changes": content[:-1] + bytes([content[-1] ^ 1])}[change]
+    scene.once(f"{VICTIM}/.*log$", lambda: scene.cli.put(key, other))
+    answer, victim, bystander = scene.run()
+    assert (answer.code, victim["status"], bystander["status"]) == (3, "quarantined", "cleaned")
+    assert victim["segment"] == key
+    assert ("digest" if change == "changes" else "bytes, recorded are") in victim["reason"]
+    scene.calm()
+    scene.cli.put(key, content)
+    scene.unharmed()
+    scene.recovers()
+
+
+def test_an_etag_that_changes_while_a_large_object_is_read(scene: Scene, tmp_path: Path) -> None:
+    """Its parts are fetched side by side: parts of two versions are not one object."""
+    log = LogBuilder(next_offset=scene.before[0][0]["end_offset"] + 1, time=1_700_000_000_000)
+    for number in range(10):
+        log.put(f"large={'x' * 1_000_000}{number}")
+    scene.bring(VICTIM, log.write(tmp_path / "large"))
+    key = scene.sources()[-1]
+    content = scene.cli.objects()[key]
+    assert len(content) > 8 << 20
+    scene.once(re.escape(key.split("/")[1]), lambda: scene.cli.put(key, content[:-1] + b"!"), skip=1)
+    answer, victim, bystander = scene.run()
+    assert (answer.code, victim["status"], bystander["status"]) == (5, "quarantined", "cleaned")
+    assert "changed while it was read" in victim["reason"]
+    scene.calm()
+    scene.cli.put(key, content)
+    scene.unharmed()
+    scene.recovers()
+
+
+@pytest.mark.parametrize("fault", ["cut", "short"])
+def test_a_body_that_always_ends_early(scene: Scene, minutes: Minutes, fault: str) -> None:
+    scene.proxy.faults = [Fault(fault, ("get",), match=f"{VICTIM}/.*log$")]
+    answer, victim, bystander = scene.run()
+    assert (answer.code, victim["status"], bystander["status"]) == (5, "quarantined", "cleaned")
+    assert "tried" in victim["reason"]
+    assert minutes.seconds > 60
+    scene.unharmed()
+    scene.recovers()
+
+
+def test_a_body_that_always_differs_from_its_digest(scene: Scene) -> None:
+    scene.proxy.faults = [Fault("flip", ("get",), match=f"{VICTIM}/.*log$")]
+    answer, victim, bystander = scene.run()
+    assert (answer.code, victim["status"], bystander["status"]) == (3, "quarantined", "cleaned")
+    assert "digest" in victim["reason"]
+    scene.unharmed()
+    scene.recovers()
+
+
+@pytest.mark.parametrize("when", ["always", "publishing"])
+def test_503_for_a_minute(scene: Scene, minutes: Minutes, when: str) -> None:
+    minutes.until, minutes.then = 60.0, scene.calm
+    scene.proxy.faults = [Fault("slow_down", match="" if when == "always" else "partitions/.*/log/.*5.json")]
+    answer, victim, bystander = scene.run()
+    assert (answer.code, victim["status"], bystander["status"]) == (0, "cleaned", "cleaned")
+    assert 60 <= minutes.seconds < 120
+    assert scene.proxy.seen.faults["slow_down"] > 3
+
+
+def test_503_for_an_hour(scene: Scene, minutes: Minutes) -> None:
+    """In the middle of a round: it is left as it is, with the reason, and the next run takes it up."""
+
+    def before(request: str, path: str) -> None:
+        if request == "put" and re.search(f"{VICTIM}/.*log$", path):
+            scene.proxy.faults = [Fault("slow_down")]
+
+    scene.proxy.before = before
+    answer, victim, bystander = scene.run()
+    assert (answer.code, victim["status"], bystander["status"]) == (5, "quarantined", "quarantined")
+    assert "SlowDown" in victim["reason"]
+    scene.unharmed()
+    scene.recovers()
