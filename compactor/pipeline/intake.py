@@ -10,11 +10,12 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from compactor.cleaner.offline import open_directory
-from compactor.errors import BadData, NotFound, OutOfBudget, StoreError
+from compactor.errors import BadData, NotFound, OutOfBudget, StoreError, UsageError
 from compactor.metadata.state import ClosedImport, PartitionState
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.policy import CleanerPolicy
@@ -55,24 +56,36 @@ def import_directory(
     """Copies all segments of ``log_dir`` behind the partition's end.
 
     :param gaps: see ``logdir.check``.
-    :raises UsageError: not a log directory.
+    :raises UsageError: not a log directory, or one that cannot be read.
     :raises BadData: a segment that cannot be read; a gap or an overlap. The tier is as it was.
     :raises Fenced: the import was voided because it slept too long.
     :raises StoreError: what was uploaded is found again by the next attempt, or swept.
     """
     progress = progress or Progress()
-    sources = open_directory(log_dir, policy.index_interval_bytes, policy.max_decompressed_batch_bytes)
-    size = sum(source.size for source in sources)
-    progress.at("checking", size)
-    threads = opened.settings.daemon.threads
-    check(log_dir, sources, policy.max_decompressed_batch_bytes, threads, gaps=gaps, on_bytes=progress.advance)
+    with _reading(log_dir):
+        sources = open_directory(log_dir, policy.index_interval_bytes, policy.max_decompressed_batch_bytes)
+        size = sum(source.size for source in sources)
+        progress.at("checking", size)
+        threads = opened.settings.daemon.threads
+        check(log_dir, sources, policy.max_decompressed_batch_bytes, threads, gaps=gaps, on_bytes=progress.advance)
     log = opened.open(name)
     state = log.refresh()
-    found = members(log_dir, sources, _producers_at_end(opened, state))
+    with _reading(log_dir):
+        found = members(log_dir, sources, _producers_at_end(opened, state))
     intake = _Intake(opened, log_dir, name, policy, found, log)
     progress.at("uploading", size)
     repeated = intake.run(progress.advance)
     return ImportReport(len(found), size, found[0].start, found[-1].end, repeated)
+
+
+@contextmanager
+def _reading(log_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {error.filename or log_dir}: {error.strerror}", hint="Check the path, its owner and its mode"
+        ) from error
 
 
 class _Intake:

@@ -223,6 +223,14 @@ def test_nothing_to_import(files: tuple[str, ...], code: int, word: str, cli: Ti
     assert cli.digest() == before
 
 
+def test_a_directory_where_a_segment_should_be(cli: TierCli, tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "log", END)
+    (folder / f"{72:020}.log").mkdir()
+    before = cli.digest()
+    refused(bring(cli, folder), 2, f"{72:020}.log", "Is a directory")
+    assert cli.digest() == before
+
+
 @pytest.mark.parametrize("topic", ["a/b", "..", "", "x" * 250])
 def test_a_topic_that_kafka_would_not_have(topic: str, cli: TierCli, tmp_path: Path) -> None:
     refused(cli.ask("import", write_log(tmp_path / "log", 0), "--topic", topic, "--partition", 0), 2, "topic name")
