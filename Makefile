@@ -7,7 +7,7 @@ SEEDS ?= 1000
 KILLS ?= 200
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint conformance simulate kill-test bench clean
+.PHONY: help setup demo demo-s3 test lint conformance simulate kill-test bench clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -18,6 +18,9 @@ setup: ## The virtual environment in .venv, up to date (the others do this first
 
 demo: setup ## The main job, end to end, on data that it makes
 	@$(RUN) compactor demo
+
+demo-s3: setup ## The same on an S3 server that it starts: versitygw where Go is installed, else moto
+	@$(RUN) tests.support.demo_s3
 
 test: setup ## All tests
 	@sh .ci/java || true

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from compactor.config import load
+from compactor.config import S3, load
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.pipeline.compaction import OnStage, RoundReport, compact
@@ -38,9 +38,12 @@ class Comparison:
 
 
 class Demo:
-    """One run in ``folder``, which is new, empty, or that of an earlier demo. Raises UsageError for any other."""
+    """One run in ``folder``, which is new, empty, or that of an earlier demo. Raises UsageError for any other.
 
-    def __init__(self, folder: Path, now_ms: int) -> None:
+    ``tier_url``: where the tier is made, if not in the folder; there must be none yet, and it stays.
+    """
+
+    def __init__(self, folder: Path, now_ms: int, tier_url: str = "", s3: S3 | None = None) -> None:
         self.folder = folder.absolute()
         self.now_ms = now_ms
         self.shape = Shape(now_ms)
@@ -48,10 +51,13 @@ class Demo:
         self.log_dir = self.folder / "kafka-log" / str(NAME)
         self.exported = self.folder / "exported" / str(NAME)
         self._clear()
-        tier, state = (self.folder / "tier").as_uri(), json.dumps(str(self.folder / "state"), ensure_ascii=False)
-        self.config.write_text(f'{FIRST_LINE}[tier]\nurl = "{tier}"\nstate_dir = {state}\n', encoding="utf-8")
+        self.tier_place = tier_url or str(self.folder / "tier")
+        tier = {"url": tier_url or (self.folder / "tier").as_uri(), "state_dir": str(self.folder / "state")}
+        self.config.write_text(_as_toml({"tier": tier, "s3": s3.model_dump() if s3 else {}}), encoding="utf-8")
         # Without the environment: a demo must not meet somebody's real tier.
         self._tier: Tier = open_tier(load(str(self.config), {}))
+        if tier_url and self._tier.catalog.refresh().tier_id:
+            raise UsageError(f"there is a tier at {tier_url} already", hint="Name a prefix that nothing uses yet")
         self._cleaner = self._tier.settings.cleaner_for(NAME.topic)
 
     def _clear(self) -> None:
@@ -87,6 +93,13 @@ class Demo:
         """Reads both directories back with the demo's own reader."""
         before, after = read_view(self.log_dir), read_view(self.exported)
         return Comparison(before, after, _segments(self.log_dir), _segments(self.exported), differences(before, after))
+
+
+def _as_toml(sections: dict[str, dict[str, str]]) -> str:
+    lines = [FIRST_LINE]
+    for name, keys in sections.items():
+        lines += [f"[{name}]\n", *(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in keys.items())]
+    return "".join(lines)
 
 
 def _segments(folder: Path) -> int:

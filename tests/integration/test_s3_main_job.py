@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
+from compactor.cli.main import entry
+from compactor.service import demo_data
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -42,7 +44,8 @@ def directory(tmp_path: Path) -> TierCli:
 
 @pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.slow)])
 def proxied(request: pytest.FixtureRequest) -> tuple[FaultProxy, Bucket]:
-    return request.getfixturevalue("s3_proxy" if request.param == "moto" else "versity_proxy")
+    found: tuple[FaultProxy, Bucket] = request.getfixturevalue("s3_proxy" if request.param == "moto" else "versity_proxy")
+    return found
 
 
 def live_objects(cli: TierCli) -> dict[tuple[int, str], str]:
@@ -144,6 +147,20 @@ def test_everything_arrives_damaged_once(
     proxy.faults = [Fault(damage, ("get",), match=re.escape(quote(key)) + "$", times=1) for key in cli.objects()]
     assert cli.do("verify")["ok"]
     assert latest(cli.export(tmp_path / "exported")) == latest(directory.export(tmp_path / "exported here"))
+
+
+def test_demo_on_a_bucket(s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    make = demo_data.Shape.__init__
+    small = {"records": 4_000, "keys": 400, "segment_bytes": 1 << 17, "transactions": 4}
+    monkeypatch.setattr(demo_data.Shape, "__init__", lambda self, now_ms: make(self, now_ms, **small))
+    monkeypatch.setenv("TIERED_COMPACTOR__S3__ENDPOINT_URL", s3_bucket.server.endpoint)
+    monkeypatch.setenv("TIERED_COMPACTOR__S3__REGION", s3_bucket.server.region)
+    monkeypatch.chdir(tmp_path)
+    assert entry(["demo", "--tier", s3_bucket.url, "--output", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
+    assert {key.partition("/")[0] for key in BucketCli(tmp_path / "cli", s3_bucket).objects()} == {".tiered-compactor", "customers-0"}
+    assert entry(["demo", "--tier", s3_bucket.url]) == 2
+    assert "there is a tier" in capsys.readouterr().err
 
 
 def test_nothing_of_the_configuration_is_a_secret(s3_bucket: Bucket, tmp_path: Path) -> None:

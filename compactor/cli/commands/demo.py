@@ -20,21 +20,25 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("--dir", metavar="D", type=Path, help="keep everything there to look at (default: a temporary directory)")
+    parser.add_argument(
+        "--tier", metavar="URL", help="make the tier there, s3://bucket/prefix, reached as [s3] in the settings says; it stays"
+    )
     parser.runs(run)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
     if args.dir is not None:
-        return _show(args.dir, out, kept=True)
+        return _show(args, args.dir, out, kept=True)
     with tempfile.TemporaryDirectory(prefix="tiered-compactor-demo-") as folder:
-        return _show(Path(folder), out, kept=False)
+        return _show(args, Path(folder), out, kept=False)
 
 
-def _show(folder: Path, out: Output, *, kept: bool) -> int:
+def _show(args: argparse.Namespace, folder: Path, out: Output, *, kept: bool) -> int:
     from compactor.service.demo import Demo
 
     begin = time.monotonic()
-    demo = Demo(folder, int(time.time() * 1000))
+    now_ms = int(time.time() * 1000)
+    demo = Demo(folder, now_ms, args.tier, frame.settings(args).s3) if args.tier else Demo(folder, now_ms)
     warm_up(out)
     seconds = _work(demo, out)
     compared = demo.check()
@@ -58,7 +62,8 @@ def _show(folder: Path, out: Output, *, kept: bool) -> int:
         "seconds": round(time.monotonic() - begin, 3),
         "dir": str(demo.folder) if kept else None,
     }
-    out.result(document, _table(compared), summary=_closing(demo) if kept else "Keep everything to look at it: demo --dir DIRECTORY")
+    gone = f"The tier stays at {args.tier}" if args.tier else "Keep everything to look at it: demo --dir DIRECTORY"
+    out.result(document, _table(compared), summary=_closing(demo) if kept else gone)
     return 0 if ok else CompactorError.exit_code
 
 
@@ -116,6 +121,6 @@ def _closing(demo: Demo) -> str:
         (
             f"{demo.log_dir}: the topic as the broker wrote it",
             f"{demo.exported}: the same, compacted",
-            f"{demo.folder / 'tier'}: the tier. Look around: {command}",
+            f"{demo.tier_place}: the tier. Look around: {command}",
         )
     )
