@@ -25,7 +25,7 @@ TTL_MS = 800
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_at_random_moments_nothing_is_lost_and_nothing_left_over(tmp_path: Path) -> None:
-    ordeal = Ordeal.over(tmp_path, seed=20261121, tell=print)
+    ordeal = Ordeal.over(tmp_path, seed=20261121, tell=print, partitions=2)
     ordeal.kill(20)
     assert ordeal.finish() == []
 
