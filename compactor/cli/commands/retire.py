@@ -25,21 +25,24 @@ def run(args: argparse.Namespace, out: Output) -> int:
     swept: list[str] = []
     waiting: list[str] = []
     freed = 0
-    for name in opened.partitions():
-        try:
-            # An open intent is resumed first, as `run` would.
-            work = Round(opened, name, opened.ports.clock_ms()).work
-            report = retire(
-                opened.ports, opened.open(name), opened.lease, opened.retention, now_ms=args.now, dry_run=args.dry_run, work=work
-            )
-        except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-            outcomes.failed(str(name), error)
-            continue
-        outcomes.ok()
-        deleted += report.deleted
-        swept += report.swept
-        waiting += report.waiting
-        freed += report.bytes
+    names = opened.partitions()
+    with out.progress("retiring", len(names), "partitions") as progress:
+        for name in names:
+            progress.advance()
+            try:
+                # An open intent is resumed first, as `run` would.
+                work = Round(opened, name, opened.ports.clock_ms()).work
+                report = retire(
+                    opened.ports, opened.open(name), opened.lease, opened.retention, now_ms=args.now, dry_run=args.dry_run, work=work
+                )
+            except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
+                outcomes.failed(str(name), error)
+                continue
+            outcomes.ok()
+            deleted += report.deleted
+            swept += report.swept
+            waiting += report.waiting
+            freed += report.bytes
     would = "to be " if args.dry_run else ""
     groups = ((would + "deleted", deleted), (would + "swept", swept), ("waiting", waiting))
     rows = [(what, segment, count) for what, keys in groups for segment, count in _by_segment(keys).items()]

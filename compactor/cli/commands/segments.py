@@ -51,7 +51,8 @@ def show_dump(args: argparse.Namespace, out: Output) -> None:
     opened = tiers.opened(args)
     (name,) = opened.partitions([args.partition])
     limit = opened.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
-    document = dump_segment(opened, name, args.id, limit)
+    with out.progress("reading", unit="bytes") as progress, opened.counters.watched(progress.advance):
+        document = dump_segment(opened, name, args.id, limit)
     rows = [
         (b["base_offset"], b["last_offset"], b["codec"], b["kind"], b["producer_id"], r["offset"], r["timestamp"], r["key"], r["value"])
         for b in document["batches"]
