@@ -113,7 +113,8 @@ def test_the_race_is_run_once_for_a_bucket(cli: BucketCli, s3_proxy: tuple[Fault
     assert check(cli) == {}
     first = s3_proxy[0].seen.requests["put"]
     assert check(cli) == {}
-    assert s3_proxy[0].seen.requests["put"] - first < 10 < 200 < first
+    assert first > 200
+    assert s3_proxy[0].seen.requests["put"] - first < 10
     assert list(cli.objects()) == [".tiered-compactor/probe/conditional-puts-raced-1"]
 
 
@@ -221,8 +222,8 @@ def test_long_commands_say_how_far_they_are(cli: BucketCli, tmp_path: Path, monk
     monkeypatch.setattr(output, "_LINE_SECONDS", 0.0)
     first = cli.do("segments", "list", "orders-0")["segments"][0]
     for command in (
-        ["topics"], ["plan"], ["run", "--force"], ["verify"], ["retire"], ["runs", "list"], ["checkpoints", "list"], ["checkpoints", "verify"],
-        ["export", "orders-0", tmp_path / "out"], ["explain", "orders-0", "--key", "key-1"],
+        ["segments", "dump", "orders-0", first["id"]], ["topics"], ["plan"], ["run", "--force"], ["verify"], ["retire"], ["runs", "list"],
+        ["checkpoints", "list"], ["checkpoints", "verify"], ["export", "orders-0", tmp_path / "out"], ["explain", "orders-0", "--key", "k"],
     ):  # fmt: skip
         answer = cli.ask(*command)
         assert answer.code == 0, answer
