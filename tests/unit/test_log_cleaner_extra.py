@@ -573,3 +573,14 @@ def test_offsets_that_go_back_are_refused(tmp_path: Path) -> None:
         with pytest.raises(BadData, match="offset") as refused:
             clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
         assert refused.value.offset == 2
+
+
+def test_record_outside_its_batch_is_refused(tmp_path: Path) -> None:
+    """A deviation: Kafka takes it, and its offset map with it."""
+    log = LogBuilder()
+    log.put("a=1", "b=1", offsets=[0, 5], last_offset=2)
+    log.put("c=1")
+    folder = log.write(tmp_path / "log")
+    with pytest.raises(BadData, match="outside its batch") as refused:
+        clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+    assert (refused.value.position, refused.value.offset) == (0, 0)
