@@ -169,7 +169,7 @@ class TestErrors:
         script = f"""
             set -e
             mkdir -p "$1" && mount -t tmpfs -o size=200k tmpfs "$1"
-            exec {sys.executable} - "$1" <<'END'
+            exec "{sys.executable}" - "$1" <<'END'
             import sys
             from pathlib import Path
             from compactor.errors import OutOfBudget
