@@ -1,0 +1,59 @@
+"""Random schedules in which processes begin from states that others folded earlier, as machines with local state do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from compactor.metadata.control_log import ControlLog, Mark
+from compactor.metadata.state import PartitionState
+from compactor.model.ids import TopicPartition
+from compactor.pipeline.logs import PartitionLog, open_partition
+from compactor.pipeline.ports import Ports
+from tests.simulation import actors, schedule
+from tests.simulation.schedule import run_schedule
+
+SCHEDULES = 300
+
+
+@contextmanager
+def remembering(seed: int) -> Iterator[list[int]]:
+    """Yields the ages, in slots, of the states that were gone on from."""
+    rng, settle = random.Random(seed), ControlLog._settle
+    kept: list[tuple[PartitionState, Mark]] = []
+    ages: list[int] = []
+
+    def keeping(log: ControlLog[Any], appended: Any) -> Any:
+        state = settle(log, appended)
+        if isinstance(state, PartitionState) and rng.random() < 0.3 and (mark := log.mark()):
+            kept.append((state, Mark.model_validate_json(mark.model_dump_json())))
+        return state
+
+    def opened(ports: Ports, name: TopicPartition) -> PartitionLog:
+        log = open_partition(ports, name)
+        if kept and rng.random() < 0.8:
+            chosen = rng.choice(kept)
+            ages.append(kept[-1][0].slot - chosen[0].slot)
+            log.load(*chosen)
+        return log
+
+    with (
+        patch.object(ControlLog, "_settle", keeping),
+        patch.object(actors, "open_partition", opened),
+        patch.object(schedule, "open_partition", opened),
+    ):
+        yield ages
+
+
+def test_states_of_any_age_may_be_gone_on_from() -> None:
+    ages: list[int] = []
+    for seed in range(SCHEDULES):
+        with remembering(seed) as used:
+            outcome = run_schedule(seed)
+        assert not outcome.violations, seed
+        ages += used
+    assert len(ages) > SCHEDULES
+    assert sum(age > 10 for age in ages) > 50, "or this test shows little"
