@@ -253,14 +253,15 @@ def test_a_store_that_answers_503_for_a_minute_is_waited_for(proxy: FaultProxy, 
 
 class TestCredentials:
     def test_that_are_refused_in_the_middle_end_it_at_once(self, proxy: FaultProxy, store: S3Store, tmp_path: Path) -> None:
-        path, _ = large_file(tmp_path / "in", 6 * PART)
+        path, _ = large_file(tmp_path / "in", 12 * PART)
         store.create_from_file("k", path)
         before = proxy.seen.requests["get"]
         proxy.faults = [Fault("delay", ("get",), times=2, seconds=0), Fault("expired", ("get",))]
         with pytest.raises(Refused, match="session token has expired"):
             store.download("k", tmp_path / "out")
         assert not (tmp_path / "out").exists()
-        assert proxy.seen.requests["get"] - before <= 2 + PARTS.threads
+        # Each thread may have taken one more part before the first refusal was heard of; the rest was never asked for.
+        assert proxy.seen.requests["get"] - before <= 2 + 2 * PARTS.threads < 12
 
 
 class TestCounting:
