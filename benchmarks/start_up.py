@@ -1,9 +1,10 @@
-"""How soon a tier of 2,000 partitions and 200,000 segments answers: `topics` and `plan`, without and with local state.
+"""How soon a tier of 2,000 partitions and 200,000 segments answers: `topics`, `plan`, `run` and a daemon, without and with local state.
 
     python -m benchmarks.start_up [--partitions N] [--segments N] [--url URL] [--s3-endpoint URL]
 
 Makes the tier's control logs (there are no segment objects: neither command looks at them), then runs the commands as a person
 would, each in a process of its own, and prints seconds of wall clock and of CPU. ``cold``: nothing is kept on this machine.
+``run`` finds nothing due and asks the tier about every partition; the daemon is ready when /readyz says so after its first scan.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import argparse
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +29,7 @@ from compactor.pipeline.importing import register, tier
 from compactor.pipeline.tier import Tier, open_tier
 
 PER_TOPIC = 20
+NOTHING_DUE = {"TIERED_COMPACTOR__CLEANER__MIN_CLEANABLE_DIRTY_RATIO": "1"}
 
 
 def make(opened: Tier, partitions: int, per_partition: int) -> None:
@@ -56,6 +60,30 @@ def timed(config: Path, *command: str, **environment: str) -> dict[str, float]:
     return {"seconds": round(seconds, 2), "cpu": round(cpu, 2)}
 
 
+def daemon_ready(config: Path) -> float:
+    """Seconds from the start of the process to the first 200 of /readyz."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {**os.environ, **NOTHING_DUE, "TIERED_COMPACTOR__DAEMON__LISTEN": listen}
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "compactor", "daemon", "--config", str(config)], stderr=subprocess.DEVNULL, env=environment
+    )
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"http://{listen}/readyz", timeout=5).close()
+                return round(time.perf_counter() - began, 2)
+            except OSError:
+                if process.poll() is not None:
+                    raise RuntimeError("the daemon ended") from None
+                time.sleep(0.01)
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partitions", type=int, default=2_000)
@@ -77,7 +105,8 @@ def main() -> int:
             "topics": timed(config, "topics"),
             "plan": timed(config, "plan"),
             "plan_json": timed(config, "plan", "--output", "json"),
-            "run_nothing_due": timed(config, "run", TIERED_COMPACTOR__CLEANER__MIN_CLEANABLE_DIRTY_RATIO="1"),
+            "run_nothing_due": timed(config, "run", **NOTHING_DUE),
+            "daemon_ready_s": daemon_ready(config),
             "local_state_bytes": sum(path.stat().st_size for path in state.rglob("*") if path.is_file()),
         }
     results["load"] = os.getloadavg()[0]
