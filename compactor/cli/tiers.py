@@ -24,6 +24,7 @@ def opened(args: argparse.Namespace, *, local_state: bool = False) -> Tier:
     """The tier of the configuration; ``local_state``: with what this machine remembers of it. Raises UsageError."""
     from compactor.pipeline.tier import open_tier
 
+    gc.set_threshold(100_000)  # segments are made by the hundred thousand, and no cycles
     settings = frame.settings(args)
     opened = open_tier(settings, local_state=local_state)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
@@ -44,7 +45,6 @@ def summaries(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes
     """A look at each of these partitions; those that cannot be read are reported and left out."""
     from compactor.pipeline.overview import overview
 
-    gc.set_threshold(100_000)  # what follows makes segments by the hundred thousand, and no cycles
     found = []
     with out.progress("looking", len(names), "partitions") as progress:
         looks = overview(tier, names, on_partition=progress.advance)
