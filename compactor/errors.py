@@ -1,13 +1,13 @@
 """Every error a user can meet, sorted by what to do next; the exit code says the same to a script.
 
-    CompactorError (1: a bug)
-    +-- UsageError        2   the command line or the configuration is wrong
-    +-- BadData           3   bytes that Kafka would refuse too; the partition is quarantined
-    +-- Fenced            4   another compactor has taken over; this process changed nothing since
-    |   +-- Leased        4   another compactor holds the lease and is alive
-    +-- StoreError        5   object store, broker or network
-    |   +-- NotFound, AlreadyExists, Unavailable (try again), Refused (it will not get better by itself)
-    +-- OutOfBudget       6   disk or memory budget too small, or the disk is full
+CompactorError (1: a bug)
++-- UsageError        2   the command line or the configuration is wrong
++-- BadData           3   bytes that Kafka would refuse too; the partition is quarantined
++-- Fenced            4   another compactor has taken over; this process changed nothing since
+|   +-- Leased        4   another compactor holds the lease and is alive
++-- StoreError        5   object store, broker or network
+|   +-- NotFound, AlreadyExists, Unavailable (try again), Refused (it will not get better by itself)
++-- OutOfBudget       6   disk or memory budget too small, or the disk is full
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Opens control logs with the rules of ordering.py. Keys in the control store:
 
-    catalog/{log,snapshot,boundary}/...                     the tier-wide log: identity, partitions, hints
-    partitions/<topic-partition>/{log,snapshot,boundary}/... one partition's log
-    partitions/<topic-partition>/heartbeat/<epoch>.json      liveness of a leader
-    partitions/<topic-partition>/scratch/<run>/<name>        what a run keeps between its passes
+catalog/{log,snapshot,boundary}/...                     the tier-wide log: identity, partitions, hints
+partitions/<topic-partition>/{log,snapshot,boundary}/... one partition's log
+partitions/<topic-partition>/heartbeat/<epoch>.json      liveness of a leader
+partitions/<topic-partition>/scratch/<run>/<name>        what a run keeps between its passes
 """
 
 from __future__ import annotations

@@ -355,8 +355,7 @@ def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new: RemoteLog
         return gap
     if (new.start_offset, new.end_offset) != (sources[0].start_offset, sources[-1].end_offset):
         return (
-            f"segment {new.id} covers {new.start_offset}..{new.end_offset}, "
-            f"its sources {sources[0].start_offset}..{sources[-1].end_offset}"
+            f"segment {new.id} covers {new.start_offset}..{new.end_offset}, its sources {sources[0].start_offset}..{sources[-1].end_offset}"
         )
     if new.leader_epochs != lineage.union([source.leader_epochs for source in sources]):
         return f"segment {new.id} does not carry the leader epochs of its sources"

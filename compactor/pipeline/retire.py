@@ -209,5 +209,3 @@ def _report(state: PartitionState, found: Survey, *, gone: tuple[RemoteLogSegmen
     swept = found.orphans
     size = sum(file.size for segment in deleted for file in segment.files.values()) + found.orphan_bytes
     return RetireReport(_keys(state, deleted), swept, _keys(state, found.waiting), size)
-
-

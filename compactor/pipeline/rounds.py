@@ -1,7 +1,7 @@
 """One round over one partition: recover, plan, announce, work, verify, publish, note what it cost.
 
-    refresh -> acquire -> open intent? -> resume it or record it undone
-                       -> plan -> announce -> work -> receipts -> verify -> publish -> run history -> release
+refresh -> acquire -> open intent? -> resume it or record it undone
+                   -> plan -> announce -> work -> receipts -> verify -> publish -> run history -> release
 """
 
 from __future__ import annotations

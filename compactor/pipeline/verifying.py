@@ -20,9 +20,9 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.compaction import disk_budget
 from compactor.pipeline.disk import blocks
 from compactor.pipeline.logs import PartitionLog
+from compactor.pipeline.recorded import download
 from compactor.pipeline.retire import survey
 from compactor.pipeline.spool import process_folder
-from compactor.pipeline.recorded import download
 from compactor.pipeline.tier import Tier
 from compactor.records.batches import ABORT
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, parse_txn_index

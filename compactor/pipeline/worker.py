@@ -357,5 +357,3 @@ def _same(data: ObjectStore, key: str, file: SegmentFile) -> bool:
     except NotFound:
         return False
     return info.size == file.size and info.metadata.get("sha256") == file.sha256
-
-
