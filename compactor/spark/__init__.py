@@ -14,6 +14,4 @@ def register(spark: SparkSession) -> None:
     from compactor.spark.versions import check_pyspark
 
     check_pyspark()
-    # Off by default; a source that takes filters is refused without it.
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(KafkaTieredSource)

@@ -2,39 +2,31 @@
 
 Planned from metadata alone: each partition is folded, its offsets are cut into splits, and each split is read by one task. docs/spark.md
 lists the options. Spark does not tell a Python source which columns a query needs: they are chosen by ``columns`` or ``.schema()``.
+
+Ranges are options too, and filters are left to Spark. A Python source may take filters (``pushFilters``, Spark 4.1 to 4.3), but Spark then
+keeps what the last query planned for every later one: after ``df.where("offset < 5").count()``, ``df.count()`` reads those five offsets.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from compactor import config
-from compactor.errors import NotFound, UsageError
+from compactor.errors import UsageError
 from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.tier import Tier, open_tier
+from compactor.spark.pieces import Gone
 from compactor.spark.reading import FOLDS, Extent, Latest, Reader, Wanted, first_offset_at, last_stable_offset
 
 if TYPE_CHECKING:
@@ -62,17 +54,6 @@ READING: Final = {
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Offsets [first, end) and record times from ``since_ms`` on; ``partitions`` None: all. What a query's filters come to."""
-
-    first: int = 0
-    end: int = MAX
-    since_ms: int = -MAX
-    partitions: frozenset[int] | None = None
-    nothing: bool = False
-
-
-@dataclass(frozen=True)
 class ReadRequest:
     """The options, checked. ``starting_ms`` and ``ending_ms`` are looked up as offsets, as Spark's own Kafka source does it."""
 
@@ -88,7 +69,6 @@ class ReadRequest:
     columns: tuple[str, ...] = ()
     split_bytes: int = SPLIT_BYTES
     key_ranges: int = 0
-    bounds: Bounds = field(default_factory=Bounds)
 
 
 class KafkaTieredSource(DataSource):
@@ -118,15 +98,9 @@ class KafkaTieredReader(DataSourceReader):
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
         self._request = request
         self._schema = schema
-        self._filters: list[Filter] = []
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802, Spark's name
-        """Filters decide which segments are opened; Spark applies them to the rows all the same."""
-        self._filters = list(filters)
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        return plan(_tier(self._request.settings), self._request, bounds_of(self._request.topic, self._filters))
+        return plan(_tier(self._request.settings), self._request)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Split):
@@ -227,55 +201,6 @@ def check_schema(schema: StructType) -> None:
             raise UsageError(f"kafka-tiered: column {column.name} is {DDL[column.name]}", hint="Cast it after reading")
 
 
-# ---- filters ----------------------------------------------------------------------------------------------------------------
-
-
-def bounds_of(topic: str, filters: Sequence[Filter]) -> Bounds:
-    """What the filters (all of them hold) leave to be read. What is not understood leaves everything."""
-    found = Bounds()
-    for one in filters:
-        found = _bounded(found, topic, one)
-    return found
-
-
-def _bounded(found: Bounds, topic: str, one: Filter) -> Bounds:
-    match one:
-        case EqualTo(("topic",), str(value)):
-            return _with(found, nothing=found.nothing or value != topic)
-        case EqualTo(("partition",), int(value)):
-            return _with(found, partitions=_both(found.partitions, {value}))
-        case In(("partition",), values):
-            return _with(found, partitions=_both(found.partitions, {value for value in values if isinstance(value, int)}))
-        case EqualTo(("offset",), int(value)):
-            return _with(found, first=max(found.first, value), end=min(found.end, value + 1))
-        case GreaterThanOrEqual(("offset",), int(value)):
-            return _with(found, first=max(found.first, value))
-        case GreaterThan(("offset",), int(value)):
-            return _with(found, first=max(found.first, value + 1))
-        case LessThan(("offset",), int(value)):
-            return _with(found, end=min(found.end, value))
-        case LessThanOrEqual(("offset",), int(value)):
-            return _with(found, end=min(found.end, value + 1))
-        case EqualTo(("timestamp",), datetime() as value) | GreaterThan(("timestamp",), datetime() as value):
-            return _with(found, since_ms=max(found.since_ms, _millis(value)))
-        case GreaterThanOrEqual(("timestamp",), datetime() as value):
-            return _with(found, since_ms=max(found.since_ms, _millis(value)))
-    return found
-
-
-def _with(found: Bounds, **changes: Any) -> Bounds:
-    return Bounds(**{**found.__dict__, **changes})
-
-
-def _both(one: frozenset[int] | None, other: set[int]) -> frozenset[int]:
-    return frozenset(other) if one is None else one & other
-
-
-def _millis(value: datetime) -> int:
-    """Rounded down: a bound must not lose the millisecond it falls into."""
-    return int(value.timestamp() // 0.001)
-
-
 # ---- planning ---------------------------------------------------------------------------------------------------------------
 
 
@@ -289,7 +214,7 @@ def _tier(settings: config.Settings) -> Tier:
     return _opened(settings.model_dump_json())
 
 
-def plan(tier: Tier, request: ReadRequest, bounds: Bounds) -> list[InputPartition]:
+def plan(tier: Tier, request: ReadRequest) -> list[InputPartition]:
     """The splits of a read: a few requests per partition, none per segment unless times are looked up. Raises UsageError, StoreError."""
     known = sorted(name.partition for name in tier.identity().names if name.topic == request.topic)
     if not known:
@@ -298,23 +223,22 @@ def plan(tier: Tier, request: ReadRequest, bounds: Bounds) -> list[InputPartitio
     missing = sorted(set(request.partitions or ()) - set(known))
     if missing:
         raise UsageError(f"{request.topic} has no partition {missing[0]} in the tier")
-    chosen = [set(given) for given in (request.partitions, bounds.partitions) if given is not None]
     splits: list[InputPartition] = []
-    for partition in () if bounds.nothing else sorted(set(known).intersection(*chosen)):
-        splits += _of_partition(tier, request, bounds, TopicPartition(request.topic, partition))
+    for partition in known if request.partitions is None else request.partitions:
+        splits += _of_partition(tier, request, TopicPartition(request.topic, partition))
     return splits
 
 
-def _of_partition(tier: Tier, request: ReadRequest, bounds: Bounds, name: TopicPartition) -> list[Split]:
+def _of_partition(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[Split]:
     for _ in range(FOLDS):
         try:
-            return _splits(tier, request, bounds, name, tier.open(name).refresh())
-        except NotFound:
+            return _splits(tier, request, name, tier.open(name).refresh())
+        except Gone:
             continue  # a segment was replaced while times were looked up in it
-    return _splits(tier, request, bounds, name, tier.open(name).refresh())
+    return _splits(tier, request, name, tier.open(name).refresh())
 
 
-def _splits(tier: Tier, request: ReadRequest, bounds: Bounds, name: TopicPartition, state: PartitionState) -> list[Split]:
+def _splits(tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState) -> list[Split]:
     limit = request.settings.cleaner_for(request.topic).max_decompressed_batch_bytes
     first, end = max(request.starting_offset, state.start_offset), min(request.ending_offset, state.end_offset + 1)
     if request.committed:
@@ -325,19 +249,12 @@ def _splits(tier: Tier, request: ReadRequest, bounds: Bounds, name: TopicPartiti
     if request.ending_ms is not None:
         found = first_offset_at(tier, name, state.live, request.ending_ms, limit)
         end = end if found is None else min(end, found)
+    segments = [segment for segment in state.live if segment.end_offset >= first and segment.start_offset < end]
     if request.latest:
-        # What lies above a filter's bound decides which record of a key is the last one; what lies below is of no use.
-        segments = _overlapping(state.live, max(first, bounds.first), end)
-        return _latest_splits(request, name, segments, max(first, bounds.first), end, limit)
-    first, end = max(first, bounds.first), min(end, bounds.end)
-    segments = [segment for segment in _overlapping(state.live, first, end) if segment.max_timestamp_ms >= bounds.since_ms]
+        return _latest_splits(request, name, segments, first, end, limit)
     wanted = Wanted(request.committed, limit)
     parts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut(segments, request.split_bytes)]
     return [Split(Extent(name, a, b, of), wanted) for a, b, of in parts if a <= b]
-
-
-def _overlapping(live: Sequence[RemoteLogSegmentMetadata], first: int, end: int) -> list[RemoteLogSegmentMetadata]:
-    return [segment for segment in live if segment.end_offset >= first and segment.start_offset < end]
 
 
 def _cut(segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int) -> Iterator[tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]]:

@@ -45,7 +45,7 @@ class Piece:
 
 
 class SegmentReader:
-    """One remote segment. Raises NotFound where its objects are gone, BadData where its bytes are not batches."""
+    """One remote segment. Raises Gone where an object of it is not there, BadData where its bytes are not batches."""
 
     def __init__(self, store: ObjectStore, partition: str, metadata: RemoteLogSegmentMetadata, inflate_limit: int) -> None:
         self._store = store
@@ -75,7 +75,7 @@ class SegmentReader:
         left = self.metadata.size_bytes - position
         length = min(piece_bytes, left)
         while True:
-            buf = read_only(np.frombuffer(self._store.get(key, position, length), np.uint8))
+            buf = read_only(np.frombuffer(self._get(key, position, length), np.uint8))
             if not len(buf):
                 raise BadData(f"the object ends at byte {position}, {left} bytes early", segment=key, hint="It was changed. Run `verify`")
             whole, needed = whole_batches(buf)
@@ -113,8 +113,14 @@ class SegmentReader:
         """Empty where there is none: reading from the beginning is always right. A missing object is not: the segment was replaced."""
         if kind not in self.metadata.files:
             return np.empty(0, entry)
-        data = self._store.get(self.metadata.key(self._partition, kind))
+        data = self._get(self.metadata.key(self._partition, kind))
         return np.frombuffer(data[: len(data) // entry.itemsize * entry.itemsize], entry)
+
+    def _get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        try:
+            return self._store.get(key, start, length)
+        except NotFound:
+            raise Gone(key, self.metadata) from None
 
     def _source(self, key: str, buf: Bytes) -> SourceSegment:
         base, stop = self.metadata.start_offset, self.metadata.end_offset + 1
@@ -123,9 +129,17 @@ class SegmentReader:
         return source
 
 
-def absent(error: NotFound, metadata: RemoteLogSegmentMetadata) -> BadData:
-    """A segment that a fresh fold still names is not there: that is no race with a compactor any more."""
-    return BadData(f"a live segment is missing in the store ({error.message})", segment=metadata.id, hint="Run `verify`")
+class Gone(NotFound):
+    """An object of a segment is not there: it was replaced meanwhile, or it is lost."""
+
+    def __init__(self, key: str, metadata: RemoteLogSegmentMetadata) -> None:
+        super().__init__(f"{key} is missing in the store")
+        self.key = key
+        self.metadata = metadata
+
+    def lost(self) -> BadData:
+        """What it comes to where a fresh fold still names the segment."""
+        return BadData("a live segment is missing in the store", segment=self.key, hint="Run `verify`")
 
 
 def _moved(error: BadData, by: int) -> BadData:

@@ -19,7 +19,7 @@ from bloom.jit import kernel
 from bloom.siphash import key_halves, siphash128, tag_of
 from compactor.cleaner.buckets import range_of
 from compactor.cleaner.keysets import Hashes, KeySet
-from compactor.errors import NotFound, OutOfBudget
+from compactor.errors import OutOfBudget
 from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -29,7 +29,7 @@ from compactor.records.codecs import ByteBuffer
 from compactor.records.rows import Int32s, RowBuffers, parse
 from compactor.spark.columns import Selection
 from compactor.spark.outcomes import Outcomes
-from compactor.spark.pieces import Piece, SegmentReader, absent
+from compactor.spark.pieces import Gone, Piece, SegmentReader
 
 Flags = npt.NDArray[np.bool_]
 
@@ -145,8 +145,8 @@ class Reader:
                     first, folds = max(first, int(piece.source.table.last_offset[-1]) + 1), 0
                     position = piece.end
                 first = max(first, metadata.end_offset + 1)
-            except NotFound as error:
-                folds = self._fold_again(error, metadata, folds)
+            except Gone as error:
+                folds = self._fold_again(error, folds)
 
     def _newest(self, latest: Latest) -> Iterator[Selection]:
         """Read backwards, the first record seen of a key is its last one; a set of key hashes is all there is to remember."""
@@ -170,8 +170,8 @@ class Reader:
                     if last < extent.first:
                         return
                 last = min(last, metadata.start_offset - 1)
-            except NotFound as error:
-                folds = self._fold_again(error, metadata, folds)
+            except Gone as error:
+                folds = self._fold_again(error, folds)
 
     def _mine(self, piece: Piece, first: int, last: int) -> Flags:
         table = piece.source.table
@@ -181,11 +181,11 @@ class Reader:
             mine &= ~self._outcomes.aborted(piece)
         return mine
 
-    def _fold_again(self, error: NotFound, metadata: RemoteLogSegmentMetadata, folds: int) -> int:
+    def _fold_again(self, error: Gone, folds: int) -> int:
         self._segments = tuple(self._behind(self._extent.first))
         self._outcomes.fold_again()
-        if folds >= FOLDS or any(segment.id == metadata.id for segment in self._segments):
-            raise absent(error, metadata) from None
+        if folds >= FOLDS or any(segment.id == error.metadata.id for segment in self._segments):
+            raise error.lost() from None
         return folds + 1
 
     def _segment(self, metadata: RemoteLogSegmentMetadata) -> SegmentReader:

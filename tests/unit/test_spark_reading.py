@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
@@ -21,7 +20,7 @@ from compactor.pipeline.retire import retire
 from compactor.pipeline.tier import Tier
 from compactor.spark import outcomes, pieces
 from compactor.spark.columns import COLUMNS, DDL, LATEST_MS, batch_of
-from compactor.spark.datasource import Bounds, ReadRequest, Split, bounds_of, check_schema, parse_options, plan
+from compactor.spark.datasource import ReadRequest, Split, check_schema, parse_options, plan
 from compactor.spark.reading import Reader
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
@@ -44,12 +43,12 @@ def struct(**columns: str) -> StructType:
     return StructType([StructField(name, TYPES[kind]) for name, kind in columns.items()])
 
 
-def read(tier: Tier, *filters: Filter, topic: str = NAME.topic, columns: str = "", **options: object) -> Rows:
-    """All rows of a read, as Spark would get them before it applies filters, in the order of their offsets; times in microseconds."""
+def read(tier: Tier, *, topic: str = NAME.topic, columns: str = "", **options: object) -> Rows:
+    """All rows of a read, in the order of their offsets; times in microseconds."""
     request = request_of(tier, topic=topic, columns=columns, **options)
     schema = arrow(columns)
     rows: Rows = []
-    for split in plan(tier, request, bounds_of(topic, filters)):
+    for split in plan(tier, request):
         rows += read_split(tier, split, schema)
     return sorted(rows, key=lambda row: row[schema.names.index("offset")]) if "offset" in schema.names else rows
 
@@ -256,31 +255,6 @@ def test_offset_options(numbered: Tier) -> None:
     assert read(numbered, startingOffset=1000) == []
 
 
-def test_offset_filters_open_no_other_segments(numbered: Tier) -> None:
-    without(numbered, 0, 2, 3, 4)
-    inside = [GreaterThan(("offset",), 11), LessThanOrEqual(("offset",), 15), GreaterThanOrEqual(("offset",), 3), LessThan(("offset",), 99)]
-    assert offsets(read(numbered, *inside)) == [12, 13, 14, 15]
-    assert offsets(read(numbered, EqualTo(("offset",), 19))) == [19]
-
-
-def test_filters_on_topic_and_partition(numbered: Tier) -> None:
-    without(numbered, 0, 1, 2, 3, 4)
-    for one in (EqualTo(("topic",), "other"), EqualTo(("partition",), 7), In(("partition",), (3, 4))):
-        assert read(numbered, one) == []
-    assert bounds_of("orders", [In(("partition",), (1, 2)), EqualTo(("partition",), 2)]).partitions == frozenset({2})
-    assert bounds_of("orders", [EqualTo(("key",), b"x"), EqualTo(("topic",), "orders")]) == Bounds()
-
-
-def test_a_time_filter_opens_no_older_segments(numbered: Tier) -> None:
-    from datetime import UTC, datetime
-
-    without(numbered, 0)
-    since = datetime.fromtimestamp(24.0005, UTC)
-    found = offsets(read(numbered, GreaterThanOrEqual(("timestamp",), since)))
-    assert set(range(24, 50)) | {17} <= set(found)  # whole segments: Spark applies the filter to the rows
-    assert min(found) == 10
-
-
 def test_time_options_are_offsets_as_in_sparks_kafka_source(numbered: Tier) -> None:
     without(numbered, 0, 4)
     # The first record that is 25 s old or younger is 17, which came late.
@@ -294,10 +268,10 @@ def test_splits_cover_each_offset_once(numbered: Tier) -> None:
     live = state_of(numbered).live
     size = max(segment.size_bytes for segment in live)
     request = request_of(numbered, topic="orders", splitBytes=size // 3)
-    splits = [split.extent for split in plan(numbered, request, Bounds()) if isinstance(split, Split)]
+    splits = [split.extent for split in plan(numbered, request) if isinstance(split, Split)]
     assert len(splits) >= 10
     assert [number for extent in splits for number in range(extent.first, extent.last + 1)] == list(range(50))
-    together = plan(numbered, request_of(numbered, topic="orders", splitBytes=2 * size), Bounds())
+    together = plan(numbered, request_of(numbered, topic="orders", splitBytes=2 * size))
     assert len(together) == 3
     assert offsets(read(numbered, splitBytes=size // 3)) == list(range(50))
 
@@ -345,8 +319,6 @@ def test_the_latest_view(seed: int, twins: Twins, tmp_path: Path) -> None:
 def test_the_latest_view_of_a_range_is_that_of_its_end(numbered: Tier) -> None:
     assert offsets(read(numbered, view="latest", endingOffset=20)) == [7, 9, 11, 13, 15, 17, 19]
     assert offsets(read(numbered, view="latest", startingOffset=14, endingOffset=20)) == [15, 17, 19]
-    # A filter looks at the view; it does not make another one.
-    assert offsets(read(numbered, LessThan(("offset",), 20), view="latest")) == [37, 39, 41, 43, 45, 47, 49]
 
 
 def test_more_keys_than_a_task_may_hold(tmp_path: Path) -> None:
@@ -369,7 +341,7 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
     folder = log_of(31).write(tmp_path / "log")
     twins.bring(folder)
     tier = twins.local
-    splits = plan(tier, request_of(tier, topic="orders", view=view, splitBytes=500), Bounds())
+    splits = plan(tier, request_of(tier, topic="orders", view=view, splitBytes=500))
     before = visible(folder)
     assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
     retire(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), now_ms=NOW_MS * 2)
@@ -385,7 +357,7 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
 def test_an_object_that_is_missing_for_good_is_named(numbered: Tier) -> None:
     segment = state_of(numbered).live[3]
     without(numbered, 3)
-    with pytest.raises(BadData, match=f"a live segment is missing in the store .*{segment.id}"):
+    with pytest.raises(BadData, match=f"{segment.id}.*: a live segment is missing in the store"):
         read(numbered)
 
 

@@ -1,0 +1,328 @@
+"""Real local Spark, one session for all: the data source, the distributed map, waves, errors, fencing. Longer ones: test_spark_ordeals.py."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.config import load
+from compactor.errors import Fenced
+from compactor.metadata.state import PartitionState
+from compactor.model.ids import TopicPartition
+from compactor.pipeline.compaction import Engine, Round
+from compactor.pipeline.leadership import acquire, lead
+from compactor.pipeline.ports import Lease
+from compactor.pipeline.tier import Tier, open_tier
+from compactor.spark import register
+from compactor.spark.executor import Cost, ToClean
+from compactor.spark.jobs import Outcome, Watch
+from compactor.spark.session import Started, cluster
+from compactor.spark.wave import clean_bin
+from tests.builders import LZ4, NONE, ZSTD, LogBuilder
+from tests.golden_cases import cleaner_round, unpack
+from tests.support.s3_server import Bucket, S3Server
+from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, spark_worker, state_of
+from tests.support.tier_cli import TierCli, latest, visible
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[Started]:
+    """What executors know of credentials they have from the environment in which Spark was started."""
+    folder = tmp_path_factory.mktemp("spark")
+    environ = {"TIERED_COMPACTOR__SPARK__MASTER": "local[2]", "TIERED_COMPACTOR__TIER__STATE_DIR": str(folder / "state dir")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_server.environment().items():
+            patch.setenv(name, value)
+        with cluster(load(None, environ)) as started:
+            register(started.cluster.spark)
+            yield started
+    assert not list((folder / "state dir" / "spark").glob("local-*"))
+
+
+def write(folder: Path, seed: int, segments: int = 5) -> Path:
+    dice = random.Random(seed)
+    log = LogBuilder(time=1_700_000_000_000)
+    for _ in range(segments):
+        for _ in range(dice.randint(5, 15)):
+            producer = dice.choice((-1, -1, -1, 5, 6))
+            pairs = [dice.choice((f"k{dice.randrange(50)}={dice.random()}", f"k{dice.randrange(50)}")) for _ in range(dice.randint(1, 9))]
+            headers = [("h", b"v")] if dice.random() < 0.3 else []
+            log.put(*pairs, codec=dice.choice((NONE, LZ4, ZSTD)), pid=producer, txn=producer >= 0, headers=headers)
+            if dice.random() < 0.4:
+                log.end(dice.choice((5, 6)), commit=dice.random() < 0.6)
+        log.roll()
+    log.commit(5)
+    log.commit(6)
+    return log.write(folder)
+
+
+# ---- the data source --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    return write(tmp_path / "log", 1)
+
+
+@pytest.fixture
+def twins(tmp_path: Path, log_dir: Path) -> Twins:
+    twins = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 5000")
+    twins.bring(log_dir)
+    return twins
+
+
+def frame(started: Started, tier: Tier, **options: object) -> Any:
+    reader = started.cluster.spark.read.format("kafka-tiered").option("url", tier.settings.tier_url).option("topic", NAME.topic)
+    for name, value in options.items():
+        reader = reader.option(name, str(value))
+    return reader.load()
+
+
+def test_records_as_a_data_frame(started: Started, twins: Twins, log_dir: Path) -> None:
+    truth = visible(log_dir)
+    df = frame(started, twins.local, splitBytes=500)
+    assert df.rdd.getNumPartitions() > 5
+    rows = sorted(df.collect(), key=lambda row: row["offset"])
+    assert [(row["offset"], bytes(row["key"]), row["value"] and bytes(row["value"])) for row in rows] == [
+        record[:1] + record[2:4] for record in truth
+    ]
+    assert [[(h["key"].encode(), bytes(h["value"])) for h in row["headers"] or []] for row in rows] == [list(record[4]) for record in truth]
+    assert df.agg({"timestamp": "max"}).collect()[0][0].timestamp() * 1000 == max(record[1] for record in truth)
+
+
+def test_one_frame_answers_several_questions(started: Started, twins: Twins, log_dir: Path) -> None:
+    """With `pushFilters` Spark would plan each of these with the filters of the one before."""
+    truth = visible(log_dir)
+    df = frame(started, twins.local)
+    middle = truth[len(truth) // 2][0]
+    assert df.where(f"offset < {middle}").count() == sum(record[0] < middle for record in truth)
+    assert df.count() == len(truth)
+    assert df.where("offset < 5").union(df.where("offset >= 5")).count() == len(truth)
+    since = datetime.fromtimestamp(truth[10][1] / 1000, UTC)
+    assert df.where(df.timestamp >= since).count() == sum(record[1] >= truth[10][1] for record in truth)
+
+
+def test_ranges_are_options(started: Started, twins: Twins, log_dir: Path) -> None:
+    live, truth = state_of(twins.local).live, visible(log_dir)
+    twins.local.ports.data.delete([live[0].key(str(NAME), "log")])
+    first, last = live[1].start_offset, truth[-5][0]
+    df = frame(started, twins.local, startingOffset=first, endingTimestamp=truth[-4][1])
+    assert sorted(row.offset for row in df.collect()) == [record[0] for record in truth if first <= record[0] <= last]
+    with pytest.raises(Exception, match=f"BadData: bad data in .*{live[0].id}.*: a live segment is missing in the store"):
+        frame(started, twins.local).count()
+
+
+def test_the_latest_view_and_columns(started: Started, twins: Twins, log_dir: Path) -> None:
+    df = frame(started, twins.local, view="latest", keyRanges=2, columns="value,key")
+    assert df.columns == ["value", "key"]
+    assert {bytes(row.key): bytes(row.value) for row in df.collect()} == latest(log_dir)
+    reader = started.cluster.spark.read.format("kafka-tiered").schema("offset bigint")
+    assert reader.options(url=twins.local.settings.tier_url, topic="orders").load().count() == len(visible(log_dir))
+
+
+def test_a_wrong_option_is_one_clear_message(started: Started, twins: Twins) -> None:
+    with pytest.raises(Exception, match="kafka-tiered has no option 'vieww'. Did you mean view?"):
+        frame(started, twins.local, vieww="latest")
+
+
+def test_a_tier_in_s3(started: Started, s3_bucket: Bucket, tmp_path: Path, log_dir: Path) -> None:
+    """Executors read the store through the same port; their credentials come from their own environment."""
+    cli = TierCli(
+        tmp_path / "s3", {"s3": {"endpoint_url": s3_bucket.server.endpoint, "region": "us-east-1"}, "tier": {"url": s3_bucket.url}}
+    )
+    cli.bring(log_dir)
+    options = {"config": str(cli.config), "topic": "orders"}
+    assert started.cluster.spark.read.format("kafka-tiered").options(**options).load().count() == len(visible(log_dir))
+    cli.set(cleaner={"map_engine": "spark", "segment_bytes": 5000})
+    (row,) = cli.do("recompact", "--now", NOW_MS)["partitions"]
+    assert (row["status"], row["map_engine"]) == ("cleaned", "spark")
+    exported = cli.export(tmp_path / "exported")
+    assert latest(exported) == latest(log_dir)
+    twins = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 5000")
+    twins.bring(log_dir)
+    Round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+    assert _digests(state_of(open_tier(load(str(cli.config))))) == _digests(state_of(twins.local))
+    assert cli.do("verify")["ok"]
+
+
+def _digests(state: PartitionState) -> list[dict[str, str]]:
+    return [{kind: file.sha256 for kind, file in segment.files.items()} for segment in state.live]
+
+
+# ---- the distributed map ----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_segments_as_the_local_engine(started: Started, twins: Twins, tmp_path: Path) -> None:
+    here, there = twins.round(started.cluster)
+    assert twins.difference() == ""
+    assert (there.status, there.records_kept, there.map_engine) == ("cleaned", here.records_kept, "spark")
+    assert scratch_of(twins.remote) == []
+
+
+@pytest.mark.parametrize("name", ["gaps-11", "legacy-6", "txn-3", "keyless-1"])
+def test_golden_logs_on_spark(name: str, started: Started, tmp_path: Path, golden: Path) -> None:
+    """The other golden logs go through the same tasks without Spark: tests/unit/test_spark_worker.py."""
+    case = cleaner_round(golden / name, tmp_path)
+    twins = Twins(tmp_path / "twins", f"[cleaner]\nsegment_bytes = {case.params.get('segment_bytes', 1 << 30)}")
+    twins.bring(case.log_dir)
+    first = max(case.params.get("first_dirty_offset", 0), state_of(twins.remote).start_offset)
+    twins.round(started.cluster, first_dirty=first, now_ms=case.params["now"])
+    assert twins.difference() == ""
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack("cleaner", tmp_path_factory.mktemp("golden"))
+
+
+def test_jobs_say_what_they_do_to_which_partition(started: Started, twins: Twins) -> None:
+    steps: list[tuple[str, int]] = []
+    tasks: list[None] = []
+    watch = Watch(lambda step, count: steps.append((step, count)), lambda: tasks.append(None))
+    cost = Cost()
+    engine = Engine("spark", lambda stats: replace(spark_worker(started.cluster, twins.remote, cost, stats), watch=watch))
+    report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    assert [step.partition(",")[0] for step, _ in steps] == [
+        "orders-0: pass 1",
+        "orders-0: pass 1",
+        "orders-0: offset map",
+        "orders-0: pass 2",
+    ]
+    assert len(tasks) == sum(count for _, count in steps)
+    jobs = started.cluster.spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    described = [jobs.apply(number).description().getOrElse(lambda: "") for number in range(jobs.size())]
+    assert {step for step, _ in steps} <= set(described)
+    assert cost.rows > 0
+    assert 16 <= cost.exchanged_bytes / cost.rows < 200  # so few records pay for headers too
+    assert cost.peak_memory_bytes > 10 << 20
+    assert report.bytes_read == cost.bytes_fetched > 0
+
+
+def test_bad_data_in_one_task_is_one_line(started: Started, twins: Twins) -> None:
+    before = state_of(twins.remote)
+    damage(twins.remote, before.live[2].key(str(NAME), "log"))
+    engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, Cost()))
+    report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    assert report.status == "quarantined"
+    assert before.live[2].id in report.reason
+    assert "\n" not in report.reason
+    assert state_of(twins.remote).live == before.live
+
+
+def damage(tier: Tier, key: str) -> None:
+    data = bytearray(tier.ports.data.get(key))
+    data[len(data) // 2] ^= 1
+    tier.ports.data.delete([key])
+    tier.ports.data.create(key, bytes(data))
+
+
+def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: Started, twins: Twins) -> None:
+    """The driver's heart stops while its tasks run; another one takes over; what the first one still does is void."""
+    silent = replace(twins.remote.ports, keep_alive=lambda beat, interval: nullcontext())
+    zombie = replace(twins.remote, ports=silent)
+    taken: list[int] = []
+
+    def take_over(step: str, count: int) -> None:
+        if "pass 2" in step:
+            taken.append(acquire(twins.remote.ports, twins.remote.open(NAME), Lease(ttl_ms=30_000)).epoch)
+
+    settings = twins.remote.settings
+    short = replace(zombie, settings=settings.model_copy(update={"lease": settings.lease.model_copy(update={"ttl_ms": 100})}))
+    worker = partial(spark_worker, started.cluster, short, Cost())
+    engine = Engine("spark", lambda stats: replace(worker(stats), watch=Watch(on_step=take_over)))
+    with pytest.raises(Fenced):
+        Round(short, NAME, NOW_MS, force=True, engine=engine).run(short.open(NAME))
+    state = state_of(twins.remote)
+    assert (len(taken), state.vector, state.intent is not None) == (1, (), True)
+    # The successor's own process has ended meanwhile: the next one waits for nobody's heartbeat here.
+    engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, Cost()))
+    next_log = twins.remote.open(NAME)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("compactor.pipeline.leadership._last_sign_ms", lambda *_: 0)
+        report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(next_log)
+    assert report.status == "resumed"
+    Round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+    assert twins.difference() == ""
+
+
+# ---- recompact --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wave_with_one_that_fails(started: Started, tmp_path: Path) -> None:
+    cli = TierCli(tmp_path / "tier", {"cleaner": {"segment_bytes": 5000}, "publish": {"grace_ms": 0}})
+    for number in range(5):
+        cli.named = f"orders-{number}"
+        cli.bring(write(tmp_path / f"log-{number}", number + 10, segments=2 + number))
+    cli.do("run", "--force")  # everything is clean: a full re-compaction does it all the same
+    tier = open_tier(load(str(cli.config)))
+    states = [tier.open(TopicPartition("orders", number)).refresh() for number in range(5)]
+    damage(tier, states[3].live[0].key("orders-3", "log"))
+    answer = cli.ask("recompact")
+    assert answer.code == 3
+    rows = {row["partition"]: row for row in answer.document["partitions"]}
+    assert [rows[number]["status"] for number in range(5)] == ["cleaned", "cleaned", "cleaned", "quarantined", "cleaned"]
+    assert all(rows[number]["first_dirty_offset"] == 0 for number in (0, 1, 2, 4))
+    assert all(rows[number]["next_dirty_offset"] == states[number].end_offset + 1 for number in (0, 1, 2, 4))
+    assert answer.document["spark"].keys() >= {"master", "startup_seconds", "exchanged_bytes", "peak_worker_bytes"}
+    lines = answer.stderr.splitlines()
+    (told,) = [line for line in lines if line.startswith("error: ")]
+    assert told.startswith("error: orders-3 is quarantined: bad data: ")
+    assert states[3].live[0].id in told
+    assert len(lines) < 20
+    assert not [line for line in lines if "Traceback" in line or line.lstrip().startswith("at ")]
+    for number in (0, 1, 2, 4):
+        cli.named = f"orders-{number}"
+        assert latest(cli.export(tmp_path / f"out-{number}")) == latest(tmp_path / f"log-{number}")
+
+
+def test_a_partition_that_is_leased_does_not_hold_up_the_others(started: Started, tmp_path: Path) -> None:
+    cli = TierCli(tmp_path / "tier", {"lease": {"ttl_ms": 3000}})
+    for number in range(3):
+        cli.named = f"orders-{number}"
+        cli.bring(write(tmp_path / f"log-{number}", number + 20, segments=2))
+    tier = open_tier(load(str(cli.config)))
+    with lead(tier.ports, tier.open(TopicPartition("orders", 1)), Lease(ttl_ms=3000)):
+        answer = cli.ask("recompact")
+    assert answer.code == 0
+    assert [row["status"] for row in answer.document["partitions"]] == ["cleaned", "leased", "cleaned"]
+
+
+def test_where_spark_gives_up_the_others_are_done_alone(started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that takes its Python worker with it, whenever it comes: Spark tries it four times and aborts the job."""
+    monkeypatch.setattr("compactor.spark.wave.clean_bin", deadly_bin)
+    cli = TierCli(tmp_path / "tier")
+    for number in range(3):
+        cli.named = f"orders-{number}"
+        cli.bring(write(tmp_path / f"log-{number}", number + 30, segments=2))
+    answer = cli.ask("recompact")
+    assert answer.code == 5
+    assert [row["status"] for row in answer.document["partitions"]] == ["cleaned", "failed", "cleaned"]
+    assert "Spark gave up" in answer.stderr
+    assert "\tat " not in answer.stderr
+
+
+def deadly_bin(place: int, items: Sequence[tuple[int, ToClean]], cost: Cost) -> list[Outcome]:
+    if any(item.shared.partition == "orders-1" for _, item in items):
+        os._exit(9)
+    return clean_bin(place, items, cost)
+
+
+def test_a_second_full_round_changes_nothing(started: Started, tmp_path: Path) -> None:
+    cli = TierCli(tmp_path / "tier", {"cleaner": {"map_engine": "spark", "segment_bytes": 5000}})
+    cli.bring(write(tmp_path / "log", 3))
+    (first,) = cli.do("recompact", "--now", NOW_MS)["partitions"]
+    (second,) = cli.do("recompact", "--now", NOW_MS)["partitions"]
+    assert (first["status"], second["status"]) == ("cleaned", "cleaned")
+    assert second["records_read"] == second["records_kept"] == first["records_kept"]
+    assert cli.do("recompact", "orders-0", "--now", NOW_MS)["partitions"][0]["next_dirty_offset"] == first["next_dirty_offset"]
