@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
 _OPEN_FILES = 64
+_LOCKED = ("While lock file", "lock hold by current process")
+"""What RocksDB says where another process, or this one, has it open for writing."""
 _log = logging.getLogger(__name__)
 
 
@@ -115,7 +117,7 @@ class Rocks:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._begin_writing()
         except Exception as error:  # noqa: BLE001
-            if "lock" in str(error).lower() or not os.access(self._folder, os.W_OK | os.X_OK):
+            if any(said in str(error) for said in _LOCKED) or not os.access(self._folder, os.W_OK | os.X_OK):
                 self._begin_reading()
                 return
             _log.warning("local state in %s is thrown away: %s", self._folder, error)

@@ -103,8 +103,8 @@ def forecast_of(opened: Tier, summary: PartitionSummary, frees_space: bool | Non
     return Forecast(
         topic=summary.topic,
         partition=summary.partition,
-        due=found.due,
-        reason=found.reason,
+        due=found.due or bool(summary.open_run),
+        reason=f"run {summary.open_run} was begun and not finished" if summary.open_run else found.reason,
         dirty_ratio=round(found.dirty_ratio, 6),
         skip=summary.segments - len(rewritten),
         bytes_to_read=once + again,

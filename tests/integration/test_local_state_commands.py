@@ -101,6 +101,27 @@ def test_another_machine_that_knows_an_older_tier_does_the_right_thing(cli: Tier
     assert [row["due"] for row in other.do("plan")["partitions"]] == [False]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_partition_whose_log_cannot_be_read_stands_for_itself(cli: TierCli, tmp_path: Path, known: bool) -> None:
+    other = LogBuilder()
+    other.put("a=1", "a=2")
+    cli.named = "orders-1"
+    cli.bring(other.write(tmp_path / "other"))
+    if known:
+        cli.do("topics")
+        more = LogBuilder(2)
+        more.put("a=3")
+        cli.bring(more.write(tmp_path / "more"))
+    record = max((cli.tier / ".tiered-compactor" / "partitions" / "orders-1" / "log").glob("*.json"))
+    record.write_bytes(record.read_bytes()[:-9])
+    for command in (["topics"], ["plan"], ["run", "--force"]):
+        answer = cli.ask(*command)
+        assert (answer.code, answer.stderr.count("\n")) == (3, 1), answer
+        assert record.name in answer.stderr
+        rows = {row["partition"]: row.get("status") for row in answer.document["partitions"]}
+        assert rows == ({0: "cleaned", 1: "quarantined"} if command[0] == "run" else {0: None})
+
+
 def test_plan_promises_a_saving_by_the_last_round_only(cli: TierCli, tmp_path: Path) -> None:
     (row,) = cli.do("plan")["partitions"]
     assert row["expected_saving_bytes"] is None
