@@ -44,6 +44,7 @@ class Lane:
         self.rows = RowBuffers()
         self.hashes = HashBuffers()
         self.output = OutputBuffer()
+        self.second_reader: Any = None  # what the gate keeps here
 
 
 class Lanes:

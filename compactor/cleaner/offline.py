@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import re
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from compactor.cleaner.chunks import FinishedChunks
+from compactor.cleaner.gate import Gate
 from compactor.cleaner.grouping import group
 from compactor.cleaner.keysets import BoundedOffsetMap, KeySet
 from compactor.cleaner.lanes import Lanes
@@ -51,6 +53,8 @@ class CleanRequest:
     threads: int = 1
     max_decompressed_batch_bytes: int = 1 << 30
     hash_key: bytes = bytes(16)
+    gate_budget_bytes: int = 0
+    """Memory for the equivalence gate's key table; 0: nothing is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,18 @@ def clean_directory(
     return summary
 
 
-def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callable[[str], None]) -> CleanSummary:
-    on_phase("index")
+@dataclass(frozen=True, slots=True)
+class OfflineRound:
+    """A log directory as a round sees it: all segments, the range [first_dirty, upper) and the rules if all of that is mapped."""
+
+    sources: list[SourceSegment]
+    first_dirty: int
+    upper: int
+    rules: RoundRules
+
+
+def open_round(log_dir: Path, request: CleanRequest) -> OfflineRound:
+    """Raises UsageError, BadData as ``clean_directory`` does."""
     sources = open_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes)
     log_start = sources[0].base
     end = max(sources[-1].end, request.first_uncleanable_offset or 0)
@@ -109,7 +123,6 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
             f"the first dirty offset {first_dirty} lies above the first uncleanable offset {upper}",
             hint=f"The log covers [{log_start}, {end}); an uncleanable offset inside a segment counts as the segment's base",
         )
-    verdicts = fold(sources)
     rules = RoundRules(
         now_ms=request.now_ms,
         delete_retention_ms=request.delete_retention_ms,
@@ -118,17 +131,30 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
         latest_offset=upper - 1,
         producers=_active_producers(log_dir, sources, end),
     )
+    return OfflineRound(sources, first_dirty, upper, rules)
+
+
+def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callable[[str], None]) -> CleanSummary:
+    on_phase("index")
+    opened = open_round(log_dir, request)
+    sources, first_dirty, upper, rules = opened.sources, opened.first_dirty, opened.upper, opened.rules
+    verdicts = fold(sources)
     finished = FinishedChunks(_CACHE_BYTES)
     limit = request.max_decompressed_batch_bytes
+    bounded = request.map_entries is not None
     with Lanes(request.threads) as lanes:
-        ahead = rules if request.map_entries is None else None
-        one = PassOne(sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, ahead)
+        gate = None if bounded else _gate(request, opened, rules)
+        one = PassOne(sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate)
         survivors = _pass_one(one, request.map_entries, lanes)
         next_dirty = survivors.latest_offset + 1 if first_dirty < upper else 0
         rules = replace(rules, latest_offset=next_dirty - 1)
+        if bounded:
+            gate = _gate(request, opened, rules)
+            for source in gate.dirty if gate else ():
+                gate.read(source)
         on_phase("rewrite")
-        rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished)
-        cleaned = _pass_two(sources, verdicts, rewriting, upper, request, folder, lanes)
+        rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished, gate)
+        cleaned = _pass_two(sources, verdicts, rewriting, upper, request, folder, lanes, gate)
     on_phase("done")
     return CleanSummary(
         next_dirty_offset=next_dirty,
@@ -139,6 +165,20 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
         bytes_written=sum(segment.size for segment in cleaned),
         map_entries=survivors.keys,
         map_bytes=survivors.peak_bytes,
+    )
+
+
+def _gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules) -> Gate | None:
+    if not request.gate_budget_bytes:
+        return None
+    return Gate(
+        opened.sources,
+        rules,
+        first_dirty=opened.first_dirty,
+        hash_key=hashlib.sha256(b"gate" + request.hash_key).digest()[:16],
+        seed=0,
+        budget_bytes=request.gate_budget_bytes,
+        inflate_limit=request.max_decompressed_batch_bytes,
     )
 
 
@@ -162,12 +202,15 @@ def _pass_two(
     request: CleanRequest,
     folder: Path,
     lanes: Lanes,
+    gate: Gate | None,
 ) -> list[CleanedSegment]:
     inputs = [source for source in sources if source.base <= rewriting.rules.latest_offset]
-    return [
-        rewriting.rewrite([(source, verdicts[source.ordinal]) for source in members], folder, lanes)
-        for members in group(inputs, request.segment_bytes, request.segment_index_bytes, upper)
-    ]
+    found = []
+    for members in group(inputs, request.segment_bytes, request.segment_index_bytes, upper):
+        found.append(rewriting.rewrite([(source, verdicts[source.ordinal]) for source in members], folder, lanes))
+        if gate is not None:
+            gate.check(members, found[-1].paths, end_offset=None)
+    return found
 
 
 # ---- reading a log directory ------------------------------------------------------------------------------------------------

@@ -58,9 +58,7 @@ def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, seg
         last_data >= 0, table.last_offset == last_data, (table.control != NOT_CONTROL) & (table.producer_epoch == epoch)
     )
     retain_empty = is_last | (table.last_offset + 1 == rules.high_watermark)
-    action = _decide(
-        table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, rules.now_ms
-    )
+    action = _decide(table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, rules.now_ms)
     return action, retain_empty
 
 
@@ -84,7 +82,15 @@ def _decide(
 
 
 def filter_rows(
-    table: BatchTable, chunk: Chunk, rows: Rows, first_row: Int64s, superseded: Flags, action: Actions, retain_empty: Flags, rules: RoundRules, mtime_ms: int
+    table: BatchTable,
+    chunk: Chunk,
+    rows: Rows,
+    first_row: Int64s,
+    superseded: Flags,
+    action: Actions,
+    retain_empty: Flags,
+    rules: RoundRules,
+    mtime_ms: int,
 ) -> tuple[Flags, Int64s]:
     """Decides the chunk's FILTER batches by their records: (keep per row, horizon per batch). ``action`` is settled in place.
 

@@ -15,7 +15,7 @@ from compactor.cleaner.chunks import CleanChunk, FinishedChunks, clean_chunk
 from compactor.cleaner.lanes import Lane, Lanes
 from compactor.cleaner.retention import RoundRules, decide_batches
 from compactor.cleaner.source import SourceSegment
-from compactor.cleaner.survivors import KeptCounts, Survivors
+from compactor.cleaner.survivors import KeptCounts, Survivors, Witness
 from compactor.cleaner.transactions import Flags, Verdicts
 from compactor.errors import BadData
 from compactor.records.batches import HEADER, HORIZON, BatchTable, Int64s
@@ -62,6 +62,7 @@ class RewritePass:
     index_interval_bytes: int
     inflate_limit: int
     finished: FinishedChunks
+    witness: Witness | None = None
 
     def rewrite(
         self,
@@ -90,7 +91,9 @@ class RewritePass:
                     self._rewrite_source(source, verdicts, file, lanes, done, room)
             if end_offset is not None:
                 self._fill(file, done, base, end_offset, group[-1][0].table, room)
-        sizes, lasts, maxima = (np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps))
+        sizes, lasts, maxima = (
+            np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps)
+        )
         index, timeindex = build(base, sizes, lasts, maxima, self.index_interval_bytes)
         paths = {"log": log}
         txnindex = b"".join(verdicts.txn_entries.tobytes() for _, verdicts in group)
@@ -101,13 +104,13 @@ class RewritePass:
                 paths[kind].write_bytes(data)
         for path in paths.values():
             os.utime(path, ns=(group[-1][0].mtime_ms * 1_000_000,) * 2)
-        return CleanedSegment(
-            base, paths, done.written, len(sizes), int(maxima.max(initial=-1)), done.records_read, done.records_kept
-        )
+        return CleanedSegment(base, paths, done.written, len(sizes), int(maxima.max(initial=-1)), done.records_read, done.records_kept)
 
     def _rewrite_source(
         self, source: SourceSegment, verdicts: Verdicts, file: BinaryIO, lanes: Lanes, done: _Progress, room: Callable[[int], None]
     ) -> None:
+        if self.witness is not None:
+            self.witness.begin(source)
         action, retain_empty = decide_batches(source.table, verdicts, self.rules, source.name)
         counts = self.survivors.counts(source)
         if counts is not None:
@@ -140,11 +143,17 @@ class RewritePass:
             nowhere = np.zeros(last - first, np.int64)
             chunk = Chunk(first, last, source.buf[:0], nowhere, nowhere, wanted)
             none = np.empty(0, np.bool_)
-            return [clean_chunk(lane, source, chunk, lane.rows.take(0), np.zeros(last - first + 1, np.int64), none, action, retain_empty, self.rules)]
+            return [
+                clean_chunk(
+                    lane, source, chunk, lane.rows.take(0), np.zeros(last - first + 1, np.int64), none, action, retain_empty, self.rules
+                )
+            ]
         found = []
         for chunk in source.chunks(first, last, wanted, self.inflate_limit, lane.bodies):
             some = slice(chunk.first - first, chunk.last - first)
             rows, first_row = parse(source.table, chunk, lane.rows, source.name)
+            if self.witness is not None:
+                self.witness.expect(lane, source, chunk)
             superseded = self.survivors.superseded(source, chunk, rows, first_row)
             clean = clean_chunk(lane, source, chunk, rows, first_row, superseded, action[some], retain_empty[some], self.rules)
             # The lane is used again for the next chunk of this range.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,31 @@ class Survivors(Protocol):
         """One flag per row of the chunk."""
 
 
+class Looked(Protocol):
+    """What a witness makes of one chunk; it lives in the lane."""
+
+    def detached(self) -> Self: ...
+
+
+class Witness(Protocol):
+    """Somebody else who wants to see what is inflated, so that it need not be inflated twice: the gate (compactor.cleaner.gate).
+
+    ``begin`` and ``note`` are called in order and one at a time, the others from any lane.
+    """
+
+    def begin(self, source: SourceSegment) -> None:
+        """The segment's bytes are there, and its chunks follow."""
+
+    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> Any:
+        """Pass 1: every batch of the chunk that may enter the map. Returns Looked."""
+
+    def note(self, source: SourceSegment, looked: Any) -> None:
+        """Takes what ``look`` returned."""
+
+    def expect(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> None:
+        """Pass 2: batches whose records are looked at."""
+
+
 @dataclass(frozen=True, slots=True)
 class PassOne:
     """What both scans need: the log's segments, verdicts, range [first_dirty, end), hash key and limits.
@@ -72,6 +97,7 @@ class PassOne:
     inflate_limit: int
     finished: FinishedChunks
     rules: RoundRules | None = None
+    witness: Witness | None = None
 
     def dirty(self) -> list[tuple[SourceSegment, Flags]]:
         """The segments that pass 1 reads, with the batches whose records may enter the map."""
@@ -91,7 +117,8 @@ class PassOne:
             count = _keyed(rows.offset, rows.key_length, self.first_dirty)
             hashes, picked = lane.hashes.take(count)
             _hash_dirty(chunk.buf, rows.offset, rows.key_start, rows.key_length, self.first_dirty, k0, k1, backwards, hashes, picked)
-            piece = Hashed(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows)
+            looked = self.witness.look(lane, source, chunk) if self.witness is not None and backwards else None
+            piece = Hashed(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, looked)
             found.append(piece if chunk.last - chunk.first == last - first else piece.detached())
         return found
 
@@ -110,11 +137,12 @@ class Hashed:
     offset: Int64s
     value_length: Int32s
     rows: Rows | None
+    looked: Looked | None
 
     def detached(self) -> Hashed:
-        return Hashed(
-            self.chunk, self.first_row, self.hashes.copy(), self.picked.copy(), self.offset.copy(), self.value_length.copy(), None
-        )
+        looked = None if self.looked is None else self.looked.detached()
+        arrays = (self.hashes, self.picked, self.offset, self.value_length)
+        return Hashed(self.chunk, self.first_row, *(array.copy() for array in arrays), None, looked)
 
 
 class _SegmentBits:
@@ -172,6 +200,8 @@ class BackwardSurvivors:
     def scan(self, source: SourceSegment, wanted: Flags, lanes: Lanes) -> None:
         """Reads one segment of ``PassOne.dirty``; to be called in descending order. Raises BadData; OutOfBudget where the set is full."""
         one = self._one
+        if one.witness is not None:
+            one.witness.begin(source)
         bits = self._bits.setdefault(source.ordinal, _SegmentBits(len(source.table)))
         action, retain_empty = (
             (None, None) if one.rules is None else decide_batches(source.table, one.verdicts[source.ordinal], one.rules, source.name)
@@ -183,6 +213,9 @@ class BackwardSurvivors:
 
         def decide(pieces: list[Hashed]) -> tuple[Hashed, Flags] | None:
             marked = [(piece, self._first_seen(piece)) for piece in pieces]
+            for piece in pieces:
+                if one.witness is not None and piece.looked is not None:
+                    one.witness.note(source, piece.looked)
             for piece, survives in marked:
                 bits.add(piece, survives, one.first_dirty, source)
             return marked[0] if len(marked) == 1 else None

@@ -31,7 +31,9 @@ def _batches() -> list[bytes]:
         found.append(batch(rows, codec=codec))
     found.append(batch([Row(11, 1, b"key", b"value")], producer=Producer(1, 0, 0, True)))
     found.append(marker(12, 1, 1, 0, commit=False))
-    found.append(batch([Row(offset, 1, str(offset).encode(), b"") for offset in range(13, 413)]))  # more than the smallest set of keys takes
+    found.append(
+        batch([Row(offset, 1, str(offset).encode(), b"") for offset in range(13, 413)])
+    )  # more than the smallest set of keys takes
     return found
 
 
