@@ -66,7 +66,7 @@ def clean(folder: Path, ask: Request) -> Cleaned:
         out.txn_index[base], out.mtimes_ms[base] = [], group[-1].mtime_ms
         for segment in group:
             for batch in segment.batches:
-                batch.check()
+                batch.check_crc_and_order()
                 can_discard, aborts = fold.see(batch)
                 if aborts:
                     out.txn_index[base].append(entries[batch.last_offset])
@@ -165,7 +165,7 @@ def build_map(segments: list[Segment], first: int, upper: int, aborted: set[int]
     latest, map_end = dict[bytes, int](), -1
     for segment in (s for s in segments if s.next_base > first and s.base < upper):
         for batch in (b for b in segment.batches if b.last_offset >= first):
-            batch.check()
+            batch.check_crc()
             for record in () if batch.control or batch.last_offset in aborted else batch.records:
                 if record.key is not None and record.offset >= first:
                     if most is not None and len(latest) >= most:

@@ -58,10 +58,14 @@ class Batch:
     limit: int = DEFAULT_LIMIT
     floor: int = -(2**63)
 
-    def check(self) -> None:
-        """What Kafka does not check and we do: the CRC, and that offsets ascend (``floor``: the lowest base that may be)."""
+    def check_crc(self) -> None:
+        """Kafka's cleaner does not look; our contract does."""
         if not crc_ok(self.raw):
             raise Unreadable(f"position {self.position}: CRC")
+
+    def check_crc_and_order(self) -> None:
+        """Offsets ascend, also across segments; ``floor`` is the lowest base that may be."""
+        self.check_crc()
         if self.base_offset < self.floor:
             raise Unreadable(f"position {self.position}: offset {self.base_offset}, {self.floor} or more expected")
 
@@ -145,7 +149,21 @@ def _v2(raw: bytes, position: int, limit: int) -> Batch:
         ">qiibIhiqqqhii", raw
     )
     return Batch(
-        magic, base + delta, leader_epoch, attributes, base_time, max_time, pid, epoch, sequence, count, base, None, raw, position, limit
+        magic,
+        wrap64(base + delta),
+        leader_epoch,
+        attributes,
+        base_time,
+        max_time,
+        pid,
+        epoch,
+        sequence,
+        count,
+        base,
+        None,
+        raw,
+        position,
+        limit,
     )
 
 

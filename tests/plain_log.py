@@ -13,6 +13,9 @@ import google_crc32c
 from tests.plain_format import DEFAULT_LIMIT, Batch, Unreadable, first_key, read_batches, segment_paths
 
 
+NEVER = 2**63
+
+
 @dataclass
 class Segment:
     base: int
@@ -27,7 +30,7 @@ class Segment:
 def load(folder: Path, index_interval_bytes: int, limit: int = DEFAULT_LIMIT) -> list[Segment]:
     """All segments of a log directory: what lies where. Raises Unreadable where that cannot be told.
 
-    What is inside a batch is judged when somebody needs it (``Batch.check``, ``Batch.records``).
+    What is inside a batch is judged when somebody needs it (``Batch.check_crc``, ``Batch.records``).
     """
     segments, last = [], -1
     for base, path in segment_paths(folder).items():
@@ -35,8 +38,8 @@ def load(folder: Path, index_interval_bytes: int, limit: int = DEFAULT_LIMIT) ->
         for batch in batches:
             batch.floor = max(last + 1, base)
             if batch.last_offset < batch.floor:
-                raise Unreadable(f"position {batch.position}: last offset {batch.last_offset} after {last}")
-            last = batch.last_offset
+                batch.floor = NEVER
+            last = max(last, batch.last_offset)
         sizes = [path.with_suffix(s).stat().st_size if path.with_suffix(s).exists() else None for s in (".index", ".timeindex")]
         if sizes[0] is None:  # Kafka rebuilds both
             sizes = [len(index) for index in indexes_of(batches, base, index_interval_bytes)]
