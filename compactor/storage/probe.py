@@ -97,7 +97,7 @@ def conditional_puts(store: ObjectStore, prefix: str, threads: int = THREADS, ro
 def deletes_free_space(store: ObjectStore) -> bool | None:
     """Whether deleting objects saves anything there; None where the store does not say. Two requests on S3, none elsewhere."""
     if not isinstance(store, S3Store):
-        return True
+        return True if store.url.startswith("file:") else None
     from compactor.storage.probe_s3 import bucket_state
 
     try:
