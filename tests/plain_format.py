@@ -57,6 +57,7 @@ class Batch:
     position: int = 0
     limit: int = DEFAULT_LIMIT
     floor: int = -(2**63)
+    ceiling: int = 2**63
 
     def check_crc(self) -> None:
         """Kafka's cleaner does not look; our contract does."""
@@ -64,10 +65,12 @@ class Batch:
             raise Unreadable(f"position {self.position}: CRC")
 
     def check_crc_and_order(self) -> None:
-        """Offsets ascend, also across segments; ``floor`` is the lowest base that may be."""
+        """Offsets ascend from ``floor``, also across segments, and fit the index of their segment, up to ``ceiling``."""
         self.check_crc()
         if self.base_offset < self.floor:
             raise Unreadable(f"position {self.position}: offset {self.base_offset}, {self.floor} or more expected")
+        if self.last_offset > self.ceiling:
+            raise Unreadable(f"position {self.position}: offset {self.last_offset}, an index ends at {self.ceiling}")
 
     @property
     def records(self) -> tuple[Record, ...]:

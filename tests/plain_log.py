@@ -12,7 +12,6 @@ import google_crc32c
 
 from tests.plain_format import DEFAULT_LIMIT, Batch, Unreadable, first_key, read_batches, segment_paths
 
-
 NEVER = 2**63
 
 
@@ -36,7 +35,7 @@ def load(folder: Path, index_interval_bytes: int, limit: int = DEFAULT_LIMIT) ->
     for base, path in segment_paths(folder).items():
         batches = list(read_batches(path.read_bytes(), check_crc=False, limit=limit))
         for batch in batches:
-            batch.floor = max(last + 1, base)
+            batch.floor, batch.ceiling = max(last + 1, base), base + 2**31 - 1
             if batch.last_offset < batch.floor:
                 batch.floor = NEVER
             last = max(last, batch.last_offset)
@@ -56,17 +55,15 @@ def indexes_of(batches: Iterable[Batch], base: int, interval: int) -> tuple[byte
     index, times, since, position = b"", b"", 0, 0
     top, top_offset, last_top = -1, base, -1
     for batch in batches:
-        if batch.last_offset - base > 2**31 - 1:
-            raise Unreadable(f"position {batch.position}: offset {batch.last_offset} does not fit an index of segment {base}")
         if batch.max_timestamp > top:
             top, top_offset = batch.max_timestamp, batch.last_offset
         if since > interval:
-            index += struct.pack(">ii", batch.last_offset - base, position)
+            index += struct.pack(">Ii", batch.last_offset - base & 0xFFFFFFFF, position)
             if top > last_top:
-                times, last_top = times + struct.pack(">qi", top, top_offset - base), top
+                times, last_top = times + struct.pack(">qI", top, top_offset - base & 0xFFFFFFFF), top
             since = 0
         since, position = since + len(batch.raw), position + len(batch.raw)
-    return index, times + struct.pack(">qi", top, top_offset - base) if top > last_top else times
+    return index, times + struct.pack(">qI", top, top_offset - base & 0xFFFFFFFF) if top > last_top else times
 
 
 def control_type(batch: Batch, *, strict: bool = True) -> int | None:
