@@ -39,7 +39,18 @@ from compactor.cleaner.gate_batches import (
     pair,
     record_dependent_problems,
 )
-from compactor.cleaner.gate_reading import KEYLESS, NULL_VALUE, Headers, RecordReader, Records, TooMuch, Unreadable, chains, read_headers, wrong_crc
+from compactor.cleaner.gate_reading import (
+    KEYLESS,
+    NULL_VALUE,
+    Headers,
+    RecordReader,
+    Records,
+    TooMuch,
+    Unreadable,
+    chains,
+    read_headers,
+    wrong_crc,
+)
 from compactor.cleaner.gate_table import ABSENT, DUE, UNKNOWN, KeyTable
 from compactor.cleaner.lanes import Lane
 from compactor.cleaner.retention import RoundRules

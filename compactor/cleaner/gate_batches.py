@@ -14,7 +14,19 @@ from compactor.cleaner import gate_reading as col
 from compactor.cleaner.gate_reading import Headers, Records
 from compactor.cleaner.retention import RoundRules
 from compactor.cleaner.source import SourceSegment
-from compactor.records.batches import ABORT, CODEC_MASK, COMMIT, CONTROL, EMPTIED, HORIZON, LOG_APPEND, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
+from compactor.records.batches import (
+    ABORT,
+    CODEC_MASK,
+    COMMIT,
+    CONTROL,
+    EMPTIED,
+    HORIZON,
+    LOG_APPEND,
+    NOT_CONTROL,
+    TRANSACTIONAL,
+    BatchTable,
+    Int64s,
+)
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 
 Flags = npt.NDArray[np.bool_]
@@ -202,7 +214,9 @@ def header_problems(group: Group, paths: Mapping[str, Path]) -> Iterator[Problem
     yield from _first(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
     yield from _first(out, "records of an aborted transaction", ~empty & aborted)
     yield from _first(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
-    yield from _first(out, "a marker without data that did not just get its horizon", to_be_dated(of, idle, gone[group.origin]) & ~_dated(of, out, rules))
+    yield from _first(
+        out, "a marker without data that did not just get its horizon", to_be_dated(of, idle, gone[group.origin]) & ~_dated(of, out, rules)
+    )
     lost = np.ones(group.source.shape[1], np.bool_)
     lost[group.origin] = False
     cause = "the header is gone of a producer's last batch, or of the batch at the high watermark"
@@ -267,7 +281,11 @@ def _txn_index_problems(of: Headers, idle: Flags, began: Int64s, paths: Mapping[
     kept = (of[col.CONTROL_KIND] == ABORT) & ~idle
     entries = np.frombuffer(paths["txnindex"].read_bytes() if "txnindex" in paths else b"", TXN_ENTRY)
     same = len(entries) == np.count_nonzero(kept)
-    same = same and np.array_equal(entries["last_offset"], of[col.LAST, kept]) and np.array_equal(entries["producer_id"], of[col.PRODUCER_ID, kept])
+    same = (
+        same
+        and np.array_equal(entries["last_offset"], of[col.LAST, kept])
+        and np.array_equal(entries["producer_id"], of[col.PRODUCER_ID, kept])
+    )
     if not same or np.any(entries["first_offset"] > began[kept]):
         yield "the transaction index does not name the aborted transactions whose markers stay", -1
 

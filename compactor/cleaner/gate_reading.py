@@ -415,7 +415,9 @@ def chains(records: Records, counted: npt.NDArray[np.bool_]) -> tuple[Int64s, np
 
 
 @kernel
-def _chains(first_row: Int64s, offset: Int64s, digest: npt.NDArray[np.uint64], counted: npt.NDArray[np.bool_]) -> tuple[Int64s, npt.NDArray[np.uint64]]:
+def _chains(
+    first_row: Int64s, offset: Int64s, digest: npt.NDArray[np.uint64], counted: npt.NDArray[np.bool_]
+) -> tuple[Int64s, npt.NDArray[np.uint64]]:
     batches = first_row.size - 1
     count = np.zeros(batches, np.int64)
     chain = np.zeros(batches, np.uint64)

@@ -218,9 +218,7 @@ def tolerant_fold() -> Iterator[None]:
     def undone(state: PartitionState, record: Any, body: Any) -> dict[str, Any]:
         return undo(state, record, body) if any(g.run_id == body.run_id and not g.undone for g in state.waiting) else {}
 
-    add, store, publish, undo = (
-        fold.EFFECTS[kind] for kind in (r.ReceiptsAdded, r.SurvivorsStored, r.RoundPublished, r.RoundUndone)
-    )
+    add, store, publish, undo = (fold.EFFECTS[kind] for kind in (r.ReceiptsAdded, r.SurvivorsStored, r.RoundPublished, r.RoundUndone))
     changed = {r.ReceiptsAdded: receipts, r.SurvivorsStored: survivors, r.RoundPublished: published, r.RoundUndone: undone}
     with patch.dict(fold.EFFECTS, changed):
         yield
