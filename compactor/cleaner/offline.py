@@ -150,8 +150,9 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
         rules = replace(rules, latest_offset=next_dirty - 1)
         if bounded:
             gate = _gate(request, opened, rules)
-            for source in gate.dirty if gate else ():
-                gate.read(source)
+            if gate is not None:
+                for source in gate.dirty:
+                    gate.read(source)
         on_phase("rewrite")
         rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished, gate)
         cleaned = _pass_two(sources, verdicts, rewriting, upper, request, folder, lanes, gate)

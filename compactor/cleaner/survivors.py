@@ -141,8 +141,8 @@ class Hashed:
 
     def detached(self) -> Hashed:
         looked = None if self.looked is None else self.looked.detached()
-        arrays = (self.hashes, self.picked, self.offset, self.value_length)
-        return Hashed(self.chunk, self.first_row, *(array.copy() for array in arrays), None, looked)
+        hashes, picked, offset, value_length = self.hashes.copy(), self.picked.copy(), self.offset.copy(), self.value_length.copy()
+        return Hashed(self.chunk, self.first_row, hashes, picked, offset, value_length, None, looked)
 
 
 class _SegmentBits:
