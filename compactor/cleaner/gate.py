@@ -29,6 +29,7 @@ from compactor.cleaner.gate_batches import (
     Fates,
     Flags,
     Group,
+    SourceBatches,
     copy_problems,
     fates_of,
     header_problems,
@@ -48,6 +49,7 @@ from compactor.cleaner.gate_reading import (
     TooMuch,
     Unreadable,
     chains,
+    header_blocks,
     read_headers,
     wrong_crc,
 )
@@ -112,6 +114,15 @@ class _Told:
     chain: npt.NDArray[np.uint64]
 
 
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """The data batches of one source that are left in the output: their numbers in the source, and their new headers."""
+
+    source: SourceSegment
+    origin: Int64s
+    output: Headers
+
+
 class Gate:
     """One round's gate. ``read`` (or the cleaner's pass 1, see ``look``) wants every segment of ``dirty`` before the first ``check``.
 
@@ -142,7 +153,8 @@ class Gate:
         self._fates = {source.ordinal: fates for source, fates in zip(sources, fates_of(sources, opened or {}), strict=True)}
         self.dirty = tuple(s for s in sources if s.end > first_dirty and s.base <= rules.latest_offset)
         """The segments that ``read`` wants."""
-        self._unread = {source.ordinal: int(np.count_nonzero(self._wanted(source))) for source in self.dirty}
+        self._wanted = {source.ordinal: self._may_be_last(source) for source in self.dirty}
+        self._unread = {ordinal: int(np.count_nonzero(wanted)) for ordinal, wanted in self._wanted.items()}
         self._crcs: dict[int, npt.NDArray[np.uint32]] = {}
         self._told: dict[int, _Told] = {}
         self._key = (*key_halves(hash_key), inflate_limit)
@@ -151,7 +163,7 @@ class Gate:
         self._table = KeyTable(budget_bytes, sum(_most_records(source) for source in self.dirty), seed)
         self._live: dict[int, int] = {}
 
-    def _wanted(self, source: SourceSegment) -> Flags:
+    def _may_be_last(self, source: SourceSegment) -> Flags:
         """Data batches whose records may be last of their keys."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self._fates[source.ordinal].aborted & (table.last_offset >= self._first_dirty)
@@ -162,26 +174,33 @@ class Gate:
         """The keys of a dirty segment, whose bytes are there. Raises GateFailed where the cleaner's table of it is wrong."""
         self.begin(source)
         headers = headers_of(source.table)
-        for some, records in self._walk(self._reader, source.buf, headers, self._wanted(source), source.name):
+        for some, records in self._walk(self._reader, source.buf, headers, self._wanted[source.ordinal], source.name):
             self.note(source, self._looked(records, headers[:, some], source))
 
     def begin(self, source: SourceSegment) -> None:
         """Reads a segment's headers, whose bytes are there, and compares them with the cleaner's table."""
         if source.ordinal in self._crcs:
             return
+        table, read = source.table, 0
+        crcs = np.empty(len(table), np.uint32)
         try:
-            headers = read_headers(source.buf)
+            for headers in header_blocks(source.buf):
+                problem = misread(headers, table, read)
+                if problem:
+                    raise GateFailed(problem[0], segment=source.name, offset=problem[1])
+                crcs[read : read + headers.shape[1]] = headers[col.STORED_CRC]
+                read += headers.shape[1]
         except Unreadable as unreadable:
             raise GateFailed(f"the gate cannot read it: {unreadable}", segment=source.name) from None
-        problem = misread(headers, source.table)
-        if problem:
-            raise GateFailed(problem[0], segment=source.name, offset=problem[1])
-        self._crcs[source.ordinal] = headers[col.STORED_CRC].astype(np.uint32)
-        self._told[source.ordinal] = _Told(np.full(len(source.table), _NOT_TOLD, np.int64), np.zeros(len(source.table), np.uint64))
+        if read != len(table):
+            raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
+        self._crcs[source.ordinal] = crcs
+        if not self._all_in_table(source):
+            self._told[source.ordinal] = _Told(np.full(len(table), _NOT_TOLD, np.int64), np.zeros(len(table), np.uint64))
 
     def look(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> Looked:
         """What pass 1 inflated, read by the gate itself, for ``note``. It lives in the lane."""
-        if not np.array_equal(chunk.wanted, self._wanted(source)[chunk.first : chunk.last]):
+        if not np.array_equal(chunk.wanted, self._wanted[source.ordinal][chunk.first : chunk.last]):
             offset = int(source.table.last_offset[chunk.first])
             raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
         headers, records = self._look(lane, source, chunk, chunk.wanted)
@@ -211,7 +230,7 @@ class Gate:
             raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
 
     def _walk(self, reader: RecordReader, buf: Bytes, headers: Headers, wanted: Flags, segment: str) -> Iterator[tuple[Int64s, Records]]:
-        """The records of the wanted batches in chunks, with the numbers of their batches; a chunk is valid until the next one is asked for."""
+        """The records of the wanted batches in chunks, with their batches' numbers; a chunk is valid until the next one is asked for."""
         waiting = list(_chunks(headers, wanted))[::-1]
         while waiting:
             some = waiting.pop()
@@ -286,20 +305,21 @@ class Gate:
         headers = self._read_output(output, sources[0].base, end_offset, name)
         for cause in index_problems(headers, sources[0].base, paths):
             raise GateFailed(cause, segment=name)
-        group, fillers = self._paired(sources, headers, end_offset, name)
+        group = self._paired(sources, headers, end_offset, name)
         for cause, offset in header_problems(group, paths):
             raise GateFailed(cause, segment=name, offset=offset)
-        begin, records = 0, 0
+        begin, records, control = 0, 0, group.source[col.CONTROL_KIND]
         for source in sources:
             end = begin + len(source.table)
             inside = (group.origin >= begin) & (group.origin < end)
-            pairs = np.flatnonzero(inside & (group.source[col.CONTROL_KIND, group.origin] == NOT_CONTROL))
+            pairs = np.flatnonzero(inside & (control[group.origin] == NOT_CONTROL))
+            pairs_of = _Pairs(source, group.origin[pairs] - begin, group.output[:, pairs])
             if source.ordinal not in self._crcs:
                 with mapped(source):
                     self.begin(source)
-            group.source[col.STORED_CRC, begin:end] = self._crcs[source.ordinal]
+            group.source.crc[begin:end] = self._crcs[source.ordinal]
             compare = self._tick_off if self._all_in_table(source) else self._compare
-            records += compare(source, group, begin, pairs, output, mapped)
+            records += compare(pairs_of, output, mapped)
             begin = end
         for cause, offset in copy_problems(group):
             raise GateFailed(cause, segment=name, offset=offset)
@@ -323,27 +343,27 @@ class Gate:
             raise GateFailed(f"it {found} and must end at {end_offset}", segment=name, offset=end_offset)
         return headers
 
-    def _paired(self, sources: Sequence[SourceSegment], output: Headers, end_offset: int | None, name: str) -> tuple[Group, int]:
-        """(the group without its filler, fillers): a filler stands where the last source batch is gone."""
-        source = np.concatenate([headers_of(s.table) for s in sources], axis=1)
+    def _paired(self, sources: Sequence[SourceSegment], output: Headers, end_offset: int | None, name: str) -> Group:
+        """The group without its filler, which stands where the last source batch is gone."""
+        source = SourceBatches([s.table for s in sources])
         parts = [self._fates[s.ordinal] for s in sources]
         fates = Fates(*(np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began")))
-        fillers = 0
+        filler = False
         if end_offset is not None and _is_filler(output[:, -1], end_offset):
             # The header of a batch that must stay can look just like one.
-            fillers = int(not np.any(must_stay(source, self._rules) & (source[col.LAST] == end_offset)))
-            if fillers and source.shape[1] and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH, -1]:
+            filler = not np.any(must_stay(source, self._rules) & (source[col.LAST] == end_offset))
+            if filler and len(source) and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH][-1]:
                 raise GateFailed("a filler of another leader epoch than the last source batch", segment=name, offset=end_offset)
-        output = output[:, : output.shape[1] - fillers]
+        output = output[:, : output.shape[1] - int(filler)]
         origin, problem = pair(source, output)
         if problem:
             raise GateFailed(problem[0], segment=name, offset=problem[1])
-        return Group(source, fates, output, origin, self._rules), fillers
+        return Group(source, fates, output, origin, self._rules)
 
-    def _tick_off(self, source: SourceSegment, group: Group, begin: int, pairs: Int64s, output: Bytes, mapped: Mapped) -> int:
+    def _tick_off(self, pairs: _Pairs, output: Bytes, mapped: Mapped) -> int:
         """A segment of the dirty range: its output records are their keys' last ones, and all of them are there."""
-        seen = told = 0
-        for _, records in self._written(group, pairs, output, source.name):
+        source, seen, told = pairs.source, 0, 0
+        for _, records in self._written(pairs, output):
             wrong, told_here = self._table.tick(records.hashes, records.offset, records.digest)
             if wrong >= 0:
                 self._refuse(records, wrong, source.name)
@@ -363,8 +383,9 @@ class Gate:
             self._live = dict(zip((s.ordinal for s in self.dirty), self._table.live(bounds).tolist(), strict=True))
         return self._live[ordinal]
 
-    def _compare(self, source: SourceSegment, group: Group, begin: int, pairs: Int64s, output: Bytes, mapped: Mapped) -> int:
+    def _compare(self, pairs: _Pairs, output: Bytes, mapped: Mapped) -> int:
         """Any other segment: each output batch has the records that its source batch said, and none is gone that must stay."""
+        source = pairs.source
         told = self._told[source.ordinal]
         data = (source.table.control == NOT_CONTROL) & ~self._fates[source.ordinal].aborted
         if np.any(data & (told.count == _NOT_TOLD)):
@@ -373,42 +394,42 @@ class Gate:
                 for some, records in self._walk(self._reader, source.buf, headers, data & (told.count == _NOT_TOLD), source.name):
                     self._tell(source, some, headers[:, some], records)
         seen = 0
-        for some, written in self._written(group, pairs, output, source.name):
-            batches = group.origin[pairs[some]] - begin
+        for batches, written in self._written(pairs, output):
             counted = self._table.speaks(written.hashes) | (written.offset > self._rules.latest_offset)
             count, chain = chains(written, counted)
             wrong = (count != told.count[batches]) | (chain != told.chain[batches])
             if wrong.any():
                 at = int(np.flatnonzero(wrong)[0])
-                rows = slice(int(written.first_row[at]), int(written.first_row[at + 1]))
+                rows = range(int(written.first_row[at]), int(written.first_row[at + 1]))
                 with mapped(source):
                     self._explain(source, int(batches[at]), written, rows)
             seen += len(written.offset)
         lost = data & (told.count > 0)
-        lost[group.origin[pairs] - begin] = False
+        lost[pairs.origin] = False
         if lost.any():
             with mapped(source):
-                self._explain(source, int(np.flatnonzero(lost)[0]), None, slice(0))
+                self._explain(source, int(np.flatnonzero(lost)[0]), None, range(0))
         return seen
 
     # ---- output
 
-    def _written(self, group: Group, pairs: Int64s, output: Bytes, segment: str) -> Iterator[tuple[Int64s, Records]]:
-        """The records of these output batches in chunks, found to fit their batches' headers."""
-        headers = group.output[:, pairs]
-        for some, records in self._walk(self._other, output, headers, headers[col.COUNT] > 0, segment):
-            out, of = headers[:, some], group.source[:, group.origin[pairs[some]]]
+    def _written(self, pairs: _Pairs, output: Bytes) -> Iterator[tuple[Int64s, Records]]:
+        """The records of these output batches in chunks, found to fit their batches' headers, and the numbers of their source batches."""
+        name, sources = pairs.source.name, SourceBatches([pairs.source.table])
+        sources.crc = self._crcs[pairs.source.ordinal]
+        for some, records in self._walk(self._other, output, pairs.output, pairs.output[col.COUNT] > 0, name):
+            out, of = pairs.output[:, some], sources.take(pairs.origin[some])
             begin, end = records.first_row[:-1], records.first_row[1:] - 1
             for cause, offset in record_dependent_problems(of, out, records, self._rules):
-                raise GateFailed(cause, segment=segment, offset=offset)
+                raise GateFailed(cause, segment=name, offset=offset)
             inside = (records.offset[begin] >= out[col.BASE]) & (records.offset[end] <= out[col.LAST])
             if not inside.all() or np.any(np.diff(records.offset) <= 0):
-                raise GateFailed("records whose offsets do not ascend within their batches", segment=segment, offset=int(out[col.BASE, 0]))
+                raise GateFailed("records whose offsets do not ascend within their batches", segment=name, offset=int(out[col.BASE, 0]))
             keyless = (records.flags & KEYLESS != 0) & (records.offset <= self._rules.latest_offset)
             if keyless.any():
                 offset = int(records.offset[keyless][0])
-                raise GateFailed("a record without a key, which compaction removes", segment=segment, offset=offset)
-            yield some, records
+                raise GateFailed("a record without a key, which compaction removes", segment=name, offset=offset)
+            yield pairs.origin[some], records
 
     # ---- what to say
 
@@ -427,27 +448,31 @@ class Gate:
             cause = "it comes twice"
         raise GateFailed(cause, segment=segment, offset=offset, key=records.key(row))
 
-    def _explain(self, source: SourceSegment, batch: int, written: Records | None, rows: slice) -> NoReturn:
-        """Says which record of a batch is wrong; ``rows`` are those of its output batch."""
+    def _explain(self, source: SourceSegment, batch: int, written: Records | None, rows: range) -> NoReturn:
+        """Says which record of a batch is wrong; ``rows`` are those of its output batch, if there is one."""
         headers = headers_of(source.table, slice(batch, batch + 1))
         _, records = next(self._walk(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
         fate = self._fate(records, headers, source)
         known = {int(offset): row for row, offset in enumerate(records.offset)}
-        left = set()
-        for row in range(rows.start or 0, rows.stop) if written is not None else ():
-            offset, key = int(written.offset[row]), written.key(row)
-            at = known.get(offset)
-            left.add(at)
-            if at is None:
-                raise GateFailed("a record that no source has", segment=source.name, offset=offset, key=key)
-            if fate[at] == _GO:
-                last = int(self._table.latest(written.hashes[row : row + 1])[0])
-                cause = f"superseded by the record at offset {last}" if last > offset else "a tombstone whose horizon has passed"
-                raise GateFailed(cause, segment=source.name, offset=offset, key=key)
-            if records.digest[at] != written.digest[row]:
-                raise GateFailed(_CHANGED, segment=source.name, offset=offset, key=key)
-        lost = next((row for row in np.flatnonzero(fate == _STAY).tolist() if row not in left), 0)
+        if written is not None:
+            for row in rows:
+                self._explain_record(source.name, records, fate, known.get(int(written.offset[row])), written, row)
+        left = set() if written is None else {int(written.offset[row]) for row in rows}
+        lost = next(row for row in np.flatnonzero(fate == _STAY).tolist() if int(records.offset[row]) not in left)
         raise GateFailed("the last record of a key is gone", segment=source.name, offset=int(records.offset[lost]), key=records.key(lost))
+
+    def _explain_record(
+        self, segment: str, records: Records, fate: npt.NDArray[np.uint8], at: int | None, written: Records, row: int
+    ) -> None:
+        offset, key = int(written.offset[row]), written.key(row)
+        if at is None:
+            raise GateFailed("a record that no source has", segment=segment, offset=offset, key=key)
+        if fate[at] == _GO:
+            last = int(self._table.latest(written.hashes[row : row + 1])[0])
+            cause = f"superseded by the record at offset {last}" if last > offset else "a tombstone whose horizon has passed"
+            raise GateFailed(cause, segment=segment, offset=offset, key=key)
+        if records.digest[at] != written.digest[row]:
+            raise GateFailed(_CHANGED, segment=segment, offset=offset, key=key)
 
     def _key_at(self, source: SourceSegment, offset: int) -> bytes | None:
         batch = int(np.searchsorted(source.table.last_offset, offset))

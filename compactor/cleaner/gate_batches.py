@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,41 +35,64 @@ Flags = npt.NDArray[np.bool_]
 Problem = tuple[str, int]
 """What is wrong, and the offset of the batch that has it."""
 
-FROM_TABLE = (
-    (col.POSITION, "position"), (col.SIZE, "size"), (col.BASE, "base_offset"), (col.LAST, "last_offset"), (col.BASE_TIMESTAMP, "base_timestamp"),
-    (col.MAX_TIMESTAMP, "max_timestamp"), (col.PRODUCER_ID, "producer_id"), (col.MAGIC, "magic"), (col.ATTRIBUTES, "attributes"),
-    (col.LEADER_EPOCH, "leader_epoch"), (col.PRODUCER_EPOCH, "producer_epoch"), (col.BASE_SEQUENCE, "base_sequence"), (col.COUNT, "count"),
-    (col.CONTROL_KIND, "control"), (col.COORDINATOR_EPOCH, "coordinator_epoch"),
-)  # fmt: skip
-
-
-_KEPT = (
-    (col.PRODUCER_ID, "producer id"), (col.PRODUCER_EPOCH, "producer epoch"), (col.BASE_SEQUENCE, "sequence"), (col.LEADER_EPOCH, "leader epoch"),
-)  # fmt: skip
+FROM_TABLE = {
+    col.POSITION: "position", col.SIZE: "size", col.BASE: "base_offset", col.LAST: "last_offset", col.BASE_TIMESTAMP: "base_timestamp",
+    col.MAX_TIMESTAMP: "max_timestamp", col.PRODUCER_ID: "producer_id", col.MAGIC: "magic", col.ATTRIBUTES: "attributes",
+    col.LEADER_EPOCH: "leader_epoch", col.PRODUCER_EPOCH: "producer_epoch", col.BASE_SEQUENCE: "base_sequence", col.COUNT: "count",
+    col.CONTROL_KIND: "control", col.COORDINATOR_EPOCH: "coordinator_epoch",
+}  # fmt: skip
+_KEPT = {
+    col.PRODUCER_ID: "producer id", col.PRODUCER_EPOCH: "producer epoch", col.BASE_SEQUENCE: "sequence", col.LEADER_EPOCH: "leader epoch",
+}  # fmt: skip
 
 
 def headers_of(table: BatchTable, some: slice = slice(None)) -> Headers:
-    """The cleaner's table in the gate's columns, without CRCs: for a segment whose table was found right, or will be (see ``misread``)."""
-    batches = len(table.position[some])
-    headers = np.zeros((len(col.FIELDS), batches), np.int64)
-    for field, name in FROM_TABLE:
+    """The cleaner's table in the gate's fields, without CRCs: for a segment whose table was found right, or will be (see ``misread``)."""
+    headers = np.zeros((len(col.FIELDS), len(table.position[some])), np.int64)
+    for field, name in FROM_TABLE.items():
         headers[field] = getattr(table, name)[some]
     return headers
 
 
-def misread(headers: Headers, table: BatchTable) -> Problem | None:
-    """Where the cleaner's table of a segment is not what the gate reads itself."""
-    if headers.shape[1] != len(table):
-        return f"{headers.shape[1]} batches, but the cleaner saw {len(table)}", -1
+def misread(headers: Headers, table: BatchTable, begin: int) -> Problem | None:
+    """Where the cleaner's table of a segment is not what the gate reads itself, from batch ``begin`` on."""
+    some = slice(begin, begin + headers.shape[1])
+    if len(table) < some.stop:
+        return f"more batches than the {len(table)} that the cleaner saw", int(headers[col.LAST, len(table) - begin])
     inside = (headers[col.ATTRIBUTES] & CODEC_MASK != 0) & (headers[col.CONTROL_KIND] != NOT_CONTROL)  # told by their records
-    for column, name in FROM_TABLE:
-        wrong = headers[column] != getattr(table, name)
-        if column in (col.CONTROL_KIND, col.COORDINATOR_EPOCH):
+    for field, name in FROM_TABLE.items():
+        seen = getattr(table, name)[some]
+        wrong = headers[field] != seen
+        if field in (col.CONTROL_KIND, col.COORDINATOR_EPOCH):
             wrong &= ~inside
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            return f"the cleaner read {name} {getattr(table, name)[at]} where {headers[column, at]} stands", int(headers[col.LAST, at])
+            return f"the cleaner read {name} {seen[at]} where {headers[field, at]} stands", int(headers[col.LAST, at])
     return None
+
+
+class SourceBatches:
+    """The batches of a group's sources, one segment behind the other; ``batches[field]`` as in Headers. Nothing is copied unasked."""
+
+    def __init__(self, tables: Sequence[BatchTable]) -> None:
+        self._tables = tables
+        self.crc = np.zeros(sum(len(table) for table in tables), np.uint32)
+        """To be filled in by who has read them."""
+
+    def __len__(self) -> int:
+        return len(self.crc)
+
+    def __getitem__(self, field: int) -> npt.NDArray[Any]:
+        if field == col.STORED_CRC:
+            return self.crc
+        columns = [getattr(table, FROM_TABLE[field]) for table in self._tables]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+    def take(self, batches: Int64s) -> Headers:
+        headers = np.empty((len(col.FIELDS), len(batches)), np.int64)
+        for field in col.FIELDS:
+            headers[field] = self[field][batches]
+        return headers
 
 
 # ---- transactions -----------------------------------------------------------------------------------------------------------
@@ -102,7 +127,7 @@ def fates_of(sources: Sequence[SourceSegment], opened: Mapping[int, int]) -> lis
     where = _all([some + begin for some, begin in zip(chosen, lengths.tolist(), strict=False)])
     whole = Fates(np.zeros(lengths[-1], np.bool_), np.zeros(lengths[-1], np.bool_), np.full(lengths[-1], -1, np.int64))
     whole.aborted[where], whole.idle[where], whole.began[where] = aborted, idle, began
-    return [Fates(whole.aborted[a:b], whole.idle[a:b], whole.began[a:b]) for a, b in zip(lengths[:-1], lengths[1:], strict=True)]
+    return [Fates(whole.aborted[a:b], whole.idle[a:b], whole.began[a:b]) for a, b in pairwise(lengths.tolist())]
 
 
 def _all(columns: list[npt.NDArray[np.generic]]) -> Int64s:
@@ -143,7 +168,7 @@ def _resolve(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s
 class Group:
     """The source batches of a group, and for each output batch (but a filler) the row of the source batch that it comes from."""
 
-    source: Headers
+    source: SourceBatches
     fates: Fates
     output: Headers
     origin: Int64s
@@ -156,16 +181,16 @@ def verbatim(of: Headers, out: Headers) -> Flags:
     return np.logical_and.reduce(same)
 
 
-def pair(source: Headers, output: Headers) -> tuple[Int64s, Problem | None]:
+def pair(source: SourceBatches, output: Headers) -> tuple[Int64s, Problem | None]:
     """Each output batch's source batch. They are never merged or split, and stay in order."""
-    batches = source.shape[1]
-    origin = np.searchsorted(source[col.LAST], output[col.LAST])
-    if not batches:
-        return origin, ("a batch that no source has", int(output[col.LAST, 0])) if output.shape[1] else None
-    inside = np.minimum(origin, batches - 1)
+    lasts, bases = source[col.LAST], source[col.BASE]
+    origin = np.searchsorted(lasts, output[col.LAST])
+    if not len(source):
+        return origin, ("a batch that no source has", int(output[col.LAST, 0])) if len(origin) else None
+    inside = np.minimum(origin, len(source) - 1)
     # A v0/v1 wrapper does not say where it begins: behind the batch before it.
-    begin = np.where(source[col.BASE, inside] >= 0, source[col.BASE, inside], np.where(inside > 0, source[col.LAST, inside - 1] + 1, 0))
-    wrong = (origin == batches) | (output[col.BASE] < begin)
+    begin = np.where(bases[inside] >= 0, bases[inside], np.where(inside > 0, lasts[inside - 1] + 1, 0))
+    wrong = (origin == len(source)) | (output[col.BASE] < begin)
     if wrong.any():
         return origin, ("a batch that no source has", int(output[col.LAST, wrong][0]))
     again = np.diff(origin) <= 0
@@ -174,7 +199,7 @@ def pair(source: Headers, output: Headers) -> tuple[Int64s, Problem | None]:
     return origin, None
 
 
-def must_stay(headers: Headers, rules: RoundRules) -> Flags:
+def must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
     """Batches whose header stays though their records go: the last of each live producer, and what ends at the high watermark."""
     entries = rules.producers.entries
     stays = headers[col.LAST] + 1 == rules.high_watermark
@@ -188,7 +213,7 @@ def must_stay(headers: Headers, rules: RoundRules) -> Flags:
     return stays & (headers[col.MAGIC] == 2)
 
 
-def marker_gone(headers: Headers, fates: Fates, now_ms: int) -> Flags:
+def marker_gone(headers: SourceBatches, fates: Fates, now_ms: int) -> Flags:
     """Control batches whose record may go: emptied already, or idle with a horizon that has passed."""
     due = fates.idle & (headers[col.ATTRIBUTES] & HORIZON != 0) & (headers[col.BASE_TIMESTAMP] <= now_ms)
     return (headers[col.CONTROL_KIND] == EMPTIED) | ((headers[col.CONTROL_KIND] != NOT_CONTROL) & due)
@@ -196,14 +221,14 @@ def marker_gone(headers: Headers, fates: Fates, now_ms: int) -> Flags:
 
 def header_problems(group: Group, paths: Mapping[str, Path]) -> Iterator[Problem]:
     """What can be said of batches without their records and without the bytes of their sources."""
-    of, out, rules = group.source[:, group.origin], group.output, group.rules
+    of, out, rules = group.source.take(group.origin), group.output, group.rules
     aborted, idle = group.fates.aborted[group.origin], group.fates.idle[group.origin]
     v2, empty = of[col.MAGIC] == 2, out[col.COUNT] == 0
     stays, gone = must_stay(group.source, rules), marker_gone(group.source, group.fates, rules.now_ms)
     yield from _first(out, "not of message format 2", out[col.MAGIC] != 2)
     elsewhere = (out[col.BASE] != of[col.BASE]) | (out[col.LAST] != of[col.LAST])
     yield from _first(out, "other offsets than its source batch", v2 & elsewhere)
-    for column, name in _KEPT:
+    for column, name in _KEPT.items():
         yield from _first(out, f"another {name} than its source batch", out[column] != of[column])
     changed = out[col.ATTRIBUTES] ^ of[col.ATTRIBUTES]
     yield from _first(out, "other attributes than its source batch", changed & (LOG_APPEND | TRANSACTIONAL | CONTROL) != 0)
@@ -217,7 +242,7 @@ def header_problems(group: Group, paths: Mapping[str, Path]) -> Iterator[Problem
     yield from _first(
         out, "a marker without data that did not just get its horizon", to_be_dated(of, idle, gone[group.origin]) & ~_dated(of, out, rules)
     )
-    lost = np.ones(group.source.shape[1], np.bool_)
+    lost = np.ones(len(group.source), np.bool_)
     lost[group.origin] = False
     cause = "the header is gone of a producer's last batch, or of the batch at the high watermark"
     yield from _first(group.source, cause, lost & stays)
@@ -228,7 +253,7 @@ def header_problems(group: Group, paths: Mapping[str, Path]) -> Iterator[Problem
 
 def copy_problems(group: Group) -> Iterator[Problem]:
     """Batches that must be their source's bytes, and are not."""
-    of, out = group.source[:, group.origin], group.output
+    of, out = group.source.take(group.origin), group.output
     copied, idle = verbatim(of, out), group.fates.idle[group.origin]
     gone = marker_gone(group.source, group.fates, group.rules.now_ms)[group.origin]
     known = CODEC_MASK | LOG_APPEND | TRANSACTIONAL | CONTROL | HORIZON
@@ -269,9 +294,9 @@ def record_dependent_problems(of: Headers, out: Headers, records: Records, rules
     yield from _first(out, "offsets that are not its records'", (of[col.MAGIC] < 2) & elsewhere)
 
 
-def _first(headers: Headers, cause: str, wrong: Flags) -> Iterator[Problem]:
+def _first(headers: Headers | SourceBatches, cause: str, wrong: Flags) -> Iterator[Problem]:
     if wrong.any():
-        yield cause, int(headers[col.LAST, wrong][0])
+        yield cause, int(headers[col.LAST][wrong][0])
 
 
 # ---- indexes ----------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ What it shares with the cleaner are libraries: codecs, CRC-32C, SipHash and the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -80,16 +81,25 @@ class Records:
 # ---- headers ----------------------------------------------------------------------------------------------------------------
 
 
+_BLOCK: Final = 1 << 15
+
+
+def header_blocks(buf: Bytes) -> Iterator[Headers]:
+    """All batches of a segment, some thousands at a time; a block is valid until the next one is asked for. Raises Unreadable."""
+    headers = np.empty((len(FIELDS), _BLOCK), np.int64)
+    at = 0
+    while at < len(buf):
+        count, at, fine = _walk_batches(buf, at, headers)
+        if not fine:
+            raise Unreadable(f"position {at}: a header that makes no sense")
+        if not count:
+            raise Unreadable(f"position {at}: {len(buf) - at} bytes that are no whole batch")
+        yield headers[:, :count]
+
+
 def read_headers(buf: Bytes) -> Headers:
     """All batches of a segment. Raises Unreadable."""
-    count, end, _ = _walk_batches(buf, np.empty((len(FIELDS), 0), np.int64))
-    if end != len(buf):
-        raise Unreadable(f"position {end}: {len(buf) - end} bytes that are no whole batch")
-    headers = np.empty((len(FIELDS), count), np.int64)
-    _, end, fine = _walk_batches(buf, headers)
-    if not fine:
-        raise Unreadable(f"position {end}: a header that makes no sense")
-    return headers
+    return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in header_blocks(buf))], axis=1)
 
 
 def wrong_crc(buf: Bytes, headers: Headers) -> int:
@@ -109,6 +119,9 @@ def _number(buf: Bytes, at: int, size: int) -> int:
 @leaf
 def _varint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
     """(value, next position); next position is beyond ``end`` where the number does not stop in time."""
+    if at < end and buf[at] < 128:
+        low = np.int64(buf[at])
+        return (low >> 1) ^ -(low & 1), at + 1
     value = np.uint64(0)
     shift = np.uint64(0)
     while at < end and shift < np.uint64(64):
@@ -122,45 +135,43 @@ def _varint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
 
 
 @kernel
-def _walk_batches(buf: Bytes, headers: Headers) -> tuple[int, int, bool]:
-    """(batches, position behind the last one, whether all made sense); fills as many columns as ``headers`` has."""
-    at = np.int64(0)
+def _walk_batches(buf: Bytes, at: int, headers: Headers) -> tuple[int, int, bool]:
+    """Fills ``headers`` with the batches from ``at`` on: (batches, position behind the last one, whether all made sense)."""
     count = 0
     row = np.empty(len(headers), np.int64)
-    while at + 26 <= buf.size:
+    while count < headers.shape[1] and at + 26 <= buf.size:
         size = 12 + _number(buf, at + 8, 4)
         magic = np.int64(buf[at + 16])
         if magic > 2 or size < (61 if magic == 2 else 26) or at + size > buf.size:
-            return count, at, True
-        if count < headers.shape[1]:
-            row[POSITION], row[SIZE], row[MAGIC] = at, size, magic
-            row[CONTROL_KIND], row[COORDINATOR_EPOCH] = NOT_CONTROL, -1
-            row[BASE] = _number(buf, at, 8)
-            if magic == 2:
-                row[LEADER_EPOCH] = _number(buf, at + 12, 4)
-                row[STORED_CRC] = _number(buf, at + 17, 4) & 0xFFFFFFFF
-                row[ATTRIBUTES] = _number(buf, at + 21, 2)
-                row[LAST] = row[BASE] + _number(buf, at + 23, 4)
-                row[BASE_TIMESTAMP] = _number(buf, at + 27, 8)
-                row[MAX_TIMESTAMP] = _number(buf, at + 35, 8)
-                row[PRODUCER_ID] = _number(buf, at + 43, 8)
-                row[PRODUCER_EPOCH] = _number(buf, at + 51, 2)
-                row[BASE_SEQUENCE] = _number(buf, at + 53, 4)
-                row[COUNT] = _number(buf, at + 57, 4)
-                if row[ATTRIBUTES] & CONTROL:
-                    row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _control(buf, row)
-                if row[BASE] < 0 or row[LAST] < row[BASE] or row[COUNT] < 0:
-                    return count, at, False
-            else:
-                codec = np.int64(buf[at + 17]) & CODEC_MASK
-                row[ATTRIBUTES] = codec | (np.int64(buf[at + 17]) & LOG_APPEND if magic == 1 else 0)
-                row[STORED_CRC] = _number(buf, at + 12, 4) & 0xFFFFFFFF
-                row[LAST] = row[BASE]
-                row[BASE] = -1 if codec else row[BASE]
-                row[COUNT] = 0 if codec else 1
-                row[BASE_TIMESTAMP] = row[MAX_TIMESTAMP] = _number(buf, at + 18, 8) if magic == 1 else -1
-                row[LEADER_EPOCH], row[PRODUCER_ID], row[PRODUCER_EPOCH], row[BASE_SEQUENCE] = -1, -1, -1, -1
-            headers[:, count] = row
+            break
+        row[POSITION], row[SIZE], row[MAGIC] = at, size, magic
+        row[CONTROL_KIND], row[COORDINATOR_EPOCH] = NOT_CONTROL, -1
+        row[BASE] = _number(buf, at, 8)
+        if magic == 2:
+            row[LEADER_EPOCH] = _number(buf, at + 12, 4)
+            row[STORED_CRC] = _number(buf, at + 17, 4) & 0xFFFFFFFF
+            row[ATTRIBUTES] = _number(buf, at + 21, 2)
+            row[LAST] = row[BASE] + _number(buf, at + 23, 4)
+            row[BASE_TIMESTAMP] = _number(buf, at + 27, 8)
+            row[MAX_TIMESTAMP] = _number(buf, at + 35, 8)
+            row[PRODUCER_ID] = _number(buf, at + 43, 8)
+            row[PRODUCER_EPOCH] = _number(buf, at + 51, 2)
+            row[BASE_SEQUENCE] = _number(buf, at + 53, 4)
+            row[COUNT] = _number(buf, at + 57, 4)
+            if row[ATTRIBUTES] & CONTROL:
+                row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _control(buf, row)
+            if row[BASE] < 0 or row[LAST] < row[BASE] or row[COUNT] < 0:
+                return count, at, False
+        else:
+            codec = np.int64(buf[at + 17]) & CODEC_MASK
+            row[ATTRIBUTES] = codec | (np.int64(buf[at + 17]) & LOG_APPEND if magic == 1 else 0)
+            row[STORED_CRC] = _number(buf, at + 12, 4) & 0xFFFFFFFF
+            row[LAST] = row[BASE]
+            row[BASE] = -1 if codec else row[BASE]
+            row[COUNT] = 0 if codec else 1
+            row[BASE_TIMESTAMP] = row[MAX_TIMESTAMP] = _number(buf, at + 18, 8) if magic == 1 else -1
+            row[LEADER_EPOCH], row[PRODUCER_ID], row[PRODUCER_EPOCH], row[BASE_SEQUENCE] = -1, -1, -1, -1
+        headers[:, count] = row
         count += 1
         at += size
     return count, at, True
@@ -229,11 +240,11 @@ class RecordReader:
         rows = int(first_row[-1])
         if rows > len(self._columns[0]):
             self._columns = _columns(max(rows, 2 * len(self._columns[0])))
-        records = Records(first_row, *(column[:rows] for column in self._columns), buf)
+        offset, timestamp, hashes, digest, flags, key_start, key_length = (column[:rows] for column in self._columns)
         batch = _walk_records(
-            buf, headers, body, first_row, *self._key, records.offset, records.timestamp, records.hashes, records.digest, records.flags,
-            records.key_start, records.key_length,
+            buf, headers, body, first_row, *self._key, offset, timestamp, hashes, digest, flags, key_start, key_length
         )  # fmt: skip
+        records = Records(first_row, offset, timestamp, hashes, digest, flags, key_start, key_length, buf)
         if batch >= 0:
             raise Unreadable(f"offset {headers[LAST, batch]}: records that cannot be read")
         for row in np.flatnonzero(records.flags & ODD_NAMES).tolist():

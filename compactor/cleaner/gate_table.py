@@ -1,8 +1,8 @@
 """The gate's own key table: for every key of the dirty range, its last committed record.
 
-A cell is three words: half of the key's hash (0 marks an empty cell), the record's offset, and 30 more bits of the hash with the record's
-digest and two marks. Where the budget is too small for all keys, only those stay whose hash ends in certain bits, one bit more each time: the
-share of the keys that is then still checked exactly halves, and the caller's seed says which half.
+A cell is three words: half of the key's hash (0 marks an empty cell), the record's offset, and 30 more bits of the hash with the
+record's digest and two marks. Where the budget is too small for all keys, only those stay whose hash ends in certain bits, one bit more
+each time: the share of the keys that is then still checked exactly halves, and the caller's seed says which half.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class KeyTable:
         return out
 
     def tick(self, hashes: Words, offsets: Int64s, digests: Words) -> tuple[int, int]:
-        """Ticks off output records: (the first that is not its key's last record, unchanged and for the first time, or -1; how many are)."""
+        """Ticks off output records.
+
+        Returns the first that is not its key's last record, unchanged and for the first time (or -1), and how many are.
+        """
         wrong, ticked = _tick(self._cells, self._state, hashes, offsets, digests)
         return int(wrong), int(ticked)
 
