@@ -66,7 +66,10 @@ class Demo:
                 raise UsageError(f"{self.folder} is not empty and not of an earlier demo", hint="Name an empty or a new directory")
             for name in ("kafka-log", "tier", "state", "exported"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make {self.folder}: {error.strerror}", hint="Name another directory") from error
 
     def make(self, on_records: OnCount) -> None:
         for count in write_topic(self.log_dir, self.shape):

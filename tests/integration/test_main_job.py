@@ -415,7 +415,9 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     assert shown(folder, capsys)["keys"] == document["keys"]
     (folder / "tiered-compactor.toml").unlink()
-    assert entry(["demo", "--dir", str(folder)]) == 2
+    for wrong in (folder, folder / "state" / "file"):
+        (folder / "state" / "file").touch()
+        assert entry(["demo", "--dir", str(wrong)]) == 2
     assert before.exists()
 
 
