@@ -151,7 +151,9 @@ class Gate:
         self._rules = rules
         self._first_dirty = first_dirty
         self._fates = {source.ordinal: fates for source, fates in zip(sources, fates_of(sources, opened or {}), strict=True)}
-        self.dirty = tuple(s for s in sources if s.end > first_dirty and s.base <= rules.latest_offset)
+        self.dirty = tuple(
+            s for s in sources if first_dirty <= rules.latest_offset and s.end > first_dirty and s.base <= rules.latest_offset
+        )
         """The segments that ``read`` wants."""
         self._wanted = {source.ordinal: self._may_be_last(source) for source in self.dirty}
         self._unread = {ordinal: int(np.count_nonzero(wanted)) for ordinal, wanted in self._wanted.items()}

@@ -157,6 +157,7 @@ class Round:
                 map_budget_bytes=self._cleaner.map_budget_bytes,
                 inflate_budget_bytes=self._cleaner.map_budget_bytes,
                 threads=opened.settings.daemon.threads,
+                verify_before_publish=self._cleaner.verify_before_publish,
                 stats=self._stats,
             )(plan, tasks, session)
         finally:
@@ -171,6 +172,7 @@ class Round:
             "bytes_written": sum(r.bytes_written for r in receipts),
             "peak_disk_bytes": self._stats.peak_disk_bytes,
             "peak_map_bytes": self._stats.peak_map_bytes,
+            "gate_coverage": self._stats.gate_coverage,
         }
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from compactor import __version__
 from compactor.cleaner.chunks import FinishedChunks
 from compactor.cleaner.describe import content_of, due_ms
+from compactor.cleaner.gate import Gate, GateFailed
 from compactor.cleaner.keysets import KeySet
 from compactor.cleaner.lanes import Lanes
 from compactor.cleaner.retention import RoundRules
@@ -46,12 +47,13 @@ def fingerprint() -> str:
 
 @dataclass
 class WorkStats:
-    """What a round cost, beyond what the receipts say. Bytes."""
+    """What a round cost, beyond what the receipts say. Bytes; ``gate_coverage``: share of the keys that the gate looked up exactly."""
 
     bytes_fetched: int = 0
     peak_disk_bytes: int = 0
     peak_map_bytes: int = 0
     map_entries: int = 0
+    gate_coverage: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class LocalWorker:
     map_budget_bytes: int
     inflate_budget_bytes: int
     threads: int
+    verify_before_publish: bool = True
     stats: WorkStats = field(default_factory=WorkStats)
 
     def __call__(
@@ -73,12 +76,15 @@ class LocalWorker:
             message = f"the plan is for {plan.fingerprint}, this process is {fingerprint()}"
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=message)
             return
-        with Lanes(self.threads) as lanes:
-            round_ = Execution(self, plan, session.state.live, lanes)
-            round_.read_headers()
-            session.check()
-            round_.read_keys()
-            yield from self._in_order(round_, tasks, session)
+        try:
+            with Lanes(self.threads) as lanes:
+                round_ = Execution(self, plan, session.state.live, lanes)
+                round_.read_headers()
+                session.check()
+                round_.read_keys()
+                yield from self._in_order(round_, tasks, session)
+        except GateFailed as refused:
+            yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
 
     def _in_order(
         self, round_: Execution, tasks: Sequence[CompactionTask], session: WorkSession
@@ -129,6 +135,7 @@ class Execution:
         self._sources: list[SourceSegment] = []
         self._verdicts: list[Verdicts] = []
         self._survivors: Survivors | None = None
+        self._gate: Gate | None = None
 
     @property
     def survivors(self) -> Survivors:
@@ -162,7 +169,8 @@ class Execution:
         """Pass 1: the dirty range from its end to its beginning, one segment on disk at a time."""
         plan, worker = self._plan, self._worker
         begin, end = plan.first_dirty_offset, plan.end_offset
-        one = PassOne(self._sources, self._verdicts, begin, end, worker.hash_key, self._limit, self._finished, self._rules)
+        gate = self._gate = self._new_gate() if worker.verify_before_publish else None
+        one = PassOne(self._sources, self._verdicts, begin, end, worker.hash_key, self._limit, self._finished, self._rules, gate)
         dirty = one.dirty() if begin < end else []
         found = BackwardSurvivors(one, KeySet(worker.map_budget_bytes, expected_keys=0))
         for source, wanted in reversed(dirty):
@@ -171,6 +179,20 @@ class Execution:
         worker.stats.peak_map_bytes = found.peak_bytes
         worker.stats.map_entries = found.keys
         self._survivors = found
+
+    def _new_gate(self) -> Gate:
+        """Keys of its own: what makes two records meet in the cleaner's table does not in the gate's."""
+        plan, worker = self._plan, self._worker
+        secret = hashlib.sha256(b"gate" + worker.hash_key).digest()
+        return Gate(
+            self._sources,
+            self._rules,
+            first_dirty=plan.first_dirty_offset,
+            hash_key=secret[:16],
+            seed=int.from_bytes(hashlib.sha256(plan.run_id.encode()).digest()[:4], "big"),
+            budget_bytes=worker.map_budget_bytes,
+            inflate_limit=self._limit,
+        )
 
     def work_on(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
         """Pass 2 for one group, then upload under the announced id."""
@@ -214,7 +236,8 @@ class Execution:
 
     def _rewrite(self, task: CompactionTask, members: list[SourceSegment], grant: Grant, folder: Path) -> Written:
         folder.mkdir()
-        rewriting = RewritePass(self.survivors, self._rules, self._plan.policy.index_interval_bytes, self._limit, self._finished)
+        interval = self._plan.policy.index_interval_bytes
+        rewriting = RewritePass(self.survivors, self._rules, interval, self._limit, self._finished, self._gate)
         grant.take(len(FILE_KINDS) * BLOCK)  # no file fills its last block
         cleaned = rewriting.rewrite(
             [(source, self._verdicts[source.ordinal]) for source in members],
@@ -224,6 +247,9 @@ class Execution:
             mapped=lambda source: self.mapped(source, grant),
             room=grant.take,
         )
+        if self._gate is not None:
+            report = self._gate.check(members, cleaned.paths, end_offset=task.end_offset, mapped=lambda source: self.mapped(source, grant))
+            self._worker.stats.gate_coverage = report.coverage
         return Written(task, tuple(members), cleaned, folder, grant.handed_over())
 
     def delivered(self, written: Written) -> CompactionReceipt | CompactionFailure:

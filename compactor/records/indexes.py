@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from bloom.jit import kernel
 from compactor.errors import BadData
+from compactor.model.policy import MAX32
 from compactor.records.batches import Int64s
 
 OFFSET_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
@@ -23,7 +24,8 @@ TxnEntries = npt.NDArray[Any]
 def build(base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int) -> tuple[bytes, bytes]:
     """(offset index, time index) of a segment whose batches have these sizes, last offsets and maximum timestamps.
 
-    One entry per batch that begins more than ``interval`` bytes behind the last entry's batch, and a closing time entry.
+    One entry per batch that begins more than ``interval`` bytes behind the last entry's batch, and a closing time entry. A filler at the
+    end of a very wide offset gap (I1) may lie further from the base than an entry can say: it gets none, and is found by scanning.
     """
     offsets, positions, times, time_offsets, n, m = _entries(base, size, last_offset, max_timestamp, interval)
     index = np.empty(n, OFFSET_ENTRY)
@@ -53,7 +55,7 @@ def _entries(
             highest = max_timestamp[batch]
             highest_offset = last_offset[batch]
         if closing or since > interval:
-            if not closing:
+            if not closing and last_offset[batch] - base <= MAX32:
                 offsets[n] = last_offset[batch] - base
                 positions[n] = position
                 n += 1
