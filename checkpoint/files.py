@@ -18,6 +18,10 @@ from compactor.errors import BadData
 
 CURRENT_VERSION = 0
 
+INT32, INT64 = 32, 64
+MOST_DIGITS = 19
+"""Of a number of 64 bits."""
+
 TopicPartitionName = tuple[str, int]
 
 
@@ -25,7 +29,7 @@ def parse_cleaner_offset_checkpoint(text: str, where: str = "cleaner-offset-chec
     """(topic, partition) -> first offset that is not clean. Raises BadData."""
     offsets: dict[TopicPartitionName, int] = {}
     for number, (topic, partition, offset) in _entries(text, 3, where):
-        offsets[topic, _number(partition, number, where)] = _number(offset, number, where)
+        offsets[topic, _number(partition, number, where, INT32)] = _number(offset, number, where)
     return offsets
 
 
@@ -38,7 +42,9 @@ def parse_leader_epoch_checkpoint(text: str, where: str = "leader-epoch-checkpoi
     """The lineage, ascending. Raises BadData, also where epochs or offsets go back."""
     entries: list[EpochEntry] = []
     for number, (epoch, start) in _entries(text, 2, where):
-        entry = EpochEntry(_number(epoch, number, where), _number(start, number, where))
+        entry = EpochEntry(_number(epoch, number, where, INT32), _number(start, number, where))
+        if entry.epoch < 0 or entry.start_offset < 0:
+            raise _bad(where, f"line {number}: epoch {entry.epoch} at {entry.start_offset} is negative")
         if entries and not (entries[-1].epoch < entry.epoch and entries[-1].start_offset <= entry.start_offset):
             raise _bad(where, f"line {number}: epoch {entry.epoch} at {entry.start_offset} does not follow the line before it")
         entries.append(entry)
@@ -74,10 +80,12 @@ def _entries(text: str, fields: int, where: str) -> list[tuple[int, list[str]]]:
     return found
 
 
-def _number(text: str, line: int, where: str) -> int:
+def _number(text: str, line: int, where: str, bits: int = INT64) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         raise _bad(where, f"line {line}: {text!r} is not a number")
+    if len(digits) > MOST_DIGITS or not -(1 << bits - 1) <= int(text) < 1 << bits - 1:
+        raise _bad(where, f"line {line}: {text[:40]} is out of range for {bits} bits")
     return int(text)
 
 

@@ -170,9 +170,31 @@ def lineage_for(log_dir: Path, found: Sequence[Member], known: Lineage) -> Linea
     if path.exists():
         given = parse_leader_epoch_checkpoint(path.read_text(encoding="utf-8", errors="replace"), str(path))
         if given:
+            _check_lineage(path, given, found)
             return tuple(entry for entry in given if entry.start_offset <= found[-1].end)
     told = lineage_of([member.source.table for member in found])
     return extend(known, (EpochEntry(told[0].epoch, found[0].start), *told[1:]))
+
+
+def _check_lineage(path: Path, given: Lineage, found: Sequence[Member]) -> None:
+    """Another partition's file, or a stale one, would cut off clean offsets and hide segments from readers. Raises BadData.
+
+    Batches that name no epoch, and those before the first entry (Kafka forgets the epochs before a batch of v0 or v1), fit any.
+    """
+    epochs = np.array([entry.epoch for entry in given], np.int64)
+    starts = np.array([entry.start_offset for entry in given], np.int64)
+    for member in found:
+        table = member.source.table
+        place = np.searchsorted(starts, table.base_offset, side="right") - 1
+        wrong = np.flatnonzero((table.leader_epoch >= 0) & (place >= 0) & (epochs[place] != table.leader_epoch))
+        if len(wrong):
+            batch = int(wrong[0])
+            offset, told, written = int(table.base_offset[batch]), int(epochs[place[batch]]), int(table.leader_epoch[batch])
+            raise BadData(
+                f"it gives offset {offset} to leader epoch {told}, and the batch there was written in epoch {written}",
+                segment=str(path),
+                hint="Restore the file that belongs to this log, or delete it: the epochs are then taken from the batches",
+            )
 
 
 # ---- its files --------------------------------------------------------------------------------------------------------------

@@ -178,6 +178,24 @@ def test_what_can_be_rebuilt_may_be_damaged(kind: str, cli: TierCli, tmp_path: P
     assert cli.do("verify")["ok"]
 
 
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("0\n2\n0 0\n3 48\n", "gives offset 48 to leader epoch 3, and the batch there was written in epoch 0"),
+        ("0\n1\n1 0\n", "gives offset 36 to leader epoch 1"),
+        ("0\n1\n0 x\n", "is not a number"),
+    ],
+)
+def test_a_leader_epoch_checkpoint_of_another_log(text: str, word: str, cli: TierCli, tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "bad", END)
+    (folder / "leader-epoch-checkpoint").write_text(text)
+    before = cli.digest()
+    refused(bring(cli, folder), 3, str(folder / "leader-epoch-checkpoint"), word)
+    assert cli.digest() == before
+    (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 40\n3 72\n")  # the first epoch's start was cut; the last one is to come
+    assert cli.bring(folder)["end_offset"] == 71
+
+
 # ---- segments that do not fit together --------------------------------------------------------------------------------------
 
 

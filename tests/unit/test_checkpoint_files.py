@@ -48,9 +48,20 @@ def test_any_white_space_separates() -> None:
         ("0\n1\n0 1x\n", "not a number"),
         ("0\n2\n3 10\n2 20\n", "does not follow"),
         ("0\n2\n3 10\n4 9\n", "does not follow"),
+        ("0\n1\n2147483648 0\n", "out of range for 32 bits"),
+        ("0\n1\n0 9223372036854775808\n", "out of range for 64 bits"),
+        ("0\n1\n0 " + "9" * 5000 + "\n", "out of range"),
+        ("0\n1\n-1 0\n", "negative"),
+        ("0\n1\n0 -5\n", "negative"),
     ],
 )
 def test_what_kafka_would_not_read_is_named(text: str, cause: str) -> None:
     with pytest.raises(BadData, match=cause) as error:
         parse_leader_epoch_checkpoint(text, "log/leader-epoch-checkpoint")
     assert error.value.segment == "log/leader-epoch-checkpoint"
+
+
+def test_the_highest_numbers_that_kafka_has() -> None:
+    assert parse_leader_epoch_checkpoint("0\n1\n2147483647 9223372036854775807\n") == (EpochEntry(2**31 - 1, 2**63 - 1),)
+    with pytest.raises(BadData, match="out of range for 32 bits"):
+        parse_cleaner_offset_checkpoint("0\n1\norders 2147483648 0\n")
