@@ -25,14 +25,15 @@ class Outcome:
     error: BadData | None = None
 
 
-def compare_with_naive(log_dir: Path, out_dir: Path, request: dict[str, Any], *, threads: int = 1) -> Outcome:
+def compare_with_naive(log_dir: Path, out_dir: Path, request: dict[str, Any], *, threads: int = 1, gate: int = 1 << 20) -> Outcome:
+    """``gate``: the budget of the equivalence gate, whose refusal is raised: it must agree, whatever it can hold."""
     expected, refused = None, ""
     try:
         expected = naive_cleaner.clean(log_dir, naive_cleaner.Request(**request))
     except Unreadable as error:
         refused = str(error) or "unreadable"
     try:
-        summary = clean_directory(log_dir, out_dir, CleanRequest(**request, threads=threads))
+        summary = clean_directory(log_dir, out_dir, CleanRequest(**request, threads=threads, gate_budget_bytes=gate))
     except BadData as error:
         return Outcome(str(error), refused, error=error)
     if expected is None:

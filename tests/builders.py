@@ -155,7 +155,7 @@ def _told(each: Batch) -> str:
 
 @dataclass
 class Life:
-    """A log that lives through rounds of `clean`: each round's output takes the place of what it replaces."""
+    """A log that lives through rounds of `clean`, under the gate's eyes: each round's output takes the place of what it replaces."""
 
     scratch: Path
     log: LogBuilder
@@ -180,7 +180,7 @@ class Life:
         out = self.scratch / f"out-{self.rounds}"
         if Life.witness:
             Life.witness(self.folder, request, self.scratch / f"witness-{self.rounds}")
-        self.summary = clean_directory(self.folder, out, CleanRequest(**request))
+        self.summary = clean_directory(self.folder, out, CleanRequest(**request, gate_budget_bytes=1 << 20))
         self.next_dirty_offset = self.summary.next_dirty_offset
         self.folder = next_directory(self.folder, out, self.next_dirty_offset, self.scratch / f"log-{self.rounds}")
         return self.summary

@@ -305,7 +305,8 @@ def run_case(seed: int, number: int) -> tuple[Outcome, list[str]]:
             (folder / f"{base:020}.log").write_bytes(b"".join(batches))
         _write_companions(dice, folder, segments)
         with chunks_of(dice.choice(SIZES)):
-            return compare_with_naive(folder, Path(name) / "out", request, threads=dice.choice([1, 1, 2])), done
+            threads, gate = dice.choice([1, 1, 2]), dice.choice([1, 300, 1 << 20])
+            return compare_with_naive(folder, Path(name) / "out", request, threads=threads, gate=gate), done
 
 
 def _write_companions(dice: Dice, folder: Path, segments: Segments) -> None:

@@ -31,6 +31,7 @@ from compactor.cleaner.gate_batches import (
     Group,
     SourceBatches,
     copy_problems,
+    counts_from_zero,
     fates_of,
     header_problems,
     headers_of,
@@ -245,6 +246,12 @@ class Gate:
                 raise GateFailed(f"unreadable: {problem}", segment=segment) from None
             yield some, records
 
+    def _batch(self, source: SourceSegment, batch: int) -> tuple[Headers, Records]:
+        """One batch of a source whose bytes are there."""
+        headers = headers_of(source.table, slice(batch, batch + 1))
+        _, records = next(self._walk(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
+        return headers, records
+
     def _looked(self, records: Records, headers: Headers, source: SourceSegment) -> Looked:
         batches, digests = headers.shape[1], records.digest
         due = self._due(records, headers, source)
@@ -281,7 +288,9 @@ class Gate:
     def _all_in_table(self, source: SourceSegment) -> bool:
         """Whether the key table tells everything that may be left of a segment."""
         table = source.table
-        return source.base >= self._first_dirty and (not len(table) or int(table.last_offset[-1]) <= self._rules.latest_offset)
+        if counts_from_zero(table) or source.base < self._first_dirty:
+            return False
+        return not len(table) or int(table.last_offset[-1]) <= self._rules.latest_offset
 
     # ---- one group
 
@@ -307,7 +316,7 @@ class Gate:
         headers = self._read_output(output, sources[0].base, end_offset, name)
         for cause in index_problems(headers, sources[0].base, paths):
             raise GateFailed(cause, segment=name)
-        group = self._paired(sources, headers, end_offset, name)
+        group = self._paired(sources, headers, end_offset, self._reach(sources[0], mapped), name)
         for cause, offset in header_problems(group, paths):
             raise GateFailed(cause, segment=name, offset=offset)
         begin, records, control = 0, 0, group.source[col.CONTROL_KIND]
@@ -345,7 +354,14 @@ class Gate:
             raise GateFailed(f"it {found} and must end at {end_offset}", segment=name, offset=end_offset)
         return headers
 
-    def _paired(self, sources: Sequence[SourceSegment], output: Headers, end_offset: int | None, name: str) -> Group:
+    def _reach(self, source: SourceSegment, mapped: Mapped) -> int:
+        """The last offset of a first batch that counts from zero; -1 where there is none."""
+        if not counts_from_zero(source.table):
+            return -1
+        with mapped(source):
+            return int(self._batch(source, 0)[1].offset[-1])
+
+    def _paired(self, sources: Sequence[SourceSegment], output: Headers, end_offset: int | None, reach: int, name: str) -> Group:
         """The group without its filler, which stands where the last source batch is gone."""
         source = SourceBatches([s.table for s in sources])
         parts = [self._fates[s.ordinal] for s in sources]
@@ -357,7 +373,7 @@ class Gate:
             if filler and len(source) and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH][-1]:
                 raise GateFailed("a filler of another leader epoch than the last source batch", segment=name, offset=end_offset)
         output = output[:, : output.shape[1] - int(filler)]
-        origin, problem = pair(source, output)
+        origin, problem = pair(source, output, reach)
         if problem:
             raise GateFailed(problem[0], segment=name, offset=problem[1])
         return Group(source, fates, output, origin, self._rules)
@@ -452,8 +468,7 @@ class Gate:
 
     def _explain(self, source: SourceSegment, batch: int, written: Records | None, rows: range) -> NoReturn:
         """Says which record of a batch is wrong; ``rows`` are those of its output batch, if there is one."""
-        headers = headers_of(source.table, slice(batch, batch + 1))
-        _, records = next(self._walk(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
+        headers, records = self._batch(source, batch)
         fate = self._fate(records, headers, source)
         known = {int(offset): row for row, offset in enumerate(records.offset)}
         if written is not None:
@@ -477,9 +492,7 @@ class Gate:
             raise GateFailed(_CHANGED, segment=segment, offset=offset, key=key)
 
     def _key_at(self, source: SourceSegment, offset: int) -> bytes | None:
-        batch = int(np.searchsorted(source.table.last_offset, offset))
-        headers = headers_of(source.table, slice(batch, batch + 1))
-        _, records = next(self._walk(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
+        _, records = self._batch(source, int(np.searchsorted(source.table.last_offset, offset)))
         return records.key(int(np.flatnonzero(records.offset == offset)[0]))
 
 

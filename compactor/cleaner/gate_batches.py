@@ -181,9 +181,19 @@ def verbatim(of: Headers, out: Headers) -> Flags:
     return np.logical_and.reduce(same)
 
 
-def pair(source: SourceBatches, output: Headers) -> tuple[Int64s, Problem | None]:
-    """Each output batch's source batch. They are never merged or split, and stay in order."""
+def counts_from_zero(table: BatchTable) -> bool:
+    """Whether the first batch is a wrapper whose own offset was never set (an old librdkafka): its last offset is not the header's."""
+    return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec[0]) > 0 and int(table.last_offset[0]) == 0
+
+
+def pair(source: SourceBatches, output: Headers, first_reaches: int) -> tuple[Int64s, Problem | None]:
+    """Each output batch's source batch. They are never merged or split, and stay in order.
+
+    :param first_reaches: the last offset of the first source batch, where it counts from zero.
+    """
     lasts, bases = source[col.LAST], source[col.BASE]
+    if first_reaches >= 0:
+        lasts = np.concatenate((np.array([first_reaches]), lasts[1:]))
     origin = np.searchsorted(lasts, output[col.LAST])
     if not len(source):
         return origin, ("a batch that no source has", int(output[col.LAST, 0])) if len(origin) else None
@@ -286,8 +296,10 @@ def record_dependent_problems(of: Headers, out: Headers, records: Records, rules
     horizon = np.where(had, of[col.BASE_TIMESTAMP], rules.now_ms + rules.delete_retention_ms)
     yield from _first(out, "another delete horizon than the cleaner sets", has & (out[col.BASE_TIMESTAMP] != horizon))
     other = out[col.BASE_TIMESTAMP] != records.timestamp[begin]
-    yield from _first(out, "a base timestamp that is not the first record's", ~has & ~copied & other)
     appended = of[col.ATTRIBUTES] & LOG_APPEND != 0
+    # Magic 0 inside such a wrapper of magic 1 has no timestamp of its own.
+    other &= ~(appended & (of[col.MAGIC] == 1) & (out[col.BASE_TIMESTAMP] == -1))
+    yield from _first(out, "a base timestamp that is not the first record's", ~has & ~copied & other)
     highest = np.where(appended | copied, of[col.MAX_TIMESTAMP], np.maximum.reduceat(records.timestamp, begin))
     yield from _first(out, "another maximum timestamp than its records have", out[col.MAX_TIMESTAMP] != highest)
     elsewhere = (out[col.BASE] != records.offset[begin]) | (out[col.LAST] != records.offset[end])

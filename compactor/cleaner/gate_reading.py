@@ -339,9 +339,7 @@ def _walk_records(
                 if inner > 1 or stop - at < 26 + 8 * inner:
                     return batch
                 offset[row] = _number(buf, at, 8)
-                timestamp[row] = -1
-                if inner == 1:
-                    timestamp[row] = headers[MAX_TIMESTAMP, batch] if appended and magic == 1 else _number(buf, at + 18, 8)
+                timestamp[row] = headers[MAX_TIMESTAMP, batch] if appended else _number(buf, at + 18, 8) if inner == 1 else np.int64(-1)
                 kstart = at + 22 + 8 * inner
                 klen = _number(buf, kstart - 4, 4)
                 vstart = kstart + max(klen, 0) + 4

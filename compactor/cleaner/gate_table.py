@@ -37,7 +37,7 @@ class KeyTable:
 
     def __init__(self, budget_bytes: int, rows: int, seed: int) -> None:
         """``rows``: no more records than so many will be put. ``seed``: which keys stay where not all do."""
-        cells = max(64, min(budget_bytes // (CELL_BYTES * 3 // 2), int(rows / _LOAD) + 64))
+        cells = max(8, min(budget_bytes // (CELL_BYTES * 3 // 2), int(rows / _LOAD) + 64))
         self._seed = seed
         self._cells: Words = np.zeros(CELL * cells, np.uint64)
         self._state = np.array([0, cells, int(cells * _LOAD), 0, 0], np.int64)

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from compactor.cleaner.retention import RoundRules
 from compactor.cleaner.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.source import SourceSegment, open_source
 from compactor.cleaner.survivors import PassOne, Survivors, scan_backwards, scan_bounded
-from compactor.cleaner.transactions import Verdicts, fold
+from compactor.cleaner.transactions import fold
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
 from compactor.records.indexes import build, read_txn_index
@@ -148,14 +148,14 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
         survivors = _pass_one(one, request.map_entries, lanes)
         next_dirty = survivors.latest_offset + 1 if first_dirty < upper else 0
         rules = replace(rules, latest_offset=next_dirty - 1)
-        if bounded:
-            gate = _gate(request, opened, rules)
-            if gate is not None:
-                for source in gate.dirty:
-                    gate.read(source)
         on_phase("rewrite")
         rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished, gate)
-        cleaned = _pass_two(sources, verdicts, rewriting, upper, request, folder, lanes, gate)
+        inputs = group([s for s in sources if s.base < next_dirty], request.segment_bytes, request.segment_index_bytes, upper)
+        cleaned = [rewriting.rewrite([(s, verdicts[s.ordinal]) for s in members], folder, lanes) for members in inputs]
+    if bounded:
+        gate = _gate(request, opened, rules)
+    if gate is not None:
+        _compare(gate, inputs, cleaned, read=bounded)
     on_phase("done")
     return CleanSummary(
         next_dirty_offset=next_dirty,
@@ -195,23 +195,12 @@ def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:
     return scan_backwards(one, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), lanes)
 
 
-def _pass_two(
-    sources: list[SourceSegment],
-    verdicts: list[Verdicts],
-    rewriting: RewritePass,
-    upper: int,
-    request: CleanRequest,
-    folder: Path,
-    lanes: Lanes,
-    gate: Gate | None,
-) -> list[CleanedSegment]:
-    inputs = [source for source in sources if source.base <= rewriting.rules.latest_offset]
-    found = []
-    for members in group(inputs, request.segment_bytes, request.segment_index_bytes, upper):
-        found.append(rewriting.rewrite([(source, verdicts[source.ordinal]) for source in members], folder, lanes))
-        if gate is not None:
-            gate.check(members, found[-1].paths, end_offset=None)
-    return found
+def _compare(gate: Gate, inputs: Sequence[Sequence[SourceSegment]], cleaned: Sequence[CleanedSegment], *, read: bool) -> None:
+    """``read``: pass 1 did not show the gate what it read."""
+    for source in gate.dirty if read else ():
+        gate.read(source)
+    for members, segment in zip(inputs, cleaned, strict=True):
+        gate.check(members, segment.paths, end_offset=None)
 
 
 # ---- reading a log directory ------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from compactor.errors import UsageError
 from tests.chunking import SIZES, chunks_of
 from tests.conformance.growing import live_through_rounds
 from tests.conformance.judge import Judge, Verdict, judge_naive, judge_product
@@ -71,7 +72,7 @@ def _shrunk(kafka: Kafka, case: Case, judge: Judge, scratch: Path) -> str:
         trial.mkdir()
         try:
             return judge(kafka, candidate.write(trial / "in"), candidate.request, trial).difference
-        except KafkaFailed:
+        except (KafkaFailed, UsageError):
             return ""
 
     if not difference(case):

@@ -12,8 +12,8 @@ from tests.compare import directories_differ
 from tests.golden_cases import Round
 
 
-def agrees(case: Round, out: Path, *, threads: int = 1) -> None:
-    request = CleanRequest(**case.request(), threads=threads)
+def agrees(case: Round, out: Path, *, threads: int = 1, gate: int = 1 << 24) -> None:
+    request = CleanRequest(**case.request(), threads=threads, gate_budget_bytes=gate)
     if case.refused:
         with pytest.raises(BadData):
             clean_directory(case.log_dir, out, request)
