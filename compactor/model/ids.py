@@ -27,7 +27,10 @@ class TopicPartition(NamedTuple):
             raise UsageError(f"{topic!r} is not a topic name", hint="Kafka allows letters, digits, '.', '_' and '-', at most 249 of them")
         if not 0 <= partition < 2**31:
             raise UsageError(f"{partition} is not a partition number", hint="Partitions count from 0")
-        return TopicPartition(topic, partition)
+        name = TopicPartition(topic, partition)
+        if len(str(name)) > 255:
+            raise UsageError(f"{name} is longer than 255 characters", hint="Brokers cannot have such a partition: it names a directory")
+        return name
 
     @staticmethod
     def parse(text: str) -> TopicPartition:

@@ -143,7 +143,7 @@ class Round:
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         opened = self._opened
         staging = Staging(
-            process_folder(opened.state_dir) / f"{plan.topic}-{plan.partition}-{plan.run_id}",
+            process_folder(opened.state_dir) / plan.run_id,
             opened.ports.data,
             self._budget(),
             sleep=opened.ports.sleep,

@@ -85,7 +85,7 @@ def _appearing(folder: Path, suffix: str) -> Iterator[Path]:
     folder = folder.absolute()
     if os.path.lexists(folder):
         raise UsageError(f"{folder} exists already", hint="Name a directory that does not exist; nothing is overwritten")
-    partial = folder.with_name(f"{folder.name}.partial-{suffix}")
+    partial = folder.with_name(f"{folder.name[:50]}.partial-{suffix}")  # names end at 255 bytes
     try:
         partial.mkdir(parents=True)
         yield partial

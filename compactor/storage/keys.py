@@ -10,7 +10,9 @@ from compactor.errors import Refused
 RESERVED = ".object-store"
 """Where a directory store keeps what is not an object (staged files, metadata); no part of a key, and never listed."""
 
-MAX_PART_BYTES = 200
+MAX_PART_BYTES = 255
+"""What file systems take, and `topic-partition` needs: a topic has up to 249 characters."""
+
 MAX_KEY_BYTES = 900
 """S3 allows 1024 bytes for a whole key; the rest is for the store's own prefix."""
 

@@ -15,6 +15,7 @@ switched together with the object.)
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -31,6 +32,7 @@ from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ObjectInfo
 
 _CHUNK = 1 << 20
+_LONG = 200
 _STALE_NS = 3_600 * 1_000_000_000
 
 
@@ -240,7 +242,9 @@ def _refuse_existing(target: Path) -> None:
 
 
 def _companion(path: Path, mtime_ns: int) -> Path:
-    return path.parent / RESERVED / f"{path.name}.{mtime_ns}"
+    """Its own name has to fit, too: a long one is stood for by its digest."""
+    name = path.name if len(os.fsencode(path.name)) <= _LONG else hashlib.sha256(os.fsencode(path.name)).hexdigest()
+    return path.parent / RESERVED / f"{name}.{mtime_ns}"
 
 
 def _read_companion(path: Path, status: os.stat_result) -> dict[str, str]:

@@ -3,7 +3,7 @@
 Every adapter passes tests/contract/test_object_store.py. What servers do differently (spec: S3, versitygw, MinIO, moto) is
 not used: no rename, no conditional copy, no conditional delete, no key that is a "directory" of another.
 
-Keys are relative to the store's root: ``/``-separated, no empty, ``.`` or ``..`` part, at most 200 bytes a part.
+Keys are relative to the store's root: ``/``-separated, no empty, ``.`` or ``..`` part, at most 255 bytes a part.
 """
 
 from __future__ import annotations

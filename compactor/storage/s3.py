@@ -235,8 +235,12 @@ class S3Store:
                 ChecksumAlgorithm="CRC32",
                 Delete={"Objects": [{"Key": key} for key in sorted(wanted)], "Quiet": False},
             )
-            wanted.difference_update(entry["Key"] for entry in answer.get("Deleted", []))
-            for failed in answer.get("Errors", []):
+            errors = answer.get("Errors", [])
+            gone = [entry for entry in errors if entry.get("Code") == "NoSuchKey"]  # some servers count that as an error
+            wanted.difference_update(entry["Key"] for entry in [*answer.get("Deleted", []), *gone])
+            for failed in errors:
+                if failed in gone:
+                    continue
                 raise answered(failed, f"cannot delete {self._requests.where(str(failed.get('Key', ''))[len(root) :])}")
             if wanted:
                 raise Unavailable(f"cannot delete in {self.url}: the store does not say what became of {len(wanted)} keys")

@@ -48,9 +48,12 @@ class TierCli:
 
     def ask(self, *arguments: object, output: str = "json") -> Answer:
         """One command. ``document`` is None where it printed none."""
+        words = [*map(str, arguments)]
+        end_of_options = words.index("--") if "--" in words else len(words)
+        words[end_of_options:end_of_options] = ["--config", str(self.config), "--output", output]
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = entry([*map(str, arguments), "--config", str(self.config), "--output", output])
+            code = entry(words)
         text = out.getvalue()
         return Answer(code, json.loads(text) if text and output == "json" else text or None, err.getvalue())
 
