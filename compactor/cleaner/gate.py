@@ -36,10 +36,12 @@ from compactor.cleaner.gate_batches import (
     header_problems,
     headers_of,
     index_problems,
+    marker_gone,
     misread,
     must_stay,
     pair,
     record_dependent_problems,
+    to_be_dated,
 )
 from compactor.cleaner.gate_reading import (
     KEYLESS,
@@ -320,6 +322,7 @@ class Gate:
         for cause, offset in header_problems(group, paths):
             raise GateFailed(cause, segment=name, offset=offset)
         begin, records, control = 0, 0, group.source[col.CONTROL_KIND]
+        dated = to_be_dated(group.source, group.fates.idle, marker_gone(group.source, group.fates, self._rules.now_ms))
         for source in sources:
             end = begin + len(source.table)
             inside = (group.origin >= begin) & (group.origin < end)
@@ -329,6 +332,8 @@ class Gate:
                 with mapped(source):
                     self.begin(source)
             group.source.crc[begin:end] = self._crcs[source.ordinal]
+            markers = np.flatnonzero(inside & dated[group.origin])
+            self._compare_markers(_Pairs(source, group.origin[markers] - begin, group.output[:, markers]), output, mapped)
             compare = self._tick_off if self._all_in_table(source) else self._compare
             records += compare(pairs_of, output, mapped)
             begin = end
@@ -428,6 +433,26 @@ class Gate:
             with mapped(source):
                 self._explain(source, int(np.flatnonzero(lost)[0]), None, range(0))
         return seen
+
+    def _compare_markers(self, pairs: _Pairs, output: Bytes, mapped: Mapped) -> None:
+        """Markers that got their horizon in this round: the same records in a new header."""
+        if not len(pairs.origin):
+            return
+        with mapped(pairs.source):
+            was, _ = self._sums(pairs.source.buf, SourceBatches([pairs.source.table]).take(pairs.origin), pairs.source.name)
+        became, highest = self._sums(output, pairs.output, pairs.source.name)
+        wrong = np.any(was != became, axis=0) | (pairs.output[col.MAX_TIMESTAMP] != highest)
+        if wrong.any():
+            offset = int(pairs.output[col.LAST, wrong][0])
+            raise GateFailed("a marker that does not say what its source says", segment=pairs.source.name, offset=offset)
+
+    def _sums(self, buf: Bytes, headers: Headers, segment: str) -> tuple[npt.NDArray[np.uint64], Int64s]:
+        """Number and chain of all records of each batch, and their highest timestamp."""
+        sums, highest = np.empty((2, headers.shape[1]), np.uint64), np.empty(headers.shape[1], np.int64)
+        for some, records in self._walk(self._other, buf, headers, headers[col.COUNT] > 0, segment):
+            sums[:, some] = chains(records, np.ones(len(records.offset), np.bool_))
+            highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
+        return sums, highest
 
     # ---- output
 

@@ -24,6 +24,7 @@ from compactor.records.batches import (
     EMPTIED,
     HORIZON,
     LOG_APPEND,
+    MALFORMED,
     NOT_CONTROL,
     TRANSACTIONAL,
     BatchTable,
@@ -59,7 +60,9 @@ def misread(headers: Headers, table: BatchTable, begin: int) -> Problem | None:
     some = slice(begin, begin + headers.shape[1])
     if len(table) < some.stop:
         return f"more batches than the {len(table)} that the cleaner saw", int(headers[col.LAST, len(table) - begin])
-    inside = (headers[col.ATTRIBUTES] & CODEC_MASK != 0) & (headers[col.CONTROL_KIND] != NOT_CONTROL)  # told by their records
+    # Compressed markers tell their kind by their records; those that make no sense the cleaner refuses.
+    inside = (headers[col.ATTRIBUTES] & CODEC_MASK != 0) & (headers[col.CONTROL_KIND] != NOT_CONTROL)
+    inside |= table.control[some] == MALFORMED
     for field, name in FROM_TABLE.items():
         seen = getattr(table, name)[some]
         wrong = headers[field] != seen
@@ -279,11 +282,7 @@ def to_be_dated(of: Headers, idle: Flags, gone: Flags) -> Flags:
 
 def _dated(of: Headers, out: Headers, rules: RoundRules) -> Flags:
     dated = (out[col.ATTRIBUTES] & HORIZON != 0) & (out[col.BASE_TIMESTAMP] == rules.now_ms + rules.delete_retention_ms)
-    dated &= (out[col.MAX_TIMESTAMP] == of[col.MAX_TIMESTAMP]) & (out[col.COUNT] == of[col.COUNT])
-    plain = of[col.ATTRIBUTES] & CODEC_MASK == 0
-    for column in (col.CONTROL_KIND, col.COORDINATOR_EPOCH):
-        dated &= ~plain | (out[column] == of[column])
-    return dated
+    return dated & (out[col.COUNT] == of[col.COUNT])
 
 
 def record_dependent_problems(of: Headers, out: Headers, records: Records, rules: RoundRules) -> Iterator[Problem]:
