@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from compactor.errors import Fenced, Leased, NotFound, StoreError, Unavailable
+from compactor.errors import Fenced, Leased, NotFound, OutOfBudget, StoreError, Unavailable
 from compactor.metadata.records import LeadershipAcquired, LeadershipReleased
 from compactor.metadata.state import Leader, PartitionState
 from compactor.pipeline import ordering
@@ -82,7 +82,7 @@ class Leadership:
     def beat(self) -> None:
         """Says "alive" to those who wait. Nothing depends on it."""
         body = {"epoch": self.epoch, "holder": self.ports.holder, "incarnation": self.log.incarnation}
-        self.ports.control.put(_heartbeat_key(self.log, self.epoch), json.dumps(body).encode())
+        (self.ports.urgent or self.ports.control).put(_heartbeat_key(self.log, self.epoch), json.dumps(body).encode())
 
     def release(self) -> None:
         """Raises Fenced where it was lost already."""
@@ -161,7 +161,7 @@ def background_beats(beat: Callable[[], None], interval_s: float) -> Iterator[No
         while not over.wait(interval_s):
             try:
                 beat()
-            except StoreError:
+            except (StoreError, OutOfBudget):
                 pass  # the next one may pass; a leader that nobody replaces needs no heartbeat
 
     thread = threading.Thread(target=run, name="heartbeat", daemon=True)

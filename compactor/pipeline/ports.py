@@ -29,6 +29,7 @@ class Ports:
 
     ``control`` holds control logs, sidecars and scratch; ``data`` the segments. ``clock_ms`` is this machine's clock and is
     used for what people read, never for a decision about deletion or leadership. ``holder`` names this process to people.
+    ``urgent`` is the control store without [limits], for heartbeats: behind gigabytes that wait for their turn a leader would seem dead.
     """
 
     control: ObjectStore
@@ -38,6 +39,7 @@ class Ports:
     random_bytes: Callable[[int], bytes]
     holder: str
     keep_alive: KeepAlive
+    urgent: ObjectStore | None = None
 
     def new_id(self) -> str:
         """16 random bytes as Kafka's Uuid prints them; for segments, runs, imports and incarnations.

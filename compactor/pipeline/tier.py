@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from compactor.config import Settings
+from compactor.config import Limits, Settings
 from compactor.errors import UsageError
 from compactor.metadata.local_state import LocalState
 from compactor.metadata.state import CatalogState
@@ -127,17 +127,18 @@ def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
     """
     counters = Counters()
 
-    def store(url: str) -> ObjectStore:
-        return open_store(url, s3=settings.s3, limits=settings.limits, counters=counters)
+    def store(url: str, limits: Limits | None = None) -> ObjectStore:
+        return open_store(url, s3=settings.s3, limits=limits, counters=counters)
 
     ports = Ports(
-        control=store(settings.control_url),
-        data=store(settings.tier_url),
+        control=store(settings.control_url, settings.limits),
+        data=store(settings.tier_url, settings.limits),
         clock_ms=lambda: int(time.time() * 1000),
         sleep=time.sleep,
         random_bytes=secrets.token_bytes,
         holder=f"{socket.gethostname()}:{os.getpid()}",
         keep_alive=background_beats,
+        urgent=store(settings.control_url),
     )
     place = hashlib.sha256(settings.control_url.encode()).hexdigest()[:16]
     local = LocalState(Path(settings.tier.state_dir) / "cache" / place) if local_state else None
