@@ -428,7 +428,7 @@ class Gate:
                     self._explain(source, int(batches[at]), written, rows)
             seen += len(written.offset)
         lost = data & (told.count > 0)
-        lost[pairs.origin] = False
+        lost[pairs.origin[pairs.output[col.COUNT] > 0]] = False
         if lost.any():
             with mapped(source):
                 self._explain(source, int(np.flatnonzero(lost)[0]), None, range(0))
@@ -509,12 +509,12 @@ class Gate:
         offset, key = int(written.offset[row]), written.key(row)
         if at is None:
             raise GateFailed("a record that no source has", segment=segment, offset=offset, key=key)
+        if records.digest[at] != written.digest[row]:
+            raise GateFailed(_CHANGED, segment=segment, offset=offset, key=key)
         if fate[at] == _GO:
             last = int(self._table.latest(written.hashes[row : row + 1])[0])
             cause = f"superseded by the record at offset {last}" if last > offset else "a tombstone whose horizon has passed"
             raise GateFailed(cause, segment=segment, offset=offset, key=key)
-        if records.digest[at] != written.digest[row]:
-            raise GateFailed(_CHANGED, segment=segment, offset=offset, key=key)
 
     def _key_at(self, source: SourceSegment, offset: int) -> bytes | None:
         _, records = self._batch(source, int(np.searchsorted(source.table.last_offset, offset)))
