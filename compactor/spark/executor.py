@@ -17,13 +17,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import key_halves
 from compactor.cleaner.buckets import survive_if_absent, survive_if_first
+from compactor.cleaner.gate_batches import Fates
 from compactor.cleaner.keysets import KeySet
 from compactor.cleaner.lanes import Lane, Lanes
 from compactor.cleaner.source import SourceSegment
@@ -34,9 +35,10 @@ from compactor.metadata.records import ScratchObject
 from compactor.metadata.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.pipeline.disk import Grant
 from compactor.pipeline.staging import Budget, Staging
 from compactor.pipeline.tier import Tier, open_tier
-from compactor.pipeline.worker import Execution, LocalWorker, WorkStats
+from compactor.pipeline.worker import Execution, LocalWorker, WorkStats, Written
 from compactor.records.batches import NOT_CONTROL, BatchTable
 from compactor.records.indexes import TxnEntries
 from compactor.records.rows import parse
@@ -57,9 +59,13 @@ from compactor.spark.exchange import (
     tombstone_batches,
     wanted_batches,
 )
+from compactor.spark.gate import PartGate, Sample, SparseFates, decode_fates, encode_fates, no_fates, seed_of
 from compactor.storage.port import ObjectStore
 
 Flags = npt.NDArray[np.bool_]
+
+SAMPLE: Final = "sample"
+"""Name of the gate's keys among a round's scratch objects."""
 
 AHEAD: Final = 4
 """Ranges that are fetched while one is looked at: a request takes longer than its rows."""
@@ -67,7 +73,10 @@ AHEAD: Final = 4
 
 @dataclass(frozen=True)
 class Shared:
-    """What all tasks of a round share. Budgets are one task's part of it; ``scratch``: prefix of this attempt's objects."""
+    """What all tasks of a round share. Budgets are one task's part of it; ``scratch``: prefix of this attempt's objects.
+
+    ``gate_bits``: which keys the gate looks up (compactor.spark.gate); 0: there is no gate.
+    """
 
     settings: Settings
     hash_key: bytes
@@ -77,6 +86,7 @@ class Shared:
     map_budget_bytes: int
     inflate_budget_bytes: int
     disk_budget_bytes: int
+    gate_bits: int
 
     @property
     def partition(self) -> str:
@@ -85,7 +95,7 @@ class Shared:
 
 @dataclass
 class Cost:
-    """What a task used. Bytes."""
+    """What a task used. Bytes; ``gate_coverage``: share of the keys that the gate looked up."""
 
     bytes_fetched: int = 0
     peak_disk_bytes: int = 0
@@ -94,28 +104,30 @@ class Cost:
     map_entries: int = 0
     rows: int = 0
     exchanged_bytes: int = 0
+    gate_coverage: float = 0.0
 
     def add(self, other: Cost) -> None:
-        """Sums, and the highest of what is a peak."""
+        """Sums, and the highest of what does not add up."""
         for name, value in other.__dict__.items():
             mine = getattr(self, name)
-            setattr(self, name, max(mine, value) if name.startswith("peak") else mine + value)
+            setattr(self, name, max(mine, value) if name.startswith(("peak", "gate")) else mine + value)
 
 
 @dataclass(frozen=True)
 class ToIndex:
-    """A segment for pass 1. ``rows``: its keys are wanted; ``verdicts``: where the driver has folded the transactions already."""
+    """A segment for pass 1. ``rows``: its keys are wanted; ``verdicts``, ``fates``: once the driver has folded the transactions."""
 
     metadata: RemoteLogSegmentMetadata
     rows: bool
     verdicts: SparseVerdicts | None = None
+    fates: SparseFates | None = None
 
 
 @dataclass(frozen=True)
 class Indexed:
     """What pass 1 says of a segment. ``table``: only the batches that decide about transactions, at ``places`` of ``batches``.
 
-    ``buckets`` is None where the keys were not wanted, or have to wait for the verdicts (``undecided``).
+    ``buckets`` is None where the keys were not wanted, or have to wait for the verdicts (``undecided``). ``sample``: what the gate saw.
     """
 
     batches: int
@@ -124,6 +136,7 @@ class Indexed:
     txn_entries: TxnEntries
     undecided: bool
     buckets: BucketIndex | None
+    sample: ScratchObject | None = None
 
 
 @dataclass(frozen=True)
@@ -144,11 +157,12 @@ class SparseVerdicts:
 
 @dataclass(frozen=True)
 class ToRewrite:
-    """A group for pass 2, with the metadata and the survivors of its sources, in order."""
+    """A group for pass 2, with the metadata and the survivors of its sources, in order. ``sample``: the gate's keys, if any are dirty."""
 
     task: CompactionTask
     sources: tuple[RemoteLogSegmentMetadata, ...]
     survivors: tuple[ScratchObject, ...]
+    sample: ScratchObject | None = None
 
 
 @lru_cache(maxsize=4)
@@ -195,23 +209,38 @@ def index_segment(shared: Shared, item: ToIndex, cost: Cost) -> Indexed:
         data = table.is_transactional & (table.control == NOT_CONTROL)
         places = np.flatnonzero(data | (table.control != NOT_CONTROL))
         undecided = item.rows and item.verdicts is None and bool(data.any())
-        buckets = None
+        buckets, sample = None, None
         if item.rows and not undecided:
             aborted = item.verdicts.whole().aborted if item.verdicts else np.zeros(len(table), np.bool_)
+            seen = Sample(max(item.metadata.records, len(table)), seed_of(shared.plan), shared.gate_bits)
+            gate = _gate(shared, [source], [item.fates.whole() if item.fates else no_fates(len(table))], seen, full=False)
             with execution.mapped(source):
-                buckets = _write_buckets(shared, item, source, aborted, staging, cost)
+                buckets = _write_buckets(shared, item, source, aborted, staging, gate, cost)
+                if gate is not None and gate.dirty:
+                    if not gate.has_whole(source):
+                        gate.read(source)
+                    sample = create_once(
+                        tier_of(shared.settings).ports.control, f"{shared.scratch}sample-{item.metadata.id}", pack_arrays(seen.arrays())
+                    )
+                    cost.exchanged_bytes += sample.size
         deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
-        return Indexed(len(table), places, deciding, source.txn_entries, undecided, buckets)
+        return Indexed(len(table), places, deciding, source.txn_entries, undecided, buckets, sample)
 
 
-def _write_buckets(shared: Shared, item: ToIndex, source: SourceSegment, aborted: Flags, staging: Staging, cost: Cost) -> BucketIndex:
+def _gate(shared: Shared, sources: Sequence[SourceSegment], fates: Sequence[Fates], sample: Sample, *, full: bool) -> PartGate | None:
+    return PartGate(shared.plan, shared.hash_key, sources, fates, sample, full=full) if shared.gate_bits else None
+
+
+def _write_buckets(
+    shared: Shared, item: ToIndex, source: SourceSegment, aborted: Flags, staging: Staging, gate: PartGate | None, cost: Cost
+) -> BucketIndex:
     with ExitStack() as reserved:
 
         def reserve(size: int) -> None:
             reserved.enter_context(staging.reserved(size, f"the keys of {source.name}"))
 
         sorters = [RowSorter(staging.folder / f"{name}.spool", shared.ranges, reserve) for name in ("dirty", "clean")]
-        scanned, most = _scan(shared, source, wanted_batches(source, aborted), sorters[0], sorters[1])
+        scanned, most = _scan(shared, source, wanted_batches(source, aborted), sorters[0], sorters[1], gate)
         facts = pack_arrays(scanned)
         path = staging.folder / "buckets"
         with path.open("wb") as file:
@@ -227,8 +256,10 @@ def _write_buckets(shared: Shared, item: ToIndex, source: SourceSegment, aborted
     return index
 
 
-def _scan(shared: Shared, source: SourceSegment, wanted: Flags, dirty: RowSorter, clean: RowSorter) -> tuple[Arrays, int]:
-    """Sorts the segment's rows, backwards; (what ``BucketIndex.facts`` says, number of ordinals)."""
+def _scan(
+    shared: Shared, source: SourceSegment, wanted: Flags, dirty: RowSorter, clean: RowSorter, gate: PartGate | None
+) -> tuple[Arrays, int]:
+    """Sorts the segment's rows, backwards; (what ``BucketIndex.facts`` says, number of ordinals). What is inflated the gate sees, too."""
     table, plan, lane = source.table, shared.plan, Lane()
     halves = key_halves(shared.hash_key)
     first_dirty = plan.first_dirty_offset
@@ -236,6 +267,9 @@ def _scan(shared: Shared, source: SourceSegment, wanted: Flags, dirty: RowSorter
     tombstones = np.zeros(len(table), np.bool_)
     counts = np.where(wanted, table.count.astype(np.int64), 0)
     behind = 0
+    witness = gate if gate is not None and gate.has_whole(source) else None
+    if witness is not None:
+        witness.begin(source)
     for first, last in reversed(source.ranges()):
         if not wanted[first:last].any():
             continue
@@ -246,6 +280,8 @@ def _scan(shared: Shared, source: SourceSegment, wanted: Flags, dirty: RowSorter
             begin = behind + ordinals(counts[some])
             behind += len(rows)
             tombstone_batches(first_row, rows.value_length, tombstones[some])
+            if witness is not None:
+                witness.note(source, witness.look(lane, source, chunk))
             if source.end > first_dirty:
                 dirty.add(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET)
             if source.base < first_dirty:
@@ -264,6 +300,7 @@ class ToGather:
     metadata: RemoteLogSegmentMetadata
     verdicts: SparseVerdicts
     buckets: BucketIndex | None
+    fates: SparseFates
 
 
 def answer_range(shared: Shared, number: int, segments: Sequence[ToGather], cost: Cost) -> Iterator[tuple[int, bytes]]:
@@ -330,6 +367,8 @@ def gather_survivors(shared: Shared, item: ToGather, answers: Iterable[bytes], c
     """The answers of all ranges for one segment as one scratch object, with everything that pass 2 wants to know."""
     store = tier_of(shared.settings).ports.control
     arrays = encode_verdicts(item.verdicts.whole())
+    if shared.gate_bits:
+        arrays |= encode_fates(item.fates.whole())
     if item.buckets is not None:
         bitmap = np.zeros(item.buckets.ordinals // 8 + 1, np.uint8)
         for answer in answers:
@@ -343,22 +382,36 @@ def gather_survivors(shared: Shared, item: ToGather, answers: Iterable[bytes], c
     return written
 
 
+def gather_sample(shared: Shared, parts: tuple[ScratchObject, ...], cost: Cost) -> ScratchObject:
+    """The last record of each key of the sample, from those of all segments."""
+    store = tier_of(shared.settings).ports.control
+    whole = Sample.of([read_scratch(store, part) for part in parts], seed_of(shared.plan), shared.gate_bits)
+    written = create_once(store, f"{shared.scratch}{SAMPLE}", pack_arrays(whole.arrays()))
+    cost.exchanged_bytes += written.size
+    note_memory(cost)
+    return written
+
+
 # ---- pass 2 -----------------------------------------------------------------------------------------------------------------
 
 
 def rewrite_group(shared: Shared, item: ToRewrite, cost: Cost) -> CompactionReceipt | CompactionFailure:
-    """One group's new segment, uploaded under the announced id. Raises BadData, StoreError, OutOfBudget."""
+    """One group's new segment, uploaded under the announced id. Raises BadData, StoreError, OutOfBudget, GateFailed."""
     with workplace(shared, cost) as staging, Lanes(1) as lanes:
-        return _Group(shared, item, staging, lanes).work_on(item.task)
+        stats = WorkStats()
+        receipt = _Group(shared, item, staging, lanes, stats).work_on(item.task)
+        cost.gate_coverage = stats.gate_coverage
+        return receipt
 
 
 class _Group(Execution):
     """An execution that knows the sources of one group only, and their survivors from the scratch prefix."""
 
-    def __init__(self, shared: Shared, item: ToRewrite, staging: Staging, lanes: Lanes) -> None:
-        super().__init__(_local(shared, staging), shared.plan, item.sources, lanes)
+    def __init__(self, shared: Shared, item: ToRewrite, staging: Staging, lanes: Lanes, stats: WorkStats) -> None:
+        super().__init__(_local(shared, staging, stats), shared.plan, item.sources, lanes)
         survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
         store = tier_of(shared.settings).ports.control
+        fates = []
         for ordinal, (metadata, stored) in enumerate(zip(item.sources, item.survivors, strict=True)):
             source = self.opened(ordinal, metadata)
             arrays = read_scratch(store, stored)
@@ -366,7 +419,23 @@ class _Group(Execution):
             survivors.add(source, verdicts, arrays)
             self._sources.append(source)
             self._verdicts.append(verdicts)
+            if shared.gate_bits:
+                fates.append(decode_fates(arrays, len(source.table)))
         self._survivors = survivors
+        parts = [read_scratch(store, item.sample)] if shared.gate_bits and item.sample else []
+        self._judge = _gate(shared, self._sources, fates, Sample.of(parts, seed_of(shared.plan), max(1, shared.gate_bits)), full=True)
+
+    def _rewrite(self, task: CompactionTask, members: Any, grant: Grant, folder: Path) -> Written:
+        written = super()._rewrite(task, members, grant, folder)
+        if self._judge is not None:
+            report = self._judge.check(
+                self._sources,
+                written.cleaned.paths,
+                end_offset=task.end_offset,
+                mapped=lambda source: self.mapped(source, written.grant),
+            )
+            self._worker.stats.gate_coverage = report.coverage
+        return written
 
 
 # ---- a small partition as a whole -------------------------------------------------------------------------------------------
@@ -388,6 +457,7 @@ def clean_partition(item: ToClean, cost: Cost) -> list[CompactionReceipt | Compa
         outcomes = list(_local(shared, staging, stats)(shared.plan, item.tasks, _Detached(shared, item.live)))
     cost.map_entries += stats.map_entries
     cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)
+    cost.gate_coverage = stats.gate_coverage
     return outcomes
 
 
@@ -418,5 +488,6 @@ def _local(shared: Shared, staging: Staging, stats: WorkStats | None = None) -> 
         map_budget_bytes=shared.map_budget_bytes,
         inflate_budget_bytes=shared.inflate_budget_bytes,
         threads=1,
+        verify_before_publish=bool(shared.gate_bits),
         stats=stats or WorkStats(),
     )

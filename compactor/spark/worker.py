@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from compactor.cleaner.gate import GateFailed
+from compactor.cleaner.gate_batches import fates_of
 from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.transactions import fold
 from compactor.config import Cleaner
@@ -30,6 +32,7 @@ from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import WorkStats
 from compactor.records.batches import read_only
 from compactor.spark.executor import (
+    SAMPLE,
     Cost,
     Indexed,
     Shared,
@@ -38,10 +41,12 @@ from compactor.spark.executor import (
     ToIndex,
     ToRewrite,
     answer_range,
+    gather_sample,
     gather_survivors,
     index_segment,
     rewrite_group,
 )
+from compactor.spark.gate import SparseFates, sample_bits
 from compactor.spark.jobs import Cluster, Outcome, VersionDiffers, Watch, Work, attempt
 
 if TYPE_CHECKING:
@@ -57,7 +62,7 @@ _NOTHING: Final = read_only(np.empty(0, np.uint8))
 
 @dataclass(frozen=True)
 class SparkWorker:
-    """``stats`` and ``cost`` are filled in as the round goes."""
+    """``stats`` is filled in with what the round cost, which is added to ``cost``."""
 
     cluster: Cluster
     tier: Tier
@@ -70,12 +75,16 @@ class SparkWorker:
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        cost = Cost()
         try:
-            yield from _Round(self, plan, tasks, session).run()
+            yield from _Round(self, plan, tasks, session, cost).run()
         except VersionDiffers as error:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
+        except GateFailed as refused:
+            yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
         finally:
-            note(self.stats, self.cost)
+            note(self.stats, cost)
+            self.cost.add(cost)
 
 
 def note(stats: WorkStats, cost: Cost) -> None:
@@ -84,6 +93,7 @@ def note(stats: WorkStats, cost: Cost) -> None:
     stats.peak_disk_bytes = cost.peak_disk_bytes
     stats.peak_map_bytes = cost.peak_map_bytes
     stats.map_entries = cost.map_entries
+    stats.gate_coverage = cost.gate_coverage
 
 
 def shared_by(cluster: Cluster, tier: Tier, cleaner: Cleaner, hash_key: bytes, plan: CompactionPlan, scratch: str, records: int) -> Shared:
@@ -93,12 +103,28 @@ def shared_by(cluster: Cluster, tier: Tier, cleaner: Cleaner, hash_key: bytes, p
     budget = max(cleaner.map_budget_bytes // each, 1 << 16)
     sets = -(-records * ROW_KEY_BYTES // min(budget, MOST_SET_BYTES))
     ranges = tier.settings.spark.partitions or min(MOST_RANGES, max(1, sets, cluster.slots))
-    return Shared(tier.settings, hash_key, plan, scratch, ranges, budget, budget, disk)
+    bits = sample_bits(records, budget) if cleaner.verify_before_publish else 0
+    return Shared(tier.settings, hash_key, plan, scratch, ranges, budget, budget, disk, bits)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What pass 1 found out about one segment."""
+
+    indexed: Indexed
+    verdicts: SparseVerdicts
+    fates: SparseFates
+
+    def to_gather(self, metadata: RemoteLogSegmentMetadata) -> ToGather:
+        return ToGather(metadata, self.verdicts, self.indexed.buckets, self.fates)
 
 
 class _Round:
-    def __init__(self, worker: SparkWorker, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession) -> None:
+    def __init__(
+        self, worker: SparkWorker, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, cost: Cost
+    ) -> None:
         self._worker = worker
+        self._cost = cost
         self._plan = plan
         self._tasks = tasks
         self._session = session
@@ -110,15 +136,21 @@ class _Round:
         records = sum(max(segment.records, 1) for segment in self._live)
         self._shared = shared_by(worker.cluster, worker.tier, worker.cleaner, worker.hash_key, plan, scratch, records)
 
+    @property
+    def _is_mapped(self) -> bool:
+        """Whether there is a dirty range at all."""
+        return self._plan.first_dirty_offset < self._plan.end_offset
+
     def run(self) -> Iterator[CompactionReceipt | CompactionFailure]:
         self._check_disk()
-        stored = {item.key.rpartition("survivors-")[2]: item for item in self._session.survivors}
+        stored = {item.key.rpartition("-" if item.key.endswith(SAMPLE) else "survivors-")[2]: item for item in self._session.survivors}
         by_id = {segment.id: segment for segment in self._live}
         sources = [by_id[name] for task in self._tasks for name in task.sources]
-        if any(source.id not in stored for source in sources):
-            stored = {**stored, **self._map(sources)}
+        wanted = {source.id for source in sources} | ({SAMPLE} if self._is_mapped and self._shared.gate_bits else set())
+        if not wanted <= stored.keys():
+            stored = self._map(sources)
         items = [
-            ToRewrite(task, tuple(by_id[name] for name in task.sources), tuple(stored[name] for name in task.sources))
+            ToRewrite(task, tuple(by_id[name] for name in task.sources), tuple(stored[name] for name in task.sources), stored.get(SAMPLE))
             for task in sorted(self._tasks, key=lambda task: -sum(by_id[name].size_bytes for name in task.sources))
         ]
         yield from (result for _, result in self._each(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
@@ -142,6 +174,7 @@ class _Round:
         recorded = False
         try:
             indexed = self._indexed({source.id for source in sources}, keys)
+            survivors.update(self._sampled(indexed))
             survivors.update(self._gathered(sources, indexed))
             self._session.store_survivors(list(survivors.values()))
             recorded = True
@@ -149,35 +182,43 @@ class _Round:
         finally:
             self._forget(keys if recorded else [*keys, *(stored.key for stored in survivors.values())])
 
-    def _indexed(self, wanted: set[str], written: list[str]) -> dict[str, tuple[Indexed, SparseVerdicts]]:
+    def _indexed(self, wanted: set[str], written: list[str]) -> dict[str, _Known]:
         """Every live segment: outcomes of transactions may be told anywhere. Keys of the sources, and of everything dirty."""
         plan = self._plan
-        mapped = plan.first_dirty_offset < plan.end_offset
         items = []
         for segment in self._live:
             dirty = segment.end_offset >= plan.first_dirty_offset and segment.start_offset < plan.end_offset
-            items.append(ToIndex(segment, mapped and (dirty or segment.id in wanted)))
+            items.append(ToIndex(segment, self._is_mapped and (dirty or segment.id in wanted)))
         found: dict[int, Indexed] = {}
-        for place, result in self._each(f"pass 1, keys of {len(items)} segments", index_segment, items):
-            found[place] = result
-            if result.buckets:
-                written.append(result.buckets.key)
-        verdicts = _verdicts(self._live, [found[place] for place in range(len(items))])
-        again = [place for place in sorted(found) if found[place].undecided]
-        second = [ToIndex(items[place].metadata, True, verdicts[place]) for place in again]
-        for place, result in self._each(f"pass 1, keys of {len(again)} segments with transactions", index_segment, second):
-            found[again[place]] = result
-            written.append(result.buckets.key)
-        return {segment.id: (found[place], verdicts[place]) for place, segment in enumerate(self._live)}
 
-    def _gathered(
-        self, sources: Sequence[RemoteLogSegmentMetadata], indexed: dict[str, tuple[Indexed, SparseVerdicts]]
-    ) -> Iterator[tuple[str, ScratchObject]]:
+        def note(place: int, result: Indexed) -> None:
+            found[place] = result
+            written.extend(part.key for part in (result.buckets, result.sample) if part)
+
+        for place, result in self._each(f"pass 1, keys of {len(items)} segments", index_segment, items):
+            note(place, result)
+        verdicts, fates = _outcomes(self._live, [found[place] for place in range(len(items))])
+        again = [place for place in sorted(found) if found[place].undecided]
+        second = [ToIndex(items[place].metadata, True, verdicts[place], fates[place]) for place in again]
+        for place, result in self._each(f"pass 1, keys of {len(again)} segments with transactions", index_segment, second):
+            note(again[place], result)
+        return {segment.id: _Known(found[place], verdicts[place], fates[place]) for place, segment in enumerate(self._live)}
+
+    def _sampled(self, indexed: dict[str, _Known]) -> dict[str, ScratchObject]:
+        """The keys that the gate looks up, in one object."""
+        parts = tuple(known.indexed.sample for known in indexed.values() if known.indexed.sample)
+        if not parts:
+            return {}
+        step = f"gate, a sample of the keys of {len(parts)} segments"
+        ((_, sample),) = self._each(step, gather_sample, [parts])
+        return {SAMPLE: sample}
+
+    def _gathered(self, sources: Sequence[RemoteLogSegmentMetadata], indexed: dict[str, _Known]) -> Iterator[tuple[str, ScratchObject]]:
         """The second stage: ranges are answered newest first, and each segment's answers come together through Spark's shuffle."""
         ids = {source.id for source in sources}
-        with_rows = [segment for segment in self._live if indexed[segment.id][0].buckets is not None]
-        without = [source for source in sources if indexed[source.id][0].buckets is None]
-        segments = tuple(ToGather(s, indexed[s.id][1], indexed[s.id][0].buckets) for s in (*with_rows, *without))
+        with_rows = [segment for segment in self._live if indexed[segment.id].indexed.buckets is not None]
+        without = [source for source in sources if indexed[source.id].indexed.buckets is None]
+        segments = tuple(indexed[segment.id].to_gather(segment) for segment in (*with_rows, *without))
         answering = _Answer(self._shared, segments, frozenset(place for place, s in enumerate(segments) if s.metadata.id in ids))
         ranges = self._shared.ranges if with_rows else 1
         step = f"offset map, {ranges} ranges of keys over {len(segments)} segments"
@@ -194,7 +235,7 @@ class _Round:
         worker, check = self._worker, self._session.check
         what = f"{self._name}: {step}"
         for outcome in worker.cluster.outcomes(what, rdd, work, count, plan=self._plan, check=check, watch=worker.watch):
-            worker.cost.add(outcome.cost)
+            self._cost.add(outcome.cost)
             if outcome.error is not None:
                 raise outcome.error
             yield outcome.index, outcome.value
@@ -264,8 +305,8 @@ def _bytes_of(answers: Iterable[bytes | Outcome], cost: Cost) -> Iterator[bytes]
                 raise answer.error
 
 
-def _verdicts(live: Sequence[RemoteLogSegmentMetadata], indexed: Sequence[Indexed]) -> list[SparseVerdicts]:
-    """The cleaner's fold over the batches that decide; batches of no transaction say nothing to it."""
+def _outcomes(live: Sequence[RemoteLogSegmentMetadata], indexed: Sequence[Indexed]) -> tuple[list[SparseVerdicts], list[SparseFates]]:
+    """The cleaner's fold and the gate's, over the batches that decide; batches of no transaction say nothing to either."""
     sources = [
         SourceSegment(
             place, metadata.id, metadata.start_offset, metadata.end_offset + 1, metadata.mtime_ms, _NOTHING, found.table,
@@ -273,4 +314,6 @@ def _verdicts(live: Sequence[RemoteLogSegmentMetadata], indexed: Sequence[Indexe
         )
         for place, (metadata, found) in enumerate(zip(live, indexed, strict=True))
     ]  # fmt: skip
-    return [SparseVerdicts(found.batches, found.places, verdict) for found, verdict in zip(indexed, fold(sources), strict=True)]
+    verdicts = [SparseVerdicts(found.batches, found.places, verdict) for found, verdict in zip(indexed, fold(sources), strict=True)]
+    fates = [SparseFates(found.batches, found.places, fate) for found, fate in zip(indexed, fates_of(sources, {}), strict=True)]
+    return verdicts, fates

@@ -19,12 +19,14 @@ from compactor.errors import Fenced
 from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.pipeline.compaction import Engine, Round
+from compactor.pipeline.intake import import_directory
 from compactor.pipeline.leadership import acquire, lead
 from compactor.pipeline.ports import Lease
 from compactor.pipeline.tier import Tier, open_tier
 from compactor.spark import register
 from compactor.spark.executor import Cost, ToClean
 from compactor.spark.jobs import Outcome, Watch
+from compactor.spark.recompact import WAVE
 from compactor.spark.session import Started, cluster
 from compactor.spark.wave import clean_bin
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder
@@ -196,6 +198,7 @@ def test_jobs_say_what_they_do_to_which_partition(started: Started, twins: Twins
     assert [step.partition(",")[0] for step, _ in steps] == [
         "orders-0: pass 1",
         "orders-0: pass 1",
+        "orders-0: gate",
         "orders-0: offset map",
         "orders-0: pass 2",
     ]
@@ -285,6 +288,24 @@ def test_a_wave_with_one_that_fails(started: Started, tmp_path: Path) -> None:
     for number in (0, 1, 2, 4):
         cli.named = f"orders-{number}"
         assert latest(cli.export(tmp_path / f"out-{number}")) == latest(tmp_path / f"log-{number}")
+
+
+def test_a_wave_of_many_small_partitions(started: Started, tmp_path: Path) -> None:
+    """More than one wave leads at a time."""
+    cli = TierCli(tmp_path / "tier")
+    tier = open_tier(load(str(cli.config)))
+    many = WAVE + 6
+    for number in range(many):
+        log = LogBuilder()
+        for batch in range(5 + number % 7):
+            log.put(*[f"k{key}={batch}" for key in range(number % 5 + 1)])
+        import_directory(tier, log.write(tmp_path / f"log-{number}"), TopicPartition("small", number), tier.settings.cleaner.policy())
+    answer = cli.ask("recompact")
+    assert answer.code == 0, answer.stderr
+    rows = answer.document["partitions"]
+    assert [(row["partition"], row["status"]) for row in rows] == [(number, "cleaned") for number in range(many)]
+    assert all(row["records_kept"] == row["partition"] % 5 + 1 for row in rows)
+    assert cli.do("verify")["ok"]
 
 
 def test_a_partition_that_is_leased_does_not_hold_up_the_others(started: Started, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from compactor.pipeline.retire import retire
 from compactor.spark import exchange, jobs
 from compactor.spark.exchange import create_once, encode_bits, set_bits
 from compactor.spark.executor import Cost
+from compactor.spark.gate import Sample, sample_bits
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
@@ -119,6 +121,80 @@ def test_golden_logs(name: str, tmp_path: Path, golden: Path) -> None:
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpack("cleaner", tmp_path_factory.mktemp("golden"))
+
+
+# ---- the gate ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_gate_looks_up_a_sample_of_the_keys(tmp_path: Path) -> None:
+    """It costs no more than the bytes that are left to 24 a record; where it is switched off, nothing of it is exchanged."""
+    rows = {}
+    for gate in ("true", "false"):
+        twins = Twins(tmp_path / gate, f"{SMALL}\nverify_before_publish = {gate}")
+        growing(tmp_path / gate / "log", 2)
+        twins.bring(tmp_path / gate / "log")
+        cost, cluster = Cost(), HereCluster()
+        Round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+        _spark_round(twins, cost, cluster)
+        assert twins.difference() == ""
+        assert scratch_of(twins.remote) == []
+        rows[gate] = (cost.gate_coverage, any("gate, a sample" in said for said in cluster.said))
+    assert rows == {"true": (1 / 8, True), "false": (0.0, False)}
+
+
+def _nothing_survives(bitmap: Any) -> bytes:
+    return b""
+
+
+def _all_survive(bitmap: Any) -> bytes:
+    return encode_bits(np.full_like(bitmap[:-1], 255))
+
+
+def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
+    known = exchange.decode_verdicts(arrays, batches)
+    return replace(known, txn_entries=known.txn_entries[:0])
+
+
+@pytest.mark.parametrize(
+    ("what", "wrong", "cause"),
+    [
+        ("encode_bits", _nothing_survives, "the last record of a key is gone"),
+        ("encode_bits", _all_survive, "superseded by the record at offset"),
+        ("decode_verdicts", _no_aborted_transactions, "the transaction index does not name the aborted transactions"),
+    ],
+)
+def test_the_gate_refuses_what_executors_got_wrong(
+    what: str, wrong: Any, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bugs of pass 1, of the exchange, of pass 2: nothing is uploaded, and the partition stays as it was."""
+    twins = Twins(tmp_path, SMALL)
+    _, folder = growing(tmp_path / "log", 1)
+    twins.bring(folder)
+    before = state_of(twins.remote)
+    monkeypatch.setattr(f"compactor.spark.executor.{what}", wrong)
+    engine = Engine("spark", partial(spark_worker, HereCluster(), twins.remote, Cost()))
+    report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    assert report.status == "quarantined"
+    assert "the gate refuses" in report.reason
+    assert cause in report.reason
+    assert state_of(twins.remote).live == before.live
+
+
+def test_samples_of_several_tables_are_one() -> None:
+    """Parts that had to narrow further narrow the whole; of a key the last record stays."""
+    dice = np.random.default_rng(7)
+    hashes = dice.integers(0, 2**63, (4000, 2)).astype(np.uint64)
+    digests = dice.integers(0, 2**32, 8000).astype(np.uint64)
+    parts = [Sample(4000, 5, 3), Sample(1000, 5, 4)]
+    parts[0].put(hashes, np.arange(4000), digests[:4000])
+    parts[1].put(hashes[:1000], np.arange(4000, 5000), digests[4000:5000])
+    whole = Sample.of([part.arrays() for part in parts], 5, 3)
+    chosen = (hashes[:, 0] & np.uint64(15)) == 5
+    assert (whole.bits, whole.coverage, whole.keys) == (4, 1 / 16, int(np.count_nonzero(chosen)))
+    latest = whole.latest(hashes[chosen])
+    assert np.array_equal(latest, np.where(np.flatnonzero(chosen) < 1000, np.flatnonzero(chosen) + 4000, np.flatnonzero(chosen)))
+    assert np.array_equal(whole.speaks(hashes), chosen)
+    assert [sample_bits(records, 2**30) for records in (0, 10**6, 2 * 10**7, 10**9)] == [3, 3, 5, 11]
 
 
 # ---- budgets ----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,175 @@
+"""The distributed map and rewrite on one core and on two, and the local engine on the same log.
+
+    python -m benchmarks.spark [--records N] [--keys N] [--segments N] [--value-bytes N] [--no-gate] [--dir D]
+
+Writes one partition's log (20 million records by default, about 2 GB; three times as much disk is needed) and cleans it from its first
+offset with each engine, each time in a fresh process over a tier of the same objects: `recompact` on local[1] and local[2], `run` with one
+thread and with two. Prints a row per engine: seconds of the round (Spark's start is a column of its own), bytes exchanged per record in the
+store and the shuffle together, and the most memory that one Python worker held. The results of all engines are compared, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from compactor.config import load
+from compactor.model.ids import TopicPartition
+from compactor.pipeline.intake import import_directory
+from compactor.pipeline.tier import open_tier
+from compactor.records.build import Row, batch
+
+NAME = TopicPartition("orders", 0)
+NOW_MS = 1_900_000_000_000
+BASE_MS = 1_700_000_000_000
+BATCH = 500
+DIGITS = 12
+CRC_AT, CHECKED_FROM = 17, 21
+
+
+def write_log(folder: Path, *, records: int, keys: int, segments: int, value_bytes: int, seed: int = 1) -> Path:
+    """A log directory of v2 batches of 500 records whose keys are drawn evenly; nothing is compressed."""
+    folder.mkdir(parents=True)
+    dice = np.random.default_rng(seed)
+    value = dice.bytes(value_bytes)
+    template = batch([Row(n, BASE_MS, b"key-%0*d" % (DIGITS, n), value) for n in range(BATCH)], base_offset=0, last_offset=BATCH - 1)
+    places = np.array([template.index(b"key-%0*d" % (DIGITS, n)) + 4 for n in range(BATCH)])
+    per_segment = -(-records // segments // BATCH)
+    offset = 0
+    while offset < records:
+        count = min(per_segment, -(-(records - offset) // BATCH))
+        data = np.tile(np.frombuffer(template, np.uint8), (count, 1))
+        drawn = dice.integers(0, keys, (count, BATCH))
+        for digit in range(DIGITS):
+            data[:, places + digit] = 48 + drawn // 10 ** (DIGITS - 1 - digit) % 10
+        bases = offset + BATCH * np.arange(count)
+        data[:, :8] = bases.astype(">i8").view(np.uint8).reshape(count, 8)
+        data[:, 27:35] = data[:, 35:43] = (BASE_MS + bases).astype(">i8").view(np.uint8).reshape(count, 8)
+        for row in data:
+            row[CRC_AT:CHECKED_FROM] = np.frombuffer(google_crc32c.value(row[CHECKED_FROM:].tobytes()).to_bytes(4, "big"), np.uint8)
+        data.tofile(folder / f"{offset:020d}.log")
+        offset += count * BATCH
+    return folder
+
+
+@dataclass(frozen=True)
+class Bench:
+    """``segment_bytes``: as large as the log's own segments, so that groups are rewritten beside each other."""
+
+    folder: Path
+    segment_bytes: int
+    gate: bool
+
+    def config(self, tier: Path, master: str = "local[2]", threads: int = 1) -> Path:
+        file = tier.with_suffix(".toml")
+        file.write_text(
+            f'[tier]\nurl = "{tier.as_uri()}"\nstate_dir = "{tier.with_name("state")}"\n'
+            f'[cleaner]\nmap_engine = "{"spark" if master else "auto"}"\nsegment_bytes = {self.segment_bytes}\n'
+            f"verify_before_publish = {str(self.gate).lower()}\nmap_budget_bytes = {2 << 30}\n"
+            f'[spark]\nmaster = "{master or "local[1]"}"\n[daemon]\nthreads = {threads}\n'
+        )
+        return file
+
+    def bring(self, log_dir: Path) -> Path:
+        tier = self.folder / "tier"
+        opened = open_tier(load(str(self.config(tier)), {}))
+        import_directory(opened, log_dir, NAME, opened.settings.cleaner.policy())
+        return tier
+
+    def timed(self, original: Path, command: str, *, master: str = "", threads: int = 1) -> tuple[dict[str, Any], dict[str, str]]:
+        """(what the command says, digests of the segments that are left). Objects are never overwritten: links are copies enough."""
+        tier = self.folder / "tried"
+        shutil.copytree(original, tier, copy_function=os.link)
+        try:
+            words = [sys.executable, "-m", "compactor", command, "--now", str(NOW_MS), "--config", str(self.config(tier, master, threads))]
+            words += ["--force"] if command == "run" else []
+            done = subprocess.run([*words, "--output", "json"], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"{command} failed: {done.stderr}")
+            state = open_tier(load(str(self.config(tier)), {})).open(NAME).refresh()
+            return json.loads(done.stdout), {str(segment.start_offset): segment.files["log"].sha256 for segment in state.live}
+        finally:
+            shutil.rmtree(tier)
+            shutil.rmtree(tier.with_name("state"), ignore_errors=True)
+
+
+def rows(bench: Bench, original: Path) -> Iterator[dict[str, object]]:
+    """One per engine, as they end. Raises SystemExit where one did something else than the first."""
+    expected: dict[str, str] = {}
+    for name, command, master, threads in (
+        ("memory, 1 thread", "run", "", 1),
+        ("spark, local[1]", "recompact", "local[1]", 1),
+        ("spark, local[2]", "recompact", "local[2]", 1),
+        ("memory, 2 threads", "run", "", 2),
+    ):
+        load_before = os.getloadavg()[0]
+        document, digests = bench.timed(original, command, master=master, threads=threads)
+        if expected and digests != expected:
+            raise SystemExit(f"{name} wrote other segments than the engine before it")
+        expected = digests
+        (row,) = document["partitions"]
+        spark = document.get("spark", {})
+        yield {
+            "engine": name,
+            "seconds": row["seconds"],
+            "start_up_seconds": spark.get("startup_seconds", 0.0),
+            "records_read": row["records_read"],
+            "records_kept": row["records_kept"],
+            "exchanged_bytes_per_record": round(spark["exchanged_bytes"] / row["records_read"], 2) if spark else 0.0,
+            "peak_worker_mb": round(spark.get("peak_worker_bytes", 0) / 1e6),
+            "peak_map_mb": round(row["peak_map_bytes"] / 1e6),
+            "load_before": round(load_before, 1),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=20_000_000)
+    parser.add_argument("--keys", type=int, default=8_000_000)
+    parser.add_argument("--segments", type=int, default=20)
+    parser.add_argument("--value-bytes", type=int, default=60)
+    parser.add_argument("--no-gate", action="store_true", help="without the equivalence gate")
+    parser.add_argument("--dir", default=None, help="where the log and the tiers lie (default: the temporary directory)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+        began = time.perf_counter()
+        sizes = {"records": args.records, "keys": args.keys, "segments": args.segments, "value_bytes": args.value_bytes}
+        log_dir = write_log(Path(folder) / "log", **sizes)
+        largest = max(file.stat().st_size for file in log_dir.iterdir())
+        bench = Bench(Path(folder), largest, not args.no_gate)
+        original = bench.bring(log_dir)
+        shutil.rmtree(log_dir)
+        said = {**sizes, "cores": os.cpu_count(), "gate": bench.gate, "made_in_seconds": round(time.perf_counter() - began, 1)}
+        print(json.dumps(said), flush=True)
+        warm_up(Path(folder) / "warm up")
+        found = {}
+        for row in rows(bench, original):
+            found[row["engine"]] = row
+            print(json.dumps(row), flush=True)
+        one, two = (float(str(found[f"spark, local[{cores}]"]["seconds"])) for cores in (1, 2))
+        print(json.dumps({"local[2] against local[1]": round(one / two, 2)}))
+
+
+def warm_up(folder: Path) -> None:
+    """Kernels are compiled once on a machine; that is not what is measured here."""
+    bench = Bench(folder, 1 << 20, gate=True)
+    tier = bench.bring(write_log(folder / "log", records=50_000, keys=1000, segments=4, value_bytes=60))
+    for command, master in (("run", ""), ("recompact", "local[2]")):
+        bench.timed(tier, command, master=master)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Spark as it is in life, in processes of its own: executors and drivers killed, a cluster under spark-submit, millions of records.
+
+SPARK_ORDEALS_RECORDS sets how many records the large partition has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyspark
+import pytest
+
+from benchmarks.spark import write_log
+from compactor.pipeline.compaction import compact
+from compactor.pipeline.retire import retire
+from tests.builders import LZ4, NONE, LogBuilder
+from tests.support.deployment import ROOT, Deployment, Running
+from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, state_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("spark")]
+
+SPARK_HOME = Path(pyspark.__file__).parent
+TTL_MS = 2_000
+RECORDS = int(os.environ.get("SPARK_ORDEALS_RECORDS", "2000000"))
+
+
+@pytest.fixture(autouse=True)
+def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM that lives for seconds is better off without its thorough compiler and its parallel collector."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+def large(folder: Path, segments: int = 8, records: int = 30_000) -> Path:
+    """Enough for some seconds of work."""
+    dice = np.random.default_rng(4)
+    log = LogBuilder(time=1_700_000_000_000)
+    for _ in range(segments):
+        for _ in range(records // 500):
+            keys = dice.integers(0, records, 500).tolist()
+            log.put(*[f"key-{key}={'v' * 40}{key}" for key in keys], codec=NONE if dice.random() < 0.7 else LZ4)
+        log.roll()
+    log.segments.pop()
+    return log.write(folder)
+
+
+def twin_of(tmp_path: Path, log_dir: Path) -> Twins:
+    """What the local engine makes of it."""
+    twins = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 4000000")
+    twins.bring(log_dir)
+    compact(twins.local, NAME, NOW_MS, force=True)
+    return twins
+
+
+def compare(twins: Twins, deployment: Deployment) -> str:
+    twins.remote = deployment.opened()
+    return twins.difference()
+
+
+def deployment_of(tmp_path: Path, master: str, log_dir: Path, **spark: object) -> Deployment:
+    sections: dict[str, dict[str, Any]] = {
+        "cleaner": {"map_engine": "spark", "segment_bytes": 4_000_000},
+        "spark": {"master": master, "partitions": 8, **spark},
+        "lease": {"ttl_ms": TTL_MS},
+        "publish": {"grace_ms": 0, "orphan_age_ms": 0},
+    }
+    deployment = Deployment(tmp_path / "tier", sections)
+    deployment.bring(log_dir)
+    return deployment
+
+
+def wait_until(process: Running, what: Any, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert process.poll() is None, process.said()
+        assert time.monotonic() < deadline, process.said()
+        time.sleep(0.05)
+
+
+def executors(master: int) -> list[int]:
+    """Processes of Spark's executors below a driver."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"CoarseGrainedExecutorBackend" in command and _descends(int(entry.name), master):
+                found.append(int(entry.name))
+    return found
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        try:
+            pid = int(re.findall(r"\) . (\d+)", Path(f"/proc/{pid}/stat").read_text())[0])
+        except (OSError, IndexError):
+            return False
+    return False
+
+
+def test_an_executor_is_killed_in_mid_job(tmp_path: Path) -> None:
+    log_dir = large(tmp_path / "log")
+    deployment = deployment_of(tmp_path, "local-cluster[2,1,1024]", log_dir)
+    process = deployment.start("recompact", "--now", NOW_MS)
+    try:
+        wait_until(process, lambda: any("keys-" in key for key in scratch_of(deployment.opened())))
+        victims = executors(process.pid)
+        assert len(victims) == 2
+        os.kill(victims[0], signal.SIGKILL)
+        assert process.wait(timeout=600) == 0, process.said()
+    finally:
+        process.put_down()
+    assert compare(twin_of(tmp_path, log_dir), deployment) == ""
+    assert scratch_of(deployment.opened()) == []
+
+
+def test_a_driver_that_is_killed_again_and_again_is_taken_up_again(tmp_path: Path) -> None:
+    """Killed while keys are exchanged, when survivors are known, and when the first groups are done: each goes on from there."""
+    log_dir = large(tmp_path / "log")
+    deployment = deployment_of(tmp_path, "local[2]", log_dir)
+    tier = deployment.opened()
+
+    def written(what: str) -> bool:
+        return any(what in key for key in scratch_of(tier))
+
+    def receipts() -> int:
+        intent = state_of(tier).intent
+        return len(intent.receipts) if intent else 0
+
+    runs = set()
+    for reached in (lambda: written("keys-"), lambda: written("survivors-"), lambda: receipts() > 0):
+        process = deployment.start("recompact", "--now", NOW_MS)
+        try:
+            wait_until(process, reached)
+        finally:
+            process.put_down()
+        intent = state_of(tier).intent
+        assert intent is not None
+        runs.add(intent.plan.run_id)
+    again = deployment.process("recompact", "--now", NOW_MS, timeout=600)
+    assert again.code == 0, again.err
+    (row,) = again.document["partitions"]
+    assert (row["status"], len(runs)) == ("resumed", 1)
+    assert compare(twin_of(tmp_path, log_dir), deployment) == ""
+    retire(tier.ports, tier.open(NAME), tier.lease, tier.retention)
+    assert scratch_of(tier) == []
+    assert deployment.do("verify")["ok"]
+
+
+@contextmanager
+def standalone(folder: Path) -> Iterator[str]:
+    """A master and two workers of one core each, on this machine only."""
+    environ = {
+        **os.environ, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(folder / "work"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "PYSPARK_PYTHON": sys.executable,
+    }  # fmt: skip
+    spark_class = [str(SPARK_HOME / "bin" / "spark-class")]
+    processes = []
+    try:
+        log = folder / "master.log"
+        master = [*spark_class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        processes.append(_service(master, log, environ))
+        url = _said(processes[0], log, r"Starting Spark master at (spark://\S+)")
+        for number in range(2):
+            worker_log = folder / f"worker-{number}.log"
+            worker = [*spark_class, "org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0", url]
+            processes.append(_service(worker, worker_log, environ))
+            _said(processes[-1], worker_log, "Successfully registered with master")
+        yield url
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=60)
+
+
+def _service(command: list[str], log: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ)
+
+
+def _said(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
+    for _ in range(1200):
+        found = re.search(pattern, log.read_text())
+        if found:
+            return found[found.re.groups]
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+def test_spark_submit_on_a_standalone_cluster(tmp_path: Path) -> None:
+    """The documented entry point, with the package sent along as --py-files from a place that is no checkout."""
+    log_dir = large(tmp_path / "log", segments=4)
+    deployment = deployment_of(tmp_path, "not used: spark-submit says where", log_dir)
+    package = tmp_path / "packages.zip"
+    pack(package)
+    with standalone(tmp_path) as url:
+        command = [
+            str(SPARK_HOME / "bin" / "spark-submit"), "--master", url, "--py-files", str(package), "--conf", "spark.ui.enabled=false",
+            "--conf", f"spark.pyspark.python={sys.executable}", str(ROOT / "compactor" / "spark" / "recompact.py"),
+            "--config", str(deployment.config), "--output", "json", "--now", str(NOW_MS),
+        ]  # fmt: skip
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"SPARK_LOCAL_IP": "127.0.0.1"}
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout[done.stdout.index("\n{\n") :])  # spark-submit makes one stream of both
+    assert document["spark"]["master"] == url
+    assert document["spark"]["slots"] == 2
+    (row,) = document["partitions"]
+    assert (row["status"], row["map_engine"]) == ("cleaned", "spark")
+    assert compare(twin_of(tmp_path, log_dir), deployment) == ""
+
+
+def pack(target: Path) -> None:
+    """As docs/spark.md has it."""
+    import zipfile
+
+    with zipfile.ZipFile(target, "w") as archive:
+        for name in ("compactor", "bloom", "checkpoint"):
+            for file in sorted((ROOT / name).rglob("*.py")):
+                archive.write(file, file.relative_to(ROOT))
+
+
+def test_a_partition_of_millions_of_records(tmp_path: Path) -> None:
+    log_dir = write_log(tmp_path / "log", records=RECORDS, keys=RECORDS // 3, segments=8, value_bytes=60)
+    segment_bytes = max(file.stat().st_size for file in log_dir.iterdir())
+    sections: dict[str, dict[str, Any]] = {
+        "cleaner": {"map_engine": "spark", "segment_bytes": segment_bytes},
+        "spark": {"master": "local[2]"},
+    }
+    deployment = Deployment(tmp_path / "tier", sections)
+    deployment.bring(log_dir)
+    done = deployment.process("recompact", "--now", NOW_MS, timeout=900)
+    assert done.code == 0, done.err
+    (row,) = done.document["partitions"]
+    assert row["records_read"] == RECORDS
+    spark = done.document["spark"]
+    assert spark["exchanged_bytes"] / spark["exchanged_rows"] < 24
+    twins = Twins(tmp_path / "twins", f"[cleaner]\nsegment_bytes = {segment_bytes}")
+    twins.bring(log_dir)
+    report = compact(twins.local, NAME, NOW_MS, force=True)
+    assert report.records_kept == row["records_kept"]
+    assert compare(twins, deployment) == ""
