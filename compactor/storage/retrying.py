@@ -28,8 +28,11 @@ class Retrier:
     fraction: Callable[[], float] = random.random
 
     def call(self, attempt: Callable[[int], T]) -> T:
-        """``attempt`` gets 0, 1, 2, ...: above 0 an earlier one may have had its effect. Raises its last Unavailable."""
-        began = self.clock()
+        """``attempt`` gets 0, 1, 2, ...: above 0 an earlier one may have had its effect. Raises its last Unavailable.
+
+        The deadline counts from the first failure: an attempt that [limits] made wait for minutes is not the store's fault.
+        """
+        began = failed = self.clock()
         number = 0
         while True:
             try:
@@ -37,9 +40,10 @@ class Retrier:
             except Unavailable as error:
                 ceiling = min(self.policy.cap_s, self.policy.base_s * 2.0 ** min(number, 32))
                 pause = ceiling * self.fraction()
-                elapsed = self.clock() - began
-                if elapsed + pause > self.policy.deadline_s:
-                    message = f"{error.message} (tried {number + 1} times in {elapsed:.1f} s)" if number else error.message
+                now = self.clock()
+                failed = failed if number else now
+                if now - failed + pause > self.policy.deadline_s:
+                    message = f"{error.message} (tried {number + 1} times in {now - began:.1f} s)" if number else error.message
                     raise Unavailable(message, hint=error.hint) from error
             self.sleep(pause)
             number += 1

@@ -40,7 +40,7 @@ class S3Store:
 
     @property
     def url(self) -> str:
-        return self._requests.where()
+        return self._requests.where().rstrip("/")
 
     @property
     def requests(self) -> S3Requests:
@@ -128,6 +128,8 @@ class S3Store:
                 yield ObjectInfo(key, int(entry["Size"]), _ms(entry["LastModified"]), _etag(entry), {})
             if not answer["IsTruncated"]:
                 return
+            if answer["NextContinuationToken"] == params.get("ContinuationToken"):
+                raise Refused(f"{self.url} lists one page again and again", hint="Use a store whose ListObjectsV2 ends")
             params["ContinuationToken"] = answer["NextContinuationToken"]
 
     def delete(self, keys: Iterable[str]) -> None:

@@ -20,7 +20,10 @@ class NoSuchUpload(StoreError):
     """The multipart upload is gone: completed, aborted or expired. Never leaves the adapter."""
 
 
-_POLICY = "Grant what conf/iam-policy.json lists (also s3:ListBucket, without which an absent key answers 403), then run config check"
+_POLICY = (
+    "Grant what conf/iam-policy.json lists (also s3:ListBucket, without which an absent key answers 403), then run config check."
+    " A bucket that makes the requester pay answers the same to all but its owner"
+)
 _KEYS = "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the instance role"
 _LOGIN = "Log in again or renew the session token; long-running services want a role that renews itself"
 _REGION = "Set [s3] region to the bucket's region"
@@ -140,7 +143,7 @@ def answered(details: Mapping[str, Any], what: str, response: Mapping[str, Any] 
         return Refused(f"{said}: {meaning}{_specifics(code, response, details)}", hint=hint)
     if status >= 500 or status in (408, 429):
         return Unavailable(said, hint=_AGAIN)
-    return Refused(said, hint="Run config check")
+    return Refused(said, hint="Run config check" if code else "Check [s3] endpoint_url: what answers there does not speak S3")
 
 
 def _specifics(code: str, response: Mapping[str, Any], details: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ S3Settings = S3
 
 
 class Retries(Value):
-    """Full jitter: before attempt n+1 sleep between 0 and min(cap, base * 2^n) seconds, until ``deadline_s`` after the first attempt.
+    """Full jitter: before attempt n+1 sleep between 0 and min(cap, base * 2^n) seconds, until ``deadline_s`` after the first failure.
 
     A store that answers 503 for a minute is survived as long as the deadline is clearly longer than that.
     """

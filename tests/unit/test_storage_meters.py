@@ -72,6 +72,18 @@ class TestRetrier:
         assert 100 <= clock.now <= 120
         assert caught.value.hint == "wait"
 
+    def test_an_attempt_that_took_longer_than_the_deadline_is_tried_again(self) -> None:
+        """A part of 8 MiB at 50 kB a second, for example, whose connection breaks at its end."""
+        clock = Clock()
+
+        def slow(number: int) -> str:
+            clock.now += 160
+            if number == 0:
+                raise Unavailable("reset")
+            return "done"
+
+        assert self.retrier(clock).call(slow) == "done"
+
     @pytest.mark.parametrize("kind", [NotFound, Refused])
     def test_an_answer_is_not_tried_again(self, kind: type[Exception]) -> None:
         clock = Clock()

@@ -78,6 +78,8 @@ REFUSALS: list[tuple[Answer, str, str]] = [
     ),
     (failure(501, "NotImplemented", "a header implies something else"), "does not know this request", "config check"),
     (failure(400, "SomethingNew", "of next year"), "SomethingNew .of next year.", "config check"),
+    (failure(403, "AccessDenied", "Access Denied"), "access denied", "makes the requester pay"),
+    (Answer(404, b"<html>nothing here</html>", {"Content-Type": "text/html"}), "answered 404", "does not speak S3"),
 ]
 
 
@@ -176,6 +178,21 @@ def test_a_delete_that_fails_for_one_key_fails() -> None:
         assert len(canned.asked) == 3
 
 
+def test_deleting_what_is_absent_is_fine_where_the_server_calls_it_an_error() -> None:
+    gone = b"<Error><Key>pre fix/b</Key><Code>NoSuchKey</Code><Message>absent</Message></Error>"
+    with store_that_says(Answer(200, b"<DeleteResult><Deleted><Key>pre fix/a</Key></Deleted>%s</DeleteResult>" % gone)) as (store, canned):
+        store.delete(["a", "b"])
+        assert len(canned.asked) == 1
+
+
+def test_a_listing_that_never_ends_is_refused() -> None:
+    more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+    page = Answer(200, b"<ListBucketResult>%s</ListBucketResult>" % more)
+    with store_that_says(page) as (store, canned), pytest.raises(Refused, match="again and again"):
+        list(store.list(""))
+    assert len(canned.asked) == 2
+
+
 def test_an_absent_key_and_an_absent_bucket_differ() -> None:
     with store_that_says(Answer(404), failure(404, "NoSuchBucket")) as (store, _), pytest.raises(Refused, match="bucket does not exist"):
         store.head("k")
@@ -230,7 +247,7 @@ def test_nobody_listens() -> None:
 )
 def test_urls_that_name_no_store(url: str) -> None:
     if url == "s3://bucket//x":
-        assert open_store(url).url == "s3://bucket/x/"
+        assert open_store(url).url == "s3://bucket/x"
         return
     with pytest.raises(UsageError):
         open_store(url)
