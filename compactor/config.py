@@ -50,6 +50,19 @@ Rate = Annotated[int, Field(ge=0, le=_MAX_BYTES)]
 def _store_url(url: str) -> str:
     if url and not re.match(r"file://(localhost)?/.|s3://[^/]", url):
         raise ValueError("write file:///var/lib/tier (three slashes, the full path) or s3://bucket/prefix")
+    return _without_credentials(url) if url.startswith("s3:") else url
+
+
+def _endpoint(url: str) -> str:
+    if url and not re.match(r"https?://[^/]", url):
+        raise ValueError("write http:// or https://, host and port, for example http://127.0.0.1:9000")
+    return _without_credentials(url)
+
+
+def _without_credentials(url: str) -> str:
+    """What stands in a URL is shown, in messages and by `config show`."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ValueError("no user and no password here: credentials come from the usual AWS chain")
     return url
 
 
@@ -83,7 +96,7 @@ class Tier(_Section):
 class S3(_Section):
     """Credentials come from the usual AWS chain (environment, ~/.aws, instance role) and never stand here."""
 
-    endpoint_url: str = ""
+    endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
     region: str = ""
 
 
@@ -321,8 +334,9 @@ class _Raw:
                 raise UsageError(f"[{section}]: {first['msg'].removeprefix('Value error, ')}") from error
             key = str(first["loc"][0])
             why = first["msg"].removeprefix("Value error, ") if first["type"] == "value_error" else f"allowed is {allowed(kind, key)}"
-            # A table is not repeated: librdkafka's properties hold passwords.
-            written = "" if isinstance(values[key], dict) else f" = {_as_toml(values[key])}"
+            # A table is not repeated, as librdkafka's properties hold passwords; nor is what stands before an @.
+            secret = isinstance(values[key], dict) or "@" in str(values[key])
+            written = "" if secret else f" = {_as_toml(values[key])}"
             raise UsageError(f"{self.named(section, key)}{written}: {why}") from error
         for dotted, built in BUILT.items():
             of, key = dotted.split(".")

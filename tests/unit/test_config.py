@@ -61,6 +61,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
     values = {
         "tier.url": "file:///a b",
         "tier.control_url": "s3://bucket",
+        "s3.endpoint_url": "https://[::1]:9000",
         "kafka.properties": '{"security.protocol" = "SSL"}',
         "cleaner.min_cleanable_dirty_ratio": "0.25",
         "cleaner.max_compaction_lag_ms": "5",
@@ -121,6 +122,18 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         (
             '[tier]\nurl = "/var/lib/tier"',
             'FILE: [tier] url = "/var/lib/tier": write file:///var/lib/tier (three slashes, the full path) or s3://bucket/prefix',
+        ),
+        (
+            '[tier]\nurl = "s3://key:secret@bucket/x"',
+            "FILE: [tier] url: no user and no password here: credentials come from the usual AWS chain",
+        ),
+        (
+            '[s3]\nendpoint_url = "http://key:secret@127.0.0.1:9000"',
+            "FILE: [s3] endpoint_url: no user and no password here: credentials come from the usual AWS chain",
+        ),
+        (
+            '[s3]\nendpoint_url = "127.0.0.1:9000"',
+            'FILE: [s3] endpoint_url = "127.0.0.1:9000": write http:// or https://, host and port, for example http://127.0.0.1:9000',
         ),
         ('[tier]\nstate_dir = " "', 'FILE: [tier] state_dir = " ": it must not be empty'),
         (

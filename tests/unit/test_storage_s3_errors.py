@@ -218,8 +218,9 @@ def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "http://", "not a url"])
-def test_an_endpoint_that_is_none(endpoint: str) -> None:
-    store = open_store("s3://bucket/p", s3=S3Settings(endpoint_url=endpoint), retries=ONCE)
+def test_an_endpoint_of_the_environment_that_is_none(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    store = open_store("s3://bucket/p", retries=ONCE)
     with pytest.raises(UsageError, match="endpoint"):
         store.get("k")
 
