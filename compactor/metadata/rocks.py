@@ -85,7 +85,7 @@ class Rocks:
         try:
             db.write(batch)
         except Exception as error:  # noqa: BLE001
-            _log.warning("local state in %s cannot be written, going on without: %s", self._folder, error)
+            _log.warning("local state in %s cannot be written, going on without: %s", self._folder, _line(error))
             self.close()
 
     def throw_away(self, why: str) -> None:
@@ -96,7 +96,7 @@ class Rocks:
             writer = self._writer
             self.close()
             if writer:
-                _log.warning("local state in %s is thrown away: %s", self._folder, why)
+                _log.warning("local state in %s is thrown away: %s", self._folder, _line(why))
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._open()
 
@@ -120,13 +120,13 @@ class Rocks:
             if any(said in str(error) for said in _LOCKED) or not os.access(self._folder, os.W_OK | os.X_OK):
                 self._begin_reading()
                 return
-            _log.warning("local state in %s is thrown away: %s", self._folder, error)
+            _log.warning("local state in %s is thrown away: %s", self._folder, _line(error))
             shutil.rmtree(self._folder, ignore_errors=True)
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._begin_writing()
             except Exception as again:  # noqa: BLE001
-                _log.warning("going on without local state: %s", again)
+                _log.warning("going on without local state: %s", _line(again))
 
     def _begin_writing(self) -> None:
         from rocksdict import Rdict
@@ -147,6 +147,11 @@ class Rocks:
             return
         self._db, self._writer = db, False
         self._cleanup.callback(_close, db, writer=False)
+
+
+def _line(said: object) -> str:
+    """RocksDB may use several."""
+    return " ".join(str(said).split())
 
 
 def _options(open_files: int) -> Options:
