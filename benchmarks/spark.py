@@ -5,7 +5,9 @@
 Writes one partition's log (20 million records by default, about 2 GB; three times as much disk is needed) and cleans it from its first
 offset with each engine, each time in a fresh process over a tier of the same objects: `recompact` on local[1] and local[2], `run` with one
 thread and with two. Prints a row per engine: seconds of the round (Spark's start is a column of its own), bytes exchanged per record in the
-store and the shuffle together, and the most memory that one Python worker held. The results of all engines are compared, byte for byte.
+store and the shuffle together, CPU seconds (of Spark's Python workers, without the JVM; of the whole process where there is no Spark), and the
+most memory that one Python worker held. The results of all engines are compared, byte for byte. On a machine that is busy otherwise, look at
+the CPU seconds: the load average before each run stands in its row.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -115,8 +118,9 @@ def rows(bench: Bench, original: Path) -> Iterator[dict[str, object]]:
         ("spark, local[2]", "recompact", "local[2]", 1),
         ("memory, 2 threads", "run", "", 2),
     ):
-        load_before = os.getloadavg()[0]
+        load_before, cpu_before = os.getloadavg()[0], _cpu_of_children()
         document, digests = bench.timed(original, command, master=master, threads=threads)
+        cpu = _cpu_of_children() - cpu_before
         if expected and digests != expected:
             raise SystemExit(f"{name} wrote other segments than the engine before it")
         expected = digests
@@ -129,10 +133,16 @@ def rows(bench: Bench, original: Path) -> Iterator[dict[str, object]]:
             "records_read": row["records_read"],
             "records_kept": row["records_kept"],
             "exchanged_bytes_per_record": round(spark["exchanged_bytes"] / row["records_read"], 2) if spark else 0.0,
+            "cpu_seconds": round(spark.get("worker_cpu_seconds", 0.0) or cpu, 1),
             "peak_worker_mb": round(spark.get("peak_worker_bytes", 0) / 1e6),
             "peak_map_mb": round(row["peak_map_bytes"] / 1e6),
             "load_before": round(load_before, 1),
         }
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:

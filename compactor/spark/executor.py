@@ -95,7 +95,7 @@ class Shared:
 
 @dataclass
 class Cost:
-    """What a task used. Bytes; ``gate_coverage``: share of the keys that the gate looked up."""
+    """What a task used. Bytes; ``gate_coverage``: share of the keys that the gate looked up; ``cpu_seconds``: of its Python process."""
 
     bytes_fetched: int = 0
     peak_disk_bytes: int = 0
@@ -105,6 +105,7 @@ class Cost:
     rows: int = 0
     exchanged_bytes: int = 0
     gate_coverage: float = 0.0
+    cpu_seconds: float = 0.0
 
     def add(self, other: Cost) -> None:
         """Sums, and the highest of what does not add up."""

@@ -12,6 +12,7 @@ import errno
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,7 +68,13 @@ class VersionDiffers(CompactorError):
 
 def attempt(index: int, work: Callable[[Cost], Any], plan: CompactionPlan | None = None) -> Outcome:
     """Runs in a task. Every error becomes a value that says in one line what is wrong."""
-    cost = Cost()
+    cost, begin = Cost(), time.process_time()
+    outcome = _attempt(index, work, plan, cost)
+    cost.cpu_seconds += time.process_time() - begin
+    return outcome
+
+
+def _attempt(index: int, work: Callable[[Cost], Any], plan: CompactionPlan | None, cost: Cost) -> Outcome:
     try:
         _same_version(plan)
         return Outcome(index, work(cost), None, cost)

@@ -1,9 +1,13 @@
-"""Real local Spark, one session for all: the data source, the distributed map, waves, errors, fencing. Longer ones: test_spark_ordeals.py."""
+"""Real local Spark, one session for all: the data source, the distributed map, waves, errors, fencing.
+
+What needs processes of its own is in test_spark_ordeals.py.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import runpy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.functions import unix_micros
 
 from compactor.config import load
 from compactor.errors import Fenced
@@ -24,16 +29,19 @@ from compactor.pipeline.leadership import acquire, lead
 from compactor.pipeline.ports import Lease
 from compactor.pipeline.tier import Tier, open_tier
 from compactor.spark import register
+from compactor.spark.columns import LATEST_MS
 from compactor.spark.executor import Cost, ToClean
 from compactor.spark.jobs import Outcome, Watch
 from compactor.spark.recompact import WAVE
 from compactor.spark.session import Started, cluster
 from compactor.spark.wave import clean_bin
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder
-from tests.golden_cases import cleaner_round, unpack
+from tests.golden_cases import cleaner_round, client_rounds, unpack
+from tests.plain_format import Record
+from tests.support.deployment import ROOT
 from tests.support.s3_server import Bucket, S3Server
 from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, spark_worker, state_of
-from tests.support.tier_cli import TierCli, latest, visible
+from tests.support.tier_cli import TierCli, batches_of, latest, visible
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -162,6 +170,74 @@ def _digests(state: PartitionState) -> list[dict[str, str]]:
     return [{kind: file.sha256 for kind, file in segment.files.items()} for segment in state.live]
 
 
+@pytest.mark.parametrize("name", ["append-time", "cdc-java", "odd-records"])
+def test_every_column_of_what_real_clients_wrote(name: str, started: Started, twins: Twins, tmp_path: Path) -> None:
+    """Against a reader of our own. The other clients are read without Spark: tests/unit/test_spark_reading.py."""
+    case = client_rounds(unpack("clients", tmp_path / "golden") / name, "keep", tmp_path)[0]
+    golden = Twins(tmp_path / "golden twins")
+    golden.bring(case.log_dir)
+    df = frame(started, golden.local, splitBytes=50_000, isolation="read_uncommitted")
+    # Python's datetime ends with the year 9999, and clients go beyond it.
+    rows = df.withColumn("micros", unix_micros("timestamp")).drop("timestamp").orderBy("offset").collect()
+    expected = [
+        (
+            r.offset,
+            None if r.timestamp == -1 else min(r.timestamp, LATEST_MS) * 1000,
+            r.key,
+            r.value,
+            headers(r),
+            batch.attributes >> 3 & 1,
+            batch.leader_epoch,
+        )
+        for batch in batches_of(case.log_dir)
+        if not batch.control
+        for r in batch.records
+    ]
+    assert len(expected) > 100
+    for row, truth in zip(rows, expected, strict=True):
+        told = (row["headers"] or []) and [(h["key"], plain(h["value"])) for h in row["headers"]]
+        stamp = (row["offset"], row["micros"], plain(row["key"]), plain(row["value"]))
+        assert (*stamp, told, row["timestampType"], row["leaderEpoch"]) == truth
+        assert (row["topic"], row["partition"]) == (NAME.topic, NAME.partition)
+
+
+def headers(record: Record) -> list[tuple[str, bytes | None]]:
+    return [(name.decode("utf-8", "replace"), value) for name, value in record.headers]
+
+
+def plain(value: bytearray | None) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def test_the_example_in_the_docs(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three years of orders; the first year is over before `--since`, and its segments are gone without anybody's notice."""
+    years = [1_600_000_000_000 + year * 31_557_600_000 for year in range(3)]
+    log = LogBuilder()
+    for number, began in enumerate(years):
+        log.time = began
+        for order in range(40):
+            log.put(f"order-{order % (40 - 10 * number)}=v{order:02}")
+        log.put("order-39")
+        log.roll()
+    cli = TierCli(tmp_path / "tier")
+    cli.bring(log.write(tmp_path / "log"))
+    script = str(ROOT / "docs" / "examples" / "orders_by_year.py")
+
+    def ask(*more: str) -> list[str]:
+        monkeypatch.setattr("sys.argv", [script, "--config", str(cli.config), "--topic", "orders", *more])
+        runpy.run_path(script, run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    header = "year,records,keys,bytes,current"
+    # order-30 .. order-38 were last written in the first year, order-20 .. order-29 in the second; order-39 is deleted.
+    assert ask() == [header, "2020,41,40,120,9", "2021,41,31,120,10", "2022,41,21,120,20"]
+    tier = open_tier(load(str(cli.config)))
+    tier.ports.data.delete([state_of(tier).live[0].key(str(NAME), "log")])
+    assert ask("--since", str(years[1])) == [header, "2021,41,31,120,10", "2022,41,21,120,20"]
+
+
 # ---- the distributed map ----------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +246,19 @@ def test_the_same_segments_as_the_local_engine(started: Started, twins: Twins, t
     assert twins.difference() == ""
     assert (there.status, there.records_kept, there.map_engine) == ("cleaned", here.records_kept, "spark")
     assert scratch_of(twins.remote) == []
+
+
+def test_an_ordinary_round_on_spark(started: Started, twins: Twins) -> None:
+    """`run` with map_engine = "spark": Spark comes in when there is work, and the next round finds nothing to do without it."""
+    cli = TierCli(twins.folder / "spark")
+    cli.config = twins.folder / "spark" / "settings.toml"
+    cli.config.write_text(cli.config.read_text().replace("[cleaner]", '[cleaner]\nmap_engine = "spark"'))
+    row = cli.run("--now", NOW_MS)
+    Round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+    assert (row["status"], row["map_engine"], row["segments_out"]) == ("cleaned", "spark", len(state_of(twins.local).live))
+    assert twins.difference() == ""
+    assert scratch_of(twins.remote) == []
+    assert cli.run("--now", NOW_MS)["status"] == "nothing_to_do"
 
 
 @pytest.mark.parametrize("name", ["gaps-11", "legacy-6", "txn-3", "keyless-1"])

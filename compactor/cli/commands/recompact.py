@@ -84,6 +84,7 @@ def _spark(started: Started, cost: Cost) -> dict[str, object]:
         "exchanged_rows": cost.rows,
         "exchanged_bytes": cost.exchanged_bytes,
         "peak_worker_bytes": cost.peak_memory_bytes,
+        "worker_cpu_seconds": round(cost.cpu_seconds, 3),
     }
 
 

@@ -86,6 +86,9 @@ def _rounds(
     from compactor.pipeline.spool import process_folder
 
     process_folder(opened.state_dir)  # before anything is announced that could not be worked on
+    if opened.engines is not None:
+        for name in names:
+            opened.engines(opened, name)  # a machine without Java lacks it for every partition
     rows = {}
     warm_up(out)
     with out.progress("cleaning", unit="bytes") as progress, opened.counters.watched(progress.advance):
