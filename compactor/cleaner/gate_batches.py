@@ -281,7 +281,7 @@ def to_be_dated(of: Headers, idle: Flags, gone: Flags) -> Flags:
 
 
 def _dated(of: Headers, out: Headers, rules: RoundRules) -> Flags:
-    dated = (out[col.ATTRIBUTES] & HORIZON != 0) & (out[col.BASE_TIMESTAMP] == rules.now_ms + rules.delete_retention_ms)
+    dated = (out[col.ATTRIBUTES] & HORIZON != 0) & (out[col.BASE_TIMESTAMP] == rules.delete_horizon_ms)
     return dated & (out[col.COUNT] == of[col.COUNT])
 
 
@@ -292,7 +292,7 @@ def record_dependent_problems(of: Headers, out: Headers, records: Records, rules
     copied = verbatim(of, out)
     had, has = of[col.ATTRIBUTES] & HORIZON != 0, out[col.ATTRIBUTES] & HORIZON != 0
     yield from _first(out, "a delete horizon is missing, or has no reason", has != (had | tombstones))
-    horizon = np.where(had, of[col.BASE_TIMESTAMP], rules.now_ms + rules.delete_retention_ms)
+    horizon = np.where(had, of[col.BASE_TIMESTAMP], rules.delete_horizon_ms)
     yield from _first(out, "another delete horizon than the cleaner sets", has & (out[col.BASE_TIMESTAMP] != horizon))
     other = out[col.BASE_TIMESTAMP] != records.timestamp[begin]
     appended = of[col.ATTRIBUTES] & LOG_APPEND != 0

@@ -15,6 +15,8 @@ from compactor.records.encode import COPY, DROP, EMPTY, FILTER, NO_HORIZON, REWR
 from compactor.records.producers import ProducerStates
 from compactor.records.rows import Chunk, Int32s, Rows
 
+LAST_MS = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class RoundRules:
@@ -26,6 +28,11 @@ class RoundRules:
     high_watermark: int
     latest_offset: int
     producers: ProducerStates
+
+    @property
+    def delete_horizon_ms(self) -> int:
+        """What tombstones and markers get in this round. A retention without end stays one (Kafka's sum wraps to a time long past)."""
+        return min(self.now_ms + self.delete_retention_ms, LAST_MS)
 
 
 def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> tuple[Actions, Flags]:
@@ -113,7 +120,7 @@ def filter_rows(
         retain_empty,
         rules.latest_offset,
         rules.now_ms,
-        rules.now_ms + rules.delete_retention_ms,
+        rules.delete_horizon_ms,
         mtime_ms > rules.legacy_horizon_ms,
         action,
         keep,

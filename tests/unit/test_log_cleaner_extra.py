@@ -166,6 +166,19 @@ def test_no_retention_still_takes_two_rounds(tmp_path: Path) -> None:
     assert life.live() == ["1:b=1"]
 
 
+@pytest.mark.parametrize(("now", "retention"), [(1_700_000_000_000, 2**63 - 1), (2**63 - 1, 86_400_000), (2**63 - 1, 2**63 - 1)])
+def test_a_retention_without_end_has_no_end(tmp_path: Path, now: int, retention: int) -> None:
+    """Kafka's sum wraps to a time long past, and the next round deletes."""
+    log = LogBuilder()
+    log.put("a=1")
+    log.put("a", "b=1")
+    life = Life(tmp_path, log)
+    life.round(now=now, delete_retention_ms=retention)
+    assert [batch.horizon for batch in life.batches()] == [2**63 - 1]
+    life.round(first_dirty_offset=0, now=2**63 - 2, delete_retention_ms=retention)
+    assert life.live() == ["1:a", "2:b=1"]
+
+
 def test_horizon_stays_when_the_last_tombstone_has_gone(tmp_path: Path) -> None:
     """6.5 e: once there, the flag stays with the batch."""
     log = LogBuilder()
