@@ -3,11 +3,11 @@
     python -m benchmarks.spark [--records N] [--keys N] [--segments N] [--value-bytes N] [--no-gate] [--dir D]
 
 Writes one partition's log (20 million records by default, about 2 GB; three times as much disk is needed) and cleans it from its first
-offset with each engine, each time in a fresh process over a tier of the same objects: `recompact` on local[1] and local[2], `run` with one
-thread and with two. Prints a row per engine: seconds of the round (Spark's start is a column of its own), bytes exchanged per record in the
-store and the shuffle together, CPU seconds (of Spark's Python workers, without the JVM; of the whole process where there is no Spark), and the
-most memory that one Python worker held. The results of all engines are compared, byte for byte. On a machine that is busy otherwise, look at
-the CPU seconds: the load average before each run stands in its row.
+offset with each engine, each time in a fresh process over a tier of the same objects: `recompact` on local[1] and local[2], `run` with
+one thread and with two. Prints a row per engine: seconds of the round (Spark's start is a column of its own), bytes exchanged per record
+in the store and the shuffle together, CPU seconds (of Spark's Python workers, without the JVM; of the whole process where there is no
+Spark), and the most memory that one Python worker held. The results of all engines are compared, byte for byte. On a machine that is
+busy otherwise look at the CPU seconds: the load average before each run stands in its row.
 """
 
 from __future__ import annotations
