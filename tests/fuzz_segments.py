@@ -4,7 +4,8 @@
     python -m tests.fuzz_segments --seed 1 --only 4711           one case again, told in words
 
 Every case is drawn from (seed, number) alone. The naive cleaner judges: where it takes a log, so must we, with the same result,
-or refuse it by name (we may check more than has to be read); where it refuses, we must refuse.
+or refuse it by name (we may check more than has to be read); where it refuses, we must refuse. In every tenth case it is the cleaner's
+output that is damaged, behind its back: the equivalence gate must refuse it, or it says the same in other bytes.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from compactor.cleaner.gate import GateFailed
 from compactor.records.build import NO_PRODUCER, Producer, Row, batch, seal, varint
 from compactor.records.codecs import compress
 from tests.against_naive import Outcome, compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
 from tests.chunking import SIZES, chunks_of
 from tests.plain_format import Unreadable, decompress, fix_crc, read_batches
+from tests.support.damage import Round
 
 LIMIT = 1 << 20
 """Bytes that a batch may inflate to here; bombs hold 32 times as much."""
@@ -309,6 +312,37 @@ def run_case(seed: int, number: int) -> tuple[Outcome, list[str]]:
             return compare_with_naive(folder, Path(name) / "out", request, threads=threads, gate=gate), done
 
 
+def run_gate_case(seed: int, number: int) -> tuple[str, list[str]]:
+    """(what is wrong, damage): a sound log is cleaned, and its output damaged."""
+    dice = random.Random(f"{seed}/{number}")
+    log = sound_log(dice)
+    request: dict[str, Any] = {"now_ms": dice.choice([5_000, 10**12]), "max_decompressed_batch_bytes": LIMIT}
+    if dice.random() < 0.3:
+        request["first_dirty_offset"] = dice.choice([base for base, _ in log.segments])
+    if dice.random() < 0.3:
+        request["segment_bytes"] = 1
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        folder = log.write(Path(name) / "log")
+        cleaned = Round.of(folder, Path(name) / "out", request)
+        before = cleaned.outputs()
+        segments = [(base, [each.raw for each in batches]) for base, batches in before.items()]
+        if not any(batches for _, batches in segments):
+            return "", []
+        damage = dice.choice(DAMAGE)
+        damage(dice, segments)
+        for base, batches in segments:
+            (cleaned.out_dir / f"{base:020}.log").write_bytes(b"".join(batches))
+        try:
+            cleaned.judged(budget_bytes=1 << 20)
+        except GateFailed:
+            return "", [damage.__name__]
+        after = cleaned.outputs()
+        same = {base: [each.content() for each in batches] for base, batches in before.items()} == {
+            base: [each.content() for each in batches] for base, batches in after.items()
+        }
+        return "" if same else "the gate takes it", [damage.__name__]
+
+
 def _write_companions(dice: Dice, folder: Path, segments: Segments) -> None:
     """Snapshots and indexes, sound or not: a cleaner that is given nonsense there goes by the log."""
     base = segments[-1][0]
@@ -373,8 +407,12 @@ def _run(seed: int, numbers: range, most_finds: int, *, verbose: bool) -> int:
     for number in numbers:
         faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         try:
-            outcome, done = run_case(seed, number)
-            words = problem(outcome)
+            if number % 10 == 9:
+                words, done = run_gate_case(seed, number)
+                outcome = Outcome()
+            else:
+                outcome, done = run_case(seed, number)
+                words = problem(outcome)
         except Exception:  # noqa: BLE001 - this is what is looked for
             outcome, done, words = Outcome(), ["?"], f"a crash:\n{traceback.format_exc(limit=-6)}"
         faulthandler.cancel_dump_traceback_later()
@@ -384,7 +422,13 @@ def _run(seed: int, numbers: range, most_finds: int, *, verbose: bool) -> int:
             if used:
                 resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
         counts[
-            "refused by both" if outcome.ours and outcome.naive else "refused by us alone" if outcome.ours else "cleaned alike"
+            "outputs for the gate"
+            if number % 10 == 9
+            else "refused by both"
+            if outcome.ours and outcome.naive
+            else "refused by us alone"
+            if outcome.ours
+            else "cleaned alike"
         ] += not words
         if verbose:
             print(f"ours: {outcome.ours or 'cleaned'}\nnaive: {outcome.naive or 'cleaned'}")

@@ -288,8 +288,10 @@ def _dated(of: Headers, out: Headers, rules: RoundRules) -> Flags:
 def record_dependent_problems(of: Headers, out: Headers, records: Records, rules: RoundRules) -> Iterator[Problem]:
     """Headers of data batches, none of them empty, against their records."""
     begin, end = records.first_row[:-1], records.first_row[1:] - 1
-    tombstones = np.bitwise_or.reduceat(records.flags, begin) & col.NULL_VALUE != 0
+    flags = np.bitwise_or.reduceat(records.flags, begin)
+    tombstones = flags & col.NULL_VALUE != 0
     copied = verbatim(of, out)
+    yield from _first(out, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0))
     had, has = of[col.ATTRIBUTES] & HORIZON != 0, out[col.ATTRIBUTES] & HORIZON != 0
     yield from _first(out, "a delete horizon is missing, or has no reason", has != (had | tombstones))
     horizon = np.where(had, of[col.BASE_TIMESTAMP], rules.delete_horizon_ms)

@@ -46,6 +46,7 @@ _MOST_BYTES: Final = 1 << 26
 KEYLESS: Final = 1
 NULL_VALUE: Final = 2
 ODD_NAMES: Final = 4  # a header name that is not ASCII: Java may write other bytes for it
+ODD_ATTRIBUTES: Final = 8  # unused bits, which only a copy keeps
 
 
 class Unreadable(Exception):
@@ -319,6 +320,8 @@ def _walk_records(
                     return batch
                 stop = at + length
                 prefetch_read(buf, stop + 2 * (stop - start))
+                if buf[at] != 0:
+                    flags[row] = ODD_ATTRIBUTES
                 delta, at = _varint(buf, at + 1, stop)
                 timestamp[row] = headers[MAX_TIMESTAMP, batch] if appended else headers[BASE_TIMESTAMP, batch] + delta
                 delta, at = _varint(buf, at, stop)

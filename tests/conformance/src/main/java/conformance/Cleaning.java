@@ -3,6 +3,7 @@ package conformance;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import com.sun.management.OperatingSystemMXBean;
 
 import org.apache.kafka.common.compress.Compression;
 import org.apache.kafka.common.record.internal.MemoryRecords;
@@ -19,6 +20,7 @@ import org.apache.kafka.storage.internals.utils.Throttler;
 
 import java.io.File;
 import java.io.IOException;
+import java.lang.management.ManagementFactory;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.FileTime;
@@ -32,6 +34,7 @@ final class Cleaning {
     private static final long AMPLE_KEYS = 200_000;
     private static final int BUFFER = 256 * 1024;
     private static final int MAX_MESSAGE = 1_048_588;
+    private static final OperatingSystemMXBean PROCESS = (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
 
     /** What the cleaner threw: the partition would be uncleanable. */
     static final class Refused extends Exception {
@@ -116,16 +119,23 @@ final class Cleaning {
     private static ObjectNode round(UnifiedLog log, long firstDirty, JsonNode p, long end, Path dir, Path outDir) throws Exception {
         LogToClean toClean = new LogToClean(log, firstDirty, p.path("first_uncleanable_offset").asLong(end), false);
         Map.Entry<Long, CleanerStats> result;
+        Cleaner cleaner = cleaner(p.path("map_entries").asLong(AMPLE_KEYS));
+        long began = System.nanoTime();
+        long cpu = PROCESS.getProcessCpuTime();
         try {
-            result = cleaner(p.path("map_entries").asLong(AMPLE_KEYS)).doClean(toClean, p.get("now_ms").asLong());
+            result = cleaner.doClean(toClean, p.get("now_ms").asLong());
         } catch (Throwable refusal) {
             throw new Refused(refusal);
         }
+        cpu = PROCESS.getProcessCpuTime() - cpu;
+        long elapsed = System.nanoTime() - began;
         long next = result.getKey();
         ObjectNode answer = Server.JSON.createObjectNode();
         answer.put("next_dirty_offset", next);
         answer.put("records_read", result.getValue().messagesRead());
         answer.put("records_kept", result.getValue().messagesWritten());
+        answer.put("seconds", elapsed / 1e9);
+        answer.put("cpu_seconds", cpu / 1e9);
         ArrayNode segments = answer.putArray("segments");
         TreeMap<Long, Long> times = new TreeMap<>();
         for (LogSegment segment : log.logSegments(0, next)) {
