@@ -204,8 +204,8 @@ def _marker_batches(markers: Table) -> dict[str, Any]:
     }
 
 
-def due_by_fold(happened: Events, aborted: npt.NDArray[np.bool_], discardable: npt.NDArray[np.bool_], now_ms: int) -> str:
-    """Why a segment must be read, given the transaction fold's verdict on each of its events; "" where it need not.
+def due_by_fold(happened: Batches, aborted: npt.NDArray[np.bool_], discardable: npt.NDArray[np.bool_], now_ms: int) -> str:
+    """Why a segment must be read, given the transaction fold's verdict on each of its events (or batches); "" where it need not.
 
     A marker that may be discarded is due when it has no horizon (it gets one) or when its horizon has come (it goes).
     """

@@ -17,16 +17,17 @@ import hmac
 import io
 import json
 import struct
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from bloom.cardinality import REGISTERS, Registers, empty_sketch, estimate, observe
+from bloom.cardinality import REGISTERS, Registers, empty_sketch, estimate, observe, union
 from bloom.filter import Hashes, KeyFilter
 from bloom.runs import BATCH_RUNS, MARKERS, Table
-from bloom.sizing import SKIP_RATE, FilterDesign, design, useless_rate
+from bloom.sizing import FilterDesign, useless_rate
 
 MAGIC = b"tc-side\n"
 VERSION = 1
@@ -83,7 +84,8 @@ class Due:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sidecar:
-    """:param records: records in the segment; :param distinct_keys: exact where there is a filter or no key, else within about 2 %.
+    """:param records: records in the segment; :param distinct_keys: exact where there is a filter or no key, else within about 2 %, or
+        the number of keyed records where the keys were not looked at (then ``sketch`` is all zeros).
     :param made_for: what the filter was designed for; None where none pays, or where the segment has no key.
     :param filter: None where there is none, and in what ``read_head`` returns.
     """
@@ -111,33 +113,43 @@ class Sidecar:
         return useless_rate(self.made_for.rate, probes) if self.made_for else 1.0
 
 
-def build(
-    segment_id: str,
-    segment_bytes: int,
-    hashes: Hashes,
-    probes: int,
-    *,
-    records: int,
-    due: Due,
-    runs: Table,
-    markers: Table,
-    skip_rate: float = SKIP_RATE,
-) -> Sidecar:
-    """The sidecar of a segment whose keyed records, repeated keys and all, have these hashes of shape (n, 2).
+class Portrait:
+    """A sidecar in the making: the hashes of a segment's keys come in any order and in any number of calls, repeated ones too."""
 
-    :param probes: distinct keys that a round will ask about; the filter is sized for them (bloom.sizing).
-    """
-    sketch = empty_sketch()
-    observe(sketch, hashes)
-    # The estimate's standard error is 1.6 %: three of them more, never more than there are rows, and at least one.
-    keys = min(len(hashes), int(estimate(sketch) * 1.05) + 1)
-    made_for = design(keys, probes, segment_bytes, skip_rate)
-    sidecar = Sidecar(segment_id, records, min(len(hashes), estimate(sketch)), due, runs, markers, sketch, made_for)
-    if made_for is None:
-        return sidecar
-    key_filter = KeyFilter(made_for.keys, made_for.rate)
-    key_filter.add_all(hashes)
-    return replace(sidecar, distinct_keys=key_filter.count, filter=key_filter)
+    def __init__(self, made_for: FilterDesign | None) -> None:
+        """:param made_for: its filter, for at least as many keys as will come; None: it gets none (bloom.sizing)."""
+        self._made_for = made_for
+        self._filter = KeyFilter(made_for.keys, made_for.rate) if made_for else None
+        self._sketch = empty_sketch()
+        self._rows = 0
+
+    def add(self, hashes: Hashes) -> None:
+        """Keys of shape (n, 2). Raises IndexError where they are more than the filter was made for."""
+        observe(self._sketch, hashes)
+        self._rows += len(hashes)
+        if self._filter is not None:
+            self._filter.add_all(hashes)
+
+    def sidecar(self, segment_id: str, records: int, due: Due, runs: Table, markers: Table) -> Sidecar:
+        """:param records: in the segment. Where it has keys and none was added, they were not looked at: then each counts as one."""
+        if self._filter is not None:
+            keys = self._filter.count
+        elif self._rows:
+            keys = min(self._rows, estimate(self._sketch))
+        else:
+            keys = records - due.keyless_records
+        return Sidecar(segment_id, records, keys, due, runs, markers, self._sketch, self._made_for, self._filter)
+
+
+def estimate_together(sidecars: Iterable[Sidecar]) -> int:
+    """How many distinct keys several segments have together, within about 2 %; more where the keys of one were not looked at."""
+    sketched, rest = [], 0
+    for sidecar in sidecars:
+        if sidecar.sketch.any():
+            sketched.append(sidecar.sketch)
+        else:
+            rest += sidecar.distinct_keys
+    return estimate(union(sketched)) + rest
 
 
 def fingerprint(hash_key: bytes) -> bytes:

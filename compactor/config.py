@@ -35,7 +35,6 @@ DEFAULT_FILE = "tiered-compactor.toml"
 BUILT: dict[str, tuple[object, ...]] = {
     "tier.kind": ("object-log",),
     "tier.layout": ("native",),
-    "cleaner.map_engine": ("auto", "memory", "spark"),
 }
 """Keys of which only some values work so far. The others are refused, not ignored; delete a row when all of its values work."""
 

@@ -41,6 +41,7 @@ SEEN: Final = 2**32 - 1
 Rows = npt.NDArray[np.uint32]
 Ordinals = npt.NDArray[np.uint32]
 Bitmap = npt.NDArray[np.uint8]
+Flags = npt.NDArray[np.bool_]
 
 
 class Reservation(Protocol):
@@ -107,6 +108,20 @@ class KeyBuckets:
     def add_clean(self, hashes: Hashes, ordinals: Ordinals) -> None:
         """Rows below the dirty range, in any order: they survive where no row of ``add`` or ``add_seen`` has their key."""
         self._append(self._clean, hashes, self._checked(ordinals))
+
+    def takes(self, hashes: Hashes) -> Flags:
+        """Which of these rows belong to this part of the keys."""
+        answer = np.empty(len(hashes), dtype=np.bool_)
+        in_part(hashes, self._all_ranges, self._first_range, self._ranges, answer)
+        return answer
+
+    def dirty_keys(self) -> Iterator[Hashes]:
+        """What filters are asked about: the keys of the dirty range so far, repeated ones too, in chunks of at most BLOCK_ROWS."""
+        self._flush()
+        for block in self._dirty:
+            rows = self._rows_at(block.position, int(block.begins[-1]))
+            words = rows.astype(np.uint64)
+            yield np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
 
     def finish(self, ordinals: int) -> Bitmap:
         """One bit for each ordinal below ``ordinals``, in the order of ``np.packbits``: 1 where that row was added and survives."""
@@ -194,16 +209,20 @@ class KeyBuckets:
     def _read(self, section: list[_Block], bucket: int) -> Iterator[Rows]:
         """A bucket's rows in the order in which they were added; each array is good until the next one is asked for."""
         for block in section:
-            rows = self._buffer[: block.rows(bucket)]
-            data = rows.reshape(-1).view(np.uint8).data
-            got = 0
-            while got < len(data):
-                count = os.preadv(self._file, [data[got:]], block.position + int(block.begins[bucket]) * ROW_BYTES + got)
-                if count == 0:
-                    raise OSError(errno.EIO, "a bucket file has become shorter while it was in use", str(self._path))
-                got += count
-            if len(rows):
-                yield rows
+            if block.rows(bucket):
+                yield self._rows_at(block.position + int(block.begins[bucket]) * ROW_BYTES, block.rows(bucket))
+
+    def _rows_at(self, position: int, count: int) -> Rows:
+        """Rows of the file, in the buffer: nothing may be waiting there to be written."""
+        rows = self._buffer[:count]
+        data = rows.reshape(-1).view(np.uint8).data
+        got = 0
+        while got < len(data):
+            size = os.preadv(self._file, [data[got:]], position + got)
+            if size == 0:
+                raise OSError(errno.EIO, "a bucket file has become shorter while it was in use", str(self._path))
+            got += size
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +267,12 @@ def pack(hashes: Hashes, ordinals: Ordinals, start: int, ranges: int, first: int
             fill += 1
         row += 1
     return row, fill
+
+
+@kernel
+def in_part(hashes: Hashes, ranges: int, first: int, count: int, answer: Flags) -> None:
+    for row in range(len(hashes)):
+        answer[row] = first <= range_of(tag_of(hashes[row, 0]), ranges) < first + count
 
 
 @kernel

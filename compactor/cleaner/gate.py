@@ -153,7 +153,8 @@ class Gate:
         """
         self._rules = rules
         self._first_dirty = first_dirty
-        self._fates = {source.ordinal: fates for source, fates in zip(sources, fates_of(sources, opened or {}), strict=True)}
+        self._opened = opened or {}
+        self._fates = {source.ordinal: fates for source, fates in zip(sources, fates_of(sources, self._opened), strict=True)}
         self.dirty = tuple(
             s for s in sources if first_dirty <= rules.latest_offset and s.end > first_dirty and s.base <= rules.latest_offset
         )
@@ -167,6 +168,10 @@ class Gate:
         self._other = RecordReader(*self._key)
         self._table = KeyTable(budget_bytes, sum(_most_records(source) for source in self.dirty), seed)
         self._live: dict[int, int] = {}
+
+    def refold(self, sources: Sequence[SourceSegment]) -> None:
+        """The same segments again, some of which were known by stand-ins for their transactions only and have their batches now."""
+        self._fates = {source.ordinal: fates for source, fates in zip(sources, fates_of(sources, self._opened), strict=True)}
 
     def _may_be_last(self, source: SourceSegment) -> Flags:
         """Data batches whose records may be last of their keys."""

@@ -33,6 +33,7 @@ ROOM = 64
 """Cells behind the last home. The last one always stays empty, so that every search ends without a test for the end."""
 
 SMALLEST = 256
+LEAST_BYTES = (SMALLEST + ROOM) * ENTRY_BYTES
 AHEAD = 24
 """Rows between asking for a cache line and using it."""
 
@@ -153,8 +154,7 @@ class KeySet:
         """
         self._most_homes = budget_bytes // ENTRY_BYTES - ROOM
         if self._most_homes < SMALLEST:
-            least = (SMALLEST + ROOM) * ENTRY_BYTES
-            raise OutOfBudget(f"a map budget of {budget_bytes} bytes is too small", hint=f"Give at least {least} bytes")
+            raise OutOfBudget(f"a map budget of {budget_bytes} bytes is too small", hint=f"Give at least {LEAST_BYTES} bytes")
         try:
             self.table: Table = np.zeros(3 * (self._most_homes + ROOM), dtype=np.uint32)
         except MemoryError as error:

@@ -102,9 +102,12 @@ class Lanes:
                     future.exception()
                 self._free.put(lane)
 
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+        self.close()

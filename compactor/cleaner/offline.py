@@ -19,7 +19,7 @@ from compactor.cleaner.grouping import group
 from compactor.cleaner.keysets import BoundedOffsetMap, KeySet
 from compactor.cleaner.lanes import Lanes
 from compactor.cleaner.retention import RoundRules
-from compactor.cleaner.rewrite import CleanedSegment, RewritePass
+from compactor.cleaner.rewrite import CleanedSegment, RewritePass, at_hand
 from compactor.cleaner.source import SourceSegment, open_source
 from compactor.cleaner.survivors import PassOne, Survivors, scan_backwards, scan_bounded
 from compactor.cleaner.transactions import fold
@@ -151,7 +151,9 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
         on_phase("rewrite")
         rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished, gate)
         inputs = group([s for s in sources if s.base < next_dirty], request.segment_bytes, request.segment_index_bytes, upper)
-        cleaned = [rewriting.rewrite([(s, verdicts[s.ordinal]) for s in members], folder, lanes) for members in inputs]
+        cleaned = [
+            rewriting.rewrite(members[0].base, [at_hand(s, verdicts[s.ordinal]) for s in members], folder, lanes) for members in inputs
+        ]
     if bounded:
         gate = _gate(request, opened, rules)
     if gate is not None:

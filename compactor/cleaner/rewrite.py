@@ -53,6 +53,14 @@ class _Progress:
         self.written += int(encoded.size.sum())
 
 
+Member = Callable[[], AbstractContextManager[tuple[SourceSegment, Verdicts]]]
+
+
+def at_hand(source: SourceSegment, verdicts: Verdicts) -> Member:
+    """A member that has its bytes already."""
+    return lambda: nullcontext((source, verdicts))
+
+
 @dataclass(frozen=True, slots=True)
 class RewritePass:
     """What all groups of a round share."""
@@ -66,44 +74,46 @@ class RewritePass:
 
     def rewrite(
         self,
-        group: Sequence[tuple[SourceSegment, Verdicts]],
+        base: int,
+        group: Sequence[Member],
         folder: Path,
         lanes: Lanes,
         *,
         end_offset: int | None = None,
-        mapped: Callable[[SourceSegment], AbstractContextManager[None]] = lambda source: nullcontext(),
         room: Callable[[int], None] = lambda size: None,
     ) -> CleanedSegment:
-        """Writes the group's new segment into ``folder``, under its first source's base offset.
+        """Writes the group's new segment into ``folder``, under ``base``, its first source's base offset.
 
-        :param mapped: within this a source has its bytes; entered for one source at a time.
+        :param group: sources and verdicts, entered one after the other; a source has its bytes while it is.
         :param room: asked for the bytes of each write before it is done; what it raises ends the pass.
         :param end_offset: a published segment must end here (inclusive; I1): where its last batch would end below, a filler
             batch is added. None: as Kafka's cleaner leaves it, be it empty.
         :raises BadData: a source that cannot be cleaned; what was written so far stays for the caller to remove.
         """
-        base = group[0][0].base
         done = _Progress()
         log = folder / f"{base:020d}.log"
+        leader_epoch, mtime_ms, txnindex = -1, 0, b""
         with log.open("xb") as file:
-            for source, verdicts in group:
-                with mapped(source):
+            for member in group:
+                with member() as (source, verdicts):
                     self._rewrite_source(source, verdicts, file, lanes, done, room)
+                    leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else -1
+                    mtime_ms = source.mtime_ms
+                    txnindex += verdicts.txn_entries.tobytes()
             if end_offset is not None:
-                self._fill(file, done, base, end_offset, group[-1][0].table, room)
+                self._fill(file, done, base, end_offset, leader_epoch, room)
         sizes, lasts, maxima = (
             np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps)
         )
         index, timeindex = build(base, sizes, lasts, maxima, self.index_interval_bytes)
         paths = {"log": log}
-        txnindex = b"".join(verdicts.txn_entries.tobytes() for _, verdicts in group)
         for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", txnindex)):
             if data or kind != "txnindex":
                 paths[kind] = folder / f"{base:020d}.{kind}"
                 room(len(data))
                 paths[kind].write_bytes(data)
         for path in paths.values():
-            os.utime(path, ns=(group[-1][0].mtime_ms * 1_000_000,) * 2)
+            os.utime(path, ns=(mtime_ms * 1_000_000,) * 2)
         return CleanedSegment(base, paths, done.written, len(sizes), int(maxima.max(initial=-1)), done.records_read, done.records_kept)
 
     def _rewrite_source(
@@ -160,11 +170,10 @@ class RewritePass:
             found.append(clean if chunk.last == last else clean.detached())
         return found
 
-    def _fill(self, file: BinaryIO, done: _Progress, base: int, end_offset: int, table: BatchTable, room: Callable[[int], None]) -> None:
+    def _fill(self, file: BinaryIO, done: _Progress, base: int, end_offset: int, leader_epoch: int, room: Callable[[int], None]) -> None:
         last = max((int(lasts[-1]) for lasts in reversed(done.last_offsets) if len(lasts)), default=base - 1)
         if last >= end_offset:
             return
-        leader_epoch = int(table.leader_epoch[-1]) if len(table) else -1
         filler = empty_batch(end_offset, end_offset, leader_epoch)
         room(len(filler))
         _write(file, memoryview(filler))

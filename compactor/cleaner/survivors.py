@@ -28,6 +28,8 @@ from compactor.records.rows import Chunk, Int32s, Rows, parse
 
 Hashes = npt.NDArray[np.uint64]
 
+_END = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class KeptCounts:
@@ -101,22 +103,34 @@ class PassOne:
 
     def dirty(self) -> list[tuple[SourceSegment, Flags]]:
         """The segments that pass 1 reads, with the batches whose records may enter the map."""
-        found = []
-        for source, verdict in zip(self.sources, self.verdicts, strict=True):
-            if source.end > self.first_dirty and source.base < self.end:
-                table = source.table
-                found.append((source, (table.control == NOT_CONTROL) & ~verdict.aborted & (table.last_offset >= self.first_dirty)))
-        return found
+        dirty = [source for source in self.sources if source.end > self.first_dirty and source.base < self.end]
+        return [(source, self.wanted(source)) for source in dirty]
 
-    def hashed(self, lane: Lane, source: SourceSegment, first: int, last: int, wanted: Flags, *, backwards: bool) -> list[Hashed]:
-        """Rows of one range that may enter the map, hashed; in descending order where ``backwards``. They live in the lane."""
+    def wanted(self, source: SourceSegment) -> Flags:
+        """The batches of a segment whose records may enter the map."""
+        table = source.table
+        return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
+
+    def below(self, source: SourceSegment) -> Flags:
+        """The batches whose records may be superseded although they lie below the dirty range."""
+        table = source.table
+        return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
+
+    def hashed(
+        self, lane: Lane, source: SourceSegment, first: int, last: int, wanted: Flags, *, backwards: bool, below: bool = False
+    ) -> list[Hashed]:
+        """Rows of one range that may enter the map, hashed; in descending order where ``backwards``. They live in the lane.
+
+        :param below: those below the dirty range instead, which are only looked up.
+        """
         k0, k1 = key_halves(self.hash_key)
+        low, high = (-1, self.first_dirty) if below else (self.first_dirty, _END)
         found = []
         for chunk in source.chunks(first, last, wanted, self.inflate_limit, lane.bodies, backwards=backwards):
             rows, first_row = parse(source.table, chunk, lane.rows, source.name)
-            count = _keyed(rows.offset, rows.key_length, self.first_dirty)
+            count = _keyed(rows.offset, rows.key_length, low, high)
             hashes, picked = lane.hashes.take(count)
-            _hash_dirty(chunk.buf, rows.offset, rows.key_start, rows.key_length, self.first_dirty, k0, k1, backwards, hashes, picked)
+            _hash_keyed(chunk.buf, rows.offset, rows.key_start, rows.key_length, low, high, k0, k1, backwards, hashes, picked)
             looked = self.witness.look(lane, source, chunk) if self.witness is not None and backwards else None
             piece = Hashed(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, looked)
             found.append(piece if chunk.last - chunk.first == last - first else piece.detached())
@@ -145,7 +159,7 @@ class Hashed:
         return Hashed(self.chunk, self.first_row, hashes, picked, offset, value_length, None, looked)
 
 
-class _SegmentBits:
+class SegmentBits:
     """Which records of one dirty segment survive: packed bits, and where each batch's bits begin (-1: not in the map)."""
 
     def __init__(self, batches: int) -> None:
@@ -155,13 +169,15 @@ class _SegmentBits:
         self._parts: list[npt.NDArray[np.uint8]] = []
         self._size = 0
         self.packed: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        """Complete after ``close``."""
 
-    def add(self, hashed: Hashed, survives: Flags, first_dirty: int, source: SourceSegment) -> None:
+    def add(self, hashed: Hashed, survives: Flags, first_dirty: int, source: SourceSegment, *, final: bool) -> None:
+        """``final``: nothing of these flags is still to be answered."""
         chunk, first_row = hashed.chunk, hashed.first_row
         some = slice(chunk.first, chunk.last)
         self.begin[some] = np.where(chunk.wanted, 8 * self._size + first_row[:-1], -1)
         # Only where the map speaks for every record of the batch; legacy batches are always written anew.
-        whole = chunk.wanted & (source.table.base_offset[some] >= first_dirty) & (source.table.magic[some] == 2)
+        whole = chunk.wanted & (source.table.base_offset[some] >= first_dirty) & (source.table.magic[some] == 2) & final
         _summary(first_row, survives, hashed.value_length, whole, self.kept[some], self.tombstones[some])
         self._parts.append(np.packbits(survives))
         self._size += len(self._parts[-1])
@@ -183,7 +199,7 @@ class BackwardSurvivors:
     def __init__(self, one: PassOne, keys: KeySet) -> None:
         self._one = one
         self._set = keys
-        self._bits: dict[int, _SegmentBits] = {}
+        self._bits: dict[int, SegmentBits] = {}
 
     @property
     def latest_offset(self) -> int:
@@ -197,14 +213,19 @@ class BackwardSurvivors:
     def peak_bytes(self) -> int:
         return self._set.peak_bytes
 
-    def scan(self, source: SourceSegment, wanted: Flags, lanes: Lanes) -> None:
-        """Reads one segment of ``PassOne.dirty``; to be called in descending order. Raises BadData; OutOfBudget where the set is full."""
+    def scan(self, source: SourceSegment, wanted: Flags, lanes: Lanes, *, ahead: bool = True) -> None:
+        """Reads one segment of ``PassOne.dirty``; to be called in descending order. Raises BadData; OutOfBudget where the set is full.
+
+        :param ahead: compressed chunks may be cleaned at once: of the verdicts on their batches more is known than what is aborted.
+        """
         one = self._one
         if one.witness is not None:
             one.witness.begin(source)
-        bits = self._bits.setdefault(source.ordinal, _SegmentBits(len(source.table)))
+        bits = self._bits.setdefault(source.ordinal, SegmentBits(len(source.table)))
         action, retain_empty = (
-            (None, None) if one.rules is None else decide_batches(source.table, one.verdicts[source.ordinal], one.rules, source.name)
+            (None, None)
+            if one.rules is None or not ahead
+            else decide_batches(source.table, one.verdicts[source.ordinal], one.rules, source.name)
         )
 
         def prepare(lane: Lane, job: tuple[int, int]) -> list[Hashed]:
@@ -212,13 +233,13 @@ class BackwardSurvivors:
             return one.hashed(lane, source, first, last, wanted[first:last], backwards=True)
 
         def decide(pieces: list[Hashed]) -> tuple[Hashed, Flags] | None:
-            marked = [(piece, self._first_seen(piece)) for piece in pieces]
+            marked = [(piece, *self._first_seen(piece)) for piece in pieces]
             for piece in pieces:
                 if one.witness is not None and piece.looked is not None:
                     one.witness.note(source, piece.looked)
-            for piece, survives in marked:
-                bits.add(piece, survives, one.first_dirty, source)
-            return marked[0] if len(marked) == 1 else None
+            for piece, survives, final in marked:
+                bits.add(piece, survives, one.first_dirty, source, final=final)
+            return marked[0][:2] if len(marked) == 1 and marked[0][2] else None
 
         def finish(lane: Lane, decided: tuple[Hashed, Flags] | None) -> tuple[Chunk, CleanChunk] | None:
             if decided is None or one.rules is None or action is None or retain_empty is None or not one.finished.has_room:
@@ -240,8 +261,8 @@ class BackwardSurvivors:
                 one.finished.keep(source, *result)
         bits.close()
 
-    def _first_seen(self, hashed: Hashed) -> Flags:
-        """One flag per row of the chunk: it may enter the map and none of its key was seen before."""
+    def _first_seen(self, hashed: Hashed) -> tuple[Flags, bool]:
+        """One flag per row of the chunk: it may enter the map and none of its key was seen before. And whether that is the last word."""
         seen = np.empty(len(hashed.hashes), np.bool_)
         if self._set.insert_if_absent(hashed.hashes, seen) < len(seen):
             raise OutOfBudget(
@@ -250,7 +271,7 @@ class BackwardSurvivors:
             )
         survives = np.zeros(int(hashed.first_row[-1]), np.bool_)
         survives[hashed.picked] = seen
-        return survives
+        return survives, True
 
     def counts(self, source: SourceSegment) -> KeptCounts | None:
         bits = self._bits.get(source.ordinal)
@@ -262,10 +283,15 @@ class BackwardSurvivors:
         if source.base < self._one.first_dirty:
             below = _below(rows.offset, rows.key_length, self._one.first_dirty)
             if len(below):
-                found = np.empty(len(below), np.bool_)
-                self._set.contains(_hash_rows(chunk.buf, below, rows.key_start, rows.key_length, *key_halves(self._one.hash_key)), found)
-                superseded[below] = found
+                superseded[below] = self._met(source, chunk, rows, first_row, below)
         return superseded
+
+    def _met(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
+        """Of the rows below the dirty range: whether it has their key."""
+        found = np.empty(len(below), np.bool_)
+        hashes = _hash_rows(chunk.buf, below, rows.key_start, rows.key_length, *key_halves(self._one.hash_key))
+        self._set.contains(hashes, found)
+        return found
 
 
 def scan_backwards(one: PassOne, keys: KeySet, lanes: Lanes) -> BackwardSurvivors:
@@ -347,21 +373,22 @@ def scan_bounded(one: PassOne, table: BoundedOffsetMap, lanes: Lanes) -> Bounded
 
 
 @kernel
-def _keyed(offset: Int64s, key_length: Int32s, first_dirty: int) -> int:
+def _keyed(offset: Int64s, key_length: Int32s, low: int, high: int) -> int:
     count = 0
     for row in range(offset.size):
-        if key_length[row] >= 0 and offset[row] >= first_dirty:
+        if key_length[row] >= 0 and low <= offset[row] < high:
             count += 1
     return count
 
 
 @kernel
-def _hash_dirty(
+def _hash_keyed(
     buf: Bytes,
     offset: Int64s,
     key_start: Int64s,
     key_length: Int32s,
-    first_dirty: int,
+    low: int,
+    high: int,
     k0: np.uint64,
     k1: np.uint64,
     backwards: bool,
@@ -371,7 +398,7 @@ def _hash_dirty(
     at = picked.size - 1 if backwards else 0
     step = -1 if backwards else 1
     for row in range(offset.size):
-        if key_length[row] >= 0 and offset[row] >= first_dirty:
+        if key_length[row] >= 0 and low <= offset[row] < high:
             hashes[at, 0], hashes[at, 1] = siphash128(buf, key_start[row], np.int64(key_length[row]), k0, k1)
             picked[at] = row
             at += step

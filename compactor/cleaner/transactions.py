@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from bloom.jit import kernel
 from compactor.cleaner.source import SourceSegment
-from compactor.records.batches import ABORT, COMMIT, EMPTIED, NOT_CONTROL, TRANSACTIONAL, Int64s
+from compactor.records.batches import ABORT, COMMIT, EMPTIED, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 
 Flags = npt.NDArray[np.bool_]
@@ -71,6 +71,23 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
     return verdicts
 
 
+def aborted_backwards(table: BatchTable, outcomes: dict[int, int]) -> Flags:
+    """Which batches are data of an aborted transaction, for a log that is read from its end: ``outcomes`` has each producer's next marker.
+
+    It is brought on to the beginning of this segment. The same flags as those of ``fold``.
+    """
+    aborted = np.zeros(len(table), np.bool_)
+    decides = np.flatnonzero(
+        (table.control == ABORT) | (table.control == COMMIT) | ((table.control == NOT_CONTROL) & table.is_transactional)
+    )
+    if len(decides):
+        ids, producer = np.unique(table.producer_id[decides], return_inverse=True)
+        outcome = np.array([outcomes.get(each, -1) for each in ids.tolist()], np.int64)
+        aborted[decides] = _backwards(table.control[decides], producer.astype(np.int64), outcome)
+        outcomes.update(zip(ids.tolist(), outcome.tolist(), strict=True))
+    return aborted
+
+
 def _joined(columns: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.concatenate(columns) if columns else np.empty(0, dtype)
 
@@ -88,13 +105,29 @@ def _entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, stabl
     entries["first_offset"] = first_offset
     entries["last_offset"] = source.table.last_offset[markers]
     entries["last_stable_offset"] = stable
-    given = source.txn_entries[np.argsort(source.txn_entries["last_offset"], kind="stable")]
+    return with_given(entries, source.txn_entries)
+
+
+def with_given(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
+    """Index entries with the segment's own bytes where it has them; in place."""
+    given = given[np.argsort(given["last_offset"], kind="stable")]
     if len(given):
         at = np.minimum(np.searchsorted(given["last_offset"], entries["last_offset"]), len(given) - 1)
         same = given[at]
         known = (same["last_offset"] == entries["last_offset"]) & (same["producer_id"] == entries["producer_id"])
         entries[known] = same[known]
     return entries
+
+
+@kernel
+def _backwards(control: npt.NDArray[np.int8], producer: Int64s, outcome: Int64s) -> Flags:
+    aborted = np.zeros(control.size, np.bool_)
+    for i in range(control.size - 1, -1, -1):
+        if control[i] == NOT_CONTROL:
+            aborted[i] = outcome[producer[i]] == ABORT
+        else:
+            outcome[producer[i]] = control[i]
+    return aborted
 
 
 @kernel

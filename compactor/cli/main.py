@@ -30,6 +30,7 @@ COMMANDS = (
     Command("retire", "delete what was replaced and is due, sweep orphans", "compactor.cli.commands.retire"),
     Command("clean", "clean one Kafka log directory offline, no tier involved", "compactor.cli.commands.clean"),
     Command("segments", "remote segments, and what is in one", "compactor.cli.commands.segments"),
+    Command("bloom", "sidecars: which segments a round may leave alone", "compactor.cli.commands.bloom"),
     Command("verify", "is the tier what its metadata says?", "compactor.cli.commands.verify"),
     Command("checkpoints", "cleaner offsets by leader epoch: who led, who was fenced", "compactor.cli.commands.checkpoints"),
     Command("runs", "what ran, by whom, how much, and how it ended", "compactor.cli.commands.runs"),

@@ -32,6 +32,15 @@ class CompactionTask(Value):
 
 
 class SkippedSegment(Value):
+    """A clean segment that this round does not read, and why."""
+
+    id: str
+    reason: str
+
+
+class ReadSegment(Value):
+    """A clean segment that this round reads, and why."""
+
     id: str
     reason: str
 
@@ -61,6 +70,7 @@ class CompactionPlan(Value):
     producers: tuple[ActiveProducer, ...]
     tasks: tuple[CompactionTask, ...]
     skipped: tuple[SkippedSegment, ...] = ()
+    read: tuple[ReadSegment, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from compactor.cleaner.lanes import Lanes
 from compactor.config import Cleaner
 from compactor.errors import BadData, CompactorError, Fenced, Leased, NotFound, OutOfBudget
 from compactor.metadata.state import PartitionState
@@ -19,12 +22,16 @@ from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.ordering import Stage
 from compactor.pipeline.planning import Assessment, RoundFacts, assess, plan_round
 from compactor.pipeline.ports import Worker, WorkSession
+from compactor.pipeline.reading import Reading
 from compactor.pipeline.recorded import content
 from compactor.pipeline.rounds import RoundResult, RoundWork, run_round
+from compactor.pipeline.scouting import Found, Means, Range, Scout
+from compactor.pipeline.sidecars import Sidecars
+from compactor.pipeline.skipping import filter_for, filter_record, filter_stats, keys_to_come
 from compactor.pipeline.spool import process_folder
 from compactor.pipeline.staging import Staging, group_room
 from compactor.pipeline.tier import Tier
-from compactor.pipeline.worker import LocalWorker, WorkStats, fingerprint
+from compactor.pipeline.worker import LocalWorker, WorkStats, fingerprint, rules_of
 from compactor.records.producers import parse_snapshot
 
 OnStage = Callable[[Stage, CompactionPlan], None]
@@ -62,6 +69,21 @@ class RoundReport:
     segment: str = ""
 
 
+@dataclass
+class Bench:
+    """Where a round is worked on in this process, from pass 1 to the last upload. ``run_id``: of the plan that ``found`` belongs to."""
+
+    staging: Staging
+    lanes: Lanes
+    reading: Reading
+    found: Found | None = None
+    run_id: str = ""
+
+    def close(self) -> None:
+        self.lanes.close()
+        self.staging.close()
+
+
 class Round:
     """What one process brings to a round: work to do it with, and what it cost. Used once."""
 
@@ -87,11 +109,14 @@ class Round:
         self._cleaner = opened.settings.cleaner_for(name.topic)
         self._force = force
         self._disk = disk
-        self._map_engine = engine.map_engine if engine else "memory"
+        self._engine = engine
         self._assess_with = assess_with
         self._stats = WorkStats()
+        self._bench: Bench | None = None
         self.work = RoundWork(
             now_ms=now_ms,
+            due=self._due,
+            prepare=self._prepare,
             planner=self._plan,
             worker=engine.worker_of(self._stats) if engine else self._worker,
             resumable=self._resume_problem,
@@ -101,20 +126,93 @@ class Round:
 
     def run(self, log: PartitionLog) -> RoundReport:
         """Raises Leased, Fenced, StoreError, OutOfBudget; bad data is a report with status quarantined."""
-        return _report(run_round(self._opened.ports, log, self._opened.lease, self.work), self._stats)
+        try:
+            return _report(run_round(self._opened.ports, log, self._opened.lease, self.work), self._stats)
+        finally:
+            self._clear()
+
+    def _assess(self, state: PartitionState) -> Assessment[RemoteLogSegmentMetadata]:
+        if self._assess_with is not None:
+            return self._assess_with(state, self._cleaner, self.work.now_ms)
+        return assess(state, self._cleaner, self.work.now_ms, force=self._force)
+
+    @property
+    def _gate_bytes(self) -> int:
+        return self._cleaner.map_budget_bytes if self._cleaner.verify_before_publish else 0
+
+    def _due(self, state: PartitionState) -> bool:
+        return self._assess(state).due
+
+    def _prepare(self, state: PartitionState, now_ms: int, check: Callable[[], object]) -> None:
+        """Pass 1, so that the plan can leave out what need not be read."""
+        self._clear()
+        found = self._assess(state)
+        if self._engine is not None or not found.due:
+            return
+        draft = self._planned(state, found, RoundFacts(self._producers(state), fingerprint(), ""), -1, lambda: "")
+        at_least = [segment for segment in found.segments if segment in found.dirty or segment.id in found.horizon_due]
+        if max(group_room([segment], draft.policy.index_interval_bytes) for segment in at_least) > self._budget().total:
+            self._check_disk(draft, state)
+        bench = self._bench = self._new_bench(state)
+        scout = Scout(
+            bench.reading,
+            Range(found.first_dirty, found.end if found.dirty else found.first_dirty, rules_of(draft)),
+            Means(self._cleaner.map_engine, self._cleaner.map_budget_bytes, self._opened.hash_key(), bench.lanes, self._gate_bytes, check),
+            self._sidecars(state),
+            filter_record(state.runs),
+        )
+        bench.found = scout.run()
 
     def _plan(self, state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
-        if self._assess_with is not None:
-            found = self._assess_with(state, self._cleaner, now_ms)
-        else:
-            found = assess(state, self._cleaner, now_ms, force=self._force)
+        found = self._assess(state)
         if not found.due:
             return None
-        producers = live_producers(self._opened, state, now_ms, self._cleaner.producer_id_expiration_ms)
-        facts = RoundFacts(producers, fingerprint(), self._map_engine)
-        plan = plan_round(state, found, facts, self._cleaner, now_ms, leader_epoch, new_id)
+        producers = self._producers(state)
+        if self._engine is not None:
+            return self._planned(state, found, RoundFacts(producers, fingerprint(), self._engine.map_engine), leader_epoch, new_id)
+        if self._bench is None or self._bench.found is None:
+            raise CompactorError("a round is planned before pass 1", hint="This is a bug; please report it")
+        scouted = self._bench.found
+        facts = RoundFacts(producers, fingerprint(), scouted.engine, scouted.skip, scouted.read, scouted.due)
+        plan = self._planned(state, found, facts, leader_epoch, new_id)
         self._check_disk(plan, state)
+        self._bench.run_id = plan.run_id
         return plan
+
+    def _planned(
+        self,
+        state: PartitionState,
+        found: Assessment[RemoteLogSegmentMetadata],
+        facts: RoundFacts,
+        leader_epoch: int,
+        new_id: Callable[[], str],
+    ) -> CompactionPlan:
+        return plan_round(state, found, facts, self._cleaner, self.work.now_ms, leader_epoch, new_id)
+
+    def _producers(self, state: PartitionState) -> tuple[ActiveProducer, ...]:
+        return live_producers(self._opened, state, self.work.now_ms, self._cleaner.producer_id_expiration_ms)
+
+    def _sidecars(self, state: PartitionState) -> Sidecars | None:
+        if not self._cleaner.bloom:
+            return None
+        return Sidecars(self._opened.ports.control, self._opened.open(state.name).prefix, self._opened.hash_key())
+
+    def _new_bench(self, state: PartitionState) -> Bench:
+        opened, cleaner = self._opened, self._cleaner
+        staging = Staging(
+            Path(tempfile.mkdtemp(prefix="round-", dir=process_folder(opened.state_dir))),
+            opened.ports.data,
+            self._budget(),
+            sleep=opened.ports.sleep,
+            local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
+        )
+        reading = Reading(staging, str(state.name), state.live, cleaner.max_decompressed_batch_bytes)
+        return Bench(staging, Lanes(opened.settings.daemon.threads), reading)
+
+    def _clear(self) -> None:
+        if self._bench is not None:
+            self._bench.close()
+            self._bench = None
 
     def _budget(self) -> Budget:
         if self._disk is None:
@@ -141,27 +239,31 @@ class Round:
     def _worker(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        opened = self._opened
-        staging = Staging(
-            process_folder(opened.state_dir) / plan.run_id,
-            opened.ports.data,
-            self._budget(),
-            sleep=opened.ports.sleep,
-            local_log_dirs=[Path(folder) for folder in self._cleaner.local_log_dirs],
-        )
+        state = session.state
+        if self._bench is None or self._bench.run_id != plan.run_id:
+            self._clear()
+            self._bench = self._new_bench(state)
+        bench, cleaner = self._bench, self._cleaner
+        keys = bench.found.survivors.keys if bench.found else 0
         try:
             yield from LocalWorker(
-                data=opened.ports.data,
-                staging=staging,
-                hash_key=opened.hash_key(),
-                map_budget_bytes=self._cleaner.map_budget_bytes,
-                inflate_budget_bytes=self._cleaner.map_budget_bytes,
-                threads=opened.settings.daemon.threads,
-                verify_before_publish=self._cleaner.verify_before_publish,
+                data=self._opened.ports.data,
+                staging=bench.staging,
+                hash_key=self._opened.hash_key(),
+                map_budget_bytes=cleaner.map_budget_bytes,
+                threads=self._opened.settings.daemon.threads,
+                engine=plan.map_engine if plan.map_engine == "partitioned" else "auto",
+                verify_before_publish=cleaner.verify_before_publish,
+                sidecars=self._sidecars(state),
+                filter_for=partial(filter_for, cleaner, filter_record(state.runs), keys_to_come(cleaner, state.runs, keys)),
+                found=bench.found,
+                lanes=bench.lanes,
                 stats=self._stats,
             )(plan, tasks, session)
+            if bench.found is not None:
+                self._stats.filters = filter_stats(bench.found, plan, state)
         finally:
-            staging.close()
+            self._clear()
 
     def _run_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
         return {
@@ -172,7 +274,10 @@ class Round:
             "bytes_written": sum(r.bytes_written for r in receipts),
             "peak_disk_bytes": self._stats.peak_disk_bytes,
             "peak_map_bytes": self._stats.peak_map_bytes,
+            "map_entries": self._stats.map_entries,
             "gate_coverage": self._stats.gate_coverage,
+            "filter_bytes_written": self._stats.sidecar_bytes_written,
+            **self._stats.filters,
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import tempfile
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,19 @@ from compactor.records.rows import Chunk, RowBuffers, Rows, parse
 SHOWN_BYTES = 60
 
 
-def list_segments(state: PartitionState) -> list[dict[str, Any]]:
-    """Live segments and those that still have objects: replaced ones, half-deleted ones, ids of an open round or import."""
+def list_segments(state: PartitionState, sidecars: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Live segments and those that still have objects: replaced ones, half-deleted ones, ids of an open round or import.
+
+    ``sidecars``: bytes by segment id.
+    """
     found = [_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
     for waiting in state.waiting:
         found += [_row(s, SegmentState.COPY_SEGMENT_FINISHED, waiting.replaced_by.get(s.id)) for s in waiting.segments]
     found += [_row(segment, SegmentState.DELETE_SEGMENT_STARTED) for segment in state.retiring]
     for receipt in state.intent.receipts if state.intent else ():
         found.append(_row(receipt.segment, SegmentState.COPY_SEGMENT_STARTED))
+    for row in found:
+        row["sidecar"] = {"bytes": sidecars[row["id"]]} if row["id"] in sidecars else None
     return found
 
 
@@ -44,7 +50,6 @@ def _row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: st
         "bytes": segment.size_bytes,
         "leader_epochs": [{"epoch": entry.epoch, "start_offset": entry.start_offset} for entry in segment.leader_epochs],
         "replaced_by": replaced_by,
-        "sidecar": None,
         "records": segment.records,
         "max_timestamp_ms": segment.max_timestamp_ms,
         "due_ms": segment.due_ms,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Generic, TypeVar
 
 from checkpoint.lineage import union
@@ -11,10 +12,16 @@ from compactor.cleaner.grouping import group
 from compactor.config import Cleaner
 from compactor.metadata.state import PartitionState
 from compactor.metadata.summary import PartitionFacts, SegmentFacts
-from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, SkippedSegment
+from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, ReadSegment, SkippedSegment
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 S = TypeVar("S", bound=SegmentFacts)
+
+MERGE_AT_LEAST = 8
+"""Clean neighbours that fit one segment and are merged although nothing else makes the round read them."""
+
+MERGED = "it is merged with its small neighbours"
+IDLE = "it is clean, and nothing is due in it"
 
 
 @dataclass(frozen=True)
@@ -89,11 +96,18 @@ def _verdict(
 
 @dataclass(frozen=True)
 class RoundFacts:
-    """What a plan needs besides state and settings. ``producers``: live ones at the tier's end; ``fingerprint``: see CompactionPlan."""
+    """What a plan needs besides state and settings. ``producers``: live ones at the tier's end; ``fingerprint``: see CompactionPlan.
+
+    Clean segments, id -> why: those that need not be read (``skippable``), of the others why they must be (``read``), and those in which
+    the transaction fold finds something to do (``due``).
+    """
 
     producers: tuple[ActiveProducer, ...]
     fingerprint: str
     map_engine: str
+    skippable: Mapping[str, str] = field(default_factory=dict)
+    read: Mapping[str, str] = field(default_factory=dict)
+    due: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,9 +127,12 @@ class Grouped:
         object.__setattr__(self, "timeindex_bytes", self.metadata.timeindex_bytes)
 
 
+_Assessed = Assessment[RemoteLogSegmentMetadata]
+
+
 def plan_round(
     state: PartitionState,
-    found: Assessment[RemoteLogSegmentMetadata],
+    found: _Assessed,
     facts: RoundFacts,
     cleaner: Cleaner,
     now_ms: int,
@@ -123,7 +140,8 @@ def plan_round(
     new_id: Callable[[], str],
 ) -> CompactionPlan:
     """The round that ``found`` calls for, complete: executing it twice gives the same bytes (I7)."""
-    groups, skipped = _groups(found, cleaner)
+    groups, merged = _groups(found, facts, cleaner)
+    sources = {segment.id for members in groups for segment in members}
     before = found.clean[-1] if found.clean else None
     if found.dirty and found.dirty[0].start_offset < found.first_dirty:
         before = found.dirty[0]
@@ -138,27 +156,49 @@ def plan_round(
         end_offset=found.end,
         next_dirty_offset=cleaned,
         high_watermark=state.end_offset + 1,
-        legacy_horizon_ms=before.mtime_ms - cleaner.delete_retention_ms if before else 0,
+        # v0/v1 tombstones have no horizon: they go when a round visits everything, whatever segments are written for others' horizons.
+        legacy_horizon_ms=before.mtime_ms - cleaner.delete_retention_ms if before and found.dirty else 0,
         vector=state.vector,
         policy=cleaner.policy(),
         map_engine=facts.map_engine,
         fingerprint=facts.fingerprint,
         producers=facts.producers,
         tasks=tuple(_task(number, members, new_id()) for number, members in enumerate(groups)),
-        skipped=skipped,
+        skipped=tuple(SkippedSegment(id=s.id, reason=facts.skippable.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
+        read=tuple(
+            ReadSegment(id=s.id, reason=MERGED if s.id in merged else facts.read.get(s.id, "it is clean, and its keys may be superseded"))
+            for s in found.clean
+            if s.id in sources
+        ),
     )
 
 
-def _groups(
-    found: Assessment[RemoteLogSegmentMetadata], cleaner: Cleaner
-) -> tuple[list[list[RemoteLogSegmentMetadata]], tuple[SkippedSegment, ...]]:
+def _groups(found: _Assessed, facts: RoundFacts, cleaner: Cleaner) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
+    """What becomes one segment, ascending; and the ids of those that only the rule for small neighbours brings in."""
     if not found.dirty:
         # Nothing new: only the segments in which something is due are written anew, each by itself.
-        due = [[segment] for segment in found.clean if segment.id in found.horizon_due]
-        idle = tuple(SkippedSegment(id=s.id, reason="clean, and nothing is due") for s in found.clean if s.id not in found.horizon_due)
-        return due, idle
-    grouped = group([Grouped(segment) for segment in found.segments], cleaner.segment_bytes, cleaner.segment_index_bytes, found.end)
-    return [[member.metadata for member in members] for members in grouped], ()
+        return [[segment] for segment in found.clean if segment.id in found.horizon_due or segment.id in facts.due], set()
+    groups: list[list[RemoteLogSegmentMetadata]] = []
+    merged: set[str] = set()
+    segments = found.segments
+    for skippable, run in groupby(range(len(segments)), lambda n: segments[n].id in facts.skippable):
+        numbers = list(run)
+        end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else found.end
+        grouped = group([Grouped(segments[n]) for n in numbers], cleaner.segment_bytes, cleaner.segment_index_bytes, end)
+        for members in grouped:
+            if skippable and not _worth_merging(members):
+                continue
+            groups.append([member.metadata for member in members])
+            merged.update(member.metadata.id for member in members if skippable)
+    return groups, merged
+
+
+def _worth_merging(members: Sequence[Grouped]) -> bool:
+    """Clean neighbours that nothing else brings in are merged where they are many and none of them is most of the result.
+
+    So a byte is rewritten by this rule at most once for each doubling of the segment that it lies in.
+    """
+    return len(members) >= MERGE_AT_LEAST and 2 * max(member.size for member in members) <= sum(member.size for member in members)
 
 
 def _task(number: int, members: Sequence[RemoteLogSegmentMetadata], new_segment_id: str) -> CompactionTask:

@@ -73,6 +73,15 @@ class Planner(Protocol):
     def __call__(self, state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None: ...
 
 
+class Prepare(Protocol):
+    """Gathers what the planner needs besides the state: pass 1. Called under leadership before each plan; may take long.
+
+    ``check`` folds on and raises Fenced; to be called between segments. Raises BadData, StoreError, OutOfBudget: nothing was announced yet.
+    """
+
+    def __call__(self, state: PartitionState, now_ms: int, check: Callable[[], object]) -> None: ...
+
+
 class WorkSession(Protocol):
     """What a worker may ask of the driver while it works."""
 

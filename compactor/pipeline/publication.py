@@ -25,6 +25,7 @@ from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, segmen
 from compactor.pipeline import ordering
 from compactor.pipeline.leadership import Leadership
 from compactor.pipeline.ports import Ports
+from compactor.pipeline.sidecars import sidecar_key
 from compactor.storage.port import ObjectStore
 
 READ_BYTES = 8 << 20
@@ -101,10 +102,11 @@ def forget_scratch(leadership: Leadership, intent: Intent) -> None:
 
 
 def delete_objects(leadership: Leadership, state: PartitionState, segments: Iterable[tuple[int, str]], kinds: Sequence[str]) -> None:
-    """Deletes the objects of these (start offset, id), which ``state`` must not protect. Raises Fenced."""
+    """Deletes the objects and the sidecars of these (start offset, id), which ``state`` must not protect. Raises Fenced."""
     segments = list(segments)
     ordering.require_deletable(state, leadership.log.incarnation, leadership.epoch, [name for _, name in segments])
     delete_keys(leadership.ports.data, [segment_key(str(state.name), start, name, kind) for start, name in segments for kind in kinds])
+    delete_keys(leadership.ports.control, [sidecar_key(leadership.log.prefix, name) for _, name in segments])
 
 
 def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:

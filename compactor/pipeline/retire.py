@@ -23,6 +23,7 @@ from compactor.pipeline.logs import PartitionLog, tidy
 from compactor.pipeline.ports import Lease, Ports, Retention
 from compactor.pipeline.publication import delete_keys, delete_objects
 from compactor.pipeline.rounds import RoundWork, scratch_prefix, settle
+from compactor.pipeline.sidecars import segment_id_of, sidecar_prefix
 
 _OBJECT = re.compile(r"\d{20}-([A-Za-z0-9_-]{22})\.[a-z-]+")
 
@@ -114,6 +115,7 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
     listed = {info.key: info.size for info in ports.data.list(f"{log.name}/")}
     scratch = [info.key for info in ports.control.list(scratch_prefix(log))]
     beats = [info.key for info in ports.control.list(f"{log.prefix}/heartbeat/")]
+    sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
     state = log.refresh()
     due, waiting = _by_grace(ports, log, retention, now_ms)
     known = ordering.protected(state).union(segment.id for segment in state.retiring)
@@ -121,6 +123,7 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
     open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
     left = [key for key in scratch if open_run is None or not key.startswith(open_run)]
     # Heartbeats of earlier epochs; the present one says itself when it is over.
+    left += [key for key in sidecars if segment_id_of(key) and segment_id_of(key) not in known]
     left += [key for key in beats if int(key.rpartition("/")[2].removesuffix(".json")) < state.last_epoch]
     return Survey(
         due=due,

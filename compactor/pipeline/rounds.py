@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from compactor.cleaner.gate import GateFailed
 from compactor.errors import BadData, NotFound
 from compactor.metadata.records import RunEnded, ScratchObject
 from compactor.metadata.state import Intent, PartitionState
@@ -17,7 +18,7 @@ from compactor.pipeline import ordering, publication
 from compactor.pipeline.leadership import Leadership, RequirementFailed, lead
 from compactor.pipeline.logs import PartitionLog, tidy
 from compactor.pipeline.ordering import Stage, Steps
-from compactor.pipeline.ports import Lease, Planner, Ports, Resumable, Worker
+from compactor.pipeline.ports import Lease, Planner, Ports, Prepare, Resumable, Worker
 
 PLANS = 3
 """How often a round is planned anew when something outside moves between its plan and its announcement."""
@@ -25,6 +26,7 @@ PLANS = 3
 Stats = dict[str, int | float | str]
 StatsOf = Callable[[CompactionPlan, Sequence[CompactionReceipt]], Stats]
 OnEvent = Callable[[Stage, CompactionPlan], None]
+Due = Callable[[PartitionState], bool]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class RoundResult:
     undone: str = ""
 
 
+def _nothing(state: PartitionState, now_ms: int, check: Callable[[], object]) -> None:
+    return None
+
+
 def _no_problem(plan: CompactionPlan) -> str:
     return ""
 
@@ -61,6 +67,7 @@ def _no_event(stage: Stage, plan: CompactionPlan) -> None:
 class RoundWork:
     """What a round is driven with. ``now_ms`` is the cleaner's clock for a new plan; a resumed plan keeps its own.
 
+    ``due`` says cheaply whether there is anything to do, before leadership is taken (None: the planner is asked);
     ``resumable`` says why this process cannot go on with a plan that it finds open (other settings, other versions);
     ``stats_of`` what goes into run history; ``on_event`` is told each stage as it is reached.
     """
@@ -68,6 +75,8 @@ class RoundWork:
     now_ms: int
     planner: Planner
     worker: Worker
+    due: Due | None = None
+    prepare: Prepare = _nothing
     resumable: Resumable = _no_problem
     stats_of: StatsOf = _no_stats
     on_event: OnEvent = _no_event
@@ -111,7 +120,8 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork) ->
     if state.intent is None:
         try:
             # Without leadership: a partition with nothing to do is not worth a record.
-            if work.planner(state, work.now_ms, state.last_epoch + 1, ports.new_id) is None:
+            due = work.due(state) if work.due else work.planner(state, work.now_ms, state.last_epoch + 1, ports.new_id) is not None
+            if not due:
                 return RoundResult("nothing_to_do", state)
         except BadData:
             pass  # met again below, where it can be written down
@@ -130,9 +140,14 @@ def led_round(leadership: Leadership, work: RoundWork) -> RoundResult:
     for _ in range(PLANS):
         state = leadership.state
         try:
+            work.prepare(state, work.now_ms, leadership.check)
             plan = work.planner(state, work.now_ms, leadership.epoch, leadership.ports.new_id)
         except BadData as error:
             return _quarantined(leadership, leadership.ports.new_id(), None, error.message, error.segment)
+        except NotFound as error:
+            return _quarantined(leadership, leadership.ports.new_id(), None, f"missing object: {error.message}", "")
+        except GateFailed as error:
+            return _quarantined(leadership, leadership.ports.new_id(), None, f"gate: {error.message}", "")
         if plan is None:
             break
         try:

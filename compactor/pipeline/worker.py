@@ -5,39 +5,41 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from bloom.sizing import FilterDesign
 from compactor import __version__
 from compactor.cleaner.chunks import FinishedChunks
 from compactor.cleaner.describe import content_of, due_ms
 from compactor.cleaner.gate import Gate, GateFailed
-from compactor.cleaner.keysets import KeySet
 from compactor.cleaner.lanes import Lanes
+from compactor.cleaner.portraits import portray
 from compactor.cleaner.retention import RoundRules
 from compactor.cleaner.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.source import SourceSegment, open_source
-from compactor.cleaner.survivors import BackwardSurvivors, PassOne, Survivors
-from compactor.cleaner.transactions import Verdicts, fold
+from compactor.cleaner.survivors import Survivors
+from compactor.cleaner.transactions import Verdicts
 from compactor.errors import AlreadyExists, CompactorError, NotFound
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile, segment_key
 from compactor.pipeline.disk import BLOCK, Grant, Overrun
 from compactor.pipeline.ports import WorkSession
+from compactor.pipeline.reading import Reading
 from compactor.pipeline.recorded import digest
-from compactor.pipeline.staging import Staging, Wanted, group_room
+from compactor.pipeline.scouting import Found, Means, Range, Scout
+from compactor.pipeline.sidecars import Sidecars
+from compactor.pipeline.skipping import FilterRecord
+from compactor.pipeline.staging import Staging, group_room
 from compactor.records import codecs
-from compactor.records.batches import Bytes, map_file, read_only
-from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
 from compactor.records.producers import ENTRY, ProducerStates
 from compactor.storage.port import ObjectStore
-
-_NOTHING: Bytes = read_only(np.empty(0, np.uint8))
 
 
 def fingerprint() -> str:
@@ -54,19 +56,32 @@ class WorkStats:
     peak_map_bytes: int = 0
     map_entries: int = 0
     gate_coverage: float = 0.0
+    sidecar_bytes_written: int = 0
+    filters: dict[str, int | float | str] = field(default_factory=dict)
+    """What filters did, for run history (pipeline.skipping)."""
 
 
 @dataclass(frozen=True)
 class LocalWorker:
-    """Worker (pipeline.ports) by threads of this process. ``stats`` is filled in as the round goes."""
+    """Worker (pipeline.ports) by threads of this process. ``stats`` is filled in as the round goes.
+
+    :param engine: auto, memory or partitioned, for a plan whose pass 1 is not at hand.
+    :param sidecars: where those of new segments go, and those of segments that are not read come from; None: nowhere.
+    :param filter_for: (records, bytes) of a new segment -> its filter, or None.
+    :param found: pass 1 of the plan that was just announced, with ``lanes``.
+    """
 
     data: ObjectStore
     staging: Staging
     hash_key: bytes
     map_budget_bytes: int
-    inflate_budget_bytes: int
     threads: int
+    engine: str = "auto"
     verify_before_publish: bool = True
+    sidecars: Sidecars | None = None
+    filter_for: Callable[[int, int], FilterDesign | None] = lambda records, size: None
+    found: Found | None = None
+    lanes: Lanes | None = None
     stats: WorkStats = field(default_factory=WorkStats)
 
     def __call__(
@@ -76,15 +91,27 @@ class LocalWorker:
             message = f"the plan is for {plan.fingerprint}, this process is {fingerprint()}"
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=message)
             return
+        live = session.state.live
         try:
-            with Lanes(self.threads) as lanes:
-                round_ = Execution(self, plan, session.state.live, lanes)
-                round_.read_headers()
-                session.check()
-                round_.read_keys()
-                yield from self._in_order(round_, tasks, session)
+            with nullcontext(self.lanes) if self.lanes else Lanes(self.threads) as lanes:
+                reading = Reading(self.staging, f"{plan.topic}-{plan.partition}", live, plan.policy.max_decompressed_batch_bytes)
+                found = self.found or self._scouted(plan, tasks, session, reading, lanes)
+                self.stats.peak_map_bytes = found.survivors.peak_bytes
+                self.stats.map_entries = found.survivors.keys
+                yield from self._in_order(Execution(self, plan, live, lanes, found), tasks, session)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
+
+    def _scouted(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, reading: Reading, lanes: Lanes
+    ) -> Found:
+        """Pass 1 of a plan that was announced before: the clean segments that it reads are settled."""
+        wanted = {name for task in tasks for name in task.sources}
+        clean = frozenset(s.id for s in reading.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
+        gate_bytes = self.map_budget_bytes if self.verify_before_publish else 0
+        means = Means(self.engine, self.map_budget_bytes, self.hash_key, lanes, gate_bytes, session.check)
+        extent = Range(plan.first_dirty_offset, plan.end_offset, rules_of(plan))
+        return Scout(reading, extent, means, self.sidecars, FilterRecord(), clean).run()
 
     def _in_order(
         self, round_: Execution, tasks: Sequence[CompactionTask], session: WorkSession
@@ -108,34 +135,43 @@ class LocalWorker:
 
 @dataclass(frozen=True)
 class Written:
-    """A group's new segment on the local disk, and the room that it has there."""
+    """A group's new segment on the local disk, and the room that it has there. ``members``: ordinals of its sources."""
 
     task: CompactionTask
-    members: tuple[SourceSegment, ...]
+    members: tuple[int, ...]
     cleaned: CleanedSegment
     folder: Path
     grant: Grant
 
 
 class Execution:
-    """One execution of a plan. Batch tables of all live segments stay in memory (about 80 bytes a batch); bytes do not.
+    """One execution of a plan. Batch tables of the segments that are read stay in memory (about 80 bytes a batch); bytes do not.
 
     Who has sources, verdicts and survivors from elsewhere (an executor) sets them in a subclass and begins with ``work_on``.
     """
 
-    def __init__(self, worker: LocalWorker, plan: CompactionPlan, live: Sequence[RemoteLogSegmentMetadata], lanes: Lanes) -> None:
+    def __init__(
+        self,
+        worker: LocalWorker,
+        plan: CompactionPlan,
+        live: Sequence[RemoteLogSegmentMetadata],
+        lanes: Lanes,
+        found: Found | None = None,
+    ) -> None:
         self._worker = worker
         self._plan = plan
         self._live = live
         self._lanes = lanes
+        self._found = found
         self._partition = f"{plan.topic}-{plan.partition}"
         self._limit = plan.policy.max_decompressed_batch_bytes
-        self._finished = FinishedChunks(worker.inflate_budget_bytes)
+        self._reading = Reading(worker.staging, self._partition, live, self._limit)
+        self._finished = found.finished if found else FinishedChunks(0)
         self._rules = rules_of(plan)
         self._sources: list[SourceSegment] = []
         self._verdicts: list[Verdicts] = []
-        self._survivors: Survivors | None = None
-        self._gate: Gate | None = None
+        self._survivors: Survivors | None = found.survivors if found else None
+        self._gate: Gate | None = found.gate if found else None
 
     @property
     def survivors(self) -> Survivors:
@@ -143,56 +179,16 @@ class Execution:
             raise CompactorError("a group is rewritten before pass 1", hint="This is a bug; please report it")
         return self._survivors
 
-    def read_headers(self) -> None:
-        """Batch headers of the whole log: what became of each transaction is told by control records anywhere in it."""
-        previous_last = -1
-        for ordinal, metadata in enumerate(self._live):
-            source = self.opened(ordinal, metadata, previous_last)
-            self._sources.append(source)
-            if len(source.table):
-                previous_last = int(source.table.last_offset[-1])
-        self._verdicts = fold(self._sources)
-
-    def opened(self, ordinal: int, metadata: RemoteLogSegmentMetadata, previous_last: int = -1) -> SourceSegment:
+    def opened(self, ordinal: int, metadata: RemoteLogSegmentMetadata) -> SourceSegment:
         """One segment's batch headers; ``ordinal`` is its place in ``live``. Its bytes are gone again (see ``mapped``)."""
-        with self._worker.staging.opened(self._wanted(metadata, "log")) as path:
-            self._note()
-            source = open_source(
-                ordinal, path, metadata.start_offset, metadata.end_offset + 1, metadata.mtime_ms, previous_last, self._limit,
-                txn_entries=self._txn_entries(metadata),
-            )  # fmt: skip
-        source.name = metadata.key(self._partition, "log")
-        source.buf = _NOTHING
-        return source
+        with self._reading.opened(ordinal) as source:
+            return source
 
-    def read_keys(self) -> None:
-        """Pass 1: the dirty range from its end to its beginning, one segment on disk at a time."""
-        plan, worker = self._plan, self._worker
-        begin, end = plan.first_dirty_offset, plan.end_offset
-        gate = self._gate = self._new_gate() if worker.verify_before_publish else None
-        one = PassOne(self._sources, self._verdicts, begin, end, worker.hash_key, self._limit, self._finished, self._rules, gate)
-        dirty = one.dirty() if begin < end else []
-        found = BackwardSurvivors(one, KeySet(worker.map_budget_bytes, expected_keys=0))
-        for source, wanted in reversed(dirty):
-            with self.mapped(source):
-                found.scan(source, wanted, self._lanes)
-        worker.stats.peak_map_bytes = found.peak_bytes
-        worker.stats.map_entries = found.keys
-        self._survivors = found
-
-    def _new_gate(self) -> Gate:
-        """Keys of its own: what makes two records meet in the cleaner's table does not in the gate's."""
-        plan, worker = self._plan, self._worker
-        secret = hashlib.sha256(b"gate" + worker.hash_key).digest()
-        return Gate(
-            self._sources,
-            self._rules,
-            first_dirty=plan.first_dirty_offset,
-            hash_key=secret[:16],
-            seed=int.from_bytes(hashlib.sha256(plan.run_id.encode()).digest()[:4], "big"),
-            budget_bytes=worker.map_budget_bytes,
-            inflate_limit=self._limit,
-        )
+    @contextmanager
+    def mapped(self, source: SourceSegment, grant: Grant | None = None) -> Iterator[None]:
+        """The source's bytes are there while the block runs."""
+        with self._reading.mapped(source, grant):
+            yield
 
     def work_on(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
         """Pass 2 for one group, then upload under the announced id."""
@@ -204,12 +200,11 @@ class Execution:
         :param following: what comes next; fetched in the meantime, if there is room to spare.
         :raises OutOfBudget: it does not fit even alone.
         """
-        members = [source for source, metadata in zip(self._sources, self._live, strict=True) if metadata.id in task.sources]
-        inputs = [self._log(source.ordinal) for source in members]
+        members = tuple(ordinal for ordinal, metadata in enumerate(self._live) if metadata.id in task.sources)
+        inputs = [self._reading.log(ordinal) for ordinal in members]
         staging = self._worker.staging
         what = f"group {task.group} of {self._partition}"
-        here = staging.missing(inputs)
-        need = group_room([self._live[source.ordinal] for source in members], self._plan.policy.index_interval_bytes, here)
+        interval = self._plan.policy.index_interval_bytes
 
         def within(size: int) -> Written:
             with staging.room(size, what, inputs) as grant:
@@ -223,6 +218,7 @@ class Execution:
                     raise
 
         def attempt() -> Written:
+            need = group_room([self._live[ordinal] for ordinal in members], interval, staging.missing(inputs))
             try:
                 return within(min(need, staging.budget.total))
             except Overrun:
@@ -234,23 +230,33 @@ class Execution:
             staging.forget(inputs)
             self._note()
 
-    def _rewrite(self, task: CompactionTask, members: list[SourceSegment], grant: Grant, folder: Path) -> Written:
+    def _rewrite(self, task: CompactionTask, members: tuple[int, ...], grant: Grant, folder: Path) -> Written:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
         rewriting = RewritePass(self.survivors, self._rules, interval, self._limit, self._finished, self._gate)
         grant.take(len(FILE_KINDS) * BLOCK)  # no file fills its last block
         cleaned = rewriting.rewrite(
-            [(source, self._verdicts[source.ordinal]) for source in members],
+            task.start_offset,
+            [partial(self._member, ordinal, grant) for ordinal in members],
             folder,
             self._lanes,
             end_offset=task.end_offset,
-            mapped=lambda source: self.mapped(source, grant),
             room=grant.take,
         )
-        if self._gate is not None:
-            report = self._gate.check(members, cleaned.paths, end_offset=task.end_offset, mapped=lambda source: self.mapped(source, grant))
+        if self._gate is not None and self._found is not None:
+            sources = [self._found.sources[ordinal] for ordinal in members]
+            report = self._gate.check(sources, cleaned.paths, end_offset=task.end_offset, mapped=lambda source: self.mapped(source, grant))
             self._worker.stats.gate_coverage = report.coverage
-        return Written(task, tuple(members), cleaned, folder, grant.handed_over())
+        return Written(task, members, cleaned, folder, grant.handed_over())
+
+    @contextmanager
+    def _member(self, ordinal: int, grant: Grant) -> Iterator[tuple[SourceSegment, Verdicts]]:
+        if self._found is not None:
+            with self._found.source(self._reading, ordinal, grant) as member:
+                yield member
+        else:
+            with self.mapped(self._sources[ordinal], grant):
+                yield self._sources[ordinal], self._verdicts[ordinal]
 
     def delivered(self, written: Written) -> CompactionReceipt | CompactionFailure:
         """Uploads a group and frees its room. May run beside ``rewritten`` of another group."""
@@ -263,11 +269,11 @@ class Execution:
 
     def _uploaded(self, written: Written) -> CompactionReceipt | CompactionFailure:
         task, cleaned = written.task, written.cleaned
-        last = self._live[written.members[-1].ordinal]
+        last = self._live[written.members[-1]]
         contents: dict[str, Path | bytes] = dict(cleaned.paths)
         for kind in ("snapshot", "leader-epoch-checkpoint"):
             if kind in last.files:
-                contents[kind] = self._worker.staging.content(self._wanted(last, kind))
+                contents[kind] = self._reading.content(last, kind)
         output = open_source(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
         content = content_of(output.table)
         metadata = RemoteLogSegmentMetadata(
@@ -287,45 +293,32 @@ class Execution:
         problem = upload(self._worker.data, self._partition, metadata, contents)
         if problem:
             return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)
+        self._portray(metadata, output)
         return CompactionReceipt(
             run_id=self._plan.run_id,
             group=task.group,
             segment=metadata,
             records_read=cleaned.records_read,
             records_kept=cleaned.records_kept,
-            bytes_read=sum(self._live[source.ordinal].size_bytes for source in written.members),
+            bytes_read=sum(self._live[ordinal].size_bytes for ordinal in written.members),
             bytes_written=cleaned.size,
         )
+
+    def _portray(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
+        """The new segment's sidecar, while its bytes are in the page cache."""
+        worker = self._worker
+        if worker.sidecars is None:
+            return
+        design = worker.filter_for(metadata.records, metadata.size_bytes)
+        with Lanes(1) as lanes:
+            sidecar = portray(metadata.id, output, design, worker.hash_key, self._limit, lanes, sketch=design is not None)
+        worker.stats.sidecar_bytes_written += worker.sidecars.add(sidecar)
 
     def _fetch_ahead(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):
             if metadata.id in task.sources:
-                self._worker.staging.fetch_ahead(self._log(ordinal))
+                self._worker.staging.fetch_ahead(self._reading.log(ordinal))
                 return
-
-    def _log(self, ordinal: int) -> Wanted:
-        return self._wanted(self._live[ordinal], "log")
-
-    def _wanted(self, metadata: RemoteLogSegmentMetadata, kind: str) -> Wanted:
-        local = f"{self._partition}/{metadata.start_offset:020d}.log" if kind == "log" else ""
-        return Wanted(metadata.key(self._partition, kind), metadata.files[kind], local)
-
-    @contextmanager
-    def mapped(self, source: SourceSegment, grant: Grant | None = None) -> Iterator[None]:
-        """The source's bytes are there while the block runs."""
-        with self._worker.staging.opened(self._log(source.ordinal), grant) as path:
-            self._note()
-            source.buf = map_file(path)
-            try:
-                yield
-            finally:
-                source.buf = _NOTHING
-
-    def _txn_entries(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
-        if "txnindex" not in metadata.files:
-            return np.empty(0, TXN_ENTRY)
-        wanted = self._wanted(metadata, "txnindex")
-        return parse_txn_index(self._worker.staging.content(wanted), wanted.key)
 
     def _note(self) -> None:
         self._worker.stats.bytes_fetched = self._worker.staging.bytes_fetched

@@ -84,7 +84,6 @@ class Shared:
     scratch: str
     ranges: int
     map_budget_bytes: int
-    inflate_budget_bytes: int
     disk_budget_bytes: int
     gate_bits: int
 
@@ -487,7 +486,6 @@ def _local(shared: Shared, staging: Staging, stats: WorkStats | None = None) -> 
         staging=staging,
         hash_key=shared.hash_key,
         map_budget_bytes=shared.map_budget_bytes,
-        inflate_budget_bytes=shared.inflate_budget_bytes,
         threads=1,
         verify_before_publish=bool(shared.gate_bits),
         stats=stats or WorkStats(),

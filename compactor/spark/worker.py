@@ -104,7 +104,7 @@ def shared_by(cluster: Cluster, tier: Tier, cleaner: Cleaner, hash_key: bytes, p
     sets = -(-records * ROW_KEY_BYTES // min(budget, MOST_SET_BYTES))
     ranges = tier.settings.spark.partitions or min(MOST_RANGES, max(1, sets, cluster.slots))
     bits = sample_bits(records, budget) if cleaner.verify_before_publish else 0
-    return Shared(tier.settings, hash_key, plan, scratch, ranges, budget, budget, disk, bits)
+    return Shared(tier.settings, hash_key, plan, scratch, ranges, budget, disk, bits)
 
 
 @dataclass(frozen=True)

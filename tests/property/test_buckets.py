@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bloom.siphash import tag_of
 from compactor.cleaner import buckets
 from compactor.cleaner.buckets import ROW_BYTES, KeyBuckets, passes_needed
 from compactor.cleaner.keysets import ENTRY_BYTES, ROOM, SMALLEST, KeySet
@@ -44,6 +45,11 @@ def hashes_of(keys: npt.NDArray[np.int64]) -> Hashes:
     return table[keys]
 
 
+def kept_of(*chunks: Hashes) -> list[tuple[int, int]]:
+    """What of hashes is looked at, sorted."""
+    return sorted((int(tag_of(h0)), int(h1)) for chunk in chunks for h0, h1 in chunk)
+
+
 def in_memory(dirty: Hashes, clean: Hashes) -> list[bool]:
     key_set = KeySet(64 * MEGABYTE)
     first, found = np.zeros(len(dirty), dtype=np.bool_), np.zeros(len(clean), dtype=np.bool_)
@@ -60,6 +66,8 @@ def on_disk(dirty: Hashes, clean: Hashes, calls: int, budget: Budget, **settings
         with KeyBuckets(path, budget, **settings) as engine:
             for part in np.array_split(np.arange(len(dirty)), calls):
                 engine.add(dirty[part], part.astype(np.uint32))
+            mine = engine.takes(dirty)
+            assert kept_of(*engine.dirty_keys()) == kept_of(dirty[mine])
             for part in np.array_split(np.arange(len(clean)), calls):
                 engine.add_clean(clean[part], (part + len(dirty)).astype(np.uint32))
             bitmap = engine.finish(rows)

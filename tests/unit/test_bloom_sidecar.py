@@ -14,7 +14,8 @@ import pytest
 from bloom import sidecar as sidecars
 from bloom.cardinality import estimate
 from bloom.runs import BATCH_RUNS, MARKERS
-from bloom.sidecar import Due, Sidecar, SidecarUnusable, Unusable
+from bloom.sidecar import Due, Portrait, Sidecar, SidecarUnusable, Unusable, estimate_together
+from bloom.sizing import design
 
 KEY = bytes(range(16))
 SEGMENT = "AAECAwQFBgcICQoLDA0ODw"
@@ -31,8 +32,11 @@ def made(hashes: Hashes, *, segment_bytes: int = GIGABYTE, probes: int = 10_000,
     run_table["producer_id"] = np.arange(runs) + 7
     run_table["transactional"] = True
     marker_table["offset"] = np.arange(markers) * 2**40
-    due = Due(tombstones=5, earliest_tombstone_horizon_ms=1_700_000_000_000)
-    return sidecars.build(SEGMENT, segment_bytes, hashes, probes, records=len(hashes) + 1, due=due, runs=run_table, markers=marker_table)
+    due = Due(tombstones=5, earliest_tombstone_horizon_ms=1_700_000_000_000, keyless_records=0 if len(hashes) else 1)
+    portrait = Portrait(design(len(np.unique(hashes, axis=0)), probes, segment_bytes))
+    for part in np.array_split(hashes, 3):
+        portrait.add(part)
+    return portrait.sidecar(SEGMENT, len(hashes) + 1, due, run_table, marker_table)
 
 
 def refused(data: bytes, segment_id: str = SEGMENT, key: bytes = KEY) -> Unusable:
@@ -48,7 +52,7 @@ def test_what_is_written_is_read() -> None:
     after = sidecars.read(data, SEGMENT, KEY)
     assert after.filter is not None
     assert before.filter is not None
-    assert after.filter.bitarray == before.filter.bitarray
+    assert after.filter.bitarray.tobytes() == before.filter.bitarray.tobytes()
     assert after.distinct_keys == before.distinct_keys == 5_000
     assert (after.records, after.due, after.made_for) == (before.records, before.due, before.made_for)
     assert after.runs.tolist() == before.runs.tolist()
@@ -182,3 +186,15 @@ def test_what_is_due_in_spite_of_the_filter(due: Due, now: int, word: str) -> No
 def test_sidecars_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         made(random_hashes(1)).records = 2  # type: ignore[misc]
+
+
+def test_keys_that_were_not_looked_at_count_as_many() -> None:
+    tables = np.zeros(0, dtype=BATCH_RUNS), np.zeros(0, dtype=MARKERS)
+    unseen = Portrait(None).sidecar(SEGMENT, 1_000, Due(keyless_records=100), *tables)
+    assert unseen.distinct_keys == 900
+    assert unseen.may_hold(random_hashes(1))
+    seen = made(random_hashes(3_000))
+    assert estimate_together([unseen, seen, seen]) == pytest.approx(3_900, rel=0.08)
+    assert estimate_together([]) == 0
+    empty = Portrait(None).sidecar(SEGMENT, 7, Due(keyless_records=7), *tables)
+    assert not empty.may_hold(random_hashes(1))

@@ -163,10 +163,6 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ("[kafka]\nproperties = {a = [1]}", "FILE: [kafka] properties: allowed is a table of texts, numbers and booleans"),
         ('[tier]\nkind = "kafka"', 'FILE: [tier] kind = "kafka" is not built yet. This version knows "object-log"'),
         ('[tier]\nlayout = "aiven"', 'FILE: [tier] layout = "aiven" is not built yet. This version knows "native"'),
-        (
-            '[topics."a"]\nmap_engine = "partitioned"',
-            'FILE: [topics."a"] map_engine = "partitioned" is not built yet. This version knows "auto" or "memory" or "spark"',
-        ),
     ],
 )
 def test_what_a_file_must_not_say(tmp_path: Path, text: str, message: str) -> None:
@@ -187,16 +183,6 @@ def test_what_a_file_must_not_say(tmp_path: Path, text: str, message: str) -> No
 )
 def test_what_the_environment_must_not_say(tmp_path: Path, variable: str, value: str, message: str) -> None:
     assert refusal(tmp_path, "", {variable: value}) == message.format(variable)
-
-
-def test_map_engines_that_are_not_built_are_refused(tmp_path: Path) -> None:
-    built = config.BUILT["cleaner.map_engine"]
-    for engine in ("auto", "memory", "partitioned", "spark"):
-        text = f'[cleaner]\nmap_engine = "{engine}"'
-        if engine in built:
-            assert loaded(tmp_path, text).cleaner.map_engine == engine
-        else:
-            assert "is not built yet" in refusal(tmp_path, text)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

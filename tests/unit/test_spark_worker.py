@@ -210,7 +210,7 @@ def many_keys(folder: Path, keys: int) -> Path:
 
 
 def test_a_range_whose_keys_exceed_the_budget_is_read_in_parts(tmp_path: Path) -> None:
-    twins = Twins(tmp_path, "[spark]\npartitions = 1\n[cleaner]\nmap_budget_bytes = 65536")
+    twins = Twins(tmp_path, "[spark]\npartitions = 1\n[cleaner]\nmap_budget_bytes = 65536\nmap_engine = 'memory'")
     twins.bring(many_keys(tmp_path / "log", 6000))
     with pytest.raises(OutOfBudget):
         twins.round(HereCluster())  # the local engine has no room for so many keys

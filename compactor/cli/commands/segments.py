@@ -20,11 +20,12 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def show_list(args: argparse.Namespace, out: Output) -> None:
+    from compactor.pipeline.filters import sidecars_of
     from compactor.pipeline.inspection import list_segments
 
     opened = tiers.opened(args)
     (name,) = opened.partitions([args.partition])
-    found = list_segments(opened.open(name).refresh())
+    found = list_segments(opened.open(name).refresh(), sidecars_of(opened, name).ids())
     rows = [
         (
             s["id"],
@@ -33,10 +34,11 @@ def show_list(args: argparse.Namespace, out: Output) -> None:
             size(s["bytes"]),
             " ".join(f"{e['epoch']}@{e['start_offset']}" for e in s["leader_epochs"]),
             (s["replaced_by"] or "")[:8],
+            size(s["sidecar"]["bytes"]) if s["sidecar"] else "",
         )
         for s in found
     ]
-    out.result({"segments": found}, Table("", ("id", "state", "offsets", "size", "leader epochs", "replaced by"), rows))
+    out.result({"segments": found}, Table("", ("id", "state", "offsets", "size", "leader epochs", "replaced by", "sidecar"), rows))
 
 
 def _state(segment: dict[str, Any]) -> str:

@@ -1,0 +1,67 @@
+"""``bloom show`` and ``bloom rebuild``: the sidecars that let a round leave segments alone."""
+
+from __future__ import annotations
+
+import argparse
+
+from compactor.cli import frame, tiers
+from compactor.cli.output import Output, Table, size
+
+
+def add_arguments(parser: frame.Parser) -> None:
+    show = parser.subcommand("show", "what the sidecars say, and what filters have done so far")
+    show.add_argument("partition", metavar="TOPIC-PARTITION")
+    tiers.now_argument(show)
+    show.runs(run_show)
+    rebuild = parser.subcommand("rebuild", "read live segments and write their sidecars anew")
+    rebuild.add_argument("partition", metavar="TOPIC-PARTITION")
+    rebuild.add_argument("--missing", action="store_true", help="only where there is none that can be used")
+    rebuild.runs(run_rebuild)
+
+
+def run_show(args: argparse.Namespace, out: Output) -> None:
+    from compactor.pipeline.filters import show
+
+    opened = tiers.viewed(args)
+    (name,) = opened.partitions([args.partition])
+    document = show(opened, name, tiers.now_ms(args))
+    rows = []
+    for segment in document["segments"]:
+        about = segment["sidecar"]
+        place = (segment["id"], f"{segment['start_offset']} - {segment['end_offset']}", size(segment["bytes"]), segment["clean"])
+        if about is None:
+            rows.append((*place, "", "", "", "", segment["problem"]))
+        else:
+            made_for = about["made_for_keys"]
+            promise = f"{made_for} keys at {about['rate_per_key']:.1g}" if made_for is not None else "none"
+            rows.append((*place, about["keys"], size(about["bytes"]), about["bits_per_key"], promise, about["due"]))
+    columns = ("id", "offsets", "size", "clean", "keys", "sidecar", "bits a key", "filter made for", "read anyway because")
+    told = [f"off: {document['reason']}"] if document["reason"] else []
+    if document["asked"]:
+        told.append(
+            f"{document['asked']} filters asked, {document['skipped']} reads spared, {document['useless']} useless "
+            f"({100 * document['useless_rate']:.2g} % of the segments without a dirty key; 1 % is promised)"
+        )
+    out.result(document, Table("", columns, rows), summary="\n".join(told))
+
+
+def run_rebuild(args: argparse.Namespace, out: Output) -> None:
+    from compactor.pipeline.compaction import disk_budget
+    from compactor.pipeline.disk import Budget
+    from compactor.pipeline.filters import rebuild
+
+    opened = tiers.opened(args)
+    (name,) = opened.partitions([args.partition])
+    budget = Budget(disk_budget(opened.settings.cleaner_for(name.topic), opened.state_dir))
+    with out.progress("reading", unit="bytes") as progress:
+        made = rebuild(opened, name, budget, unusable_only=args.missing, on_segment=progress.advance)
+    document = {
+        "topic": name.topic,
+        "partition": name.partition,
+        "written": list(made.written),
+        "kept": made.kept,
+        "bytes_read": made.bytes_read,
+        "bytes_written": made.bytes_written,
+    }
+    told = f"{len(made.written)} sidecars written ({size(made.bytes_written)}), {made.kept} kept; {size(made.bytes_read)} read"
+    out.result(document, summary=told)

@@ -1,0 +1,152 @@
+"""Which clean segments a round must read, and why; what filters have brought so far. Pure decisions over sidecars and run history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bloom import sizing
+from bloom.sidecar import Sidecar, estimate_together
+from bloom.sizing import TRIAL, FilterDesign, still_pays
+from compactor.config import Cleaner
+from compactor.metadata.state import PartitionState, Run
+from compactor.model.plan import CompactionPlan
+from compactor.pipeline.sidecars import Head
+
+if TYPE_CHECKING:
+    from compactor.pipeline.scouting import Found
+
+RECENT = 5
+"""Rounds whose numbers of keys tell how many the next ones will bring."""
+
+DEFAULT_KEYS = 100_000
+"""What filters are made for before a round has told more."""
+
+WORTH_ASKING = 0.5
+"""A filter that would be wrong more often than this, for so many keys, is not fetched."""
+
+
+@dataclass(frozen=True)
+class FilterRecord:
+    """What filters have done on a partition, by its run history. Segments and bytes; ``useless``: read for a wrong answer alone."""
+
+    asked: int = 0
+    skipped: int = 0
+    useless: int = 0
+    bytes_read: int = 0
+    bytes_saved: int = 0
+
+    @property
+    def pays(self) -> bool:
+        return still_pays(self.asked, self.bytes_read, self.bytes_saved)
+
+    @property
+    def skip_rate(self) -> float:
+        """Share of the clean segments that meet no dirty key."""
+        return (self.skipped + self.useless) / self.asked if self.asked >= TRIAL else sizing.SKIP_RATE
+
+    @property
+    def useless_rate(self) -> float:
+        """Of the segments that met no dirty key, those that were read all the same."""
+        idle = self.skipped + self.useless
+        return self.useless / idle if idle else 0.0
+
+    def text(self) -> str:
+        return (
+            f"of {self.asked} filters asked, {self.skipped} spared a read and {self.useless} were wrong ({100 * self.useless_rate:.2g} %); "
+            f"{self.bytes_read} bytes of filters were read, {self.bytes_saved} bytes of segments were not"
+        )
+
+
+def filter_record(runs: Iterable[Run]) -> FilterRecord:
+    """Of the rounds that are remembered; forgotten ones give filters another chance."""
+    counts = {name: sum(int(run.stats.get(f"filter_{name}", 0)) for run in runs) for name in ("asked", "skipped", "useless")}
+    read = sum(int(run.stats.get("filter_bytes_read", 0)) + int(run.stats.get("filter_bytes_written", 0)) for run in runs)
+    return FilterRecord(**counts, bytes_read=read, bytes_saved=sum(int(run.stats.get("bytes_skipped", 0)) for run in runs))
+
+
+def keys_to_come(cleaner: Cleaner, runs: Sequence[Run], now: int) -> int:
+    """Keys that a round of this partition is expected to bring: as set, else the most of this one (``now``) and the last ones.
+
+    Too many cost little: a filter grows with the logarithm of the keys that it is asked about.
+    """
+    if cleaner.bloom_design_keys:
+        return cleaner.bloom_design_keys
+    brought = [int(run.stats["map_entries"]) for run in runs if run.stats.get("map_entries")][-RECENT:]
+    return max([now, *brought]) or DEFAULT_KEYS
+
+
+def filter_for(cleaner: Cleaner, record: FilterRecord, probes: int, records: int, segment_bytes: int) -> FilterDesign | None:
+    """The filter of a new segment, or None where none pays. ``records``: of the segment, as after cleaning hardly a key comes twice."""
+    if not cleaner.bloom or not record.pays:
+        return None
+    return sizing.design(records, probes, segment_bytes, max(record.skip_rate, 0.01))
+
+
+def keys_expected(heads: Sequence[Head], records: Sequence[int]) -> int:
+    """Distinct keys of several segments: by their sidecars where they have some, else as many as they have records."""
+    known = [head.sidecar for head in heads if head.sidecar is not None]
+    rest = sum(count for head, count in zip(heads, records, strict=True) if head.sidecar is None)
+    # The estimate's standard error is 1.6 %: three of them more, and never more keys than records.
+    return min(sum(records), int(estimate_together(known) * 1.05) + rest)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a clean segment's sidecar says before its filter is asked.
+
+    One of: ``must`` (why it is read), ``may`` (why it is skipped), neither.
+
+    ``askable``: its filter may know that it has none of the keys.
+    """
+
+    sidecar: Sidecar | None = field(repr=False)
+    must: str = ""
+    may: str = ""
+    askable: bool = False
+
+
+def look_at(head: Head, due: str, *, keys: int, record: FilterRecord, now_ms: int) -> Look:
+    """
+    :param due: why it must be read whatever its sidecar says.
+    :param keys: of the dirty range, or a bound on their number.
+    :param record: what filters have brought on this partition.
+    """
+    sidecar = head.sidecar
+    if sidecar is None:
+        return Look(None, must=due or head.problem)
+    must = due or sidecar.due.reason(now_ms)
+    askable = sidecar.made_for is not None and sidecar.useless_rate(keys) <= WORTH_ASKING
+    if must or keys == 0 or sidecar.distinct_keys == 0:
+        return Look(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)
+    if sidecar.made_for is None:
+        return Look(sidecar, must="no filter pays for it")
+    if not record.pays:
+        return Look(sidecar, must=f"filters do not pay on this partition and are off: {record.text()}")
+    if not askable:
+        return Look(sidecar, must=f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {keys}")
+    return Look(sidecar, askable=True)
+
+
+def filter_stats(found: Found, plan: CompactionPlan, state: PartitionState) -> dict[str, int | float | str]:
+    """What filters did in a round, once all of its groups are written: for run history, and so for ``filter_record``."""
+    ordinals = {segment.id: n for n, segment in enumerate(state.live)}
+    skipped = {segment.id for segment in plan.skipped} & found.asked
+    # Nothing of it was superseded: only a wrong answer of its filter has made the round read it.
+    useless = [name for name in found.asked if name in found.read and ordinals[name] not in found.survivors.met]
+    return {
+        "filter_asked": len(found.asked),
+        "filter_skipped": len(skipped),
+        "filter_useless": len(useless),
+        "filter_bytes_read": found.sidecar_bytes,
+        "bytes_skipped": sum(segment.size_bytes for segment in state.live if segment.id in skipped),
+        "passes": found.passes,
+    }
+
+
+def skipped_text(keys: int) -> str:
+    return f"its filter meets none of {keys} keys"
+
+
+MET = "its filter meets a key of the dirty range"

@@ -1,0 +1,114 @@
+"""With and without filters readers see the same, always: random logs over several rounds, horizons passing, transactions, small budgets."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from tests.builders import LZ4, NONE, LogBuilder, entry
+from tests.plain_log import control_type
+from tests.support.tier_cli import TierCli, batches_of, visible
+
+RETENTION = 1_000
+Seen = list[tuple[Any, ...]]
+
+
+@st.composite
+def additions(draw: st.DrawFn) -> list[list[tuple[Any, ...]]]:
+    """What comes between two rounds, as steps per segment; keys are few in some rounds and many in others."""
+    keys = draw(st.sampled_from([4, 40, 400]))
+    first = draw(st.sampled_from([0, 0, 1_000]))
+    step = st.one_of(
+        st.tuples(
+            st.just("put"),
+            st.lists(st.tuples(st.integers(first, first + keys), st.sampled_from([0, 1, 1, 1, 2])), min_size=1, max_size=12),
+            st.sampled_from([-1, -1, -1, 1, 2]),
+            st.sampled_from([NONE, LZ4]),
+        ),
+        st.tuples(st.just("end"), st.integers(1, 2), st.booleans()),
+        st.tuples(st.just("old"), st.integers(first, first + keys), st.booleans()),
+    )
+    return draw(st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=4))
+
+
+def add(log: LogBuilder, segments: list[list[tuple[Any, ...]]], open_: set[int], *, legacy: bool) -> None:
+    for steps in segments:
+        if log.segments[-1][1] or len(log.segments) == log.written:
+            log.roll()
+        for step in steps:
+            if step[0] == "put":
+                texts = [{0: f"k{key}", 1: f"k{key}={log.next_offset}", 2: f"={key}"}[kind] for key, kind in step[1]]
+                log.put(*texts, pid=step[2], txn=step[2] > 0, codec=step[3])
+                open_.update({step[2]} if step[2] > 0 else ())
+            elif step[0] == "end":
+                log.end(step[1], commit=step[2])
+                open_.discard(step[1])
+            elif legacy:
+                log.raw(entry(1, log.next_offset, f"k{step[1]}" + ("" if step[2] else "=old"), timestamp=log.time), log.next_offset)
+        if not log.segments[-1][1]:
+            log.put("filler=1")
+
+
+def seen(folder: Path) -> tuple[Seen, Seen]:
+    """Every record, also those of aborted transactions, with its batch's delete horizon; every marker."""
+    records, markers = [], []
+    for batch in batches_of(folder):
+        horizon = batch.horizon if batch.magic == 2 else None
+        if batch.control:
+            markers += [(batch.base_offset, control_type(batch), horizon) for _ in batch.records]
+            continue
+        tombstones = any(r.value is None for r in batch.records)
+        due = horizon if tombstones else None
+        records += [(r.offset, r.timestamp, r.key, r.value, r.headers, due) for r in batch.records]
+    return records, markers
+
+
+@settings(max_examples=15)
+@given(
+    rounds=st.lists(st.tuples(additions(), st.sampled_from([0, 1, RETENTION, 3 * RETENTION])), min_size=2, max_size=4),
+    legacy=st.sampled_from([False, False, True]),
+    engine=st.sampled_from(["auto", "partitioned"]),
+    threads=st.sampled_from([1, 3]),
+)
+def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, engine: str, threads: int) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        tiers = []
+        for bloom in (True, False):
+            cleaner = {
+                "bloom": bloom,
+                "delete_retention_ms": RETENTION,
+                "segment_bytes": 900,
+                "map_engine": engine if bloom else "auto",
+                "min_cleanable_dirty_ratio": 0.0,
+            }
+            tiers.append(
+                TierCli(Path(scratch) / str(bloom), {"cleaner": cleaner, "publish": {"grace_ms": 0}, "daemon": {"threads": threads}})
+            )
+        log = LogBuilder()
+        now, open_ = 1_000_000, set[int]()
+        skipped = 0
+        for number, (segments, passes) in enumerate(rounds):
+            add(log, segments, open_, legacy=legacy)
+            folder = log.write(Path(scratch) / f"log-{number}")
+            now += passes
+            rows: list[dict[str, Any]] = []
+            for tier in tiers:
+                tier.bring(folder)
+                rows.append(tier.run("--now", now))
+            views = []
+            for tier in tiers:
+                out = tier.export(Path(scratch) / f"out-{number}-{tier.folder.name}")
+                views.append((seen(out), visible(out)))
+            for ours, plain in zip((*views[0][0], views[0][1]), (*views[1][0], views[1][1]), strict=True):
+                assert [row for row in ours if row not in plain] == []
+                assert [row for row in plain if row not in ours] == []
+                assert ours == plain
+            skipped += rows[0]["segments_skipped"]
+        for tier in tiers:
+            tier.do("retire")
+            tier.do("verify")
+        event(f"segments skipped: {min(skipped, 3)}")

@@ -1,0 +1,186 @@
+"""The engines give one answer: a set in memory, rows on disk, one that goes over in the middle, in several parts. The same bytes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compactor.cleaner import buckets, keysets
+from compactor.cleaner.buckets import KeyBuckets
+from compactor.cleaner.chunks import FinishedChunks
+from compactor.cleaner.keysets import LEAST_BYTES, KeySet
+from compactor.cleaner.lanes import Lanes
+from compactor.cleaner.offline import open_directory
+from compactor.cleaner.retention import RoundRules
+from compactor.cleaner.rewrite import RewritePass, at_hand
+from compactor.cleaner.spilling import SpillingSurvivors
+from compactor.cleaner.survivors import PassOne, Survivors, scan_backwards
+from compactor.cleaner.transactions import fold
+from compactor.errors import BadData
+from compactor.records.producers import ProducerStates
+from tests.builders import GZIP, LZ4, NONE, LogBuilder
+
+LIMIT = 1 << 20
+
+
+class NoLimit:
+    def __init__(self) -> None:
+        self.used = 0
+
+    def reserve(self, nbytes: int) -> None:
+        self.used += nbytes
+
+    def release(self, nbytes: int) -> None:
+        self.used -= nbytes
+
+
+class Log:
+    """An opened log directory and what it takes to clean it by any engine."""
+
+    def __init__(self, folder: Path, first_dirty: int, threads: int) -> None:
+        self.folder = folder
+        self.sources = open_directory(folder / "log", 4096, LIMIT)
+        self.first_dirty = first_dirty
+        self.lanes = Lanes(threads)
+        self.disk = NoLimit()
+        self.rounds = 0
+        self.one = PassOne(
+            self.sources, fold(self.sources), first_dirty, self.sources[-1].end, bytes(range(16)), LIMIT, FinishedChunks(0), self.rules()
+        )
+
+    def rules(self) -> RoundRules:
+        end = self.sources[-1].end
+        return RoundRules(1_000_000, 0, 0, end, end - 1, ProducerStates.none())
+
+    def in_memory(self) -> Survivors:
+        return scan_backwards(self.one, KeySet(1 << 20), self.lanes)
+
+    def spilling(self, keys: KeySet | None, *, parts: int = 1, skip: frozenset[int] = frozenset()) -> SpillingSurvivors:
+        """``skip``: segments below the dirty range that nobody looks up."""
+
+        def open_buckets(part: int, parts: int) -> KeyBuckets:
+            return KeyBuckets(self.folder / "buckets", self.disk, map_budget_bytes=LEAST_BYTES, expected_rows=200, part=part, parts=parts)
+
+        found = SpillingSurvivors(self.one, keys, open_buckets, parts)
+        try:
+            for _ in range(parts):
+                for source, wanted in reversed(self.one.dirty()):
+                    found.scan(source, wanted, self.lanes)
+                for source in self.sources:
+                    if source.base < self.first_dirty and source.ordinal not in skip:
+                        found.scan_clean(source, self.one.below(source), self.lanes)
+                found.finish()
+        finally:
+            found.close()
+        assert self.disk.used == 0
+        return found
+
+    def output(self, survivors: Survivors) -> list[bytes]:
+        """What pass 2 makes of it, each segment by itself."""
+        written = []
+        for source in self.sources:
+            self.rounds += 1
+            folder = self.folder / f"out-{self.rounds}"
+            folder.mkdir()
+            rewriting = RewritePass(survivors, self.rules(), 4096, LIMIT, FinishedChunks(0))
+            member = at_hand(source, self.one.verdicts[source.ordinal])
+            cleaned = rewriting.rewrite(source.base, [member], folder, self.lanes)
+            written.append(cleaned.paths["log"].read_bytes())
+        return written
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[LogBuilder, int]:
+    log = LogBuilder()
+    for number in range(draw(st.integers(1, 5))):
+        if number:
+            log.roll()
+        for _ in range(draw(st.integers(1, 5))):
+            some = draw(st.lists(st.integers(0, 400), min_size=1, max_size=120))
+            transactional = draw(st.sampled_from([False, False, True]))
+            texts = [f"k{key}" + ("" if key % 7 == 0 else f"={key}") if key % 11 else f"={key}" for key in some]
+            log.put(*texts, codec=draw(st.sampled_from([NONE, LZ4, GZIP])), pid=1 if transactional else -1, txn=transactional)
+            if transactional:
+                log.end(1, commit=draw(st.booleans()))
+    bases = [base for base, _ in log.segments]
+    return log, draw(st.sampled_from([*bases, draw(st.integers(0, log.next_offset - 1))]))
+
+
+@settings(max_examples=60)
+@given(logs(), st.integers(1, 3), st.sampled_from([1, 3]), st.sampled_from([1, 7, 1 << 20]))
+def test_all_engines_make_the_same_bytes(made: tuple[LogBuilder, int], parts: int, threads: int, block: int) -> None:
+    builder, first_dirty = made
+    with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "BLOCK_ROWS", block)
+        patch.setattr(keysets, "SMALLEST", 16)
+        builder.write(Path(scratch) / "log")
+        log = Log(Path(scratch), first_dirty, threads)
+        with log.lanes:
+            memory = log.in_memory()
+            want = log.output(memory)
+            on_disk = log.spilling(None, parts=parts)
+            assert log.output(on_disk) == want
+            assert on_disk.keys == memory.keys
+            tiny = log.spilling(KeySet((16 + keysets.ROOM) * keysets.ENTRY_BYTES))
+            assert log.output(tiny) == want
+            assert tiny.spilled == (memory.keys > 12), "0.8 of 16"
+            roomy = log.spilling(KeySet(1 << 20))
+            assert log.output(roomy) == want
+            assert not roomy.spilled
+
+
+def test_what_nobody_had_a_reason_to_look_up_is_not_superseded(tmp_path: Path) -> None:
+    """A segment whose filter met no key is read for another reason: without its rows on disk the answer is the same."""
+    builder = LogBuilder()
+    builder.put(*(f"a{n}=1" for n in range(50)))
+    builder.roll()
+    builder.put(*(f"b{n}=1" for n in range(50)))
+    builder.write(tmp_path / "log")
+    log = Log(tmp_path, 50, 1)
+    with log.lanes:
+        want = log.output(log.in_memory())
+        assert log.output(log.spilling(None, skip=frozenset({0}))) == want
+        assert log.output(log.spilling(None, parts=3, skip=frozenset({0}))) == want
+
+
+def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
+    builder = LogBuilder()
+    builder.put(*(f"a{n % 300}=1" for n in range(900)))
+    builder.write(tmp_path / "log")
+    log = Log(tmp_path, 0, 1)
+
+    def asked(found: SpillingSurvivors) -> set[tuple[int, int]]:
+        for source, wanted in reversed(log.one.dirty()):
+            found.scan(source, wanted, log.lanes)
+        keys = {(int(h0) & 0xFFFFFFFF, int(h1)) for chunk in found.dirty_keys() for h0, h1 in chunk}
+        found.close()
+        return keys
+
+    def open_buckets(part: int, parts: int) -> KeyBuckets:
+        return KeyBuckets(tmp_path / "buckets", log.disk, map_budget_bytes=LEAST_BYTES, expected_rows=900, part=part, parts=parts)
+
+    in_memory = asked(SpillingSurvivors(log.one, KeySet(1 << 20), open_buckets))
+    assert len(in_memory) == 300
+    assert asked(SpillingSurvivors(log.one, None, open_buckets)) == in_memory
+    assert asked(SpillingSurvivors(log.one, KeySet(LEAST_BYTES), open_buckets)) == in_memory
+    assert not (tmp_path / "buckets").exists()
+    assert log.disk.used == 0
+
+
+def test_bad_data_gives_the_disk_back(tmp_path: Path) -> None:
+    builder = LogBuilder()
+    builder.put(*(f"a{n}=1" for n in range(50)))
+    builder.write(tmp_path / "log")
+    path = next((tmp_path / "log").glob("*.log"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    log = Log(tmp_path, 0, 1)
+    with pytest.raises(BadData):
+        log.spilling(None)
+    assert log.disk.used == 0
+    assert not (tmp_path / "buckets").exists()
