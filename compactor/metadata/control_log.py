@@ -13,12 +13,14 @@ Why each rule is here (every one closes a hole that a randomised search has foun
   fold and after each successful create. If it lies above where the fold began, some of what was read may be such a late
   record, and the fold is thrown away and restarted from the snapshot; for an append this means *answer unknown*, and what
   became of it is read from the new fold.
+* A slot that is absent is the tail, or was lost by somebody else's doing. Folding cannot tell; ``check_whole`` can.
 * Snapshot created and read back < boundary created and read back < old slots and older snapshots deleted. Boundaries are
   numbered without gaps and only created after the one before, so the last one is the highest and is found without a LIST.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -37,6 +39,7 @@ PAUSE_S = 0.05
 CUT_EVERY = 64
 """Slots after which a snapshot pays: starting up then reads at most about this many records, one after the other."""
 DELETE_BATCH = 1000
+_NUMBERED = re.compile(r"\d{20}\.json")
 
 
 S = TypeVar("S", bound=LogState)
@@ -160,6 +163,33 @@ class ControlLog(Generic[S]):
         if self._state is None and not self._take_kept():
             self._restart()
         return self._settle(None)
+
+    def check_whole(self) -> S:
+        """Folds on to the tail by way of a LIST, and returns the state. Raises BadControlRecord where an object is missing.
+
+        Nobody leaves a number out, so what is listed is within what a later fold reaches, unless something before it was lost: a fold
+        takes the gap for the tail. Asked before anything is decided that could not be taken back, and where no record is known at all.
+        """
+        self.refresh()
+        beyond = {kind: self._beyond(kind) for kind in ("log", "snapshot", "boundary")}
+        if any(beyond.values()):
+            self.refresh()
+        for kind, key in beyond.items():
+            if key > self._last_key(kind):
+                cause = f"an object before it is missing: what can be read ends at {self._last_key(kind)}"
+                hint = "Nothing was changed. Restore the missing objects from the store's versions or a backup"
+                raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint=hint)
+        return self.state
+
+    def _beyond(self, kind: str) -> str:
+        """The last key of this kind that is listed behind what the present state knows; empty where there is none."""
+        prefix = f"{self.prefix}/{kind}/"
+        keys = (info.key for info in self.store.list(prefix, after=self._last_key(kind)))
+        return max((key for key in keys if _NUMBERED.fullmatch(key.removeprefix(prefix))), default="")
+
+    def _last_key(self, kind: str) -> str:
+        number = self._boundary.number if kind == "boundary" else self.state.slot
+        return f"{self.prefix}/{kind}/{number:020d}.json"
 
     def reload(self) -> S:
         """Folds again from the snapshot: it knows the times of slots that are gone, which a state folded before does not."""

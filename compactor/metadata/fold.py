@@ -312,4 +312,4 @@ EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.RoundUndone: _round_undone,
     r.RunEnded: _run_ended,
 }
-"""One effect per record. tests/unit/test_control_fold.py checks that none is missing."""
+"""One effect per record. tests/unit/test_control_ordering.py checks that none is missing."""

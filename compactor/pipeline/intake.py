@@ -69,7 +69,7 @@ def import_directory(
         threads = opened.settings.daemon.threads
         check(log_dir, sources, policy.max_decompressed_batch_bytes, threads, gaps=gaps, on_bytes=progress.advance)
     log = opened.open(name)
-    state = log.refresh()
+    state = log.check_whole()
     with _reading(log_dir):
         found = members(log_dir, sources, _producers_at_end(opened, state))
     intake = _Intake(opened, log_dir, name, policy, found, log)

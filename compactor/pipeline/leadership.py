@@ -118,8 +118,9 @@ def lead(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[Leadership]:
 
 
 def acquire(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
-    """Takes the next epoch once nobody else is alive. Raises Leased after waiting one ttl for a foreign lease."""
-    state = log.refresh()
+    """Takes the next epoch once nobody else is alive. Raises Leased after waiting one ttl for a foreign lease, BadControlRecord for a log
+    with a gap: a leader that took it for the tail would decide from the past, and fill it."""
+    state = log.check_whole()
     waited_ms = 0.0
     while True:
         holder = _alive(ports, log, state)

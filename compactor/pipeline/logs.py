@@ -48,7 +48,8 @@ def open_catalog(ports: Ports) -> CatalogLog:
 def create_tier(ports: Ports, *, kind: str, layout: str) -> CatalogState:
     """Makes the tier's identity and its secret hash key, or returns those that it has. Raises UsageError for another kind."""
     log = open_catalog(ports)
-    log.refresh()
+    if not log.refresh().tier_id:
+        log.check_whole()  # a second identity, with another hash key, would be the end of the first
     made = TierCreated(
         tier_id=ports.new_id(), hash_key=ports.random_bytes(HASH_KEY_BYTES).hex(), kind=kind, layout=layout, created_by=ports.holder
     )

@@ -26,13 +26,15 @@ from compactor.pipeline.rounds import RoundWork, scratch_prefix, settle
 from compactor.pipeline.sidecars import segment_id_of, sidecar_prefix
 
 _OBJECT = re.compile(r"\d{20}-([A-Za-z0-9_-]{22})\.[a-z-]+")
+_HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 
 @dataclass(frozen=True)
 class Survey:
     """What there is to do, by one LIST and the fold after it. Keys of objects; segments where the fold knows them.
 
-    ``unfinished``: retiring was begun by somebody who did not end it. ``orphans``: nobody can ever read them.
+    ``unfinished``: retiring was begun by somebody who did not end it. ``orphans``: nobody can ever read them. ``strangers``: objects
+    among the partition's whose names are none of ours; they are left alone.
     """
 
     due: tuple[RemoteLogSegmentMetadata, ...]
@@ -40,6 +42,7 @@ class Survey:
     unfinished: tuple[RemoteLogSegmentMetadata, ...]
     stale_imports: tuple[str, ...]
     orphans: tuple[str, ...]
+    strangers: tuple[str, ...]
     scratch: tuple[str, ...]
     orphan_bytes: int
     open_intent: bool
@@ -111,26 +114,30 @@ def led_retire(leadership: Leadership, retention: Retention, *, now_ms: int | No
 
 
 def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None = None) -> Survey:
-    """What ``retire`` would do now. Reads only: LIST of the partition's objects first, then a fresh fold."""
+    """What ``retire`` would do now. Reads only: LIST of the partition's objects first, then a fresh fold.
+
+    Raises BadControlRecord for a log with a gap: to a fold that ends there, whatever came after it is an orphan.
+    """
     listed = {info.key: info.size for info in ports.data.list(f"{log.name}/")}
     scratch = [info.key for info in ports.control.list(scratch_prefix(log))]
-    beats = [info.key for info in ports.control.list(f"{log.prefix}/heartbeat/")]
+    beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
-    state = log.refresh()
+    state = log.check_whole()
     due, waiting = _by_grace(ports, log, retention, now_ms)
     known = ordering.protected(state).union(segment.id for segment in state.retiring)
     orphans = [key for key in listed if _id(key) and _id(key) not in known]
     open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
     left = [key for key in scratch if open_run is None or not key.startswith(open_run)]
-    # Heartbeats of earlier epochs; the present one says itself when it is over.
     left += [key for key in sidecars if segment_id_of(key) and segment_id_of(key) not in known]
-    left += [key for key in beats if int(key.rpartition("/")[2].removesuffix(".json")) < state.last_epoch]
+    # Heartbeats of earlier epochs; the present one says itself when it is over.
+    left += [match[0] for match in beats if int(match[1]) < state.last_epoch]
     return Survey(
         due=due,
         waiting=waiting,
         unfinished=state.retiring,
         stale_imports=_stale(ports, log, retention, now_ms),
         orphans=tuple(orphans),
+        strangers=tuple(key for key in listed if not _id(key)),
         scratch=tuple(left),
         orphan_bytes=sum(listed[key] for key in orphans),
         open_intent=state.intent is not None,

@@ -69,6 +69,7 @@ class Tier:
             self.catalog.load(kept.state, kept.mark)
         state = self.catalog.refresh()
         if not state.tier_id:
+            self.catalog.check_whole()
             raise UsageError(
                 f"there is no tier at {self.ports.data.url} yet", hint="`import` makes one; check tier.url in the configuration"
             )

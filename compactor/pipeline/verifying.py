@@ -41,6 +41,16 @@ class Problem:
     detail: str
 
 
+def verify_catalog(opened: Tier) -> list[Problem]:
+    """Whether the tier-wide log can be read to its end: partitions that it does not name are not looked at."""
+    try:
+        opened.identity()
+        opened.catalog.check_whole()
+    except BadData as error:
+        return [Problem("error", "control-log", "", -1, error.segment, error.cause)]
+    return []
+
+
 def verify_partition(opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None) -> list[Problem]:
     """All problems and notes of one partition. What is wrong with the data is an answer, not an exception.
 
@@ -49,7 +59,7 @@ def verify_partition(opened: Tier, name: TopicPartition, on_bytes: Callable[[int
     """
     log = opened.open(name)
     try:
-        state = log.refresh()
+        state = log.check_whole()
     except BadData as error:
         return [Problem("error", "control-log", name.topic, name.partition, error.segment, error.message)]
     found = list(_check_coverage(state))
@@ -195,6 +205,8 @@ def _notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[Pr
         yield Problem("note", "waiting", *name, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*found.orphans, *found.scratch):
         yield Problem("note", "orphan", *name, key, "nobody reads it; `retire` sweeps it")
+    for key in found.strangers:
+        yield Problem("note", "stranger", *name, key, "it is none of this program's objects, and is left alone")
     for import_id in found.stale_imports:
         yield Problem("note", "import", *name, import_id, "an unfinished import; `retire` sweeps what it left")
     if found.open_intent:

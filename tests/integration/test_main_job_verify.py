@@ -71,6 +71,50 @@ def test_a_damaged_control_log_is_named(cli: TierCli) -> None:
     assert slot.name.split(".")[0] in answer.stderr
 
 
+def test_a_lost_control_record_is_named_and_nothing_is_built_on_what_came_before_it(cli: TierCli, tmp_path: Path) -> None:
+    cli.run()
+    (cli.folder / "state").rename(tmp_path / "of another machine")  # it remembers more than the tier has now
+    slots = sorted(cli.tier.glob(".tiered-compactor/partitions/orders-0/log/*"))
+    slots[2].unlink()
+    before = cli.digest()
+    answer = cli.ask("verify")
+    assert (answer.code, [(p["severity"], p["kind"]) for p in answer.document["problems"]]) == (3, [("error", "control-log")])
+    assert slots[-1].name in answer.stderr
+    for command in ("retire", "retire --dry-run", "run --force", f"import {tmp_path / 'log'} --topic orders --partition 0"):
+        answer = cli.ask(*command.split())
+        assert answer.code == 3, command
+        assert "an object before it is missing" in answer.stderr
+    assert cli.digest() == before
+
+
+def test_a_tier_whose_identity_is_lost_gets_no_other(cli: TierCli, tmp_path: Path) -> None:
+    slots = sorted(cli.tier.glob(".tiered-compactor/catalog/log/*"))
+    kept = slots[1].read_bytes()
+    slots[1].unlink()
+    answer = cli.ask("verify")
+    assert (answer.code, answer.document["problems"][0]["kind"]) == (3, "control-log")
+    slots[1].write_bytes(kept)
+    slots[0].unlink()
+    before = cli.digest()
+    for command in ("topics", "verify", f"import {tmp_path / 'log'} --topic orders --partition 1"):
+        answer = cli.ask(*command.split())
+        assert answer.code == 3, command
+        assert "an object before it is missing" in answer.stderr
+    assert cli.digest() == before
+
+
+def test_strange_objects_are_notes_and_stay(cli: TierCli) -> None:
+    strange = [cli.tier / "orders-0" / "README", cli.tier / ".tiered-compactor/partitions/orders-0/heartbeat/README"]
+    for path in strange:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("who put this here?")
+    document = cli.do("verify")
+    assert document["ok"]
+    assert [(p["kind"], p["object"]) for p in document["problems"]] == [("stranger", "orders-0/README")]
+    assert cli.do("retire")["swept"] == []
+    assert all(path.exists() for path in strange)
+
+
 def test_one_segment_at_a_time_within_the_disk_budget(cli: TierCli) -> None:
     cli.set(cleaner={"disk_budget_bytes": 4096})
     answer = cli.ask("verify")

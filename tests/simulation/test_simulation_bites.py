@@ -8,7 +8,7 @@ from tests.simulation import test_directed
 from tests.simulation.mutations import COVERED, MUTATIONS, bites, blind_import, tiered_unregistered
 from tests.simulation.play import playing
 
-SEEDS = range(600)
+SEEDS = range(1000)
 RARE = {"voided imports count"}
 
 

@@ -25,6 +25,8 @@ GRACE_MS = 500
 UNDO_WINDOW_MS = 900
 ORPHAN_AGE_MS = 3_000
 RETENTION_MS = 300
+MOST_CALLS = 50_000
+"""Of one process that has the world to itself: an end phase makes some hundred."""
 T = TypeVar("T")
 
 
@@ -70,6 +72,7 @@ class World:
         self.faults = faults
         self.now_ms = 1_000_000.0
         self.steps = 0
+        self.alone = 0
         self.queue: list[tuple[float, int, greenlet | Callable[[], None]]] = []
         self.sequence = 0
         self.violations: list[str] = []
@@ -191,6 +194,8 @@ class World:
         """One request. ``effect`` happens at one instant; where it fails for the caller it may still happen, also later."""
         if self.owners.get(getcurrent()) is None:
             self.now_ms += 1
+            self.alone += 1
+            assert self.alone < MOST_CALLS, "it asks again and again, and does not end"
             self.note(what)
             return self.script(what, effect) if self.script else effect()
         rng, faults = self.rng, self.faults

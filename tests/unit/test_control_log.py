@@ -145,6 +145,61 @@ class TestCut:
         assert error.value.segment.endswith("catalog/snapshot/00000000000000000002.json")
 
 
+class TestLostObjects:
+    """A fold takes a gap for the tail; ``check_whole`` does not."""
+
+    @pytest.mark.parametrize("lost", [3, 4, 6])
+    def test_a_slot_before_others(self, lost: int, play: Play) -> None:
+        append(catalog(play), 7)
+        play.world.control.objects.pop(f"catalog/log/{lost:020d}.json")
+        assert catalog(play).refresh().slot == lost - 1
+        with pytest.raises(BadControlRecord, match=f"what can be read ends at catalog/log/{lost - 1:020d}.json") as error:
+            catalog(play).check_whole()
+        assert error.value.segment.endswith("catalog/log/00000000000000000007.json")
+
+    @pytest.mark.parametrize("lost", [1, 2])
+    def test_a_boundary(self, lost: int, play: Play) -> None:
+        log = catalog(play)
+        for _ in range(2):
+            append(log, 2)
+            log.cut(1)
+        play.world.control.objects.pop(f"catalog/boundary/{lost:020d}.json")
+        with pytest.raises(BadControlRecord, match="missing"):
+            catalog(play).check_whole()
+
+    def test_all_boundaries(self, play: Play) -> None:
+        """What is left is a snapshot that nothing names."""
+        log = catalog(play)
+        append(log, 2)
+        log.cut(1)
+        play.world.control.objects.pop("catalog/boundary/00000000000000000001.json")
+        assert catalog(play).refresh() == CatalogState()
+        with pytest.raises(BadControlRecord, match="missing") as error:
+            catalog(play).check_whole()
+        assert error.value.segment.endswith("catalog/snapshot/00000000000000000002.json")
+
+    def test_an_identity_is_not_made_a_second_time(self, play: Play) -> None:
+        ports = play.process().ports
+        create_tier(ports, kind="object-log", layout="native")
+        append(catalog(play), 1)
+        play.world.control.objects.pop("catalog/log/00000000000000000001.json")
+        with pytest.raises(BadControlRecord, match="missing"):
+            create_tier(ports, kind="object-log", layout="native")
+
+    def test_a_log_that_grows_meanwhile_has_no_gap(self, play: Play) -> None:
+        log, other = catalog(play), catalog(play)
+        append(log, 3)
+        play.before("list catalog/log", lambda: append(other, 70))
+        play.before("list catalog/snapshot", lambda: other.cut(1))
+        play.before("list catalog/boundary", lambda: append(other, 2))
+        assert log.check_whole() == other.state
+
+    def test_what_is_no_object_of_ours_is_none_of_ours(self, play: Play) -> None:
+        append(catalog(play), 2)
+        play.world.control.objects["catalog/log/README"] = play.world.control.objects["catalog/log/00000000000000000001.json"]
+        assert catalog(play).check_whole().slot == 2
+
+
 def test_racing_writers_on_a_directory_lose_nothing_and_write_nothing_twice(tmp_path: Path) -> None:
     """The real store, with its own atomicity: threads that append and cut against each other."""
     writers, each = 4, 12
@@ -212,6 +267,7 @@ class TestTier:
     def test_partitions_are_listed_without_a_list(self, play: Play) -> None:
         ports = play.process().ports
         create_tier(ports, kind="object-log", layout="native")
+        play.requests.clear()
         log = open_catalog(ports)
         for name in (TopicPartition("b", 1), TopicPartition("a", 10), TopicPartition("a", 9), TopicPartition("b", 1)):
             note_change(ports, log, name)

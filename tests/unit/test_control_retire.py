@@ -149,6 +149,15 @@ def test_scratch_and_heartbeats_of_the_dead_are_swept(play: Play) -> None:
     assert not [key for key in control.objects if "/scratch/" in key or "/heartbeat/" in key]
 
 
+def test_strange_objects_beside_heartbeats(play: Play) -> None:
+    play.process("a").run()
+    control = play.world.control
+    strange = "partitions/t-0/heartbeat/README"
+    control.objects[strange] = control.objects["partitions/t-0/log/00000000000000000001.json"]
+    play.process("b").retire()
+    assert strange in control.objects
+
+
 def test_what_is_none_of_ours_is_left_alone(play: Play) -> None:
     ports = play.process("a").ports
     strange = [f"{NAME}/README.txt", f"{NAME}/{7:020d}.log", "other-0/00000000000000000000-xxxxxxxxxxxxxxxxxxxxxx.log"]

@@ -16,12 +16,12 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.verifying import Problem, verify_partition
+    from compactor.pipeline.verifying import verify_catalog, verify_partition
 
     opened = tiers.opened(args)
-    found: list[Problem] = []
+    found = verify_catalog(opened)
     with out.progress("verifying", unit="bytes") as progress:
-        for name in opened.partitions(args.partitions):
+        for name in [] if found else opened.partitions(args.partitions):
             progress.at(f"verifying {name}")
             found += verify_partition(opened, name, progress.advance)
     ok = not any(problem.severity == "error" for problem in found)
