@@ -91,7 +91,7 @@ class Outcomes:
         told = frame.known(error)
         if told is not error and os.environ.get(frame.DEBUG) == "1":
             raise error
-        self._out.note(f"error: {what}: {told}")
+        self._out.note(f"error: {told}" if str(told).startswith(f"{what}: ") else f"error: {what}: {told}")
         if isinstance(told, Leased) and not self._named:
             self._leased += 1
         else:
@@ -99,7 +99,10 @@ class Outcomes:
         return told
 
     def bad_data(self, what: str, reason: str) -> None:
-        self._out.note(f"error: {what} is quarantined: {reason}")
+        advice = (
+            "Readers have what they had. Restore the object from the store's versions or a backup, and run again; `verify` names all damage"
+        )
+        self._out.note(f"error: {what} is quarantined: {reason}. {advice}")
         self._codes.append(3)
 
     def exit_code(self) -> int:

@@ -200,7 +200,7 @@ class Daemon:
         watch = self._watches[job.name]
         try:
             seen = self._watching.take(done.log, watch.hint, now) if done.log is not None else None
-        except StoreError:
+        except CompactorError:
             seen = None
         outcome = Outcome(done.status, done.reason, seen)
         self._watches[job.name] = finished(watch, job, outcome, now, self._opened.lease.ttl_ms)

@@ -213,6 +213,23 @@ class TestRunsAndUndo:
         assert "not the latest round" in answer.stderr
         assert deployment.do("checkpoints", "show", "orders-0")["cleaner_offsets"] == before
 
+    def test_nobody_is_led_back_to_what_was_lost(self, deployment: Deployment) -> None:
+        run = deployment.do("runs", "list", "orders-0")["runs"][-1]
+        assert run["undoable"]
+        segments = deployment.do("segments", "list", "orders-0")["segments"]
+        live = {segment["id"] for segment in segments if segment["replaced_by"] is None}
+        source = next(segment["id"] for segment in segments if segment["replaced_by"] in live)
+        (lost,) = deployment.tier.glob(f"orders-0/*-{source}.log")
+        kept = lost.read_bytes()
+        lost.unlink()
+        answer = deployment.ask("undo", run["run_id"])
+        assert (answer.code, lost.name in answer.stderr) == (3, True)
+        assert deployment.do("verify")["ok"]
+        lost.write_bytes(kept[:-1] + b"?")
+        assert deployment.ask("undo", run["run_id"]).code == 3
+        lost.write_bytes(kept)
+        deployment.do("undo", run["run_id"])
+
     def test_what_was_retired_cannot_be_undone(self, deployment: Deployment) -> None:
         deployment.set(publish={"grace_ms": 0})
         deployment.do("retire")
