@@ -35,6 +35,7 @@ TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
 HORIZON: Final = 0x40
 UNKNOWN_OFFSET: Final = -1
+MAX_OFFSET: Final = 2**63 - 1
 
 # Column ``control``: what kind of control batch a batch is.
 NOT_CONTROL: Final = -1
@@ -313,7 +314,8 @@ def _fill(
             return 5, position
         if magic == 2:
             attributes[i] = load_i16(buf, position + 21)
-            last = base + np.int64(load_i32(buf, position + 23))
+            delta = np.int64(load_i32(buf, position + 23))
+            last = base + delta
             leader_epoch[i] = load_i32(buf, position + 12)
             base_timestamp[i] = load_i64(buf, position + 27)
             max_timestamp[i] = load_i64(buf, position + 35)
@@ -321,7 +323,7 @@ def _fill(
             producer_epoch[i] = load_i16(buf, position + 51)
             base_sequence[i] = load_i32(buf, position + 53)
             count[i] = load_i32(buf, position + 57)
-            if last < base:
+            if delta < 0 or base > MAX_OFFSET - delta:
                 return 6, position
             if count[i] < 0:
                 return 7, position
