@@ -189,7 +189,8 @@ def _alive(ports: Ports, log: PartitionLog, state: PartitionState) -> Leader | N
     leader = state.leader
     if leader is None or leader.released or leader.incarnation == log.incarnation:
         return None
-    return leader if ports.control.clock_ms() - _last_sign_ms(ports, log, leader) <= leader.ttl_ms else None
+    # A sign from the future: the store's clock was set back. Who is alive beats by the new one soon, who is dead must not lead until then.
+    return leader if abs(ports.control.clock_ms() - _last_sign_ms(ports, log, leader)) <= leader.ttl_ms else None
 
 
 def _last_sign_ms(ports: Ports, log: PartitionLog, leader: Leader) -> int:

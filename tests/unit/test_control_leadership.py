@@ -76,6 +76,14 @@ def test_the_clocks_of_the_machines_do_not_matter(play: Play) -> None:
     assert 0 < info.expires_ms - other.ports.control.clock_ms() <= TTL_MS
 
 
+def test_a_dead_leader_is_replaced_although_the_stores_clock_was_set_back(play: Play) -> None:
+    """By its last sign it would be alive for a day."""
+    holder, other = play.process("a"), play.process("b")
+    acquire(holder.ports, holder.log, LEASE).beat()
+    play.pass_time(-86_400_000)
+    assert acquire(other.ports, other.log, LEASE).epoch == 1
+
+
 def test_our_own_earlier_epoch_is_not_waited_for(play: Play) -> None:
     actor = play.process("a")
     first = acquire(actor.ports, actor.log, LEASE)
