@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from compactor.pipeline.recorded import content
 from compactor.pipeline.rounds import RoundResult, RoundWork, run_round
 from compactor.pipeline.scouting import Found, Means, Range, Scout
 from compactor.pipeline.sidecars import Sidecars
-from compactor.pipeline.skipping import filter_for, filter_record, filter_stats, keys_to_come
+from compactor.pipeline.skipping import FilterRecord, filter_for, filter_record, filter_stats, keys_to_come, record_of
 from compactor.pipeline.spool import process_folder
 from compactor.pipeline.staging import Staging, group_room
 from compactor.pipeline.tier import Tier
@@ -47,8 +47,21 @@ class Engine:
 
 
 @dataclass(frozen=True)
+class SegmentDone:
+    """``action``: rewritten or skipped."""
+
+    id: str
+    action: str
+    why: str
+
+
+@dataclass(frozen=True)
 class RoundReport:
-    """What ``run`` prints of one partition. Offsets, counts and bytes; ``bytes_read``: segment bytes fetched from the tier."""
+    """What ``run`` prints of one partition. Offsets, counts and bytes; ``bytes_read``: segment bytes fetched from the tier.
+
+    ``segments``: what became of each segment below the round's end, and why; ``filters``: what Bloom filters did; ``useless_rate``: of the
+    segments without a dirty key, the share that was read for a filter's wrong answer.
+    """
 
     topic: str
     partition: int
@@ -67,6 +80,10 @@ class RoundReport:
     peak_map_bytes: int = 0
     reason: str = ""
     segment: str = ""
+    passes: int = 0
+    segments: tuple[SegmentDone, ...] = ()
+    filters: FilterRecord = field(default_factory=FilterRecord)
+    useless_rate: float = 0.0
 
 
 @dataclass
@@ -322,6 +339,7 @@ def _report(result: RoundResult, stats: WorkStats) -> RoundReport:
     )
     if plan is None or not result.receipts:
         return base
+    filters = record_of(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
     return replace(
         base,
         first_dirty_offset=plan.first_dirty_offset,
@@ -333,7 +351,17 @@ def _report(result: RoundResult, stats: WorkStats) -> RoundReport:
         records_read=sum(r.records_read for r in result.receipts),
         records_kept=sum(r.records_kept for r in result.receipts),
         map_engine=plan.map_engine,
+        passes=int(stats.filters.get("passes", 1)),
+        segments=_segments_done(plan),
+        filters=filters,
+        useless_rate=filters.useless_rate,
     )
+
+
+def _segments_done(plan: CompactionPlan) -> tuple[SegmentDone, ...]:
+    why = {segment.id: segment.reason for segment in plan.read}
+    done = [SegmentDone(name, "rewritten", why.get(name, "dirty")) for name in plan.sources]
+    return (*done, *(SegmentDone(segment.id, "skipped", segment.reason) for segment in plan.skipped))
 
 
 def nothing_to_do(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:

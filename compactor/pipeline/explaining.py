@@ -163,10 +163,9 @@ def _last_round_facts(past: Past, state: PartitionState) -> Iterator[Fact]:
 
 
 def _segment_facts(plan: CompactionPlan) -> Iterator[Fact]:
-    only_horizons = plan.first_dirty_offset >= plan.next_dirty_offset
+    read = {segment.id: segment.reason for segment in plan.read}
     for task in plan.tasks:
-        dirty = task.end_offset >= plan.first_dirty_offset
-        why = "dirty" if dirty else "a delete horizon had passed in it" if only_horizons else "clean, but its keys could be superseded"
+        why = "; ".join(dict.fromkeys(read.get(name, "dirty") for name in task.sources))
         what = f"{len(task.sources)} segments -> {task.new_segment_id}"
         text = f"offsets {task.start_offset} to {task.end_offset} were rewritten ({why}): {what}"
         yield Fact("rewritten", text, {"sources": list(task.sources), "id": task.new_segment_id, "reason": why})

@@ -35,11 +35,10 @@ from compactor.errors import OutOfBudget
 from compactor.pipeline.disk import Grant, Overrun, blocks
 from compactor.pipeline.reading import Reading
 from compactor.pipeline.sidecars import Head, Sidecars
-from compactor.pipeline.skipping import MET, FilterRecord, Look, keys_expected, look_at, skipped_text
+from compactor.pipeline.skipping import KEY_BYTES, MET, FilterRecord, Look, engine_for, keys_expected, look_at, skipped_text
 from compactor.records.batches import NOT_CONTROL, BatchTable
 from compactor.records.indexes import TXN_ENTRY
 
-KEY_BYTES = 20
 MOST_PASSES = 64
 FILTER_BYTES = 64 << 20
 """Filters that are in memory at a time."""
@@ -155,7 +154,7 @@ class Scout:
 
     def _scouted(self) -> Found:
         means, expected = self._means, self.keys_expected
-        if means.engine == "memory" or (means.engine == "auto" and expected * KEY_BYTES <= means.map_budget_bytes):
+        if engine_for(means.engine, expected, means.map_budget_bytes) == "memory":
             try:
                 return self._in_memory(expected)
             except Overrun:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,9 @@ RECENT = 5
 
 DEFAULT_KEYS = 100_000
 """What filters are made for before a round has told more."""
+
+KEY_BYTES = 20
+"""What a key takes in memory, at most."""
 
 WORTH_ASKING = 0.5
 """A filter that would be wrong more often than this, for so many keys, is not fetched."""
@@ -61,9 +64,15 @@ class FilterRecord:
 
 def filter_record(runs: Iterable[Run]) -> FilterRecord:
     """Of the rounds that are remembered; forgotten ones give filters another chance."""
-    counts = {name: sum(int(run.stats.get(f"filter_{name}", 0)) for run in runs) for name in ("asked", "skipped", "useless")}
-    read = sum(int(run.stats.get("filter_bytes_read", 0)) + int(run.stats.get("filter_bytes_written", 0)) for run in runs)
-    return FilterRecord(**counts, bytes_read=read, bytes_saved=sum(int(run.stats.get("bytes_skipped", 0)) for run in runs))
+    records = [record_of(run.stats) for run in runs]
+    return FilterRecord(**{name: sum(getattr(each, name) for each in records) for name in FilterRecord.__dataclass_fields__})
+
+
+def record_of(stats: Mapping[str, int | float | str]) -> FilterRecord:
+    """Of one round's figures in run history."""
+    counts = {name: int(stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
+    read = int(stats.get("filter_bytes_read", 0)) + int(stats.get("filter_bytes_written", 0))
+    return FilterRecord(**counts, bytes_read=read, bytes_saved=int(stats.get("bytes_skipped", 0)))
 
 
 def keys_to_come(cleaner: Cleaner, runs: Sequence[Run], now: int) -> int:
@@ -82,6 +91,13 @@ def filter_for(cleaner: Cleaner, record: FilterRecord, probes: int, records: int
     if not cleaner.bloom or not record.pays:
         return None
     return sizing.design(records, probes, segment_bytes, max(record.skip_rate, 0.01))
+
+
+def engine_for(setting: str, keys: int, map_budget_bytes: int) -> str:
+    """``map_engine`` for so many keys: as it is set, or by what the map budget holds."""
+    if setting != "auto":
+        return setting
+    return "memory" if keys * KEY_BYTES <= map_budget_bytes else "partitioned"
 
 
 def keys_expected(heads: Sequence[Head], records: Sequence[int]) -> int:

@@ -20,29 +20,34 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.forecast import forecast_of
+    from compactor.pipeline.forecast import forecast_of, known_of
     from compactor.storage.probe import deletes_free_space
 
     opened = tiers.opened(args, local_state=True)
     outcomes = tiers.Outcomes(out, named=bool(args.partitions))
     summaries = tiers.summaries(opened, opened.partitions(args.partitions), out, outcomes)
     frees = deletes_free_space(opened.ports.data)
-    found = [forecast_of(opened, summary, frees, tiers.now_ms(args), force=args.force) for summary in summaries]
+    now, found = tiers.now_ms(args), []
+    for summary in summaries:
+        known = known_of(opened, summary, now, force=args.force)
+        found.append(forecast_of(opened, summary, frees, now, force=args.force, known=known))
     rows = [
         (
             f"{f.topic}-{f.partition}",
             f.due,
             f.reason,
-            len(f.live),
+            f.live,
+            f"about {f.skip}" if f.asked else f.skip,
             size(f.bytes_to_read),
             size(f.bytes_to_write),
             f.map_keys,
+            f.map_engine if f.passes < 2 else f"{f.map_engine}, {f.passes} passes",
             _saving(f),
             f.cost_usd,
         )
         for f in found
     ]
-    columns = ("partition", "due", "reason", "segments", "read", "write, max", "keys, max", "saves", "USD")
+    columns = ("partition", "due", "reason", "segments", "skipped", "read", "write, max", "keys, max", "map", "saves", "USD")
     documents = [f.document() for f in found] if out.mode == "json" else []
     reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
     out.result({"partitions": documents}, Table("", columns, rows), summary="\n".join(f"saves ?: {why}" for why in sorted(reasons)))
