@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,8 @@ from compactor.metadata.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.disk import Grant
+from compactor.pipeline.sidecars import Sidecars
+from compactor.pipeline.skipping import FilterRecord, filter_for
 from compactor.pipeline.staging import Budget, Staging
 from compactor.pipeline.tier import Tier, open_tier
 from compactor.pipeline.worker import Execution, LocalWorker, WorkStats, Written
@@ -72,10 +74,19 @@ AHEAD: Final = 4
 
 
 @dataclass(frozen=True)
+class Filters:
+    """What decides about the sidecars of new segments. ``log_prefix``: of the control log; ``probes``: keys that a round may bring."""
+
+    log_prefix: str
+    record: FilterRecord
+    probes: int
+
+
+@dataclass(frozen=True)
 class Shared:
     """What all tasks of a round share. Budgets are one task's part of it; ``scratch``: prefix of this attempt's objects.
 
-    ``gate_bits``: which keys the gate looks up (compactor.spark.gate); 0: there is no gate.
+    ``gate_bits``: which keys the gate looks up (compactor.spark.gate); 0: there is no gate. ``filters``: for new segments, if any.
     """
 
     settings: Settings
@@ -86,6 +97,7 @@ class Shared:
     map_budget_bytes: int
     disk_budget_bytes: int
     gate_bits: int
+    filters: Filters | None
 
     @property
     def partition(self) -> str:
@@ -105,6 +117,7 @@ class Cost:
     exchanged_bytes: int = 0
     gate_coverage: float = 0.0
     cpu_seconds: float = 0.0
+    sidecar_bytes: int = 0
 
     def add(self, other: Cost) -> None:
         """Sums, and the highest of what does not add up."""
@@ -400,7 +413,7 @@ def rewrite_group(shared: Shared, item: ToRewrite, cost: Cost) -> CompactionRece
     with workplace(shared, cost) as staging, Lanes(1) as lanes:
         stats = WorkStats()
         receipt = _Group(shared, item, staging, lanes, stats).work_on(item.task)
-        cost.gate_coverage = stats.gate_coverage
+        cost.gate_coverage, cost.sidecar_bytes = stats.gate_coverage, stats.sidecar_bytes_written
         return receipt
 
 
@@ -457,7 +470,7 @@ def clean_partition(item: ToClean, cost: Cost) -> list[CompactionReceipt | Compa
         outcomes = list(_local(shared, staging, stats)(shared.plan, item.tasks, _Detached(shared, item.live)))
     cost.map_entries += stats.map_entries
     cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)
-    cost.gate_coverage = stats.gate_coverage
+    cost.gate_coverage, cost.sidecar_bytes = stats.gate_coverage, stats.sidecar_bytes_written
     return outcomes
 
 
@@ -481,12 +494,21 @@ class _Detached:
 
 
 def _local(shared: Shared, staging: Staging, stats: WorkStats | None = None) -> LocalWorker:
+    ports, filters = tier_of(shared.settings).ports, shared.filters
+    cleaner = shared.settings.cleaner_for(shared.plan.topic)
     return LocalWorker(
-        data=tier_of(shared.settings).ports.data,
+        data=ports.data,
         staging=staging,
         hash_key=shared.hash_key,
         map_budget_bytes=shared.map_budget_bytes,
         threads=1,
+        engine="auto" if cleaner.map_engine == "spark" else cleaner.map_engine,
         verify_before_publish=bool(shared.gate_bits),
+        sidecars=Sidecars(ports.control, filters.log_prefix, shared.hash_key) if filters else None,
+        filter_for=partial(filter_for, cleaner, filters.record, filters.probes) if filters else _no_filter,
         stats=stats or WorkStats(),
     )
+
+
+def _no_filter(records: int, segment_bytes: int) -> None:
+    return None

@@ -151,7 +151,8 @@ class _Job:
 
         def rounds(name: TopicPartition) -> RoundReport:
             cleaner = self._tier.settings.cleaner_for(name.topic)
-            return self._rounds(name, Engine("memory", lambda stats: wave.worker(cleaner, stats)))
+            engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
+            return self._rounds(name, Engine(engine, lambda stats: wave.worker(cleaner, stats)))
 
         def participate(name: TopicPartition) -> None:
             try:

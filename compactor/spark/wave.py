@@ -155,8 +155,7 @@ class WaveWorker:
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         wave, live = self.wave, session.state.live
-        records = sum(segment.records for segment in live)
-        shared = shared_by(wave.cluster, wave.tier, self.cleaner, wave.hash_key, plan, session.scratch_key(""), records)
+        shared = shared_by(wave.cluster, wave.tier, self.cleaner, wave.hash_key, plan, session.scratch_key(""), session.state)
         ticket = _Ticket(ToClean(shared, tuple(tasks), live), sum(segment.size_bytes for segment in live))
         wave.submit(ticket)
         try:

@@ -23,10 +23,12 @@ from compactor.cleaner.transactions import fold
 from compactor.config import Cleaner
 from compactor.errors import CompactorError, Fenced, OutOfBudget
 from compactor.metadata.records import ScratchObject
+from compactor.metadata.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.ports import WorkSession
 from compactor.pipeline.publication import delete_keys
+from compactor.pipeline.skipping import filter_record, keys_to_come
 from compactor.pipeline.staging import group_room
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import WorkStats
@@ -34,6 +36,7 @@ from compactor.records.batches import read_only
 from compactor.spark.executor import (
     SAMPLE,
     Cost,
+    Filters,
     Indexed,
     Shared,
     SparseVerdicts,
@@ -94,17 +97,24 @@ def note(stats: WorkStats, cost: Cost) -> None:
     stats.peak_map_bytes = cost.peak_map_bytes
     stats.map_entries = cost.map_entries
     stats.gate_coverage = cost.gate_coverage
+    stats.sidecar_bytes_written = cost.sidecar_bytes
 
 
-def shared_by(cluster: Cluster, tier: Tier, cleaner: Cleaner, hash_key: bytes, plan: CompactionPlan, scratch: str, records: int) -> Shared:
+def shared_by(
+    cluster: Cluster, tier: Tier, cleaner: Cleaner, hash_key: bytes, plan: CompactionPlan, scratch: str, state: PartitionState
+) -> Shared:
     """A round's settings as its tasks get them; budgets are shared out among the tasks that run on one executor at a time."""
     each = cluster.slots_per_executor
+    records = sum(max(segment.records, 1) for segment in state.live)
     disk = 3 * cleaner.segment_bytes if cleaner.disk_budget_bytes == "auto" else cleaner.disk_budget_bytes // each
     budget = max(cleaner.map_budget_bytes // each, 1 << 16)
     sets = -(-records * ROW_KEY_BYTES // min(budget, MOST_SET_BYTES))
     ranges = tier.settings.spark.partitions or min(MOST_RANGES, max(1, sets, cluster.slots))
     bits = sample_bits(records, budget) if cleaner.verify_before_publish else 0
-    return Shared(tier.settings, hash_key, plan, scratch, ranges, budget, disk, bits)
+    filters = None
+    if cleaner.bloom:
+        filters = Filters(tier.open(state.name).prefix, filter_record(state.runs), keys_to_come(cleaner, state.runs, 0))
+    return Shared(tier.settings, hash_key, plan, scratch, ranges, budget, disk, bits, filters)
 
 
 @dataclass(frozen=True)
@@ -133,8 +143,7 @@ class _Round:
         epoch = session.state.leader.epoch if session.state.leader else plan.leader_epoch
         # An attempt's objects have its epoch in their names: a zombie's deletions are its own affair.
         scratch = session.scratch_key(f"{epoch}-")
-        records = sum(max(segment.records, 1) for segment in self._live)
-        self._shared = shared_by(worker.cluster, worker.tier, worker.cleaner, worker.hash_key, plan, scratch, records)
+        self._shared = shared_by(worker.cluster, worker.tier, worker.cleaner, worker.hash_key, plan, scratch, session.state)
 
     @property
     def _is_mapped(self) -> bool:

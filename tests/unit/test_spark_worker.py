@@ -13,7 +13,9 @@ import pytest
 
 from compactor.errors import BadData, OutOfBudget, StoreError, Unavailable
 from compactor.pipeline.compaction import Engine, Round, compact
+from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.retire import retire
+from compactor.pipeline.tier import Tier
 from compactor.spark import exchange, jobs
 from compactor.spark.exchange import create_once, encode_bits, set_bits
 from compactor.spark.executor import Cost
@@ -195,6 +197,24 @@ def test_samples_of_several_tables_are_one() -> None:
     assert np.array_equal(latest, np.where(np.flatnonzero(chosen) < 1000, np.flatnonzero(chosen) + 4000, np.flatnonzero(chosen)))
     assert np.array_equal(whole.speaks(hashes), chosen)
     assert [sample_bits(records, 2**30) for records in (0, 10**6, 2 * 10**7, 10**9)] == [3, 3, 5, 11]
+
+
+@pytest.mark.parametrize("bloom", [True, False])
+def test_new_segments_get_their_sidecars(bloom: bool, tmp_path: Path) -> None:
+    """The same ones as from the local engine, but for what they were designed for, which is the round's own keys there."""
+    twins = Twins(tmp_path, f"{SMALL}\nbloom = {str(bloom).lower()}\nbloom_design_keys = 1000")
+    _, folder = growing(tmp_path / "log", 4)
+    twins.bring(folder)
+    twins.round(HereCluster())
+    assert twins.difference() == ""
+    here, there = (_sidecars(tier) for tier in (twins.local, twins.remote))
+    assert there == here
+    assert all(there) == any(there) == bloom
+
+
+def _sidecars(tier: Tier) -> list[Any]:
+    found = [sidecars_of(tier, NAME).load(segment.id) for segment in state_of(tier).live]
+    return [known and (known.distinct_keys, known.made_for, known.due, len(known.runs), len(known.markers)) for known in found]
 
 
 # ---- budgets ----------------------------------------------------------------------------------------------------------------
