@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from checkpoint.files import parse_leader_epoch_checkpoint
+from compactor.cleaner.describe import content_of
 from compactor.cleaner.source import SourceSegment, open_source
 from compactor.config import Cleaner
 from compactor.errors import BadData, NotFound, OutOfBudget
@@ -120,6 +121,8 @@ class _Check(NamedTuple):
             source.verify(0, len(source.table))
         except BadData as error:
             return [*found, self._problem("log", "log", error.cause)], segment.end_offset
+        if detail := _metadata_problem(segment, source):
+            found.append(self._problem("metadata", "log", detail))
         for kind, detail in _problems_beside(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
             found.append(self._problem(kind, kind, detail))
         return found, int(source.table.last_offset[-1]) if len(source.table) else -1
@@ -145,6 +148,16 @@ class _Check(NamedTuple):
 
     def _problem(self, kind: str, file: str, detail: str) -> Problem:
         return Problem("error", kind, *self.name, self.segment.key(str(self.name), file), detail)
+
+
+def _metadata_problem(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
+    """What readers decide by without a look into the log; ids, offsets and epochs the fold has checked."""
+    latest = content_of(source.table).max_timestamp_ms
+    if segment.size_bytes != source.size:
+        return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
+    if segment.max_timestamp_ms != latest:
+        return f"its metadata says that its latest record is of {segment.max_timestamp_ms}, it is of {latest}"
+    return ""
 
 
 def _problems_beside(source: SourceSegment, files: dict[str, bytes]) -> Iterator[tuple[str, str]]:

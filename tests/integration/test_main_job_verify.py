@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from compactor.cleaner.source import SourceSegment, open_source
+from compactor.metadata.records import seal
 from compactor.pipeline.verifying import _problems_beside
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
@@ -85,6 +87,17 @@ def test_a_lost_control_record_is_named_and_nothing_is_built_on_what_came_before
         assert answer.code == 3, command
         assert "an object before it is missing" in answer.stderr
     assert cli.digest() == before
+
+
+@pytest.mark.parametrize(("field", "value", "word"), [("size_bytes", 999, "999 bytes"), ("max_timestamp_ms", 7, "of 7")])
+def test_metadata_that_does_not_fit_its_object(field: str, value: int, word: str, cli: TierCli) -> None:
+    record = cli.tier / f".tiered-compactor/partitions/orders-0/log/{2:020}.json"
+    document = json.loads(record.read_bytes())["record"]
+    document["body"]["segments"][1][field] = value
+    record.write_bytes(seal(json.dumps(document).encode()))
+    answer = cli.ask("verify")
+    assert (answer.code, [problem["kind"] for problem in answer.document["problems"]]) == (3, ["metadata"])
+    assert word in answer.stderr
 
 
 def test_a_tier_whose_identity_is_lost_gets_no_other(cli: TierCli, tmp_path: Path) -> None:
