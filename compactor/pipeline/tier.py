@@ -22,6 +22,7 @@ from compactor.pipeline.ports import Lease, Ports, Retention
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
+from compactor.storage.settings import Retries
 
 if TYPE_CHECKING:
     from compactor.pipeline.compaction import Engine
@@ -128,8 +129,8 @@ def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
     """
     counters = Counters()
 
-    def store(url: str, limits: Limits | None = None) -> ObjectStore:
-        return open_store(url, s3=settings.s3, limits=limits, counters=counters)
+    def store(url: str, limits: Limits, retries: Retries | None = None) -> ObjectStore:
+        return open_store(url, s3=settings.s3, limits=limits, retries=retries, counters=counters)
 
     ports = Ports(
         control=store(settings.control_url, settings.limits),
@@ -139,7 +140,7 @@ def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
         random_bytes=secrets.token_bytes,
         holder=f"{socket.gethostname()}:{os.getpid()}",
         keep_alive=background_beats,
-        urgent=store(settings.control_url),
+        urgent=store(settings.control_url, Limits(), Retries(deadline_s=settings.lease.ttl_ms / 3000)),
     )
     place = hashlib.sha256(settings.control_url.encode()).hexdigest()[:16]
     local = LocalState(Path(settings.tier.state_dir) / "cache" / place) if local_state else None

@@ -14,7 +14,7 @@ from compactor.storage.local import LocalStore
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import Retrier
 from compactor.storage.s3 import S3Store
-from compactor.storage.s3_requests import S3Requests
+from compactor.storage.s3_requests import Etags, S3Requests
 from compactor.storage.settings import Limits, Retries, S3Settings, Transfers
 from compactor.storage.throttled import Buckets, Throttled
 
@@ -41,7 +41,7 @@ def open_store(
     if not is_s3(url):
         return LocalStore(local_path(url), meter)
     bucket, prefix = s3_location(url)
-    requests = S3Requests(bucket, prefix, s3 or S3Settings(), Retrier(retries or Retries()), meter)
+    requests = S3Requests(bucket, prefix, s3 or S3Settings(), Retrier(retries or Retries()), meter, _etags(bucket, s3))
     return S3Store(requests, transfers or Transfers())
 
 
@@ -73,6 +73,12 @@ def local_path(url: str) -> Path:
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise UsageError(f"{url!r} is not a store", hint="Write s3://bucket/prefix or file:///directory (three slashes, an absolute path)")
     return Path(unquote(parts.path))
+
+
+@lru_cache(maxsize=64)
+def _etags(bucket: str, s3: S3Settings | None) -> Etags:
+    """All stores of this process in one bucket learn from each other."""
+    return Etags()
 
 
 @lru_cache(maxsize=8)

@@ -6,6 +6,8 @@ a 412 is believed only if the object bears another token.
 
 *What arrives* is checked for its length and range, and against the store's checksum where a whole object is read and the
 store has one. A flipped bit in a range goes unnoticed here: callers know the digest of what they download.
+
+*What was sent* has to be what is stored: the checksum of the answer says so, or an ETag that is an MD5, or reading back.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ObjectInfo
 from compactor.storage.s3_errors import NoSuchUpload, OutOfRange, PreconditionFailed, answered
 from compactor.storage.s3_requests import S3Requests, byte_range, span_of
-from compactor.storage.s3_transfer import MultipartUpload, crc32, download
+from compactor.storage.s3_transfer import MultipartUpload, crc32, download, md5
 from compactor.storage.settings import Transfers
 
 _MARK = "written-by"
@@ -181,6 +183,7 @@ class S3Store:
                 Metadata={**metadata, _MARK: token},
                 IfNoneMatch="*",
             )
+            self._check_stored(key, data, answer.get("ChecksumCRC32", ""), _etag(answer))
             return _written(key, len(data), answer, metadata)
 
         try:
@@ -188,8 +191,26 @@ class S3Store:
         except PreconditionFailed as error:
             own = self._own(key, token) if attempts > 1 else None
             if own:
+                self._check_stored(key, data, "", own.etag)
                 return own
             raise AlreadyExists(f"{self._requests.where(key)} exists already") from error
+
+    def _check_stored(self, key: str, data: bytes, checksum: str, etag: str) -> None:
+        """Whether an object that this call has just created is what was sent: some servers ignore the checksum of a request.
+
+        One that is not was seen by nobody who could have believed it, and is removed. Raises Unavailable.
+        """
+        known = self._requests.etags
+        if checksum == crc32(data) or known.md5 is False:
+            return
+        if etag == md5(data):
+            known.md5 = True
+            return
+        if self.get(key) == data:
+            known.md5 = False
+            return
+        self._delete_batch((key,))
+        raise Unavailable(f"cannot write {self._requests.where(key)}: it arrived damaged, and the store took it")
 
     def _upload(self, key: str, path: Path, size: int, metadata: dict[str, str]) -> ObjectInfo:
         if self._present(key):  # before a gigabyte travels for nothing; the completion decides

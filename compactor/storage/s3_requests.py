@@ -39,6 +39,16 @@ _POOL = 64
 """Connections kept: more than the threads of a service that share one store."""
 
 
+@dataclass
+class Etags:
+    """Whether a store's ETags are the MD5 of what it has stored; None until an object without a checksum has shown it.
+
+    The only word about what arrived there from a store that sends no checksum back.
+    """
+
+    md5: bool | None = None
+
+
 @dataclass(frozen=True)
 class Span:
     """Which bytes a GET answered with: [start, end) of ``total``, in the version named ``etag``."""
@@ -52,12 +62,13 @@ class Span:
 class S3Requests:
     """:param prefix: empty, or what every key begins with, ending in a slash."""
 
-    def __init__(self, bucket: str, prefix: str, settings: S3Settings, retrier: Retrier, meter: Meter) -> None:
+    def __init__(self, bucket: str, prefix: str, settings: S3Settings, retrier: Retrier, meter: Meter, etags: Etags | None = None) -> None:
         self.bucket = bucket
         self.prefix = prefix
         self.meter = meter
         self.retrier = retrier
         self.bucket_seen = False
+        self.etags = etags or Etags()
         self.settings = settings
         self._lock = threading.Lock()
         self._made: Any = None

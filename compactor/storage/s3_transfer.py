@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import logging
 import os
 import threading
@@ -27,6 +28,10 @@ _log = logging.getLogger(__name__)
 def crc32(data: bytes) -> str:
     """As S3 writes it: base64 of the big-endian CRC-32."""
     return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def download(requests: S3Requests, transfers: Transfers, key: str, path: Path, start: int, length: int | None) -> int:
@@ -163,6 +168,9 @@ class MultipartUpload:
                 ChecksumAlgorithm="CRC32",
                 ChecksumCRC32=checksum,
             )
+            # Where ETags have proved to be digests they count: moto sends the request's own checksum back.
+            if self._requests.etags.md5 and answer["ETag"].strip('"') != md5(data):
+                raise Unavailable(f"cannot write {self._requests.where(self._key)}: part {number} arrived damaged")
             return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": checksum}
 
         return self._requests.retry(attempt)

@@ -199,6 +199,18 @@ def test_a_body_that_always_differs_from_its_digest(scene: Scene) -> None:
     scene.recovers()
 
 
+def test_bytes_that_arrive_damaged_are_never_published(scene: Scene, brisk: None) -> None:
+    """The server takes them without a word, as some do."""
+    scene.proxy.faults = [Fault("flip_sent", ("put",), rate=0.3)]
+    answer, victim, bystander = scene.run()
+    assert (answer.code, victim["status"], bystander["status"]) == (0, "cleaned", "cleaned")
+    assert scene.proxy.seen.faults["flip_sent"] > 3
+    scene.calm()
+    assert scene.view()[1] == scene.before[1]
+    scene.cli.do("retire")
+    assert scene.cli.do("verify") == {"ok": True, "problems": []}
+
+
 @pytest.mark.parametrize("when", ["always", "publishing"])
 def test_503_for_a_minute(scene: Scene, minutes: Minutes, when: str) -> None:
     minutes.until, minutes.then = 60.0, scene.calm

@@ -243,8 +243,9 @@ def test_long_commands_say_how_far_they_are(cli: BucketCli, tmp_path: Path, monk
     monkeypatch.setattr(output, "_QUIET_SECONDS", 0.0)
     monkeypatch.setattr(output, "_LINE_SECONDS", 0.0)
     first = cli.do("segments", "list", "orders-0")["segments"][0]
+    more = GrowingLog("orders", 1, tmp_path / "logs", random.Random(4)).write_part(segments=2, batches=10)
     for command in (
-        ["segments", "dump", "orders-0", first["id"]], ["topics"], ["plan"], ["run", "--force"], ["verify"], ["retire"], ["runs", "list"],
+        ["import", more, "--topic", "orders", "--partition", "1"], ["segments", "dump", "orders-0", first["id"]], ["topics"], ["plan"], ["run", "--force"], ["verify"], ["retire"], ["runs", "list"],
         ["checkpoints", "list"], ["checkpoints", "verify"], ["export", "orders-0", tmp_path / "out"], ["explain", "orders-0", "--key", "k"],
     ):  # fmt: skip
         answer = cli.ask(*command)
@@ -252,4 +253,4 @@ def test_long_commands_say_how_far_they_are(cli: BucketCli, tmp_path: Path, monk
         told = [json.loads(line)["progress"] for line in answer.stderr.splitlines() if line.startswith("{")]
         assert any(each["done"] > 0 for each in told), command
         if command[0] == "run":
-            assert any(each["unit"] == "bytes" and "orders-0 (1 of 1)" in each["title"] and each["done"] > 0 for each in told)
+            assert any(each["unit"] == "bytes" and "orders-0 (1 of 2)" in each["title"] and each["done"] > 0 for each in told)

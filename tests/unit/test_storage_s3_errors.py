@@ -178,6 +178,30 @@ def test_a_delete_that_fails_for_one_key_fails() -> None:
         assert len(canned.asked) == 3
 
 
+def stored(etag: str) -> Answer:
+    return Answer(200, b"", {"ETag": f'"{etag}"'})
+
+
+HELLO_MD5 = "5d41402abc4b2a76b9719d911017c592"
+
+
+def test_a_store_whose_etags_are_no_digests_is_asked_once_what_it_has() -> None:
+    with store_that_says(stored("v1"), Answer(200, b"hello", {"ETag": '"v1"'}), stored("v2")) as (store, canned):
+        store.create("a", b"hello")
+        store.create("b", b"hello")
+        assert [method for method, _, _ in canned.asked] == ["PUT", "GET", "PUT"]
+
+
+def test_what_a_store_took_damaged_is_removed_and_sent_again() -> None:
+    gone = Answer(200, b"<DeleteResult><Deleted><Key>pre fix/a</Key></Deleted></DeleteResult>")
+    answers = [stored("0" * 32), Answer(200, b"hellp", {"ETag": '"0"'}), gone, stored(HELLO_MD5)]
+    with store_that_says(*answers, retries=QUICK) as (store, canned):
+        assert store.create("a", b"hello").etag == HELLO_MD5
+        assert [method for method, _, _ in canned.asked] == ["PUT", "GET", "POST", "PUT"]
+    with store_that_says(*answers) as (store, canned), pytest.raises(Unavailable, match="arrived damaged"):
+        store.create("a", b"hello")
+
+
 def test_deleting_what_is_absent_is_fine_where_the_server_calls_it_an_error() -> None:
     gone = b"<Error><Key>pre fix/b</Key><Code>NoSuchKey</Code><Message>absent</Message></Error>"
     with store_that_says(Answer(200, b"<DeleteResult><Deleted><Key>pre fix/a</Key></Deleted>%s</DeleteResult>" % gone)) as (store, canned):
