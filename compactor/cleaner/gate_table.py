@@ -190,9 +190,16 @@ def _live(cells: Words, capacity: int, bounds: Int64s) -> Int64s:
     found = np.zeros(len(bounds) - 1, np.int64)
     for cell in range(capacity):
         if cells[CELL * cell] != 0 and cells[CELL * cell + 2] & DUE == 0:
-            i = np.searchsorted(bounds, np.int64(cells[CELL * cell + 1]), side="right") - 1
-            if 0 <= i < len(found):
-                found[i] += 1
+            offset = np.int64(cells[CELL * cell + 1])
+            low, high = 0, len(found)
+            while low < high:
+                middle = (low + high) // 2
+                if bounds[middle + 1] <= offset:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < len(found) and bounds[low] <= offset:
+                found[low] += 1
     return found
 
 

@@ -12,14 +12,19 @@ from compactor.records.build import Producer, Row, batch, marker
 from compactor.records.codecs import GZIP, LZ4, compress
 
 
-def warm_up() -> None:
-    """Cleans a log that has a little of everything, with both kinds of map. Milliseconds where the cache is filled."""
+def warm_up(*, gate: bool = True) -> None:
+    """Cleans a log that has a little of everything, with both kinds of map. Milliseconds where the cache is filled.
+
+    :param gate: the equivalence gate's kernels, too.
+    """
+    budget = 1 if gate else 0
     with tempfile.TemporaryDirectory(prefix="compactor-") as scratch:
         log_dir = Path(scratch) / "log"
         log_dir.mkdir()
         (log_dir / f"{0:020d}.log").write_bytes(b"".join(_batches()))
-        for number, map_entries in enumerate((None, 1)):
-            clean_directory(log_dir, Path(scratch) / f"out{number}", CleanRequest(now_ms=1, first_dirty_offset=3, map_entries=map_entries))
+        for number, (first_dirty, map_entries) in enumerate([(3, None), (3, 1), *([(0, None)] if gate else [])]):
+            request = CleanRequest(now_ms=1, first_dirty_offset=first_dirty, map_entries=map_entries, gate_budget_bytes=budget)
+            clean_directory(log_dir, Path(scratch) / f"out{number}", request)
 
 
 def _batches() -> list[bytes]:

@@ -9,14 +9,14 @@ from compactor.cli.output import Output
 _QUIET_SECONDS = 2.0
 
 
-def warm_up(out: Output) -> None:
-    """Compiles all kernels, or loads them from the cache."""
+def warm_up(out: Output, *, gate: bool = True) -> None:
+    """Compiles all kernels, or loads them from the cache; ``gate``: those that only the equivalence gate needs, too."""
     from compactor.cleaner import warm
 
     said = threading.Timer(_QUIET_SECONDS, out.note, ["compiling kernels: up to half a minute, the first time only ..."])
     said.daemon = True
     said.start()
     try:
-        warm.warm_up()
+        warm.warm_up(gate=gate)
     finally:
         said.cancel()

@@ -58,7 +58,7 @@ def clean(args: argparse.Namespace, out: Output) -> None:
         threads=args.threads,
         hash_key=secrets.token_bytes(16),
     )
-    warm_up(out)
+    warm_up(out, gate=False)
     marks: dict[str, tuple[float, float]] = {}
     with out.progress("cleaning") as progress:
 

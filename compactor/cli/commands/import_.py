@@ -27,7 +27,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     name = TopicPartition.of(args.topic, args.partition)
     opened = tiers.opened(args)
     policy = opened.settings.cleaner_for(name.topic).policy()
-    warm_up(out)
+    warm_up(out, gate=False)
     with out.progress("importing", unit="bytes") as bar:
         progress = Progress(lambda step, size: bar.at(f"{step} {name}", size), bar.advance)
         report = import_directory(opened, args.log_dir, name, policy, progress, gaps=args.allow_gaps)
