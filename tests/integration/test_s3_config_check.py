@@ -245,7 +245,8 @@ def test_long_commands_say_how_far_they_are(cli: BucketCli, tmp_path: Path, monk
     first = cli.do("segments", "list", "orders-0")["segments"][0]
     more = GrowingLog("orders", 1, tmp_path / "logs", random.Random(4)).write_part(segments=2, batches=10)
     for command in (
-        ["import", more, "--topic", "orders", "--partition", "1"], ["segments", "dump", "orders-0", first["id"]], ["topics"], ["plan"], ["run", "--force"], ["verify"], ["retire"], ["runs", "list"],
+        ["import", more, "--topic", "orders", "--partition", "1"],
+        ["segments", "dump", "orders-0", first["id"]], ["topics"], ["plan"], ["run", "--force"], ["verify"], ["retire"], ["runs", "list"],
         ["checkpoints", "list"], ["checkpoints", "verify"], ["export", "orders-0", tmp_path / "out"], ["explain", "orders-0", "--key", "k"],
     ):  # fmt: skip
         answer = cli.ask(*command)
