@@ -332,7 +332,7 @@ def _gunzip(data: bytes) -> bytes:
 def _unsnappy(data: bytes) -> bytes:
     if data[:8] != XERIAL:
         return bytes(cramjam.snappy.decompress_raw(data))
-    out, position = b"", 0
+    out, position = bytearray(), 0
     while position < len(data):
         if data[position : position + 8] == XERIAL:
             position += 16
@@ -343,19 +343,19 @@ def _unsnappy(data: bytes) -> bytes:
             raise Unreadable("a snappy block that is cut")
         out += bytes(cramjam.snappy.decompress_raw(block))
         position += 4 + length
-    return out
+    return bytes(out)
 
 
 def _unlz4(data: bytes) -> bytes:
     magic, flags, sizes = struct.unpack_from("<IBB", data)
     if magic != 0x184D2204 or flags >> 6 != 1 or not flags & 0x20 or flags & 3 or sizes & 0x8F or not 4 <= sizes >> 4 <= 7:
         raise Unreadable("not an lz4 frame that Kafka reads")
-    most, position, out = 1 << (2 * (sizes >> 4) + 8), 15 if flags & 8 else 7, b""
+    most, position, out = 1 << (2 * (sizes >> 4) + 8), 15 if flags & 8 else 7, bytearray()
     while True:
         (word,) = struct.unpack_from("<I", data, position)
         position += 4
         if word == 0:
-            return out
+            return bytes(out)
         size = word & 0x7FFFFFFF
         block = data[position : position + size]
         if len(block) < size or size > most:

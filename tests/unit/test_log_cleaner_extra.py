@@ -588,18 +588,6 @@ def test_offsets_that_go_back_are_refused(tmp_path: Path) -> None:
         assert refused.value.offset == 2
 
 
-def test_last_offset_beyond_all_numbers_is_refused(tmp_path: Path) -> None:
-    """A delta that would make the last offset wrap around to a negative one."""
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    raw = log.segments[0][1][0]
-    log.segments[0][1][0] = fix_crc((2**63 - 1).to_bytes(8, "big") + raw[8:])
-    folder = log.write(tmp_path / "log")
-    with pytest.raises(BadData, match="the last offset lies before the base offset") as refused:
-        clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
-    assert (refused.value.position, refused.value.offset) == (0, 2**63 - 1)
-
-
 def test_record_outside_its_batch_is_refused(tmp_path: Path) -> None:
     """A deviation: Kafka takes it, and its offset map with it."""
     log = LogBuilder()

@@ -10,6 +10,7 @@ import pytest
 from compactor.cleaner.offline import CleanRequest, clean_directory
 from compactor.errors import BadData, UsageError
 from tests.builders import Life, LogBuilder, read
+from tests.plain_format import fix_crc
 from tests.plain_log import indexes_of
 
 MAX32 = 2**31 - 1
@@ -209,3 +210,15 @@ def test_offsets_that_no_index_holds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="offset") as refused:
         clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
     assert (refused.value.segment, refused.value.offset) == (f"{0:020}.log", 2**31 + 1)
+
+
+def test_last_offset_beyond_all_numbers_is_refused(tmp_path: Path) -> None:
+    """A delta that would make the last offset wrap around to a negative one."""
+    log = LogBuilder()
+    log.put("a=1", "b=1")
+    raw = log.segments[0][1][0]
+    log.segments[0][1][0] = fix_crc((2**63 - 1).to_bytes(8, "big") + raw[8:])
+    folder = log.write(tmp_path / "log")
+    with pytest.raises(BadData, match="the last offset lies before the base offset") as refused:
+        clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+    assert (refused.value.position, refused.value.offset) == (0, 2**63 - 1)
