@@ -115,7 +115,8 @@ def perform(opened: Tier, catalog: CatalogState, job: Job, disk: Budget, now_ms:
     try:
         log.refresh()
         lease = lease_of(opened.ports, log)
-        if lease is not None and lease.expires_ms > opened.ports.control.clock_ms():
+        left_ms = lease.expires_ms - opened.ports.control.clock_ms() if lease else 0
+        if lease is not None and 0 < left_ms <= 2 * opened.lease.ttl_ms:  # beyond that the store's clock was set back, or its ttl is longer
             return Done(job, "leased", f"{lease.holder} is at work", log)
         act = _round if job.action is Action.ROUND else _retire
         report, status, reason = act(opened, log, disk, now_ms, stop)

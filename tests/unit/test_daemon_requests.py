@@ -14,7 +14,7 @@ from compactor.metadata.local_state import LocalState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.pipeline import importing
-from compactor.pipeline.leadership import lead
+from compactor.pipeline.leadership import acquire, lead
 from compactor.pipeline.logs import open_catalog
 from compactor.pipeline.ports import Lease
 from compactor.pipeline.tier import Tier
@@ -176,3 +176,17 @@ def test_a_partition_that_another_leads_is_left_to_it(tmp_path: Path) -> None:
         assert job.name == idle.names[0]
         assert daemon.status().tallies.jobs == {("round", "leased"): 1}
         assert daemon.dispatch() == []
+
+
+def test_a_dead_leader_is_replaced_although_the_stores_clock_was_set_back(tmp_path: Path) -> None:
+    """The round itself cannot be: its one segment has no object. That it was begun is what counts."""
+    idle = Idle(tmp_path, 1)
+    tier = idle.tier()
+    eager = Settings(**{**dict(tier.settings), "cleaner": Cleaner(min_cleanable_dirty_ratio=0.0)})
+    acquire(tier.ports, tier.open(idle.names[0]), Lease(30_000))
+    idle.clock.now_ms -= 24 * HOUR
+    daemon = Daemon(Tier(eager, tier.ports, tier.catalog, tier.counters), seed=1)
+    daemon.scan()
+    daemon.dispatch()
+    daemon.collect(30)
+    assert tier.open(idle.names[0]).refresh().last_epoch == 1
