@@ -65,20 +65,37 @@ def _step(bits: int) -> Any:
 
 
 def _after_zeros(count: int) -> Table:
-    """What each byte of a checksum contributes after ``count`` zero bytes: shape (4, 256)."""
-    bits = np.zeros(32, np.uint64)
-    for bit in range(32):
-        crc = 1 << bit
-        for _ in range(8 * count):
-            crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
-        bits[bit] = crc
+    """What each byte of a checksum contributes after ``count`` zero bytes: shape (4, 256).
+
+    Linear over bits, so that 2n zero bytes are n zero bytes applied to themselves (zlib's crc32_combine).
+    """
+    bits = [1 << bit for bit in range(32)]
+    squared = [_after_zero_byte(bit) for bit in bits]
+    while count:
+        if count & 1:
+            bits = [_applied(squared, bit) for bit in bits]
+        squared = [_applied(squared, bit) for bit in squared]
+        count >>= 1
     table = np.zeros((4, 256), np.uint64)
-    for byte in range(4):
-        for value in range(256):
-            for bit in range(8):
-                if value >> bit & 1:
-                    table[byte, value] ^= bits[8 * byte + bit]
+    for bit, contribution in enumerate(bits):
+        byte, value = bit // 8, 1 << bit % 8
+        table[byte, value : 2 * value] = table[byte, :value] ^ np.uint64(contribution)
     return table
+
+
+def _after_zero_byte(crc: int) -> int:
+    for _ in range(8):
+        crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
+    return crc
+
+
+def _applied(operator: list[int], crc: int) -> int:
+    """``operator`` has the image of each bit."""
+    image = 0
+    for bit, contribution in enumerate(operator):
+        if crc >> bit & 1:
+            image ^= contribution
+    return image
 
 
 @leaf
