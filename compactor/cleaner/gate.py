@@ -66,7 +66,6 @@ from compactor.records.rows import Chunk
 
 _CHUNK: Final = 1 << 21
 _GO, _STAY, _EITHER = 0, 1, 2
-_NOT_READ: Final = np.zeros(1, np.uint32)
 _NOT_TOLD: Final = -1
 Mapped = Callable[[SourceSegment], AbstractContextManager[None]]
 
@@ -119,11 +118,17 @@ class _Told:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """The data batches of one source that are left in the output: their numbers in the source, and their new headers."""
+    """Batches of one source that are left in the output: their numbers in the source, and their new headers."""
 
     source: SourceSegment
     origin: Int64s
     output: Headers
+
+    @staticmethod
+    def of(group: Group, source: SourceSegment, begin: int, chosen: Flags) -> _Pairs:
+        """The ``chosen`` ones (a flag per source batch of the group); the source's first batch is the group's batch ``begin``."""
+        mine = np.flatnonzero((group.origin >= begin) & (group.origin < begin + len(source.table)) & chosen[group.origin])
+        return _Pairs(source, group.origin[mine] - begin, group.output[:, mine])
 
 
 class Gate:
@@ -154,7 +159,7 @@ class Gate:
         self._rules = rules
         self._first_dirty = first_dirty
         self._opened = opened or {}
-        self._fates = {source.ordinal: fates for source, fates in zip(sources, fates_of(sources, self._opened), strict=True)}
+        self.refold(sources)
         self.dirty = tuple(
             s for s in sources if first_dirty <= rules.latest_offset and s.end > first_dirty and s.base <= rules.latest_offset
         )
@@ -326,22 +331,18 @@ class Gate:
         group = self._paired(sources, headers, end_offset, self._reach(sources[0], mapped), name)
         for cause, offset in header_problems(group, paths):
             raise GateFailed(cause, segment=name, offset=offset)
-        begin, records, control = 0, 0, group.source[col.CONTROL_KIND]
+        data = group.source[col.CONTROL_KIND] == NOT_CONTROL
         dated = to_be_dated(group.source, group.fates.idle, marker_gone(group.source, group.fates, self._rules.now_ms))
+        begin = records = 0
         for source in sources:
-            end = begin + len(source.table)
-            inside = (group.origin >= begin) & (group.origin < end)
-            pairs = np.flatnonzero(inside & (control[group.origin] == NOT_CONTROL))
-            pairs_of = _Pairs(source, group.origin[pairs] - begin, group.output[:, pairs])
             if source.ordinal not in self._crcs:
                 with mapped(source):
                     self.begin(source)
-            group.source.crc[begin:end] = self._crcs[source.ordinal]
-            markers = np.flatnonzero(inside & dated[group.origin])
-            self._compare_markers(_Pairs(source, group.origin[markers] - begin, group.output[:, markers]), output, mapped)
+            group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
+            self._compare_markers(_Pairs.of(group, source, begin, dated), output, mapped)
             compare = self._tick_off if self._all_in_table(source) else self._compare
-            records += compare(pairs_of, output, mapped)
-            begin = end
+            records += compare(_Pairs.of(group, source, begin, data), output, mapped)
+            begin += len(source.table)
         for cause, offset in copy_problems(group):
             raise GateFailed(cause, segment=name, offset=offset)
         return GateReport(headers.shape[1], records, self._table.keys, self._table.coverage)

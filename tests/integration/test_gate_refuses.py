@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from compactor.cleaner.rewrite import CleanedSegment, RewritePass
+from compactor.pipeline import worker
 from tests.builders import LZ4, LogBuilder
 from tests.plain_format import Batch, read_batches
 from tests.plain_log import indexes_of
@@ -35,19 +36,19 @@ def cli(tmp_path: Path) -> TierCli:
 
 def misbehave(monkeypatch: pytest.MonkeyPatch, damage: Damage) -> None:
     """What the cleaner wrote is changed on disk before anybody looks at it; CRCs and indexes fit."""
-    rewrite = RewritePass.rewrite
 
-    def wrong(self: RewritePass, *arguments: Any, **options: Any) -> CleanedSegment:
-        cleaned = rewrite(self, *arguments, **options)
-        batches = damage(list(read_batches(cleaned.paths["log"].read_bytes())))
-        data = b"".join(encoded(each) for each in batches)
-        cleaned.paths["log"].write_bytes(data)
-        index, timeindex = indexes_of(read_batches(data), cleaned.base, self.index_interval_bytes)
-        cleaned.paths["index"].write_bytes(index)
-        cleaned.paths["timeindex"].write_bytes(timeindex)
-        return replace(cleaned, size=len(data))
+    class Wrong(RewritePass):
+        def rewrite(self, *arguments: Any, **options: Any) -> CleanedSegment:
+            cleaned = super().rewrite(*arguments, **options)
+            batches = damage(list(read_batches(cleaned.paths["log"].read_bytes())))
+            data = b"".join(encoded(each) for each in batches)
+            cleaned.paths["log"].write_bytes(data)
+            index, timeindex = indexes_of(read_batches(data), cleaned.base, self.index_interval_bytes)
+            cleaned.paths["index"].write_bytes(index)
+            cleaned.paths["timeindex"].write_bytes(timeindex)
+            return replace(cleaned, size=len(data))
 
-    monkeypatch.setattr(RewritePass, "rewrite", wrong)
+    monkeypatch.setattr(worker, "RewritePass", Wrong)
 
 
 def on_first_records(change: Callable[[Batch], Batch]) -> Damage:
