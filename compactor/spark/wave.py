@@ -24,8 +24,9 @@ from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionRe
 from compactor.pipeline.ports import WorkSession
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import WorkStats
-from compactor.spark.executor import Cost, ToClean, clean_partition
+from compactor.spark.executor import Cost
 from compactor.spark.jobs import LOOK_S, Cluster, Outcome, VersionDiffers, Watch, attempt
+from compactor.spark.rewriting import ToClean, clean_partition
 from compactor.spark.worker import note, shared_by
 
 PATIENCE_S: Final = 2.0

@@ -33,24 +33,21 @@ from compactor.pipeline.staging import group_room
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import WorkStats
 from compactor.records.batches import read_only
-from compactor.spark.executor import (
+from compactor.spark.executor import Cost, Filters, Shared
+from compactor.spark.gate import SparseFates, sample_bits
+from compactor.spark.jobs import Cluster, Outcome, VersionDiffers, Watch, Work, attempt
+from compactor.spark.mapping import (
     SAMPLE,
-    Cost,
-    Filters,
     Indexed,
-    Shared,
     SparseVerdicts,
     ToGather,
     ToIndex,
-    ToRewrite,
     answer_range,
     gather_sample,
     gather_survivors,
     index_segment,
-    rewrite_group,
 )
-from compactor.spark.gate import SparseFates, sample_bits
-from compactor.spark.jobs import Cluster, Outcome, VersionDiffers, Watch, Work, attempt
+from compactor.spark.rewriting import ToRewrite, rewrite_group
 
 if TYPE_CHECKING:
     from pyspark import RDD

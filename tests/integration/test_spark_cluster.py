@@ -30,9 +30,10 @@ from compactor.pipeline.ports import Lease
 from compactor.pipeline.tier import Tier, open_tier
 from compactor.spark import register
 from compactor.spark.columns import LATEST_MS
-from compactor.spark.executor import Cost, ToClean
+from compactor.spark.executor import Cost
 from compactor.spark.jobs import Outcome, Watch
 from compactor.spark.recompact import WAVE
+from compactor.spark.rewriting import ToClean
 from compactor.spark.session import Started, cluster
 from compactor.spark.wave import clean_bin
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder

@@ -160,9 +160,9 @@ def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
 @pytest.mark.parametrize(
     ("what", "wrong", "cause"),
     [
-        ("encode_bits", _nothing_survives, "the last record of a key is gone"),
-        ("encode_bits", _all_survive, "superseded by the record at offset"),
-        ("decode_verdicts", _no_aborted_transactions, "the transaction index does not name the aborted transactions"),
+        ("mapping.encode_bits", _nothing_survives, "the last record of a key is gone"),
+        ("mapping.encode_bits", _all_survive, "superseded by the record at offset"),
+        ("rewriting.decode_verdicts", _no_aborted_transactions, "the transaction index does not name the aborted transactions"),
     ],
 )
 def test_the_gate_refuses_what_executors_got_wrong(
@@ -173,7 +173,7 @@ def test_the_gate_refuses_what_executors_got_wrong(
     _, folder = growing(tmp_path / "log", 1)
     twins.bring(folder)
     before = state_of(twins.remote)
-    monkeypatch.setattr(f"compactor.spark.executor.{what}", wrong)
+    monkeypatch.setattr(f"compactor.spark.{what}", wrong)
     engine = Engine("spark", partial(spark_worker, HereCluster(), twins.remote, Cost()))
     report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
     assert report.status == "quarantined"
