@@ -115,9 +115,8 @@ def index_segment(shared: Shared, item: ToIndex, cost: Cost) -> Indexed:
                 if gate is not None and gate.dirty:
                     if not gate.has_whole(source):
                         gate.read(source)
-                    sample = create_once(
-                        tier_of(shared.settings).ports.control, f"{shared.scratch}sample-{item.metadata.id}", pack_arrays(seen.arrays())
-                    )
+                    store = tier_of(shared.settings).ports.control
+                    sample = create_once(store, f"{shared.scratch}{SAMPLE}-{item.metadata.id}", pack_arrays(seen.arrays(), dense=True))
                     cost.exchanged_bytes += sample.size
         deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
         return Indexed(len(table), places, deciding, source.txn_entries, undecided, buckets, sample)
@@ -278,7 +277,7 @@ def gather_sample(shared: Shared, parts: tuple[ScratchObject, ...], cost: Cost) 
     """The last record of each key of the sample, from those of all segments."""
     store = tier_of(shared.settings).ports.control
     whole = Sample.of([read_scratch(store, part) for part in parts], seed_of(shared.plan), shared.gate_bits)
-    written = create_once(store, f"{shared.scratch}{SAMPLE}", pack_arrays(whole.arrays()))
+    written = create_once(store, f"{shared.scratch}{SAMPLE}", pack_arrays(whole.arrays(), dense=True))
     cost.exchanged_bytes += written.size
     note_memory(cost)
     return written

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from compactor.cleaner.lanes import Lanes
 from compactor.metadata.records import ScratchObject
@@ -15,11 +14,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.disk import Grant
 from compactor.pipeline.staging import Staging
 from compactor.pipeline.worker import Execution, WorkStats, Written
-from compactor.spark.exchange import (
-    StoredSurvivors,
-    decode_verdicts,
-    read_scratch,
-)
+from compactor.spark.exchange import StoredSurvivors, decode_verdicts, read_scratch
 from compactor.spark.executor import Cost, Shared, gate_of, local_worker, tier_of, workplace
 from compactor.spark.gate import Sample, decode_fates, seed_of
 
@@ -64,20 +59,21 @@ class _Group(Execution):
         parts = [read_scratch(store, item.sample)] if shared.gate_bits and item.sample else []
         self._judge = gate_of(shared, self._sources, fates, Sample.of(parts, seed_of(shared.plan), max(1, shared.gate_bits)), full=True)
 
-    def _rewrite(self, task: CompactionTask, members: Any, grant: Grant, folder: Path) -> Written:
+    def _rewrite(self, task: CompactionTask, members: tuple[int, ...], grant: Grant, folder: Path) -> Written:
         written = super()._rewrite(task, members, grant, folder)
         if self._judge is not None:
-            report = self._judge.check(
-                self._sources,
-                written.cleaned.paths,
-                end_offset=task.end_offset,
-                mapped=lambda source: self.mapped(source, written.grant),
-            )
+            try:
+                report = self._judge.check(
+                    self._sources,
+                    written.cleaned.paths,
+                    end_offset=task.end_offset,
+                    mapped=lambda source: self.mapped(source, written.grant),
+                )
+            except BaseException:
+                written.grant.release()
+                raise
             self._worker.stats.gate_coverage = report.coverage
         return written
-
-
-# ---- a small partition as a whole -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
