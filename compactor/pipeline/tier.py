@@ -90,11 +90,11 @@ class Tier:
         return bytes.fromhex(self.identity().hash_key)
 
     def partitions(self, wanted: list[str] | None = None) -> list[TopicPartition]:
-        """All partitions of the tier, or the named ones. Raises UsageError for one that it does not hold."""
+        """All partitions of the tier, or the named ones, each once. Raises UsageError for one that it does not hold."""
         known = self.identity().names
         if not wanted:
             return known
-        named = [TopicPartition.parse(text) for text in wanted]
+        named = list(dict.fromkeys(TopicPartition.parse(text) for text in wanted))
         for name in named:
             if name not in known:
                 raise UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")

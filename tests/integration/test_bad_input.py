@@ -377,6 +377,11 @@ def test_no_tier_yet(tmp_path: Path) -> None:
     assert cli.digest() == {}
 
 
+def test_a_partition_named_twice_is_one(cli: TierCli) -> None:
+    for command in ("plan", "run"):
+        assert len(cli.do(command, "orders-0", "orders-0")["partitions"]) == 1
+
+
 def test_a_partition_that_is_not_there(cli: TierCli, tmp_path: Path) -> None:
     for command in (["run", "orders-1"], ["plan", "orders-1"], ["verify", "orders-1"], ["export", "orders-1", tmp_path / "out"]):
         refused(cli.ask(*command), 2, "orders-1", "topics")
