@@ -149,7 +149,7 @@ class _Round:
 
     def run(self) -> Iterator[CompactionReceipt | CompactionFailure]:
         self._check_disk()
-        stored = {item.key.rpartition("-" if item.key.endswith(SAMPLE) else "survivors-")[2]: item for item in self._session.survivors}
+        stored = {_name(item): item for item in self._session.survivors}
         by_id = {segment.id: segment for segment in self._live}
         sources = [by_id[name] for task in self._tasks for name in task.sources]
         wanted = {source.id for source in sources} | ({SAMPLE} if self._is_mapped and self._shared.gate_bits else set())
@@ -257,6 +257,11 @@ class _Round:
             raise
         except CompactorError as error:
             logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
+
+
+def _name(stored: ScratchObject) -> str:
+    """The segment whose survivors these are, or SAMPLE."""
+    return stored.key.rpartition("survivors-")[2] if "survivors-" in stored.key else SAMPLE
 
 
 @dataclass(frozen=True)
