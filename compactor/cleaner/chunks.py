@@ -77,6 +77,16 @@ def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_
                 position=int(table.position[batch]),
                 offset=int(rows.offset[first_row[i]]),
             )
+        # Only a wrapper whose own offset was never set ends elsewhere than its header says.
+        if table.last_offset[batch] == 0 and batch + 1 < len(table):
+            last, after = int(rows.offset[first_row[i + 1] - 1]), int(table.base_offset[batch + 1])
+            if last >= (after if after >= 0 else int(table.last_offset[batch + 1])):
+                raise BadData(
+                    "the last inner offset is not below the offset of the batch after the message",
+                    segment=source.name,
+                    position=int(table.position[batch]),
+                    offset=last,
+                )
 
 
 class FinishedChunks:

@@ -127,6 +127,18 @@ def test_an_old_wrapper_that_counts_from_zero(tmp_path: Path) -> None:
     assert round_.refusal() == "the last record of a key is gone"
 
 
+def test_an_old_wrapper_that_reaches_into_the_next_batch_is_refused_by_the_cleaner(tmp_path: Path) -> None:
+    """No order could be kept; Kafka would write two batches with the same offset."""
+    log = LogBuilder()
+    log.raw(wrapper(1, 0, [entry(1, number, f"{number}=a", timestamp=1) for number in range(3)], GZIP, timestamp=1), 1)
+    log.put("3=b")
+    folder = log.write(tmp_path / "log")
+    for gate in (0, AMPLE):
+        with pytest.raises(BadData, match="the last inner offset is not below") as refused:
+            clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=gate))
+        assert (refused.value.position, refused.value.offset) == (0, 2)
+
+
 # ---- transactions -----------------------------------------------------------------------------------------------------------
 
 
