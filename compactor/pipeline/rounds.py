@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from compactor.cleaner.gate import GateFailed
-from compactor.errors import BadData, NotFound
+from compactor.errors import BadData, CompactorError, NotFound
 from compactor.metadata.records import RunEnded, ScratchObject
 from compactor.metadata.state import Intent, PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt
@@ -189,6 +189,12 @@ def _finish(leadership: Leadership, work: RoundWork, status: str, undone: str) -
     except NotFound as error:
         failure = CompactionFailure(run_id=intent.plan.run_id, group=-1, kind="missing object", message=error.message)
         return _given_up(leadership, failure, "")
+    except (CompactorError, RequirementFailed):
+        raise
+    except Exception as bug:
+        # The same plan would meet it each time it is resumed, and no retiring is possible while it is open.
+        publication.undo_intent(leadership, intent, f"a bug: {type(bug).__name__}: {bug}")
+        raise
     if failure is not None:
         return _given_up(leadership, failure, "")
     session.steps.to(Stage.REWRITTEN, Stage.GATED, Stage.UPLOADED)  # a receipt vouches for all three

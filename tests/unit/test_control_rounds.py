@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from checkpoint.offsets import CleanerOffset, clean_up_to
 from compactor.errors import BadData, Fenced, StoreError
 from compactor.metadata.records import RoundPublished, RunEnded
 from compactor.metadata.state import PartitionState
-from compactor.model.plan import CompactionFailure
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.pipeline import publication
 from compactor.pipeline.importing import record_lineage
 from compactor.pipeline.leadership import RequirementFailed, acquire, lead
+from compactor.pipeline.ports import WorkSession
 from compactor.pipeline.rounds import RoundWork, run_round
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing
@@ -246,6 +248,26 @@ class TestFailures:
         assert state.leader
         assert state.leader.released
         assert play.process("b").run().status == "resumed"
+
+    def test_a_bug_gives_the_plan_up(self, play: Play) -> None:
+        """It would fail again each time it is resumed, and hold up `retire` with it."""
+
+        def buggy(
+            plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+        ) -> Iterator[CompactionReceipt | CompactionFailure]:
+            yield from islice(SymbolicWorker(actor.ports)(plan, tasks, session), 1)
+            raise OverflowError("too large")
+
+        actor = play.process("a")
+        objects = set(play.world.data.objects)
+        with pytest.raises(OverflowError):
+            run_round(actor.ports, actor.log, LEASE, RoundWork(0, SymbolicPlanner(play.oracle.contents), buggy))
+        state = play.oracle.state
+        assert state.intent is None
+        assert state.leader is not None
+        assert state.leader.released
+        assert set(play.world.data.objects) == objects
+        assert play.process("b").run().status == "cleaned"
 
     def test_a_worker_that_forgets_a_task_is_no_success(self, play: Play) -> None:
         actor = play.process("a")
