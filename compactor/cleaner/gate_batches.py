@@ -121,7 +121,7 @@ def fates_of(sources: Sequence[SourceSegment], opened: Mapping[int, int]) -> lis
     producer = _all([table.producer_id[some] for table, some in zip(tables, chosen, strict=True)])
     ids = np.unique(np.concatenate((producer, np.array(list(opened), np.int64))))
     pending_since = np.array([opened.get(each, -1) for each in ids.tolist()], np.int64)
-    aborted, idle, began = _resolve(
+    aborted, idle, began = resolve(
         _all([table.control[some] for table, some in zip(tables, chosen, strict=True)]),
         np.searchsorted(ids, producer),
         _all([table.base_offset[some] for table, some in zip(tables, chosen, strict=True)]),
@@ -138,7 +138,7 @@ def _all(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 
 
 @kernel
-def _resolve(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s) -> tuple[Flags, Flags, Int64s]:
+def resolve(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s) -> tuple[Flags, Flags, Int64s]:
     """From the beginning on; each producer's data batches since its last marker form a chain that the next marker resolves."""
     aborted = np.zeros(kind.size, np.bool_)
     idle = np.zeros(kind.size, np.bool_)

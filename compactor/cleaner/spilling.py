@@ -9,6 +9,7 @@ Bits of all segments lie behind each other in the order of the scan, and a row's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +134,7 @@ class SpillingSurvivors(BackwardSurvivors):
 
     def finish(self) -> None:
         """Ends a part. Raises OutOfBudget."""
+        self._one = replace(self._one, witness=None)  # it has seen all there is
         if self._buckets is None:
             return
         with self._disk as buckets:

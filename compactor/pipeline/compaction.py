@@ -153,10 +153,6 @@ class Round:
             return self._assess_with(state, self._cleaner, self.work.now_ms)
         return assess(state, self._cleaner, self.work.now_ms, force=self._force)
 
-    @property
-    def _gate_bytes(self) -> int:
-        return self._cleaner.map_budget_bytes if self._cleaner.verify_before_publish else 0
-
     def _due(self, state: PartitionState) -> bool:
         return self._assess(state).due
 
@@ -174,7 +170,14 @@ class Round:
         scout = Scout(
             bench.reading,
             Range(found.first_dirty, found.end if found.dirty else found.first_dirty, rules_of(draft)),
-            Means(self._cleaner.map_engine, self._cleaner.map_budget_bytes, self._opened.hash_key(), bench.lanes, self._gate_bytes, check),
+            Means(
+                self._cleaner.map_engine,
+                self._cleaner.map_budget_bytes,
+                self._opened.hash_key(),
+                bench.lanes,
+                self._cleaner.verify_before_publish,
+                check,
+            ),
             self._sidecars(state),
             filter_record(state.runs),
         )

@@ -22,7 +22,7 @@ from bloom.filter import KeyFilter
 from bloom.runs import due_by_fold
 from compactor.cleaner.buckets import ROW_BYTES, KeyBuckets, passes_needed
 from compactor.cleaner.chunks import FinishedChunks
-from compactor.cleaner.gate import Gate
+from compactor.cleaner.gate_ahead import GateAhead
 from compactor.cleaner.keysets import LEAST_BYTES, KeySet
 from compactor.cleaner.lanes import Lanes
 from compactor.cleaner.portraits import NOTHING, stand_in, verdicts_for
@@ -40,6 +40,13 @@ from compactor.records.batches import NOT_CONTROL, BatchTable
 from compactor.records.indexes import TXN_ENTRY
 
 MOST_PASSES = 64
+
+GATE_KEY_BYTES = 54
+"""What a key takes in the gate's table, which is fuller than it should be beyond."""
+
+LEAST_GATE_SHARE = 8
+"""The gate gets at least this part of the map budget, on top where the keys need all of it."""
+
 FILTER_BYTES = 64 << 20
 """Filters that are in memory at a time."""
 
@@ -57,13 +64,13 @@ class Range:
 
 @dataclass(frozen=True)
 class Means:
-    """What pass 1 may use. ``engine``: auto, memory or partitioned; bytes. ``gate_budget_bytes``: for the gate's keys; 0: no gate."""
+    """What pass 1 may use. ``engine``: auto, memory or partitioned; bytes. ``gate``: it is looked at by the gate, within the map budget."""
 
     engine: str
     map_budget_bytes: int
     hash_key: bytes
     lanes: Lanes
-    gate_budget_bytes: int = 0
+    gate: bool = True
     check: Callable[[], object] = lambda: None
     on_read: Callable[[int], None] = lambda size: None
 
@@ -88,7 +95,7 @@ class Found:
     due: dict[str, str] = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
     sidecar_bytes: int = 0
-    gate: Gate | None = None
+    gate: GateAhead | None = None
 
     @contextmanager
     def source(self, reading: Reading, ordinal: int, grant: Grant | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
@@ -137,6 +144,7 @@ class Scout:
         self._bytes = sum(head.bytes for head in self._heads.values())
         self._opened: set[int] = set()
         self._folded = False
+        self._gate: GateAhead | None = None
         self._grant: Grant | None = None
         self._sources = [self._stand_in(ordinal) for ordinal in range(len(live))]
         self._verdicts = [_none() for _ in live]
@@ -148,11 +156,6 @@ class Scout:
 
     def run(self) -> Found:
         """Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``check`` raises."""
-        found = self._scouted()
-        found.gate = self._gate()
-        return found
-
-    def _scouted(self) -> Found:
         means, expected = self._means, self.keys_expected
         if engine_for(means.engine, expected, means.map_budget_bytes) == "memory":
             try:
@@ -175,7 +178,9 @@ class Scout:
         """Goes over to the disk in the middle where the keys turn out not to fit. Raises Overrun where the disk has no room at once."""
         means, staging = self._means, self._reading.staging
         spare = max(0, means.map_budget_bytes - expected * KEY_BYTES * 5 // 4 - LEAST_BYTES)
-        finished = FinishedChunks(spare)
+        most = max(spare, means.map_budget_bytes // LEAST_GATE_SHARE) if means.gate else 0
+        gate_share = min(most, expected * GATE_KEY_BYTES + LEAST_BYTES)
+        finished = FinishedChunks(max(0, spare - gate_share))
 
         def spill(part: int, parts: int) -> KeyBuckets:
             if means.engine == "memory":
@@ -190,7 +195,7 @@ class Scout:
             return KeyBuckets(staging.folder / "buckets", _Disk(self._grant), map_budget_bytes=means.map_budget_bytes, expected_rows=rows)
 
         budget = means.map_budget_bytes - (0 if means.engine == "memory" else spare)
-        survivors = SpillingSurvivors(self._pass_one(finished), KeySet(budget, expected_keys=expected), spill)
+        survivors = SpillingSurvivors(self._pass_one(finished, gate_share), KeySet(budget, expected_keys=expected), spill)
         try:
             self._scan_dirty(survivors)
             self._fold()
@@ -220,15 +225,17 @@ class Scout:
     def _on_disk(self, rows: int, parts: int) -> Found:
         means, staging = self._means, self._reading.staging
         finished = FinishedChunks(0)
+        gate_share = means.map_budget_bytes // 2 if means.gate else 0
+        map_budget = means.map_budget_bytes - gate_share
         size = min(self._largest() + blocks(rows * ROW_BYTES * 11 // (10 * parts)), staging.budget.total)
         with staging.room(size, f"the offset map of {self._reading.partition}") as grant:
             disk, self._grant = _Disk(grant), grant
 
             def open_buckets(part: int, parts: int) -> KeyBuckets:
                 path = staging.folder / "buckets"
-                return KeyBuckets(path, disk, map_budget_bytes=means.map_budget_bytes, expected_rows=rows, part=part, parts=parts)
+                return KeyBuckets(path, disk, map_budget_bytes=map_budget, expected_rows=rows, part=part, parts=parts)
 
-            survivors = SpillingSurvivors(self._pass_one(finished), None, open_buckets, parts)
+            survivors = SpillingSurvivors(self._pass_one(finished, gate_share), None, open_buckets, parts)
             clean: _Clean | None = None
             try:
                 for _ in range(parts):
@@ -244,6 +251,8 @@ class Scout:
 
     def _found(self, survivors: SpillingSurvivors, finished: FinishedChunks, clean: _Clean, passes: int) -> Found:
         live = self._reading.live
+        if self._gate is not None:
+            self._gate.refold(self._sources)  # some were opened since
         read = {live[n].id: look.must or clean.met[n] for n, look in clean.looks.items() if look.must or n in clean.met}
         skip = {live[n].id: look.may or skipped_text(survivors.keys) for n, look in clean.looks.items() if live[n].id not in read}
         return Found(
@@ -259,32 +268,26 @@ class Scout:
             due={live[n].id: why for n in self._clean if (why := self._due(n))},
             asked=frozenset(live[n].id for n in clean.asked),
             sidecar_bytes=self._bytes,
+            gate=self._gate,
         )
 
-    def _pass_one(self, finished: FinishedChunks) -> PassOne:
-        extent, limit = self._range, self._reading.inflate_limit
-        return PassOne(self._sources, self._verdicts, extent.first_dirty, extent.end, self._means.hash_key, limit, finished, extent.rules)
-
-    def _gate(self) -> Gate | None:
-        """The gate with the keys of the dirty range, which it reads for itself; its hash key is one of its own."""
-        means, extent = self._means, self._range
-        if not means.gate_budget_bytes:
-            return None
-        seed = hashlib.sha256(f"{extent.first_dirty} {extent.end} {extent.rules.now_ms}".encode()).digest()[:4]
-        gate = Gate(
-            self._sources,
-            extent.rules,
-            first_dirty=extent.first_dirty,
-            hash_key=hashlib.sha256(b"gate" + means.hash_key).digest()[:16],
-            seed=int.from_bytes(seed, "big"),
-            budget_bytes=means.gate_budget_bytes,
-            inflate_limit=self._reading.inflate_limit,
-        )
-        for source in gate.dirty:  # pass 1 ended with the oldest ones
-            with self._reading.mapped(source):
-                means.check()
-                gate.read(source)
-        return gate
+    def _pass_one(self, finished: FinishedChunks, gate_share: int) -> PassOne:
+        """:param gate_share: bytes for the gate's keys; it has a hash key of its own."""
+        extent, limit, hash_key = self._range, self._reading.inflate_limit, self._means.hash_key
+        self._gate = None
+        if self._means.gate:
+            seed = hashlib.sha256(f"{extent.first_dirty} {extent.end} {extent.rules.now_ms}".encode()).digest()[:4]
+            self._gate = GateAhead(
+                extent.rules,
+                first_dirty=extent.first_dirty,
+                hash_key=hashlib.sha256(b"gate" + hash_key).digest()[:16],
+                seed=int.from_bytes(seed, "big"),
+                budget_bytes=gate_share,
+                inflate_limit=limit,
+                records=sum(self._reading.live[n].records for n in self._dirty),
+            )
+        sources = self._sources
+        return PassOne(sources, self._verdicts, extent.first_dirty, extent.end, hash_key, limit, finished, extent.rules, self._gate)
 
     # ---- headers and dirty segments -----------------------------------------------------------------------------------------
 
@@ -295,6 +298,8 @@ class Scout:
             if self._head(ordinal).sidecar is None:
                 self._open(ordinal)
             aborted_backwards(self._sources[ordinal].table, outcomes)
+            if survivors.one.witness is not None and self._gate is not None:
+                self._gate.behind(self._sources[ordinal])
         coming = list(self._dirty)
         while coming:
             ordinal = coming.pop()
@@ -312,14 +317,15 @@ class Scout:
 
     def _fold(self) -> None:
         """The verdict on every batch, once: of clean segments without a sidecar the headers are needed for it."""
-        if self._folded:
-            return
-        for ordinal in self._clean:
-            if self._head(ordinal).sidecar is None:
-                self._open(ordinal)
-                self._means.check()
-        self._verdicts[:] = fold(self._sources)
-        self._folded = True
+        if not self._folded:
+            for ordinal in self._clean:
+                if self._head(ordinal).sidecar is None:
+                    self._open(ordinal)
+                    self._means.check()
+            self._verdicts[:] = fold(self._sources)
+            self._folded = True
+        if self._gate is not None:
+            self._gate.settle(self._sources)
 
     @contextmanager
     def _bytes_of(self, ordinal: int) -> Iterator[SourceSegment]:

@@ -108,8 +108,7 @@ class LocalWorker:
         """Pass 1 of a plan that was announced before: the clean segments that it reads are settled."""
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reading.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
-        gate_bytes = self.map_budget_bytes if self.verify_before_publish else 0
-        means = Means(self.engine, self.map_budget_bytes, self.hash_key, lanes, gate_bytes, session.check)
+        means = Means(self.engine, self.map_budget_bytes, self.hash_key, lanes, self.verify_before_publish, session.check)
         extent = Range(plan.first_dirty_offset, plan.end_offset, rules_of(plan))
         return Scout(reading, extent, means, self.sidecars, FilterRecord(), clean).run()
 

@@ -1,0 +1,133 @@
+"""What Bloom sidecars spare: 200 segments, of which 5 % share keys with the dirty tail, with and without filters.
+
+    python -m benchmarks.skip [--scale X] [--dirty N ...] [--trials N] [--dir D]
+
+The segments (1 MiB of 1,000 records by default; --scale changes their size) have keys of their own and are cleaned once. For each number
+of dirty keys (1,000, 100,000 and 1,000,000) the filters are made anew for just so many, a tail of so many new keys is imported that also
+brings one key of every 20th segment again, and the round over it is run on two copies of the tier, with `bloom` on and off. Bytes are what
+was fetched and written of segments; ``sidecars`` what was fetched of sidecars. At the end each filter is asked about that many random
+keys, some times over, for the measured rate of useless reads (promised: 1 % of the segments that share no key).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.logs import write_log
+from compactor.config import load
+from compactor.model.ids import TopicPartition
+from compactor.pipeline.compaction import RoundReport, compact
+from compactor.pipeline.disk import Budget
+from compactor.pipeline.filters import rebuild, sidecars_of
+from compactor.pipeline.intake import import_directory
+from compactor.pipeline.tier import Tier, open_tier
+
+NAME = TopicPartition("orders", 0)
+NOW_MS = 1_900_000_000_000
+SEGMENTS, RECORDS, VALUE_BYTES, TAIL_VALUE_BYTES = 200, 1_000, 1_000, 40
+SHARING = 20
+
+
+def opened(tier: Path, segment_bytes: int, *, bloom: bool = True, design_keys: int = 0) -> Tier:
+    config = tier.with_suffix(".toml")
+    config.write_text(
+        f'[tier]\nurl = "{tier.as_uri()}"\nstate_dir = "{tier.with_suffix(".state")}"\n'
+        f"[cleaner]\nsegment_bytes = {segment_bytes}\nbloom = {str(bloom).lower()}\nbloom_design_keys = {design_keys}\n"
+        f"min_cleanable_dirty_ratio = 0.0\ndisk_budget_bytes = {64 << 20}\n"
+    )
+    return open_tier(load(str(config), {}))
+
+
+def bring(tier: Tier, folder: Path, dirty: int, records: int, offset: int) -> int:
+    """The tail: so many keys, one of them from every 20th segment. Returns its bytes."""
+    shared = np.arange(0, SEGMENTS, SHARING) * records + 5
+    fresh = 10**9 + np.arange(dirty - len(shared))
+    keys = np.resize(np.concatenate((shared, fresh)), -(-dirty // 100) * 100)
+    write_log(folder, np.split(keys, np.arange(100_000, len(keys), 100_000)), value_bytes=TAIL_VALUE_BYTES, first_offset=offset)
+    return import_directory(tier, folder, NAME, tier.settings.cleaner.policy()).bytes
+
+
+def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
+    """(filters asked, wrong answers) about random keys that are in no segment."""
+    sidecars, dice = sidecars_of(tier, NAME), np.random.default_rng(dirty)
+    asked = wrong = 0
+    for segment in tier.open(NAME).refresh().live:
+        found = sidecars.load(segment.id)
+        if found is None or found.filter is None:
+            continue
+        for _ in range(trials):
+            asked += 1
+            wrong += found.may_hold(dice.integers(0, 2**64, (dirty, 2), np.uint64))
+    return asked, wrong
+
+
+def row(*cells: object) -> None:
+    print("".join(f"{cell:>13}" for cell in cells), flush=True)
+
+
+def told(dirty: int, filters: str, report: RoundReport, requests: int, seconds: float) -> None:
+    filtered = report.filters
+    row(
+        f"{dirty:,}", filters, f"{report.bytes_read:,}", f"{filtered.bytes_read:,}", f"{report.bytes_written:,}", f"{requests:,}",
+        report.segments_skipped, filtered.asked, filtered.useless, f"{100 * report.useless_rate:.2f} %", f"{seconds:.1f}",
+    )  # fmt: skip
+
+
+def run(folder: Path, scale: float, numbers: list[int], trials: int) -> None:
+    records = max(100, round(RECORDS * scale / 100) * 100)
+    base = np.arange(SEGMENTS * records).reshape(SEGMENTS, records)
+    end = write_log(folder / "log", base, value_bytes=VALUE_BYTES)
+    size = max(path.stat().st_size for path in (folder / "log").glob("*.log"))
+    segment_bytes = size + size // 2
+    tier = opened(folder / "base", segment_bytes)
+    import_directory(tier, folder / "log", NAME, tier.settings.cleaner.policy())
+    first = compact(tier, NAME, NOW_MS, force=True)
+    print(f"{first.segments_out} clean segments of {size:,} bytes; one in {SHARING} shares a key with the tail\n")
+    row("dirty keys", "filters", "bytes read", "sidecars", "bytes written", "requests", "skipped", "asked", "useless", "useless", "seconds")
+    rates = []
+    for dirty in numbers:
+        made = folder / f"for-{dirty}"
+        shutil.copytree(folder / "base", made, copy_function=os.link)
+        tier = opened(made, segment_bytes, design_keys=dirty)
+        written = rebuild(tier, NAME, Budget(1 << 30), unusable_only=False)
+        rates.append((dirty, written.bytes_written, *measured(tier, dirty, trials if dirty < 500_000 else max(1, trials // 4))))
+        tail = bring(tier, folder / f"tail-{dirty}", dirty, records, end)
+        for filters in ("on", "off"):
+            copy = folder / f"{filters}-{dirty}"
+            shutil.copytree(made, copy, copy_function=os.link)
+            tier = opened(copy, segment_bytes, bloom=filters == "on", design_keys=dirty)
+            begin, before = time.perf_counter(), tier.counters.usage()
+            report = compact(tier, NAME, NOW_MS, force=True)
+            requests = tier.counters.usage().since(before).total_requests
+            told(dirty, filters, report, requests, time.perf_counter() - begin)
+            shutil.rmtree(copy)
+        print(f"{'':13}the tail itself: {tail:,} bytes", flush=True)
+        shutil.rmtree(made)
+    print()
+    row("designed for", "sidecars", "asked", "wrong", "rate", "promised")
+    for dirty, written_bytes, asked, wrong in rates:
+        row(f"{dirty:,}", f"{written_bytes:,}", asked, wrong, f"{100 * wrong / max(1, asked):.2f} %", "1.00 %")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0, help="size of the segments: 1 is 1 MiB")
+    parser.add_argument("--dirty", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
+    parser.add_argument("--trials", type=int, default=20, help="how often each filter is asked")
+    parser.add_argument("--dir", type=Path, help="where the tiers are made (default: a temporary directory)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="skip-", dir=args.dir) as folder:
+        run(Path(folder), args.scale, args.dirty, args.trials)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
