@@ -18,6 +18,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.disk import Budget
+from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.ordering import Stage
 from compactor.pipeline.planning import Assessment, RoundFacts, assess, plan_round
@@ -215,7 +216,7 @@ class Round:
     def _sidecars(self, state: PartitionState) -> Sidecars | None:
         if not self._cleaner.bloom:
             return None
-        return Sidecars(self._opened.ports.control, self._opened.open(state.name).prefix, self._opened.hash_key())
+        return sidecars_of(self._opened, state.name)
 
     def _new_bench(self, state: PartitionState) -> Bench:
         opened, cleaner = self._opened, self._cleaner
@@ -387,6 +388,8 @@ def compact(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = Fa
     log, hint = opened.open(name), opened.hint(name)
     report = Round(opened, name, now_ms, force=force, on_stage=on_stage).run(log)
     opened.keep(log, hint)
+    if opened.local:
+        opened.local.forget_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
     if report.status in ("cleaned", "resumed"):
         opened.note_change(name)
     return report

@@ -40,7 +40,9 @@ class Rebuilt:
 
 def sidecars_of(opened: Tier, name: TopicPartition) -> Sidecars:
     """Raises UsageError where there is no tier."""
-    return Sidecars(opened.ports.control, opened.open(name).prefix, opened.hash_key())
+    hash_key = opened.hash_key()
+    kept = opened.local if opened.local and opened.local.bound else None
+    return Sidecars(opened.ports.control, opened.open(name).prefix, hash_key, kept)
 
 
 def show(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from compactor.model.ids import TopicPartition
 from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.planning import Assessment, assess
 from compactor.pipeline.sidecars import MISSING, Head
-from compactor.pipeline.skipping import FilterRecord, engine_for, filter_record, keys_expected, look_at
+from compactor.pipeline.skipping import KEY_BYTES, FilterRecord, engine_for, filter_record, keys_expected, look_at
 from compactor.pipeline.tier import Tier
 from compactor.storage.probe import deletes_free_space
 
@@ -90,6 +90,8 @@ def known_of(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: boo
     found = assess(summary, cleaner, now_ms, force=force)
     if not found.due or not cleaner.bloom or cleaner.map_engine == "spark":
         return None
+    if not found.clean and sum(segment.records for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
+        return None  # whatever they say, all is read and the keys fit
     runs = opened.open(summary.name).refresh().runs if found.clean else ()
     return Known(sidecars_of(opened, summary.name).heads([segment.id for segment in found.segments]), filter_record(runs))
 

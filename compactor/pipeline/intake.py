@@ -14,15 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from compactor.cleaner.lanes import Lanes
 from compactor.cleaner.offline import open_directory
+from compactor.cleaner.portraits import portray
 from compactor.errors import BadData, NotFound, OutOfBudget, StoreError, UsageError
 from compactor.metadata.state import ClosedImport, PartitionState
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.policy import CleanerPolicy
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.importing import register, tier
 from compactor.pipeline.logdir import Member, check, check_unchanged, lineage_for, members, prepare, room_for
 from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.recorded import content
+from compactor.pipeline.sidecars import Sidecars
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import upload
 from compactor.records.producers import ProducerStates, parse_snapshot
@@ -111,6 +116,12 @@ class _Intake:
                 return True
         raise StoreError("this import was voided too often", hint="See why with `explain`, or raise publish.orphan_age_ms")
 
+    def _portray(self, metadata: RemoteLogSegmentMetadata, member: Member, sidecars: Sidecars) -> None:
+        """A sidecar without a filter: how many keys a round will meet, and what became of transactions without reading it again."""
+        limit = self._policy.max_decompressed_batch_bytes
+        with Lanes(self._opened.settings.daemon.threads) as lanes:
+            sidecars.add(portray(metadata.id, member.source, None, sidecars.hash_key, limit, lanes, sketch=True))
+
     def _closed(self, import_id: str) -> ClosedImport | None:
         return next((entry for entry in self._log.state.closed_imports if entry.import_id == import_id), None)
 
@@ -129,12 +140,15 @@ class _Intake:
         if entry is None or len(entry.ids) != len(self._members):
             return False
         segments = []
+        sidecars = sidecars_of(opened, self._name) if opened.settings.cleaner_for(self._name.topic).bloom else None
         for member, registered in zip(self._members, entry.ids, strict=True):
             with tempfile.TemporaryDirectory(prefix="import-") as scratch:
                 metadata, paths = prepare(self._log_dir, member, registered, lineage, self._policy, Path(scratch))
                 if upload(opened.ports.data, str(self._name), metadata, paths):
                     return False
                 check_unchanged(self._log_dir, member)
+            if sidecars is not None:
+                self._portray(metadata, member, sidecars)
             segments.append(metadata)
             on_bytes(metadata.size_bytes)
         tier(opened.ports, self._log, import_id, segments, lineage)

@@ -72,7 +72,6 @@ class Means:
     lanes: Lanes
     gate: bool = True
     check: Callable[[], object] = lambda: None
-    on_read: Callable[[int], None] = lambda size: None
 
 
 @dataclass
@@ -313,7 +312,6 @@ class Scout:
                 # Of markers nothing but the outcome is known yet: chunks that hold some are not cleaned ahead.
                 ahead = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec > 0))
                 survivors.scan(source, survivors.one.wanted(source), self._means.lanes, ahead=ahead)
-            self._means.on_read(self._reading.live[ordinal].size_bytes)
 
     def _fold(self) -> None:
         """The verdict on every batch, once: of clean segments without a sidecar the headers are needed for it."""

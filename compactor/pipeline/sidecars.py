@@ -5,10 +5,12 @@ They can be dropped at any time. What is missing or cannot be used costs a read 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 from bloom import sidecar as sidecars
 from bloom.sidecar import HEAD_GUESS, Sidecar, SidecarUnusable
@@ -40,21 +42,36 @@ def sidecar_key(log_prefix: str, segment_id: str) -> str:
     return f"{sidecar_prefix(log_prefix)}{segment_id}.bloom"
 
 
+class KeptHeads(Protocol):
+    """metadata.local_state: what can be forgotten at any time. Raises nothing."""
+
+    def heads(self, ids: Sequence[str]) -> dict[str, bytes]: ...
+
+    def keep_heads(self, heads: Mapping[str, bytes]) -> None: ...
+
+
 class Sidecars:
     """Those of one partition."""
 
-    def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes) -> None:
+    def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, kept: KeptHeads | None = None) -> None:
+        """``kept``: heads that this machine remembers; what they say of a segment never changes."""
         self._control = control
+        self._kept = kept
         self._log_prefix = log_prefix
-        self._hash_key = hash_key
+        self.hash_key = hash_key
 
     def key(self, segment_id: str) -> str:
         return sidecar_key(self._log_prefix, segment_id)
 
     def heads(self, segment_ids: Sequence[str]) -> dict[str, Head]:
         """What they say without their filters. One that is there and cannot be used is told once. Raises StoreError."""
+        found = self._remembered(segment_ids)
+        missing = [segment_id for segment_id in segment_ids if segment_id not in found]
         with ThreadPoolExecutor(REQUESTS, "sidecars") as pool:
-            found = dict(zip(segment_ids, pool.map(self._head, segment_ids), strict=True))
+            fetched = dict(zip(missing, pool.map(self._fetched, missing), strict=True))
+        if self._kept is not None:
+            self._kept.keep_heads({segment_id: data for segment_id, (head, data) in fetched.items() if head.sidecar is not None})
+        found |= {segment_id: head for segment_id, (head, _) in fetched.items()}
         for segment_id, head in found.items():
             if head.problem not in ("", MISSING):
                 _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.key(segment_id), head.problem)
@@ -63,7 +80,7 @@ class Sidecars:
     def load(self, segment_id: str) -> Sidecar | None:
         """With its filter; None where it cannot be used (any more). Raises StoreError."""
         try:
-            return sidecars.read(self._control.get(self.key(segment_id)), segment_id, self._hash_key)
+            return sidecars.read(self._control.get(self.key(segment_id)), segment_id, self.hash_key)
         except NotFound:
             return None
         except SidecarUnusable as unusable:
@@ -72,13 +89,15 @@ class Sidecars:
 
     def save(self, sidecar: Sidecar) -> int:
         """Writes or replaces it; its size in bytes. Raises StoreError."""
-        data = sidecars.write(sidecar, self._hash_key)
+        data = sidecars.write(sidecar, self.hash_key)
         self._control.put(self.key(sidecar.segment_id), data)
+        if self._kept is not None:
+            self._kept.keep_heads({sidecar.segment_id: data[: sidecars.head_length(data)]})
         return len(data)
 
     def add(self, sidecar: Sidecar) -> int:
         """Writes it where there is none. A store that does not take it costs a later read, not the round."""
-        data = sidecars.write(sidecar, self._hash_key)
+        data = sidecars.write(sidecar, self.hash_key)
         try:
             self._control.create(self.key(sidecar.segment_id), data)
             return len(data)
@@ -94,17 +113,24 @@ class Sidecars:
             segment_id_of(info.key): info.size for info in self._control.list(sidecar_prefix(self._log_prefix)) if segment_id_of(info.key)
         }
 
-    def _head(self, segment_id: str) -> Head:
+    def _remembered(self, segment_ids: Sequence[str]) -> dict[str, Head]:
+        found = {}
+        for segment_id, data in (self._kept.heads(segment_ids) if self._kept is not None else {}).items():
+            with contextlib.suppress(SidecarUnusable):
+                found[segment_id] = Head(sidecars.read_head(data, segment_id, self.hash_key), "", 0)
+        return found
+
+    def _fetched(self, segment_id: str) -> tuple[Head, bytes]:
         try:
             data = self._control.get(self.key(segment_id), 0, HEAD_GUESS)
             wanted = sidecars.head_length(data)
             if wanted > len(data) == HEAD_GUESS:
                 data += self._control.get(self.key(segment_id), HEAD_GUESS, wanted - HEAD_GUESS)
-            return Head(sidecars.read_head(data, segment_id, self._hash_key), "", len(data))
+            return Head(sidecars.read_head(data, segment_id, self.hash_key), "", len(data)), data[:wanted]
         except NotFound:
-            return Head(None, MISSING, 0)
+            return Head(None, MISSING, 0), b""
         except SidecarUnusable as unusable:
-            return Head(None, str(unusable), 0)
+            return Head(None, str(unusable), 0), b""
 
 
 def segment_id_of(key: str) -> str:

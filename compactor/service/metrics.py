@@ -27,6 +27,9 @@ class Tallies:
     records_kept: int = 0
     segments_read: int = 0
     segments_written: int = 0
+    segments_skipped: int = 0
+    filters_asked: int = 0
+    filters_useless: int = 0
     round_bytes_read: int = 0
     round_bytes_written: int = 0
     objects_deleted: int = 0
@@ -47,6 +50,9 @@ def tally(so_far: Tallies, done: Done, map_budget: int) -> Tallies:
             "records_kept": so_far.records_kept + report.records_kept,
             "segments_read": so_far.segments_read + report.segments_in - report.segments_skipped,
             "segments_written": so_far.segments_written + report.segments_out,
+            "segments_skipped": so_far.segments_skipped + report.segments_skipped,
+            "filters_asked": so_far.filters_asked + report.filters.asked,
+            "filters_useless": so_far.filters_useless + report.filters.useless,
             "round_bytes_read": so_far.round_bytes_read + report.bytes_read,
             "round_bytes_written": so_far.round_bytes_written + report.bytes_written,
             "last_round_seconds": done.seconds,
@@ -189,5 +195,8 @@ def _own(status: Status) -> Iterator[Metric]:
     yield _counter("records_kept", "Records that rounds have kept", tallies.records_kept)
     yield _counter("segments_read", "Segments that rounds have replaced", tallies.segments_read)
     yield _counter("segments_written", "Segments that rounds have written", tallies.segments_written)
+    yield _counter("segments_skipped", "Segments that rounds have left alone", tallies.segments_skipped)
+    yield _counter("filters_asked", "Bloom filters that alone decided about their segment", tallies.filters_asked)
+    yield _counter("filters_useless", "Segments that were read for a filter's wrong answer", tallies.filters_useless)
     yield _counter("objects_deleted", "Objects deleted or swept", tallies.objects_deleted)
     yield _counter("bytes_deleted", "Bytes deleted or swept", tallies.bytes_deleted)

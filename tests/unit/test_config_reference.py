@@ -74,5 +74,6 @@ def test_deployments_load_and_hold_only_differences(file: Path) -> None:
 
 if __name__ == "__main__":
     page = PAGE.read_text()
-    start, end = page.index("| setting |"), page.index("\n\n", page.index("| setting |")) + 1
-    PAGE.write_text(page[:start] + table() + page[end:])
+    start = page.index("| setting |")
+    rest = page[start:].partition("\n\n")
+    PAGE.write_text(page[:start] + table() + rest[1][1:] + rest[2])

@@ -1,0 +1,78 @@
+"""Sidecars in a store, and what this machine remembers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from bloom.runs import BATCH_RUNS, MARKERS
+from bloom.sidecar import Due, Portrait, Sidecar
+from bloom.sizing import design
+from compactor.pipeline.sidecars import Sidecars
+from compactor.storage.counting import Counters
+from tests.support.memory_store import Clock, MemoryStore
+
+KEY = bytes(range(16))
+
+
+def made(segment_id: str, keys: int = 50) -> Sidecar:
+    portrait = Portrait(design(keys, 1_000, 100_000))
+    portrait.add(np.random.default_rng(1).integers(0, 2**64, (keys, 2), np.uint64))
+    return portrait.sidecar(segment_id, keys, Due(), np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+
+    def heads(self, ids: Sequence[str]) -> dict[str, bytes]:
+        return {name: self.data[name] for name in ids if name in self.data}
+
+    def keep_heads(self, heads: Mapping[str, bytes]) -> None:
+        self.data |= heads
+
+
+def test_heads_that_are_remembered_are_not_fetched_again() -> None:
+    store, kept = MemoryStore(Clock(), Counters()), Kept()
+    Sidecars(store, "p", KEY).add(made("a"))
+    first = Sidecars(store, "p", KEY, kept).heads(["a", "b"])
+    assert (first["a"].problem, first["b"].problem) == ("", "it has no sidecar")
+    assert first["a"].bytes > 0
+    store.delete(["p/sidecars/a.bloom"])
+    again = Sidecars(store, "p", KEY, kept).heads(["a", "b"])
+    assert again["a"].sidecar is not None
+    assert again["a"].sidecar.distinct_keys == 50
+    assert again["a"].bytes == 0
+    assert Sidecars(store, "p", KEY, kept).load("a") is None, "its filter is asked of the store alone"
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:50], lambda data: b"", lambda data: data[:-1] + bytes([data[-1] ^ 1])])
+def test_a_memory_that_is_damaged_is_not_believed(spoil: object) -> None:
+    store, kept = MemoryStore(Clock(), Counters()), Kept()
+    Sidecars(store, "p", KEY).add(made("a"))
+    Sidecars(store, "p", KEY, kept).heads(["a"])
+    kept.data["a"] = spoil(kept.data["a"])  # type: ignore[operator]
+    found = Sidecars(store, "p", KEY, kept).heads(["a"])["a"]
+    assert found.sidecar is not None
+    assert found.bytes > 0
+
+
+def test_one_that_was_made_for_another_segment_or_tier_is_not_used() -> None:
+    store = MemoryStore(Clock(), Counters())
+    Sidecars(store, "p", KEY).add(made("a"))
+    store.put("p/sidecars/b.bloom", store.get("p/sidecars/a.bloom"))
+    assert Sidecars(store, "p", KEY).heads(["b"])["b"].problem == "it was made for another segment (a)"
+    assert Sidecars(store, "p", bytes(16)).heads(["a"])["a"].problem == "it was made under another hash key"
+
+
+def test_the_first_one_stays_unless_it_is_rebuilt() -> None:
+    store, kept = MemoryStore(Clock(), Counters()), Kept()
+    mine = Sidecars(store, "p", KEY, kept)
+    assert mine.add(made("a", 50)) > 0
+    assert mine.add(made("a", 60)) == 0
+    assert mine.heads(["a"])["a"].sidecar.distinct_keys == 50  # type: ignore[union-attr]
+    mine.save(made("a", 60))
+    assert mine.heads(["a"])["a"].sidecar.distinct_keys == 60  # type: ignore[union-attr]
+    assert set(mine.ids()) == {"a"}
