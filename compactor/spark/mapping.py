@@ -281,3 +281,12 @@ def gather_sample(shared: Shared, parts: tuple[ScratchObject, ...], cost: Cost) 
     cost.exchanged_bytes += written.size
     note_memory(cost)
     return written
+
+
+def warm_up() -> None:
+    """Compiles the kernels of the second stage, or loads them from the cache."""
+    keys, bitmap = KeySet(1 << 16, expected_keys=0), np.zeros(2, np.uint8)
+    rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
+    survive_if_first(keys.table, keys.state, rows, 0, 1, 0, bitmap)
+    survive_if_absent(keys.table, keys.state, rows, 1, 0, bitmap)
+    set_bits(np.frombuffer(encode_bits(bitmap), np.uint8), bitmap)

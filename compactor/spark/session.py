@@ -75,19 +75,29 @@ def _warmed_up(session: SparkSession, begin: float) -> Started:
     context.setJobDescription("first job: are the executors ready?")
     try:
         wanted = max(2, context.defaultParallelism)
-        differing = set(context.parallelize(range(wanted), wanted).map(_ready).collect()) - {_ready(0)}
+        differing = set(context.parallelize(range(wanted), wanted).map(_warm).collect()) - {_ready()}
     except _errors() as error:
         raise UsageError(f"Spark's executors do not run our tasks: {first_line(error)}", hint=INSTALL) from None
     finally:
         context.setJobDescription(None)  # type: ignore[arg-type]
     if differing:
-        raise UsageError(f"the executors run {min(differing)}, the driver {_ready(0)}", hint=INSTALL)
+        raise UsageError(f"the executors run {min(differing)}, the driver {_ready()}", hint=INSTALL)
     slots = max(1, context.defaultParallelism)
     executors = max(1, int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
     return Started(Cluster(session, slots, -(-slots // executors)), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
 
 
-def _ready(_: int) -> str:
+def _warm(_: int) -> str:
+    """On an executor: kernels are loaded before anybody looks at the clock, as `run` does it."""
+    from compactor.cleaner.warm import warm_up
+    from compactor.spark.mapping import warm_up as warm_up_map
+
+    warm_up()
+    warm_up_map()
+    return _ready()
+
+
+def _ready() -> str:
     from compactor.pipeline.worker import fingerprint
 
     return fingerprint()
