@@ -170,13 +170,13 @@ def test_work_that_does_not_stop_is_left_as_a_crash_would_leave_it(service: Serv
     log = LogBuilder()
     log.put(f"k={'x' * 600_000}")
     service.deployment.bring(log.write(tmp_path / "large"))
-    service.deployment.set(limits={"max_write_bytes_per_s": 20_000})  # half a minute in one request
+    service.deployment.set(limits={"max_write_bytes_per_s": 5_000})  # two minutes in one request
     daemon = service.start()
     wait_for(lambda: service.deployment.do("checkpoints", "show", "orders-0")["open_run"] is not None)
     time.sleep(0.5)
     assert daemon.end() == 0
     assert "left at work, for the next run to resume: orders-0" in daemon.process.said()
-    service.deployment.set(limits={"max_read_bytes_per_s": 0})
+    service.deployment.set(limits={"max_write_bytes_per_s": 0})
     (row,) = service.deployment.do("run")["partitions"]
     assert row["status"] == "resumed"
 
