@@ -224,7 +224,7 @@ class Scout:
     def _on_disk(self, rows: int, parts: int) -> Found:
         means, staging = self._means, self._reading.staging
         finished = FinishedChunks(0)
-        gate_share = means.map_budget_bytes // 2 if means.gate else 0
+        gate_share = max(0, min(means.map_budget_bytes // 2, means.map_budget_bytes - LEAST_BYTES)) if means.gate else 0
         map_budget = means.map_budget_bytes - gate_share
         size = min(self._largest() + blocks(rows * ROW_BYTES * 11 // (10 * parts)), staging.budget.total)
         with staging.room(size, f"the offset map of {self._reading.partition}") as grant:

@@ -213,6 +213,20 @@ def test_the_engine_on_disk_gives_the_same_and_stays_within_the_budget(tmp_path:
     assert views["memory"] == views["partitioned"]
 
 
+def test_the_smallest_map_budget_is_enough_for_the_engine_on_disk(tmp_path: Path) -> None:
+    it = Growing(tmp_path, 3, map_budget_bytes=4096)
+    it.tier.run("--now", NOW)
+    it.log.roll()
+    for first in range(0, 3_000, 100):
+        it.log.put(*[f"s0-k{key}=new" for key in range(first, first + 100)])
+    it.bring()
+    row = it.tier.run("--now", NOW)
+    assert (row["status"], row["map_engine"]) == ("cleaned", "partitioned")
+    values = it.view("out")[1]
+    assert sum(value == b"new" for value in values.values()) == 3_000
+    assert it.tier.do("verify")["ok"]
+
+
 def test_an_estimate_that_was_wrong_changes_over_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Growing(tmp_path / "plain", 20)
     plain.tail("s3-k1=new")
