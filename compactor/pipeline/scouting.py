@@ -176,6 +176,7 @@ class Scout:
     def _in_memory(self, expected: int) -> Found:
         """Goes over to the disk in the middle where the keys turn out not to fit. Raises Overrun where the disk has no room at once."""
         means, staging = self._means, self._reading.staging
+        rows = sum(self._reading.live[n].records for n in self._dirty)
         spare = max(0, means.map_budget_bytes - expected * KEY_BYTES * 5 // 4 - LEAST_BYTES)
         most = max(spare, means.map_budget_bytes // LEAST_GATE_SHARE) if means.gate else 0
         gate_share = min(most, expected * GATE_KEY_BYTES + LEAST_BYTES)
@@ -190,7 +191,6 @@ class Scout:
                 )
             # From here on this thread holds room on the disk, and must not wait for more.
             self._grant = Grant(staging.budget, staging.account, 0)
-            rows = sum(self._reading.live[n].records for n in self._dirty)
             return KeyBuckets(staging.folder / "buckets", _Disk(self._grant), map_budget_bytes=means.map_budget_bytes, expected_rows=rows)
 
         budget = means.map_budget_bytes - (0 if means.engine == "memory" else spare)
@@ -198,7 +198,7 @@ class Scout:
         try:
             self._scan_dirty(survivors)
             self._fold()
-            clean = _Clean(self._looks(survivors.keys))
+            clean = _Clean(self._looks(self._keys_on_disk(rows) if survivors.on_disk else survivors.keys))
             self._look_up(clean, survivors)
             survivors.finish()
         finally:
@@ -207,6 +207,13 @@ class Scout:
                 self._grant.release()
                 self._grant = None
         return self._found(survivors, finished, clean, 1)
+
+    def _keys_on_disk(self, rows: int) -> int:
+        """Rows on the disk are not told apart before ``finish``, and ``rows`` is an estimate (0 for compressed v0/v1 wrappers).
+
+        Without a key every clean segment may be skipped, so 0 is said only where nothing was scanned.
+        """
+        return max(1, rows) if self._dirty else 0
 
     def _parts(self, rows: int) -> int:
         """How many scans, so that a part's rows and the segment that is read fit the budget."""
@@ -240,7 +247,7 @@ class Scout:
                 for _ in range(parts):
                     self._scan_dirty(survivors)
                     self._fold()
-                    clean = clean or _Clean(self._looks(rows))
+                    clean = clean or _Clean(self._looks(self._keys_on_disk(rows)))
                     self._look_up(clean, survivors)
                     survivors.finish()
             finally:
