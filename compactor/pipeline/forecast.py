@@ -13,7 +13,7 @@ from compactor.model.ids import TopicPartition
 from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.planning import Assessment, assess
 from compactor.pipeline.sidecars import MISSING, Head
-from compactor.pipeline.skipping import KEY_BYTES, FilterRecord, engine_for, filter_record, keys_expected, look_at
+from compactor.pipeline.skipping import KEY_BYTES, FilterRecord, engine_for, filter_record, keys_expected, look_at, records_about
 from compactor.pipeline.tier import Tier
 from compactor.storage.probe import deletes_free_space
 
@@ -90,7 +90,7 @@ def known_of(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: boo
     found = assess(summary, cleaner, now_ms, force=force)
     if not found.due or not cleaner.bloom or cleaner.map_engine == "spark":
         return None
-    if not found.clean and sum(segment.records for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
+    if not found.clean and sum(records_about(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
     runs = opened.open(summary.name).refresh().runs if found.clean else ()
     return Known(sidecars_of(opened, summary.name).heads([segment.id for segment in found.segments]), filter_record(runs))
@@ -110,7 +110,7 @@ def forecast_of(
     cleaner = opened.settings.cleaner_for(summary.topic)
     found = assess(summary, cleaner, now_ms, force=force)
     heads = known.heads if known else {}
-    keys = keys_expected([heads.get(s.id, _NO_HEAD) for s in found.dirty], [s.records for s in found.dirty]) if found.due else 0
+    keys = keys_expected([heads.get(s.id, _NO_HEAD) for s in found.dirty], [records_about(s) for s in found.dirty]) if found.due else 0
     segments = _segments(summary, found, known, keys, now_ms) if found.due else []
     sizes = {action: sum(s.bytes for s in segments if s.action == action) for action in ("rewrite", "filter", "skip")}
     count = {action: sum(s.action == action for s in segments) for action in ("rewrite", "filter", "skip")}
@@ -187,7 +187,7 @@ def _passes(cleaner: Cleaner, found: Assessment[SegmentSummary], engine: str) ->
     """How often the dirty range is read for its keys."""
     if engine != "partitioned" or not isinstance(cleaner.disk_budget_bytes, int):
         return 1
-    rows, largest = sum(s.records for s in found.dirty), max((s.size_bytes for s in found.segments), default=0)
+    rows, largest = sum(records_about(s) for s in found.dirty), max((s.size_bytes for s in found.segments), default=0)
     return passes_needed(rows, max(1, cleaner.disk_budget_bytes - largest))
 
 

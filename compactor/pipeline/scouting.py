@@ -35,7 +35,7 @@ from compactor.errors import OutOfBudget
 from compactor.pipeline.disk import Grant, Overrun, blocks
 from compactor.pipeline.reading import Reading
 from compactor.pipeline.sidecars import Head, Sidecars
-from compactor.pipeline.skipping import KEY_BYTES, MET, FilterRecord, Look, engine_for, keys_expected, look_at, skipped_text
+from compactor.pipeline.skipping import KEY_BYTES, MET, FilterRecord, Look, engine_for, keys_expected, look_at, records_about, skipped_text
 from compactor.records.batches import NOT_CONTROL, BatchTable
 from compactor.records.indexes import TXN_ENTRY
 
@@ -151,7 +151,7 @@ class Scout:
     @property
     def keys_expected(self) -> int:
         """Distinct keys of the dirty range, about."""
-        return keys_expected([self._head(n) for n in self._dirty], [self._reading.live[n].records for n in self._dirty])
+        return keys_expected([self._head(n) for n in self._dirty], [records_about(self._reading.live[n]) for n in self._dirty])
 
     def run(self) -> Found:
         """Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``check`` raises."""
@@ -161,7 +161,7 @@ class Scout:
                 return self._in_memory(expected)
             except Overrun:
                 pass  # the keys do not fit, and just now there was no room on the disk to go over to
-        rows = sum(self._reading.live[n].records for n in self._dirty)
+        rows = sum(records_about(self._reading.live[n]) for n in self._dirty)
         parts = self._parts(rows)
         while True:
             try:
@@ -176,7 +176,7 @@ class Scout:
     def _in_memory(self, expected: int) -> Found:
         """Goes over to the disk in the middle where the keys turn out not to fit. Raises Overrun where the disk has no room at once."""
         means, staging = self._means, self._reading.staging
-        rows = sum(self._reading.live[n].records for n in self._dirty)
+        rows = sum(records_about(self._reading.live[n]) for n in self._dirty)
         spare = max(0, means.map_budget_bytes - expected * KEY_BYTES * 5 // 4 - LEAST_BYTES)
         most = max(spare, means.map_budget_bytes // LEAST_GATE_SHARE) if means.gate else 0
         gate_share = min(most, expected * GATE_KEY_BYTES + LEAST_BYTES)
@@ -209,7 +209,7 @@ class Scout:
         return self._found(survivors, finished, clean, 1)
 
     def _keys_on_disk(self, rows: int) -> int:
-        """Rows on the disk are not told apart before ``finish``, and ``rows`` is an estimate (0 for compressed v0/v1 wrappers).
+        """Rows on the disk are not told apart before ``finish``, and ``rows`` is an estimate.
 
         Without a key every clean segment may be skipped, so 0 is said only where nothing was scanned.
         """
@@ -290,7 +290,7 @@ class Scout:
                 seed=int.from_bytes(seed, "big"),
                 budget_bytes=gate_share,
                 inflate_limit=limit,
-                records=sum(self._reading.live[n].records for n in self._dirty),
+                records=sum(records_about(self._reading.live[n]) for n in self._dirty),
             )
         sources = self._sources
         return PassOne(sources, self._verdicts, extent.first_dirty, extent.end, hash_key, limit, finished, extent.rules, self._gate)

@@ -11,6 +11,7 @@ from bloom.sidecar import Sidecar, estimate_together
 from bloom.sizing import TRIAL, FilterDesign, still_pays
 from compactor.config import Cleaner
 from compactor.metadata.state import PartitionState, Run
+from compactor.metadata.summary import SegmentFacts
 from compactor.model.plan import CompactionPlan
 from compactor.pipeline.sidecars import Head
 
@@ -25,6 +26,9 @@ DEFAULT_KEYS = 100_000
 
 KEY_BYTES = 20
 """What a key takes in memory, at most."""
+
+WRAPPED_BYTES = 50
+"""What a message takes in a compressed wrapper, about."""
 
 WORTH_ASKING = 0.5
 """A filter that would be wrong more often than this, for so many keys, is not fetched."""
@@ -98,6 +102,11 @@ def engine_for(setting: str, keys: int, map_budget_bytes: int) -> str:
     if setting != "auto":
         return setting
     return "memory" if keys * KEY_BYTES <= map_budget_bytes else "partitioned"
+
+
+def records_about(segment: SegmentFacts) -> int:
+    """Compressed wrappers of v0 and v1 do not say how many messages they hold: a segment of nothing else counts by its bytes."""
+    return segment.records or segment.size_bytes // WRAPPED_BYTES
 
 
 def keys_expected(heads: Sequence[Head], records: Sequence[int]) -> int:

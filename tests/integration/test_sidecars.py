@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compactor.pipeline import scouting
-from tests.builders import LogBuilder
+from tests.builders import LZ4, LogBuilder, entry, wrapper
 from tests.integration.test_disk_budget_runs import Watch
 from tests.support.tier_cli import TierCli, latest, visible
 
@@ -225,6 +225,24 @@ def test_the_smallest_map_budget_is_enough_for_the_engine_on_disk(tmp_path: Path
     values = it.view("out")[1]
     assert sum(value == b"new" for value in values.values()) == 3_000
     assert it.tier.do("verify")["ok"]
+
+
+@pytest.mark.parametrize("engine", ["auto", "memory", "partitioned"])
+def test_old_wrappers_that_do_not_say_how_many_messages_they_hold(tmp_path: Path, engine: str) -> None:
+    it = Growing(tmp_path, 4, map_engine=engine, map_budget_bytes=8192)
+    it.tier.run("--now", NOW)
+    it.log.roll()
+    inner = [entry(1, number, f"s{number % 3}-k{number}=new", timestamp=7) for number in range(40)]
+    base = it.log.next_offset
+    it.log.raw(wrapper(1, base + 39, inner, LZ4, timestamp=7), base + 39)
+    it.bring()
+    assert it.live()[-1]["records"] == 0
+    assert it.tier.do("plan", "--now", NOW)["partitions"][0]["map_keys"] > 0
+    row = it.tier.run("--now", NOW)
+    assert (row["status"], row["segments_skipped"]) == ("cleaned", 1)
+    values = it.view("out")[1]
+    assert sum(value == b"new" for value in values.values()) == 40
+    assert sorted(s["records"] for s in it.live())[-2:] == [KEYS - 13, KEYS], "superseded records are gone"
 
 
 def test_an_estimate_that_was_wrong_changes_over_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
