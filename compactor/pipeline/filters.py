@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bloom.sidecar import NEVER_MS, Sidecar
 from compactor.cleaner.lanes import Lanes
 from compactor.cleaner.portraits import portray
@@ -128,9 +130,11 @@ def rebuild(
         with Lanes(opened.settings.daemon.threads) as lanes:
             for ordinal in wanted:
                 segment = state.live[ordinal]
-                design = filter_for(cleaner, record, probes, segment.records, segment.size_bytes)
                 try:
                     with reading.opened(ordinal) as source:
+                        # A compressed v0/v1 wrapper does not say how many keys a filter must have room for, and cleaning makes v2 of it.
+                        counted = not np.any((source.table.magic < 2) & (source.table.codec > 0))
+                        design = filter_for(cleaner, record, probes, segment.records, segment.size_bytes) if counted else None
                         made = portray(segment.id, source, design, opened.hash_key(), reading.inflate_limit, lanes, sketch=True)
                 except NotFound:
                     if segment.id in opened.open(name).refresh().live_by_id():

@@ -39,3 +39,19 @@ def test_clean_segments_are_asked_about_keys_in_compressed_legacy_wrappers(tmp_p
     it.bring()
     assert it.live()[-1]["records"] == 0, "nobody has counted them"
     _old_value_is_gone(it, it.tier.run("--now", NOW), engine)
+
+
+def test_rebuild_makes_no_filter_where_compressed_legacy_wrappers_hide_how_many_keys_there_are(tmp_path: Path) -> None:
+    it = Growing(tmp_path, 1, bloom_design_keys=10)
+    it.log.roll()
+    for _ in range(3):
+        first = it.log.next_offset
+        entries = [entry(1, first + n, f"m{first + n}=1", timestamp=1_000) for n in range(300)]
+        it.log.raw(wrapper(1, first + 299, entries, GZIP, timestamp=1_000), first + 299)
+    it.log.put(*[f"y{n}=" + 200 * "y" for n in range(10)])
+    it.bring()
+    assert [s["records"] for s in it.live()] == [60, 10]
+    assert len(it.tier.do("bloom", "rebuild", "orders-0")["written"]) == 2
+    shown = [s["sidecar"] for s in it.tier.do("bloom", "show", "orders-0")["segments"]]
+    assert [s["filter_bytes"] > 0 for s in shown] == [True, False]
+    assert it.tier.run("--now", NOW)["status"] == "cleaned"
