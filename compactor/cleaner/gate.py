@@ -447,16 +447,18 @@ class Gate:
         with mapped(pairs.source):
             was, _ = self._sums(pairs.source.buf, SourceBatches([pairs.source.table]).take(pairs.origin), pairs.source.name)
         became, highest = self._sums(output, pairs.output, pairs.source.name)
+        was[2] = 0  # what is written anew has none
         wrong = np.any(was != became, axis=0) | (pairs.output[col.MAX_TIMESTAMP] != highest)
         if wrong.any():
             offset = int(pairs.output[col.LAST, wrong][0])
             raise GateFailed("a marker that does not say what its source says", segment=pairs.source.name, offset=offset)
 
     def _sums(self, buf: Bytes, headers: Headers, segment: str) -> tuple[npt.NDArray[np.uint64], Int64s]:
-        """Number and chain of all records of each batch, and their highest timestamp."""
-        sums, highest = np.empty((2, headers.shape[1]), np.uint64), np.empty(headers.shape[1], np.int64)
+        """Of the records of each batch: number, chain, whether one has attributes (Kafka writes none); the highest timestamp."""
+        sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
         for some, records in self._walk(self._other, buf, headers, headers[col.COUNT] > 0, segment):
-            sums[:, some] = chains(records, np.ones(len(records.offset), np.bool_))
+            sums[:2, some] = chains(records, np.ones(len(records.offset), np.bool_))
+            sums[2, some] = np.bitwise_or.reduceat(records.flags & col.ODD_ATTRIBUTES, records.first_row[:-1])
             highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
         return sums, highest
 

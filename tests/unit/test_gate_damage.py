@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from compactor.cleaner.gate import GateFailed
 from compactor.records.build import NO_PRODUCER, Row, batch
 from compactor.records.encode import empty_batch
 from tests.builders import LZ4, LogBuilder
-from tests.plain_format import Batch, Record, read_batches
+from tests.plain_format import Batch, Record, fix_crc, read_batches
 from tests.support.damage import Round, changed, settled
 
 NOW = 1_000_000
@@ -85,6 +86,11 @@ def header(**fields: int) -> Callable[[Batch], Batch]:
     return lambda each: changed(each, **fields)
 
 
+def record_attributes(each: Batch) -> Batch:
+    """Of the first record of an uncompressed batch: bits that Kafka never sets."""
+    return replace(each, raw=fix_crc(each.raw[:62] + b"\x02" + each.raw[63:]))
+
+
 def lost(last_offset: int) -> Damage:
     return lambda batches: [each for each in batches if each.last_offset != last_offset]
 
@@ -125,6 +131,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a marker turned into its opposite": (on(10, other(10, key=b"\x00\x00\x00\x00")), "a control batch was changed"),
     "a marker's record changed": (on(21, other(21, value=bytes(6) + b"more")), "does not say what its source says"),
     "a marker of another coordinator": (on(21, other(21, value=b"\x00\x00\x00\x00\x00\x07")), "does not say what its source says"),
+    "attributes on a marker's record": (on(21, record_attributes), "does not say what its source says"),
     "a marker kept past its horizon": (
         on(15, lambda each: changed(each, [Record(15, 1_015, b"\x00\x00\x00\x01", bytes(6))], base_timestamp=DUE, attributes=0x70)),
         "a marker whose horizon has passed",
