@@ -1,4 +1,8 @@
-"""What all tests share: markers by folder, and hypothesis without deadlines (the first example may compile a kernel)."""
+"""What all tests share: markers by folder, and hypothesis without deadlines (the first example may compile a kernel).
+
+Property tests try the same examples each time, so that a run says something of the change and not of its luck. To look for new ones:
+``pytest --hypothesis-profile search tests/property``.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ pytest_plugins = ["tests.support.servers", "tests.support.bucket_cli"]
 
 TESTS = Path(__file__).parent
 
-settings.register_profile("project", deadline=None, print_blob=True)
-settings.load_profile("project")
+settings.register_profile("search", deadline=None, print_blob=True)
+settings.register_profile("same", deadline=None, print_blob=True, derandomize=True)
+settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
