@@ -56,12 +56,29 @@ def clean_chunk(
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
         _check_wrapper_order(source, chunk, rows, first_row)
+    _check_marker_values(source, chunk, rows, first_row)
     copied = action == COPY
     action = action.copy()
     keep, horizon = filter_rows(source.table, chunk, rows, first_row, superseded, action, retain_empty, rules, source.mtime_ms)
     encoded = encode(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, lane.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     return CleanChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied].sum()))
+
+
+def _check_marker_values(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
+    """Kafka's cleaner would take a control record without a value for a tombstone; its brokers cannot load such a log."""
+    control = source.table.is_control[chunk.first : chunk.last]
+    if not control.any():
+        return
+    for row in np.flatnonzero((rows.value_length < 0) & np.repeat(control, np.diff(first_row))).tolist():
+        batch = chunk.first + int(np.searchsorted(first_row, row, side="right")) - 1
+        raise BadData(
+            "a control record without a value",
+            segment=source.name,
+            position=int(source.table.position[batch]),
+            offset=int(source.table.base_offset[batch]),
+            hint="Restore the segment from a replica",
+        )
 
 
 def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from compactor.errors import BadData
+from compactor.records.build import Producer, Row, batch
 from tests.builders import Life, LogBuilder, snapshot
+from tests.plain_format import fix_crc
 from tests.plain_log import live_producers, load, transaction_index
 
 LATER = 10**12
@@ -308,3 +313,15 @@ def test_user_keys_that_look_like_markers_drop_no_markers(tmp_path: Path) -> Non
     life = Life(tmp_path, log)
     life.round()
     assert life.shape() == ["0-0", "1-1C", "3-3A", "4-5", "6-6"]
+
+
+def test_control_record_without_a_value_is_refused(tmp_path: Path) -> None:
+    log = LogBuilder()
+    log.put("1=a", pid=1, txn=True)
+    made = bytearray(batch([Row(1, 1_001, b"\x00\x00\x00\x01", None)], producer=Producer(1, 0, -1, True)))
+    made[22] |= 0x20
+    log.raw(fix_crc(bytes(made)), 1)
+    log.put("1=b")
+    with pytest.raises(BadData, match="a control record without a value") as refused:
+        Life(tmp_path, log).round()
+    assert refused.value.offset == 1
