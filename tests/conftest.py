@@ -9,14 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.support.servers", "tests.support.bucket_cli"]
 
 TESTS = Path(__file__).parent
 
-settings.register_profile("search", deadline=None, print_blob=True)
-settings.register_profile("same", deadline=None, print_blob=True, derandomize=True)
+_SLOW = [HealthCheck.too_slow]  # a busy machine is no fault of the test
+settings.register_profile("search", deadline=None, print_blob=True, suppress_health_check=_SLOW)
+settings.register_profile("same", deadline=None, print_blob=True, suppress_health_check=_SLOW, derandomize=True)
 settings.load_profile("same")
 
 
