@@ -21,6 +21,7 @@ KNOWN_REFUSALS = {
     "Attempt to append to a full time index": "index full",
     "Attempt to append to a full index": "index full",
     "Empty batches are only supported for magic v2 and above": "emptied legacy last batch",
+    "EndTransactionMarker.deserializeValue": "control record without a value",
 }
 
 
@@ -85,7 +86,7 @@ def judge_naive(kafka: Kafka, log_dir: Path, request: dict[str, Any], scratch: P
 
 
 def _kafkas(kafka: Kafka, log_dir: Path, out_dir: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """Kafka's answer; an index that is too small may already stop it when it rebuilds a missing one, before any cleaning."""
+    """Kafka's answer; it may refuse the log before any cleaning, when it rebuilds a missing index or loads the producers."""
     try:
         return kafka.clean(log_dir, out_dir, request)
     except KafkaFailed as failure:
