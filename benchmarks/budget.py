@@ -17,10 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ from compactor.config import load
 from compactor.model.ids import TopicPartition
 from compactor.pipeline.intake import import_directory
 from compactor.pipeline.tier import open_tier
+from tests.support.watching import Watch
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000
@@ -46,32 +44,6 @@ def write_config(tier: Path, **cleaner: object) -> Path:
         f"[daemon]\nthreads = {threads}\n"
     )
     return file
-
-
-@contextmanager
-def watched(folder: Path) -> Iterator[list[int]]:
-    """The most bytes, in blocks, that ever lay in the folder, as its only element."""
-    most, over = [0], threading.Event()
-
-    def look() -> None:
-        while not over.is_set():
-            used = 0
-            for path, _, names in os.walk(folder):
-                for name in names:
-                    try:
-                        used += os.lstat(f"{path}/{name}").st_blocks * 512
-                    except FileNotFoundError:
-                        continue
-            most[0] = max(most[0], used)
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield most
-    finally:
-        over.set()
-        thread.join()
 
 
 def run(config: Path) -> tuple[dict[str, Any], int, float]:
@@ -135,13 +107,13 @@ def measure(folder: Path, scale: float, segments: int, threads: int) -> None:
             copy, segment_bytes=size + size // 4, disk_budget_bytes=budget, map_budget_bytes=map_budget, threads=threads
         )  # fmt: skip
         begin = time.perf_counter()
-        with watched(copy.with_suffix(".state") / "spool") as most:
+        with Watch(copy.with_suffix(".state") / "spool") as seen:
             row, rss, cpu = run(config)
         line(
-            mib(budget), times, mib(row["peak_disk_bytes"]), mib(most[0]), mib(map_budget), row["map_engine"], mib(row["peak_map_bytes"]),
+            mib(budget), times, mib(row["peak_disk_bytes"]), mib(seen.most), mib(map_budget), row["map_engine"], mib(row["peak_map_bytes"]),
             mib(rss), mib(row["bytes_read"]), f"{time.perf_counter() - begin:.1f}", f"{cpu:.1f}",
         )  # fmt: skip
-        if max(row["peak_disk_bytes"], most[0]) > budget:
+        if max(row["peak_disk_bytes"], seen.most) > budget:
             raise SystemExit("the disk budget was exceeded")
         shutil.rmtree(copy)
         shutil.rmtree(copy.with_suffix(".state"), ignore_errors=True)

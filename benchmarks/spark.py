@@ -26,45 +26,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
+from benchmarks import logs
 from compactor.config import load
 from compactor.model.ids import TopicPartition
 from compactor.pipeline.intake import import_directory
 from compactor.pipeline.tier import open_tier
-from compactor.records.build import Row, batch
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000
-BASE_MS = 1_700_000_000_000
 BATCH = 500
-DIGITS = 12
-CRC_AT, CHECKED_FROM = 17, 21
 
 
 def write_log(folder: Path, *, records: int, keys: int, segments: int, value_bytes: int, seed: int = 1) -> Path:
     """A log directory of v2 batches of 500 records whose keys are drawn evenly; nothing is compressed."""
-    folder.mkdir(parents=True)
     dice = np.random.default_rng(seed)
-    value = dice.bytes(value_bytes)
-    template = batch([Row(n, BASE_MS, b"key-%0*d" % (DIGITS, n), value) for n in range(BATCH)], base_offset=0, last_offset=BATCH - 1)
-    places = np.array([template.index(b"key-%0*d" % (DIGITS, n)) + 4 for n in range(BATCH)])
-    per_segment = -(-records // segments // BATCH)
-    offset = 0
-    while offset < records:
-        count = min(per_segment, -(-(records - offset) // BATCH))
-        data = np.tile(np.frombuffer(template, np.uint8), (count, 1))
-        drawn = dice.integers(0, keys, (count, BATCH))
-        for digit in range(DIGITS):
-            data[:, places + digit] = 48 + drawn // 10 ** (DIGITS - 1 - digit) % 10
-        bases = offset + BATCH * np.arange(count)
-        data[:, :8] = bases.astype(">i8").view(np.uint8).reshape(count, 8)
-        data[:, 27:35] = data[:, 35:43] = (BASE_MS + bases).astype(">i8").view(np.uint8).reshape(count, 8)
-        for row in data:
-            row[CRC_AT:CHECKED_FROM] = np.frombuffer(google_crc32c.value(row[CHECKED_FROM:].tobytes()).to_bytes(4, "big"), np.uint8)
-        data.tofile(folder / f"{offset:020d}.log")
-        offset += count * BATCH
+    batches, each = -(-records // BATCH), -(-records // segments // BATCH)
+    drawn = (dice.integers(0, keys, BATCH * min(each, batches - begin)) for begin in range(0, batches, each))
+    logs.write_log(folder, drawn, value_bytes=value_bytes, per_batch=BATCH)
     return folder
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,14 +22,13 @@ from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.ordering import Stage
 from compactor.pipeline.planning import Assessment, RoundFacts, assess, plan_round
 from compactor.pipeline.ports import Worker, WorkSession
-from compactor.pipeline.reading import Reading
+from compactor.pipeline.reading import Reading, reading_of
 from compactor.pipeline.recorded import content
 from compactor.pipeline.rounds import RoundResult, RoundWork, run_round
 from compactor.pipeline.scouting import Found, Means, Range, Scout
 from compactor.pipeline.sidecars import Sidecars
 from compactor.pipeline.skipping import FilterRecord, filter_for, filter_record, filter_stats, keys_to_come, record_of
-from compactor.pipeline.spool import process_folder
-from compactor.pipeline.staging import Staging, group_room
+from compactor.pipeline.staging import group_room
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import LocalWorker, WorkStats, fingerprint, rules_of
 from compactor.records.producers import parse_snapshot
@@ -91,7 +89,6 @@ class RoundReport:
 class Bench:
     """Where a round is worked on in this process, from pass 1 to the last upload. ``run_id``: of the plan that ``found`` belongs to."""
 
-    staging: Staging
     lanes: Lanes
     reading: Reading
     found: Found | None = None
@@ -99,7 +96,7 @@ class Bench:
 
     def close(self) -> None:
         self.lanes.close()
-        self.staging.close()
+        self.reading.staging.close()
 
 
 class Round:
@@ -219,16 +216,8 @@ class Round:
         return sidecars_of(self._opened, state.name)
 
     def _new_bench(self, state: PartitionState) -> Bench:
-        opened, cleaner = self._opened, self._cleaner
-        staging = Staging(
-            Path(tempfile.mkdtemp(prefix="round-", dir=process_folder(opened.state_dir))),
-            opened.ports.data,
-            self._budget(),
-            sleep=opened.ports.sleep,
-            local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
-        )
-        reading = Reading(staging, str(state.name), state.live, cleaner.max_decompressed_batch_bytes)
-        return Bench(staging, Lanes(opened.settings.daemon.threads), reading)
+        reading = reading_of(self._opened, state, self._budget(), "round")
+        return Bench(Lanes(self._opened.settings.daemon.threads), reading)
 
     def _clear(self) -> None:
         if self._bench is not None:
@@ -269,7 +258,7 @@ class Round:
         try:
             yield from LocalWorker(
                 data=self._opened.ports.data,
-                staging=bench.staging,
+                staging=bench.reading.staging,
                 hash_key=self._opened.hash_key(),
                 map_budget_bytes=cleaner.map_budget_bytes,
                 threads=self._opened.settings.daemon.threads,

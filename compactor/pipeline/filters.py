@@ -6,10 +6,8 @@ meanwhile is swept with it.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +20,9 @@ from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.disk import Budget
-from compactor.pipeline.reading import Reading
+from compactor.pipeline.reading import reading_of
 from compactor.pipeline.sidecars import Head, Sidecars
 from compactor.pipeline.skipping import filter_for, filter_record, keys_to_come
-from compactor.pipeline.spool import process_folder
-from compactor.pipeline.staging import Staging
 from compactor.pipeline.tier import Tier
 
 
@@ -52,8 +48,9 @@ def show(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, Any]:
     state = opened.open(name).refresh()
     cleaner = opened.settings.cleaner_for(name.topic)
     record = filter_record(state.runs)
-    sizes = sidecars_of(opened, name).ids()
-    heads = sidecars_of(opened, name).heads([segment.id for segment in state.live])
+    sidecars = sidecars_of(opened, name)
+    sizes = sidecars.ids()
+    heads = sidecars.heads([segment.id for segment in state.live])
     probes = keys_to_come(cleaner, state.runs, 0)
     return {
         "topic": name.topic,
@@ -118,14 +115,7 @@ def rebuild(
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
     record, probes = filter_record(state.runs), keys_to_come(cleaner, state.runs, 0)
     written, size = [], 0
-    staging = Staging(
-        Path(tempfile.mkdtemp(prefix="bloom-", dir=process_folder(opened.state_dir))),
-        opened.ports.data,
-        budget,
-        sleep=opened.ports.sleep,
-        local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
-    )
-    reading = Reading(staging, str(name), state.live, cleaner.max_decompressed_batch_bytes)
+    reading = reading_of(opened, state, budget, "bloom")
     try:
         with Lanes(opened.settings.daemon.threads) as lanes:
             for ordinal in wanted:
@@ -140,10 +130,10 @@ def rebuild(
                     if segment.id in opened.open(name).refresh().live_by_id():
                         raise
                     continue  # replaced and retired meanwhile
-                staging.forget([reading.log(ordinal)])
+                reading.staging.forget([reading.log(ordinal)])
                 size += sidecars.save(made)
                 written.append(segment.id)
                 on_segment(segment.size_bytes)
-        return Rebuilt(tuple(written), len(state.live) - len(wanted), staging.bytes_fetched, size)
+        return Rebuilt(tuple(written), len(state.live) - len(wanted), reading.staging.bytes_fetched, size)
     finally:
-        staging.close()
+        reading.staging.close()

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
 from compactor.cleaner.portraits import NOTHING
 from compactor.cleaner.source import SourceSegment, open_source
+from compactor.metadata.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.pipeline.disk import Grant
+from compactor.pipeline.disk import Budget, Grant
+from compactor.pipeline.spool import process_folder
 from compactor.pipeline.staging import Staging, Wanted
+from compactor.pipeline.tier import Tier
 from compactor.records.batches import map_file
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
+
+
+def reading_of(opened: Tier, state: PartitionState, budget: Budget, purpose: str) -> Reading:
+    """A partition's live segments, staged in a new folder of this process. Whoever asked for it closes ``staging``."""
+    cleaner = opened.settings.cleaner_for(state.topic)
+    staging = Staging(
+        Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_folder(opened.state_dir))),
+        opened.ports.data,
+        budget,
+        sleep=opened.ports.sleep,
+        local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
+    )
+    return Reading(staging, str(state.name), state.live, cleaner.max_decompressed_batch_bytes)
 
 
 class Reading:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,7 @@ import pytest
 from compactor.cleaner.offline import CleanRequest, clean_directory
 from tests.builders import next_directory
 from tests.conformance.__main__ import GROWING, PROFILES, run_seed
-from tests.conformance.kafka import Kafka, Unavailable
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    try:
-        running = Kafka()
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with running:
-        yield running
+from tests.conformance.kafka import Kafka
 
 
 @pytest.mark.parametrize("seed", range(1, 7))

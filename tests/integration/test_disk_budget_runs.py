@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from compactor.pipeline import disk
 from compactor.pipeline.disk import BLOCK
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.tier_cli import TierCli, latest
+from tests.support.watching import Watch, used
 
 SEGMENT = 300_000
 
@@ -36,43 +36,6 @@ def log_of(segments: int, *, keys: int = 3_000, codec: int = NONE, seed: int = 1
             size += sum(map(len, batch))
             log.put(*batch, codec=codec)
     return log
-
-
-class Watch:
-    """Looks at a directory without a pause: the most that ever lay in it, in blocks."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.most = 0
-        self.looks = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            self.most = max(self.most, used(self.folder))
-            self.looks += 1
-            time.sleep(0.0002)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
-def used(folder: Path) -> int:
-    """Bytes that the files of a directory occupy, those just deleted left out."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(f"{path}/{name}").st_blocks * 512
-            except FileNotFoundError:
-                continue
-    return total
 
 
 def tier_with(folder: Path, log: LogBuilder, **cleaner: Any) -> TierCli:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.builders import Life
 from tests.conformance.judge import judge_product
-from tests.conformance.kafka import Kafka, Unavailable
+from tests.conformance.kafka import Kafka
 from tests.unit import test_log_cleaner_extra, test_log_cleaner_map, test_log_cleaner_records, test_log_cleaner_segments
 from tests.unit import test_log_cleaner_transactions as transactions
 
@@ -27,16 +27,6 @@ def behaviours(module: ModuleType) -> Iterator[tuple[str, Callable[..., None]]]:
 
 
 CASES = [(name, function) for module in MODULES for name, function in behaviours(module)]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    try:
-        running = Kafka()
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with running:
-        yield running
 
 
 @pytest.mark.parametrize("behaviour", [function for _, function in CASES], ids=[name for name, _ in CASES])

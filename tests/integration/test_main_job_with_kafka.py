@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conformance.kafka import Kafka, Unavailable
+from tests.conformance.kafka import Kafka
 from tests.golden_cases import client_rounds, unpack
 from tests.support.tier_cli import TierCli
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    try:
-        running = Kafka()
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with running:
-        yield running
 
 
 @pytest.mark.parametrize("profile", ["plain", "txn", "legacy", "mixed"])

@@ -11,8 +11,8 @@ import pytest
 
 from compactor.pipeline import scouting
 from tests.builders import LZ4, LogBuilder, entry, wrapper
-from tests.integration.test_disk_budget_runs import Watch
 from tests.support.tier_cli import TierCli, latest, visible
+from tests.support.watching import Watch
 
 NOW = 2_000_000_000
 SIZE = 20_000

@@ -1,4 +1,7 @@
-"""Fixtures: ``s3_server`` (moto behind a lock), ``versity_server`` (a real one), and per test a bucket on them or a proxy before them."""
+"""Fixtures: ``kafka`` (Kafka's own cleaner and readers), ``s3_server`` (moto behind a lock), ``versity_server`` (a real one).
+
+Per test a bucket on one of these servers, or a proxy before it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.kafka import Kafka, Unavailable
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3_server import Bucket, S3Server, Unbuildable, running_moto, running_versitygw, versitygw_binary
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Kafka]:
+    try:
+        running = Kafka()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    with running:
+        yield running
 
 
 @pytest.fixture(scope="session")
