@@ -89,10 +89,10 @@ class Bench:
             shutil.rmtree(tier.with_name("state"), ignore_errors=True)
 
 
-def rows(bench: Bench, original: Path) -> Iterator[dict[str, object]]:
-    """One per engine, as they end. Raises SystemExit where one did something else than the first."""
+def rows(bench: Bench, original: Path, times: int) -> Iterator[dict[str, object]]:
+    """One per engine and time, as they end, in turn. Raises SystemExit where one did something else than the first."""
     expected: dict[str, str] = {}
-    for name, command, master, threads in (
+    for name, command, master, threads in times * (
         ("memory, 1 thread", "run", "", 1),
         ("spark, local[1]", "recompact", "local[1]", 1),
         ("spark, local[2]", "recompact", "local[2]", 1),
@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=8_000_000)
     parser.add_argument("--segments", type=int, default=20)
     parser.add_argument("--value-bytes", type=int, default=60)
+    parser.add_argument("--times", type=int, default=3, help="each engine so often, in turn; the fastest of its times counts")
     parser.add_argument("--no-gate", action="store_true", help="without the equivalence gate")
     parser.add_argument("--dir", default=None, help="where the log and the tiers lie (default: the temporary directory)")
     args = parser.parse_args()
@@ -145,12 +146,13 @@ def main() -> None:
         said = {**sizes, "cores": os.cpu_count(), "gate": bench.gate, "made_in_seconds": round(time.perf_counter() - began, 1)}
         print(json.dumps(said), flush=True)
         warm_up(Path(folder) / "warm up")
-        found = {}
-        for row in rows(bench, original):
-            found[row["engine"]] = row
+        best: dict[str, float] = {}
+        for row in rows(bench, original, args.times):
+            engine, seconds = str(row["engine"]), float(str(row["seconds"]))
+            best[engine] = min(seconds, best.get(engine, seconds))
             print(json.dumps(row), flush=True)
-        one, two = (float(str(found[f"spark, local[{cores}]"]["seconds"])) for cores in (1, 2))
-        print(json.dumps({"local[2] against local[1]": round(one / two, 2)}))
+        ratio = best["spark, local[1]"] / best["spark, local[2]"]
+        print(json.dumps({"fastest": best, "local[2] against local[1]": round(ratio, 2)}))
 
 
 def warm_up(folder: Path) -> None:

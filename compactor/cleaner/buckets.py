@@ -57,6 +57,12 @@ def passes_needed(rows: int, disk_share_bytes: int) -> int:
     return max(1, -(-rows * ROW_BYTES * 11 // (max(1, disk_share_bytes) * 10)))
 
 
+def keys_of(rows: Rows) -> Hashes:
+    """As much of a key's hash as a row has, which is all that a set or a filter looks at."""
+    words = rows.astype(np.uint64)
+    return np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
+
+
 class KeyBuckets:
     """Answers, for every record of a backwards scan, what a KeySet would have answered. Close it, or use it in a ``with``."""
 
@@ -119,9 +125,7 @@ class KeyBuckets:
         """What filters are asked about: the keys of the dirty range so far, repeated ones too, in chunks of at most BLOCK_ROWS."""
         self._flush()
         for block in self._dirty:
-            rows = self._rows_at(block.position, int(block.begins[-1]))
-            words = rows.astype(np.uint64)
-            yield np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
+            yield keys_of(self._rows_at(block.position, int(block.begins[-1])))
 
     def finish(self, ordinals: int) -> Bitmap:
         """One bit for each ordinal below ``ordinals``, in the order of ``np.packbits``: 1 where that row was added and survives."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from compactor.cleaner.lanes import Lanes
 from compactor.config import Cleaner
@@ -27,7 +28,7 @@ from compactor.pipeline.recorded import content
 from compactor.pipeline.rounds import RoundResult, RoundWork, run_round
 from compactor.pipeline.scouting import Found, Means, Range, Scout
 from compactor.pipeline.sidecars import Sidecars
-from compactor.pipeline.skipping import FilterRecord, filter_for, filter_record, filter_stats, keys_to_come, record_of
+from compactor.pipeline.skipping import FilterRecord, Scouted, filter_for, filter_record, filter_stats, keys_to_come, record_of
 from compactor.pipeline.staging import group_room
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import LocalWorker, WorkStats, fingerprint, rules_of
@@ -38,11 +39,31 @@ Assess = Callable[[PartitionState, Cleaner, int], Assessment[RemoteLogSegmentMet
 
 
 @dataclass(frozen=True)
+class Prospect:
+    """A round that is due, before it is planned. ``draft``: the plan that leaves out nothing; ``check``: raises Fenced."""
+
+    state: PartitionState
+    found: Assessment[RemoteLogSegmentMetadata]
+    draft: Callable[[], CompactionPlan]
+    check: Callable[[], object]
+
+
+class RemoteWorker(Worker, Protocol):
+    """A Worker outside of this process, with a pass 1 of its own."""
+
+    def scout(self, prospect: Prospect) -> Scouted:
+        """What the plan can leave out. Raises BadData, StoreError, OutOfBudget."""
+
+    def close(self) -> None:
+        """Forgets what ``scout`` keeps for a plan that did not come. Raises nothing."""
+
+
+@dataclass(frozen=True)
 class Engine:
     """Who works on a round where it is not this process: ``worker_of`` is given where to note what it cost."""
 
     map_engine: str
-    worker_of: Callable[[WorkStats], Worker]
+    worker_of: Callable[[WorkStats], RemoteWorker]
 
 
 @dataclass(frozen=True)
@@ -124,16 +145,18 @@ class Round:
         self._cleaner = opened.settings.cleaner_for(name.topic)
         self._force = force
         self._disk = disk
-        self._engine = engine
+        self._map_engine = engine.map_engine if engine else ""
         self._assess_with = assess_with
         self._stats = WorkStats()
+        self._remote = engine.worker_of(self._stats) if engine else None
+        self._scouted = Scouted()
         self._bench: Bench | None = None
         self.work = RoundWork(
             now_ms=now_ms,
             due=self._due,
             prepare=self._prepare,
             planner=self._plan,
-            worker=engine.worker_of(self._stats) if engine else self._worker,
+            worker=self._remote or self._worker,
             resumable=self._resume_problem,
             stats_of=self._run_stats,
             on_event=on_stage,
@@ -158,9 +181,16 @@ class Round:
         """Pass 1, so that the plan can leave out what need not be read."""
         self._clear()
         found = self._assess(state)
-        if self._engine is not None or not found.due:
+        if not found.due:
             return
-        draft = self._planned(state, found, RoundFacts(self._producers(state), fingerprint(), ""), -1, lambda: "")
+
+        def drafted() -> CompactionPlan:
+            return self._planned(state, found, RoundFacts(self._producers(state), fingerprint(), ""), -1, lambda: "")
+
+        if self._remote is not None:
+            self._scouted = self._remote.scout(Prospect(state, found, drafted, check))
+            return
+        draft = drafted()
         at_least = [segment for segment in found.segments if segment in found.dirty or segment.id in found.horizon_due]
         if max(group_room([segment], draft.policy.index_interval_bytes) for segment in at_least) > self._budget().total:
             self._check_disk(draft, state)
@@ -180,19 +210,19 @@ class Round:
             filter_record(state.runs),
         )
         bench.found = scout.run()
+        self._scouted = bench.found.scouted
 
     def _plan(self, state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
         found = self._assess(state)
         if not found.due:
             return None
-        producers = self._producers(state)
-        if self._engine is not None:
-            return self._planned(state, found, RoundFacts(producers, fingerprint(), self._engine.map_engine), leader_epoch, new_id)
+        clean = self._scouted
+        facts = RoundFacts(self._producers(state), fingerprint(), self._map_engine, clean.skip, clean.read, clean.due)
+        if self._remote is not None:
+            return self._planned(state, found, facts, leader_epoch, new_id)
         if self._bench is None or self._bench.found is None:
             raise CompactorError("a round is planned before pass 1", hint="This is a bug; please report it")
-        scouted = self._bench.found
-        facts = RoundFacts(producers, fingerprint(), scouted.engine, scouted.skip, scouted.read, scouted.due)
-        plan = self._planned(state, found, facts, leader_epoch, new_id)
+        plan = self._planned(state, found, replace(facts, map_engine=self._bench.found.engine), leader_epoch, new_id)
         self._check_disk(plan, state)
         self._bench.run_id = plan.run_id
         return plan
@@ -223,6 +253,8 @@ class Round:
         if self._bench is not None:
             self._bench.close()
             self._bench = None
+        if self._remote is not None:
+            self._remote.close()
 
     def _budget(self) -> Budget:
         if self._disk is None:
@@ -271,7 +303,8 @@ class Round:
                 stats=self._stats,
             )(plan, tasks, session)
             if bench.found is not None:
-                self._stats.filters = filter_stats(bench.found, plan, state)
+                superseded = {state.live[n].id for n in bench.found.survivors.met}
+                self._stats.filters = filter_stats(bench.found.scouted, plan, state, superseded) | {"passes": bench.found.passes}
         finally:
             self._clear()
 

@@ -88,7 +88,7 @@ def known_of(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: boo
     """Reads the heads of sidecars, where a round is due that would ask for them. Raises StoreError."""
     cleaner = opened.settings.cleaner_for(summary.topic)
     found = assess(summary, cleaner, now_ms, force=force)
-    if not found.due or not cleaner.bloom or cleaner.map_engine == "spark":
+    if not found.due or not cleaner.bloom:
         return None
     if not found.clean and sum(records_about(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bloom.filter import KeyFilter
+from bloom.filter import Hashes
 from bloom.runs import due_by_fold
 from compactor.cleaner.buckets import ROW_BYTES, KeyBuckets, passes_needed
 from compactor.cleaner.chunks import FinishedChunks
@@ -35,7 +35,17 @@ from compactor.errors import OutOfBudget
 from compactor.pipeline.disk import Grant, Overrun, blocks
 from compactor.pipeline.reading import Reading
 from compactor.pipeline.sidecars import Head, Sidecars
-from compactor.pipeline.skipping import KEY_BYTES, MET, FilterRecord, Look, engine_for, keys_expected, look_at, records_about, skipped_text
+from compactor.pipeline.skipping import (
+    KEY_BYTES,
+    FilterRecord,
+    Look,
+    Scouted,
+    engine_for,
+    keys_expected,
+    look_at,
+    records_about,
+    scouted,
+)
 from compactor.records.batches import NOT_CONTROL, BatchTable
 from compactor.records.indexes import TXN_ENTRY
 
@@ -46,9 +56,6 @@ GATE_KEY_BYTES = 54
 
 LEAST_GATE_SHARE = 8
 """The gate gets at least this part of the map budget, on top where the keys need all of it."""
-
-FILTER_BYTES = 64 << 20
-"""Filters that are in memory at a time."""
 
 PLANNED = "the plan says so"
 
@@ -76,11 +83,7 @@ class Means:
 
 @dataclass
 class Found:
-    """What pass 1 came to. Lists by ordinal: a segment that was not opened has a stand-in there, or nothing.
-
-    Of clean segments, id -> why: ``read``, ``skip``; ``due``: those in which the transaction fold finds something to do. ``asked``: those
-    whose filter alone decided. ``sidecar_bytes``: fetched.
-    """
+    """What pass 1 came to. Lists by ordinal: a segment that was not opened has a stand-in there, or nothing."""
 
     sources: list[SourceSegment]
     verdicts: list[Verdicts]
@@ -89,11 +92,7 @@ class Found:
     opened: set[int]
     engine: str = "memory"
     passes: int = 1
-    read: dict[str, str] = field(default_factory=dict)
-    skip: dict[str, str] = field(default_factory=dict)
-    due: dict[str, str] = field(default_factory=dict)
-    asked: frozenset[str] = frozenset()
-    sidecar_bytes: int = 0
+    scouted: Scouted = field(default_factory=Scouted)
     gate: GateAhead | None = None
 
     @contextmanager
@@ -259,8 +258,6 @@ class Scout:
         live = self._reading.live
         if self._gate is not None:
             self._gate.refold(self._sources)  # some were opened since
-        read = {live[n].id: look.must or clean.met[n] for n, look in clean.looks.items() if look.must or n in clean.met}
-        skip = {live[n].id: look.may or skipped_text(survivors.keys) for n, look in clean.looks.items() if live[n].id not in read}
         return Found(
             self._sources,
             self._verdicts,
@@ -269,11 +266,14 @@ class Scout:
             self._opened,
             engine="partitioned" if survivors.spilled else "memory",
             passes=passes,
-            read=read,
-            skip=skip,
-            due={live[n].id: why for n in self._clean if (why := self._due(n))},
-            asked=frozenset(live[n].id for n in clean.asked),
-            sidecar_bytes=self._bytes,
+            scouted=scouted(
+                {live[n].id: look for n, look in clean.looks.items()},
+                {live[n].id: why for n, why in clean.met.items()},
+                {live[n].id: why for n in self._clean if (why := self._due(n))},
+                asked=(live[n].id for n in clean.asked),
+                keys=survivors.keys,
+                sidecar_bytes=self._bytes,
+            ),
             gate=self._gate,
         )
 
@@ -392,29 +392,17 @@ class Scout:
                 survivors.scan_clean(source, survivors.one.below(source), self._means.lanes)
 
     def _ask(self, ordinals: Sequence[int], survivors: SpillingSurvivors) -> dict[int, str]:
-        """Those whose filter meets a key, or cannot be asked, with the reason. A few filters at a time, all keys for each."""
-        met: dict[int, str] = {}
-        waiting = list(ordinals)
-        while waiting and self._sidecars is not None:
-            filters: dict[int, KeyFilter] = {}
-            size = 0
-            while waiting and size < FILTER_BYTES:
-                ordinal = waiting.pop()
-                whole = self._sidecars.load(self._reading.live[ordinal].id)
-                if whole is None or whole.filter is None:
-                    met[ordinal] = "its filter cannot be read"
-                    continue
-                filters[ordinal] = whole.filter
-                size += len(whole.filter.bitarray) // 8
-            self._bytes += size
+        """Those whose filter meets a key, or cannot be asked, with the reason."""
+        if self._sidecars is None:
+            return {}
+
+        def keys() -> Iterator[Hashes]:
             self._means.check()
-            for keys in survivors.dirty_keys() if filters else ():
-                for ordinal in [n for n, each in filters.items() if each.contains_all(keys).any()]:
-                    met[ordinal] = MET
-                    del filters[ordinal]
-                if not filters:
-                    break
-        return met
+            return survivors.dirty_keys()
+
+        met, size = self._sidecars.meeting([self._reading.live[n].id for n in ordinals], keys)
+        self._bytes += size
+        return {n: met[self._reading.live[n].id] for n in ordinals if self._reading.live[n].id in met}
 
     def _head(self, ordinal: int) -> Head:
         return self._heads[self._reading.live[ordinal].id]

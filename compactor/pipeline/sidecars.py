@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from bloom import sidecar as sidecars
+from bloom.filter import Hashes, KeyFilter
 from bloom.sidecar import HEAD_GUESS, Sidecar, SidecarUnusable
 from compactor.errors import AlreadyExists, NotFound, StoreError
 from compactor.storage.port import ObjectStore
 
 MISSING = "it has no sidecar"
+MET = "its filter meets a key of the dirty range"
 REQUESTS = 16
 """At a time: they wait for the store, not for each other."""
+
+FILTER_BYTES = 64 << 20
+"""Filters that are in memory at a time."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +91,34 @@ class Sidecars:
         except SidecarUnusable as unusable:
             _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.key(segment_id), unusable)
             return None
+
+    def meeting(self, segment_ids: Sequence[str], keys: Callable[[], Iterable[Hashes]]) -> tuple[dict[str, str], int]:
+        """(segments whose filter meets one of the keys or cannot be asked, with the reason; bytes of filters fetched). Raises StoreError.
+
+        A few filters at a time, all keys for each: ``keys`` is called as often as that takes.
+        """
+        met: dict[str, str] = {}
+        fetched = 0
+        waiting = list(segment_ids)
+        while waiting:
+            filters: dict[str, KeyFilter] = {}
+            size = 0
+            while waiting and size < FILTER_BYTES:
+                name = waiting.pop()
+                whole = self.load(name)
+                if whole is None or whole.filter is None:
+                    met[name] = "its filter cannot be read"
+                    continue
+                filters[name] = whole.filter
+                size += len(whole.filter.bitarray) // 8
+            fetched += size
+            for some in keys() if filters else ():
+                for name in [name for name, each in filters.items() if each.contains_all(some).any()]:
+                    met[name] = MET
+                    del filters[name]
+                if not filters:
+                    break
+        return met, fetched
 
     def save(self, sidecar: Sidecar) -> int:
         """Writes or replaces it; its size in bytes. Raises StoreError."""

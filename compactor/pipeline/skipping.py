@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from bloom import sizing
 from bloom.sidecar import Sidecar, estimate_together
@@ -14,9 +14,6 @@ from compactor.metadata.state import PartitionState, Run
 from compactor.metadata.summary import SegmentFacts
 from compactor.model.plan import CompactionPlan
 from compactor.pipeline.sidecars import Head
-
-if TYPE_CHECKING:
-    from compactor.pipeline.scouting import Found
 
 RECENT = 5
 """Rounds whose numbers of keys tell how many the next ones will bring."""
@@ -154,24 +151,39 @@ def look_at(head: Head, due: str, *, keys: int, record: FilterRecord, now_ms: in
     return Look(sidecar, askable=True)
 
 
-def filter_stats(found: Found, plan: CompactionPlan, state: PartitionState) -> dict[str, int | float | str]:
-    """What filters did in a round, once all of its groups are written: for run history, and so for ``filter_record``."""
-    ordinals = {segment.id: n for n, segment in enumerate(state.live)}
+@dataclass(frozen=True)
+class Scouted:
+    """What pass 1 says of clean segments, id -> why: those to be read, those that need not be, and in which the transaction fold finds
+    something to do (``due``). ``asked``: those whose filter alone decided; ``sidecar_bytes``: fetched for it.
+    """
+
+    read: Mapping[str, str] = field(default_factory=dict)
+    skip: Mapping[str, str] = field(default_factory=dict)
+    due: Mapping[str, str] = field(default_factory=dict)
+    asked: frozenset[str] = frozenset()
+    sidecar_bytes: int = 0
+
+
+def scouted(
+    looks: Mapping[str, Look], met: Mapping[str, str], due: Mapping[str, str], *, asked: Iterable[str], keys: int, sidecar_bytes: int
+) -> Scouted:
+    """By segment id. ``met``: why filters that were asked do not let a segment be skipped; ``keys``: how many they were asked about."""
+    read = {name: look.must or met[name] for name, look in looks.items() if look.must or name in met}
+    skip = {name: look.may or f"its filter meets none of {keys} keys" for name, look in looks.items() if name not in read}
+    return Scouted(read, skip, due, frozenset(asked), sidecar_bytes)
+
+
+def filter_stats(found: Scouted, plan: CompactionPlan, state: PartitionState, superseded: AbstractSet[str]) -> dict[str, int | float | str]:
+    """What filters did in a round, once all of its groups are written: for run history, and so for ``filter_record``.
+
+    ``superseded``: ids of segments in which the dirty range superseded a record.
+    """
     skipped = {segment.id for segment in plan.skipped} & found.asked
-    # Nothing of it was superseded: only a wrong answer of its filter has made the round read it.
-    useless = [name for name in found.asked if name in found.read and ordinals[name] not in found.survivors.met]
     return {
         "filter_asked": len(found.asked),
         "filter_skipped": len(skipped),
-        "filter_useless": len(useless),
+        # Nothing of it was superseded: only a wrong answer of its filter has made the round read it.
+        "filter_useless": len((found.asked & found.read.keys()) - superseded),
         "filter_bytes_read": found.sidecar_bytes,
         "bytes_skipped": sum(segment.size_bytes for segment in state.live if segment.id in skipped),
-        "passes": found.passes,
     }
-
-
-def skipped_text(keys: int) -> str:
-    return f"its filter meets none of {keys} keys"
-
-
-MET = "its filter meets a key of the dirty range"

@@ -6,19 +6,21 @@ import atexit
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.pipeline.compaction import Engine
+from compactor.pipeline.compaction import Engine, Prospect
 from compactor.pipeline.ports import WorkSession
+from compactor.pipeline.skipping import Scouted
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import WorkStats
 from compactor.spark.versions import check_java, check_pyspark
 
 if TYPE_CHECKING:
     from compactor.spark.jobs import Cluster
+    from compactor.spark.worker import SparkWorker
 
 
 class SparkEngines:
@@ -52,20 +54,32 @@ class SparkEngines:
             return self._cluster
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Worker:
-    """Worker (pipeline.ports): a SparkWorker, once there is something to do."""
+    """RemoteWorker (pipeline.compaction): a SparkWorker, once there is something to do."""
 
     engines: SparkEngines
     tier: Tier
     name: TopicPartition
     stats: WorkStats
+    _started: SparkWorker | None = field(default=None, init=False)
+
+    def scout(self, prospect: Prospect) -> Scouted:
+        return self._worker().scout(prospect)
 
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        return self._worker()(plan, tasks, session)
+
+    def close(self) -> None:
+        if self._started is not None:
+            self._started.close()
+
+    def _worker(self) -> SparkWorker:
         from compactor.spark.worker import SparkWorker
 
-        cleaner = self.tier.settings.cleaner_for(self.name.topic)
-        worker = SparkWorker(self.engines.cluster(self.tier), self.tier, cleaner, self.tier.hash_key(), self.stats)
-        return worker(plan, tasks, session)
+        if self._started is None:
+            cleaner = self.tier.settings.cleaner_for(self.name.topic)
+            self._started = SparkWorker(self.engines.cluster(self.tier), self.tier, cleaner, self.tier.hash_key(), self.stats)
+        return self._started

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -22,9 +22,10 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
+from bloom.filter import Hashes
 from bloom.jit import kernel
 from bloom.siphash import siphash128, tag_of
-from compactor.cleaner.buckets import BLOCK_ROWS, ROW_BYTES, scatter
+from compactor.cleaner.buckets import BLOCK_ROWS, ROW_BYTES, keys_of, scatter
 from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.survivors import KeptCounts
 from compactor.cleaner.transactions import Verdicts
@@ -60,6 +61,10 @@ class BucketIndex:
         return int(self.clean[-1])
 
     @property
+    def dirty_rows(self) -> int:
+        return int(self.dirty[-1])
+
+    @property
     def size(self) -> int:
         return self.rows * ROW_BYTES + self.facts_size
 
@@ -74,7 +79,14 @@ class BucketIndex:
     def read(self, store: ObjectStore, number: int, *, clean: bool) -> npt.NDArray[np.uint32]:
         """The rows of one range, newest first, as (tag, low, high, ordinal)."""
         section = self.clean if clean else self.dirty
-        begin, end = int(section[number]), int(section[number + 1])
+        return self._rows(store, int(section[number]), int(section[number + 1]))
+
+    def dirty_keys(self, store: ObjectStore) -> Iterator[Hashes]:
+        """The keys of all dirty rows, repeated ones too: what filters are asked about."""
+        for begin in range(0, self.dirty_rows, BLOCK_ROWS):
+            yield keys_of(self._rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
+
+    def _rows(self, store: ObjectStore, begin: int, end: int) -> npt.NDArray[np.uint32]:
         data = store.get(self.key, begin * ROW_BYTES, (end - begin) * ROW_BYTES)
         if len(data) != (end - begin) * ROW_BYTES:
             raise BadData("a scratch object is shorter than when it was written", segment=self.key, hint="Run it again")

@@ -113,18 +113,24 @@ def note_memory(cost: Cost) -> None:
     cost.peak_memory_bytes = max(cost.peak_memory_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
+def sidecars_of(shared: Shared) -> Sidecars | None:
+    """Those of the partition; None where there are none to be used or written."""
+    filters = shared.filters
+    return Sidecars(tier_of(shared.settings).ports.control, filters.log_prefix, shared.hash_key) if filters else None
+
+
 def local_worker(shared: Shared, staging: Staging, stats: WorkStats | None = None) -> LocalWorker:
-    ports, filters = tier_of(shared.settings).ports, shared.filters
+    filters = shared.filters
     cleaner = shared.settings.cleaner_for(shared.plan.topic)
     return LocalWorker(
-        data=ports.data,
+        data=tier_of(shared.settings).ports.data,
         staging=staging,
         hash_key=shared.hash_key,
         map_budget_bytes=shared.map_budget_bytes,
         threads=1,
         engine="auto" if cleaner.map_engine == "spark" else cleaner.map_engine,
         verify_before_publish=bool(shared.gate_bits),
-        sidecars=Sidecars(ports.control, filters.log_prefix, shared.hash_key) if filters else None,
+        sidecars=sidecars_of(shared),
         filter_for=partial(filter_for, cleaner, filters.record, filters.probes) if filters else _no_filter,
         stats=stats or WorkStats(),
     )

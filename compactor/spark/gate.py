@@ -44,7 +44,9 @@ def sample_bits(records: int, budget_bytes: int) -> int:
 
 
 def seed_of(plan: CompactionPlan) -> int:
-    return int.from_bytes(hashlib.sha256(plan.run_id.encode()).digest()[:4], "big")
+    """The same before and after a plan has its id."""
+    said = f"{plan.first_dirty_offset} {plan.end_offset} {plan.now_ms}"
+    return int.from_bytes(hashlib.sha256(said.encode()).digest()[:4], "big")
 
 
 def gate_key(hash_key: bytes) -> bytes:

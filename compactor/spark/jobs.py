@@ -172,7 +172,7 @@ class Cluster:
         count: int,
         *,
         plan: CompactionPlan | None = None,
-        check: Callable[[], None] = _nothing,
+        check: Callable[[], object] = _nothing,
         watch: Watch | None = None,
     ) -> Iterator[Outcome]:
         """Runs ``work`` over an RDD of (place, item) with ``count`` different places; an outcome for each as its task ends.
@@ -224,7 +224,7 @@ class _Running:
         self._thread.start()
         return self
 
-    def next(self, check: Callable[[], None]) -> Outcome:
+    def next(self, check: Callable[[], object]) -> Outcome:
         while True:
             over = not self._thread.is_alive()
             try:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -41,7 +42,7 @@ from compactor.spark.exchange import (
     tombstone_batches,
     wanted_batches,
 )
-from compactor.spark.executor import Cost, Shared, gate_of, local_worker, note_memory, tier_of, workplace
+from compactor.spark.executor import Cost, Shared, gate_of, local_worker, note_memory, sidecars_of, tier_of, workplace
 from compactor.spark.gate import PartGate, Sample, SparseFates, encode_fates, no_fates, seed_of
 from compactor.storage.port import ObjectStore
 
@@ -181,6 +182,28 @@ def _scan(
     return {"tombstones": tombstones, "counts": counts if (packed_legacy & wanted).any() else counts[:0]}, behind
 
 
+# ---- clean segments that need not be read -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToAsk:
+    """Segments (ids) whose filters one task asks about all dirty keys, which are in ``buckets``."""
+
+    segments: tuple[str, ...]
+    buckets: tuple[BucketIndex, ...]
+
+
+def ask_filters(shared: Shared, item: ToAsk, cost: Cost) -> tuple[dict[str, str], int]:
+    """As Sidecars.meeting. Raises StoreError."""
+    sidecars = sidecars_of(shared)
+    if sidecars is None:
+        return dict.fromkeys(item.segments, "bloom = false"), 0
+    store = tier_of(shared.settings).ports.control
+    answer = sidecars.meeting(item.segments, lambda: chain.from_iterable(each.dirty_keys(store) for each in item.buckets))
+    note_memory(cost)
+    return answer
+
+
 # ---- the second stage -------------------------------------------------------------------------------------------------------
 
 
@@ -254,33 +277,43 @@ def _arrived(place: int, index: BucketIndex, rows: Future[npt.NDArray[np.uint32]
     return place, index, rows.result()
 
 
-def gather_survivors(shared: Shared, item: ToGather, answers: Iterable[bytes], cost: Cost) -> ScratchObject:
+@dataclass(frozen=True)
+class Gathered:
+    """What the second stage wrote: survivors, or the gate's keys. ``superseded``: some records of the segment are no survivors."""
+
+    written: ScratchObject
+    superseded: bool = False
+
+
+def gather_survivors(shared: Shared, item: ToGather, answers: Iterable[bytes], cost: Cost) -> Gathered:
     """The answers of all ranges for one segment as one scratch object, with everything that pass 2 wants to know."""
     store = tier_of(shared.settings).ports.control
     arrays = encode_verdicts(item.verdicts.whole())
     if shared.gate_bits:
         arrays |= encode_fates(item.fates.whole())
+    superseded = False
     if item.buckets is not None:
         bitmap = np.zeros(item.buckets.ordinals // 8 + 1, np.uint8)
         for answer in answers:
             if not set_bits(np.frombuffer(answer, np.uint8), bitmap):
                 raise CompactorError(f"an answer does not fit segment {item.metadata.id}", hint="This is a bug; please report it")
             cost.exchanged_bytes += len(answer)
+        superseded = int(np.bitwise_count(bitmap).sum(dtype=np.int64)) < item.buckets.rows
         arrays |= {"bitmap": bitmap, **item.buckets.facts(store)}
     written = create_once(store, f"{shared.scratch}survivors-{item.metadata.id}", pack_arrays(arrays))
     cost.exchanged_bytes += written.size
     note_memory(cost)
-    return written
+    return Gathered(written, superseded)
 
 
-def gather_sample(shared: Shared, parts: tuple[ScratchObject, ...], cost: Cost) -> ScratchObject:
+def gather_sample(shared: Shared, parts: tuple[ScratchObject, ...], cost: Cost) -> Gathered:
     """The last record of each key of the sample, from those of all segments."""
     store = tier_of(shared.settings).ports.control
     whole = Sample.of([read_scratch(store, part) for part in parts], seed_of(shared.plan), shared.gate_bits)
     written = create_once(store, f"{shared.scratch}{SAMPLE}", pack_arrays(whole.arrays(), dense=True))
     cost.exchanged_bytes += written.size
     note_memory(cost)
-    return written
+    return Gathered(written)
 
 
 def warm_up() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,10 @@ _LOCAL = re.compile(r"local\[(\d+|\*)\]")
 LOCAL_TRIES: Final = 4
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which has started the JVM already."""
+
+SOCKET_NAME: Final = len("/.00000000-0000-0000-0000-000000000000.sock")
+SOCKET_PATH: Final = 107
+"""The longest path that a Unix socket can have, without the zero behind it."""
 
 INSTALL: Final = 'Install the same tiered-compactor on all of them, or send it along (docs/spark.md, "On a cluster")'
 
@@ -75,7 +80,9 @@ def _warmed_up(session: SparkSession, begin: float) -> Started:
     context.setJobDescription("first job: are the executors ready?")
     try:
         wanted = max(2, context.defaultParallelism)
-        differing = set(context.parallelize(range(wanted), wanted).map(_warm).collect()) - {_ready()}
+        # With a shuffle, as the JVM loads what that needs when it is first asked.
+        answers = context.parallelize(range(wanted), wanted).map(_warm).groupByKey(wanted).map(_version)
+        differing = set(answers.collect()) - {_ready()}
     except _errors() as error:
         raise UsageError(f"Spark's executors do not run our tasks: {first_line(error)}", hint=INSTALL) from None
     finally:
@@ -87,14 +94,21 @@ def _warmed_up(session: SparkSession, begin: float) -> Started:
     return Started(Cluster(session, slots, -(-slots // executors)), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
 
 
-def _warm(_: int) -> str:
+def _warm(place: int) -> tuple[int, str]:
     """On an executor: kernels are loaded before anybody looks at the clock, as `run` does it."""
     from compactor.cleaner.warm import warm_up
     from compactor.spark.mapping import warm_up as warm_up_map
 
     warm_up()
     warm_up_map()
-    return _ready()
+    # Spark collects garbage after each task: a twentieth of a second, if it has to look at everything that was imported.
+    gc.collect()
+    gc.freeze()
+    return place, _ready()
+
+
+def _version(gathered: tuple[int, Iterable[str]]) -> str:
+    return next(iter(gathered[1]))
 
 
 def _ready() -> str:
@@ -113,13 +127,21 @@ def _own_session(master: str, app_name: str, folder: Path) -> SparkSession:
     conf = SparkConf().setAppName(app_name)
     conf.set("spark.ui.showConsoleProgress", "false")
     conf.set("spark.ui.port", "0")
-    conf.set("spark.local.dir", str(_local_dir(folder, os.getpid())))
+    local_dir = _local_dir(folder, os.getpid())
+    conf.set("spark.local.dir", str(local_dir))
+    # Between two TCP sockets on one machine a task waits 40 ms for an acknowledgement that is sent late.
+    conf.set("spark.python.unix.domain.socket.enabled", "true")
     local = _LOCAL.fullmatch(master)
     # Locally Spark tries a task once; a killed Python worker deserves what a killed executor gets.
     conf.setMaster(f"local[{local[1]},{LOCAL_TRIES}]" if local else master)
     if master.startswith("local"):
         # Nothing has to reach this machine from outside, Spark's web pages included.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # The JVM hands out tasks and little else: an optimizer and a parallel collector take more from the tasks than they give.
+        conf.set("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        if len(os.fsencode(local_dir)) + SOCKET_NAME <= SOCKET_PATH:
+            local_dir.mkdir(parents=True, exist_ok=True)
+            conf.set("spark.python.unix.domain.socket.dir", str(local_dir))
     log = folder / "driver.log"
     try:
         with log.open("ab") as file:

@@ -10,7 +10,6 @@ what is left of the wave is done again, one partition a job, so that only the cu
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +20,12 @@ from typing import Final
 from compactor.config import Cleaner
 from compactor.errors import CompactorError, Unavailable
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.pipeline.compaction import Prospect
 from compactor.pipeline.ports import WorkSession
+from compactor.pipeline.skipping import Scouted
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import WorkStats
+from compactor.spark.balance import balanced
 from compactor.spark.executor import Cost
 from compactor.spark.jobs import LOOK_S, Cluster, Outcome, VersionDiffers, Watch, attempt
 from compactor.spark.rewriting import ToClean, clean_partition
@@ -131,26 +133,20 @@ def clean_bin(place: int, items: Sequence[tuple[int, ToClean]], cost: Cost) -> l
     return [attempt(number, partial(clean_partition, item), item.shared.plan) for number, item in items]
 
 
-def balanced(weights: Sequence[int], bins: int) -> list[list[int]]:
-    """Which of the given go together so that the bins weigh about the same; heaviest bin first, no empty ones."""
-    heap = [(0, number) for number in range(min(bins, len(weights)))]
-    members: list[list[int]] = [[] for _ in heap]
-    loads = [0] * len(heap)
-    for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
-        load, number = heapq.heappop(heap)
-        members[number].append(place)
-        loads[number] = load + weights[place]
-        heapq.heappush(heap, (loads[number], number))
-    return [members[number] for number in sorted(range(len(members)), key=lambda number: -loads[number])]
-
-
 @dataclass(frozen=True)
 class WaveWorker:
-    """Worker (pipeline.ports) of one participant."""
+    """RemoteWorker (pipeline.compaction) of one participant."""
 
     wave: Wave
     cleaner: Cleaner
     stats: WorkStats
+
+    def scout(self, prospect: Prospect) -> Scouted:
+        """The executor that gets the partition reads all of it."""
+        return Scouted()
+
+    def close(self) -> None:
+        """Nothing is kept."""
 
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession

@@ -9,58 +9,43 @@ headers that decide about transactions, and otherwise kilobytes. Every result is
 
 from __future__ import annotations
 
-import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-import numpy as np
-
+from bloom.sidecar import Sidecar
 from compactor.cleaner.gate import GateFailed
-from compactor.cleaner.gate_batches import fates_of
-from compactor.cleaner.source import SourceSegment
-from compactor.cleaner.transactions import fold
 from compactor.config import Cleaner
-from compactor.errors import CompactorError, Fenced, OutOfBudget
+from compactor.errors import OutOfBudget
 from compactor.metadata.records import ScratchObject
 from compactor.metadata.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.pipeline.compaction import Prospect
+from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.ports import WorkSession
-from compactor.pipeline.publication import delete_keys
-from compactor.pipeline.skipping import filter_record, keys_to_come
+from compactor.pipeline.rounds import scratch_prefix
+from compactor.pipeline.sidecars import Sidecars
+from compactor.pipeline.skipping import Scouted, filter_record, filter_stats, keys_to_come
 from compactor.pipeline.staging import group_room
 from compactor.pipeline.tier import Tier
 from compactor.pipeline.worker import WorkStats
-from compactor.records.batches import read_only
 from compactor.spark.executor import Cost, Filters, Shared
-from compactor.spark.gate import SparseFates, sample_bits
-from compactor.spark.jobs import Cluster, Outcome, VersionDiffers, Watch, Work, attempt
-from compactor.spark.mapping import (
-    SAMPLE,
-    Indexed,
-    SparseVerdicts,
-    ToGather,
-    ToIndex,
-    answer_range,
-    gather_sample,
-    gather_survivors,
-    index_segment,
-)
+from compactor.spark.gate import sample_bits
+from compactor.spark.indexing import Index
+from compactor.spark.jobs import Cluster, Outcome, VersionDiffers, Watch, attempt
+from compactor.spark.mapping import SAMPLE, Gathered, ToGather, answer_range, gather_sample, gather_survivors
 from compactor.spark.rewriting import ToRewrite, rewrite_group
-
-if TYPE_CHECKING:
-    from pyspark import RDD
+from compactor.spark.scouting import Scouting, scout
+from compactor.spark.steps import Steps
 
 ROW_KEY_BYTES: Final = 20
 MOST_SET_BYTES: Final = 128 << 20
 MOST_RANGES: Final = 4096
 
 
-_NOTHING: Final = read_only(np.empty(0, np.uint8))
-
-
-@dataclass(frozen=True)
+@dataclass
 class SparkWorker:
     """``stats`` is filled in with what the round cost, which is added to ``cost``."""
 
@@ -71,20 +56,48 @@ class SparkWorker:
     stats: WorkStats = field(default_factory=WorkStats)
     cost: Cost = field(default_factory=Cost)
     watch: Watch = field(default_factory=Watch)
+    _used: Cost = field(default_factory=Cost, init=False)
+    _scouting: Scouting | None = field(default=None, init=False)
+    _scout_steps: Steps | None = field(default=None, init=False)
+
+    def scout(self, prospect: Prospect) -> Scouted:
+        """As RemoteWorker (pipeline.compaction)."""
+        self.close()
+        state = prospect.state
+        sidecars = self.sidecars(state)
+        if sidecars is None or not prospect.found.clean:
+            return Scouted()
+        scratch = f"{scratch_prefix(self.tier.open(state.name))}{self.tier.ports.new_id()}/"
+        self._scout_steps = self.steps(prospect.draft(), state, scratch, prospect.check)
+        self._scouting = scout(self._scout_steps, state, prospect.found, sidecars, filter_record(state.runs))
+        return self._scouting.scouted if self._scouting else Scouted()
+
+    def close(self) -> None:
+        if self._scouting is not None and self._scout_steps is not None:
+            self._scout_steps.forget(self._scouting.index.scratch)
+        self._scouting = self._scout_steps = None
 
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        cost = Cost()
+        scouting = self._scouting if self._scouting is not None and self._scouting.is_for(plan) else None
         try:
-            yield from _Round(self, plan, tasks, session, cost).run()
+            yield from _Round(self, plan, tasks, session, scouting).run()
         except VersionDiffers as error:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
         finally:
-            note(self.stats, cost)
-            self.cost.add(cost)
+            note(self.stats, self._used)
+            self.cost.add(self._used)
+            self._used = Cost()
+
+    def steps(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: Callable[[], object]) -> Steps:
+        shared = shared_by(self.cluster, self.tier, self.cleaner, self.hash_key, plan, scratch, state)
+        return Steps(self.cluster, shared, self._used, self.watch, check)
+
+    def sidecars(self, state: PartitionState) -> Sidecars | None:
+        return sidecars_of(self.tier, state.name) if self.cleaner.bloom else None
 
 
 def note(stats: WorkStats, cost: Cost) -> None:
@@ -106,7 +119,8 @@ def shared_by(
     disk = 3 * cleaner.segment_bytes if cleaner.disk_budget_bytes == "auto" else cleaner.disk_budget_bytes // each
     budget = max(cleaner.map_budget_bytes // each, 1 << 16)
     sets = -(-records * ROW_KEY_BYTES // min(budget, MOST_SET_BYTES))
-    ranges = tier.settings.spark.partitions or min(MOST_RANGES, max(1, sets, cluster.slots))
+    even = -(-sets // cluster.slots) * cluster.slots
+    ranges = tier.settings.spark.partitions or min(MOST_RANGES, max(cluster.slots, even))
     bits = sample_bits(records, budget) if cleaner.verify_before_publish else 0
     filters = None
     if cleaner.bloom:
@@ -114,33 +128,23 @@ def shared_by(
     return Shared(tier.settings, hash_key, plan, scratch, ranges, budget, disk, bits, filters)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What pass 1 found out about one segment."""
-
-    indexed: Indexed
-    verdicts: SparseVerdicts
-    fates: SparseFates
-
-    def to_gather(self, metadata: RemoteLogSegmentMetadata) -> ToGather:
-        return ToGather(metadata, self.verdicts, self.indexed.buckets, self.fates)
-
-
 class _Round:
+    """The rest of one announced plan. ``scouting``: its pass 1 so far, if this process has it."""
+
     def __init__(
-        self, worker: SparkWorker, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, cost: Cost
+        self, worker: SparkWorker, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, scouting: Scouting | None
     ) -> None:
         self._worker = worker
-        self._cost = cost
         self._plan = plan
         self._tasks = tasks
         self._session = session
+        self._scouting = scouting
         self._live = session.state.live
-        self._name = str(session.state.name)
+        self._superseded: set[str] = set()
         epoch = session.state.leader.epoch if session.state.leader else plan.leader_epoch
         # An attempt's objects have its epoch in their names: a zombie's deletions are its own affair.
-        scratch = session.scratch_key(f"{epoch}-")
-        self._shared = shared_by(worker.cluster, worker.tier, worker.cleaner, worker.hash_key, plan, scratch, session.state)
+        self._steps = worker.steps(plan, session.state, session.scratch_key(f"{epoch}-"), session.check)
+        self._shared = self._steps.shared
 
     @property
     def _is_mapped(self) -> bool:
@@ -157,9 +161,12 @@ class _Round:
             stored = self._map(sources)
         items = [
             ToRewrite(task, tuple(by_id[name] for name in task.sources), tuple(stored[name] for name in task.sources), stored.get(SAMPLE))
-            for task in sorted(self._tasks, key=lambda task: -sum(by_id[name].size_bytes for name in task.sources))
+            # Newest first: of them the most is kept, and tasks that take long are not to be the last.
+            for task in sorted(self._tasks, key=lambda task: -task.end_offset)
         ]
-        yield from (result for _, result in self._each(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
+        yield from (result for _, result in self._steps.each(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
+        if self._scouting is not None:
+            self._worker.stats.filters = filter_stats(self._scouting.scouted, self._plan, self._session.state, self._superseded)
 
     def _check_disk(self) -> None:
         """Raises OutOfBudget before anything is done where one task's share of the disk is too small for it."""
@@ -169,94 +176,66 @@ class _Round:
         if need > share:
             each = self._worker.cluster.slots_per_executor
             raise OutOfBudget(
-                f"a group of {self._name} needs {need} bytes of local disk; of the disk budget each of {each} tasks at a time has {share}",
+                f"a group of {self._session.state.name} needs {need} bytes of local disk; of the disk budget each of {each} tasks at a "
+                f"time has {share}",
                 hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
             )
 
     def _map(self, sources: Sequence[RemoteLogSegmentMetadata]) -> dict[str, ScratchObject]:
         """Pass 1 and the second stage; recorded, so that nobody has to do it again."""
-        keys: list[str] = []
+        index = self._scouting.index if self._scouting else Index(self._live, self._stand_ins())
         survivors: dict[str, ScratchObject] = {}
         recorded = False
         try:
-            indexed = self._indexed({source.id for source in sources}, keys)
-            survivors.update(self._sampled(indexed))
-            survivors.update(self._gathered(sources, indexed))
+            index.read(self._steps, self._rows_wanted(sources), {source.id for source in sources})
+            survivors.update(self._gathered(sources, index))
             self._session.store_survivors(list(survivors.values()))
             recorded = True
             return survivors
         finally:
-            self._forget(keys if recorded else [*keys, *(stored.key for stored in survivors.values())])
+            self._forget(index.scratch if recorded else [*index.scratch, *(stored.key for stored in survivors.values())])
 
-    def _indexed(self, wanted: set[str], written: list[str]) -> dict[str, _Known]:
-        """Every live segment: outcomes of transactions may be told anywhere. Keys of the sources, and of everything dirty."""
+    def _stand_ins(self) -> dict[str, Sidecar]:
+        """Of what is not read: what the plan leaves out, and what lies behind its range."""
         plan = self._plan
-        items = []
-        for segment in self._live:
-            dirty = segment.end_offset >= plan.first_dirty_offset and segment.start_offset < plan.end_offset
-            items.append(ToIndex(segment, self._is_mapped and (dirty or segment.id in wanted)))
-        found: dict[int, Indexed] = {}
+        skipped = {segment.id for segment in plan.skipped}
+        names = [segment.id for segment in self._live if segment.id in skipped or segment.start_offset >= plan.end_offset]
+        heads = self._worker.sidecars(self._session.state)
+        return {name: head.sidecar for name, head in heads.heads(names).items() if head.sidecar} if heads else {}
 
-        def note(place: int, result: Indexed) -> None:
-            found[place] = result
-            written.extend(part.key for part in (result.buckets, result.sample) if part)
+    def _rows_wanted(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
+        """Segments whose keys are wanted: sources, and everything dirty."""
+        if not self._is_mapped:
+            return set()
+        plan = self._plan
+        dirty = {s.id for s in self._live if s.end_offset >= plan.first_dirty_offset and s.start_offset < plan.end_offset}
+        return dirty | {source.id for source in sources}
 
-        for place, result in self._each(f"pass 1, keys of {len(items)} segments", index_segment, items):
-            note(place, result)
-        verdicts, fates = _outcomes(self._live, [found[place] for place in range(len(items))])
-        again = [place for place in sorted(found) if found[place].undecided]
-        second = [ToIndex(items[place].metadata, True, verdicts[place], fates[place]) for place in again]
-        for place, result in self._each(f"pass 1, keys of {len(again)} segments with transactions", index_segment, second):
-            note(again[place], result)
-        return {segment.id: _Known(found[place], verdicts[place], fates[place]) for place, segment in enumerate(self._live)}
+    def _gathered(self, sources: Sequence[RemoteLogSegmentMetadata], index: Index) -> Iterator[tuple[str, ScratchObject]]:
+        """The second stage: ranges are answered newest first, and each segment's answers come together through Spark's shuffle.
 
-    def _sampled(self, indexed: dict[str, _Known]) -> dict[str, ScratchObject]:
-        """The keys that the gate looks up, in one object."""
-        parts = tuple(known.indexed.sample for known in indexed.values() if known.indexed.sample)
-        if not parts:
-            return {}
-        step = f"gate, a sample of the keys of {len(parts)} segments"
-        ((_, sample),) = self._each(step, gather_sample, [parts])
-        return {SAMPLE: sample}
-
-    def _gathered(self, sources: Sequence[RemoteLogSegmentMetadata], indexed: dict[str, _Known]) -> Iterator[tuple[str, ScratchObject]]:
-        """The second stage: ranges are answered newest first, and each segment's answers come together through Spark's shuffle."""
+        And the keys that the gate looks up, in one object.
+        """
         ids = {source.id for source in sources}
-        with_rows = [segment for segment in self._live if indexed[segment.id].indexed.buckets is not None]
-        without = [source for source in sources if indexed[source.id].indexed.buckets is None]
-        segments = tuple(indexed[segment.id].to_gather(segment) for segment in (*with_rows, *without))
-        answering = _Answer(self._shared, segments, frozenset(place for place, s in enumerate(segments) if s.metadata.id in ids))
+        with_rows = [segment for segment in self._live if segment.id in index.found and index.found[segment.id].buckets is not None]
+        without = [source for source in sources if index.found[source.id].buckets is None]
+        segments = tuple(index.known(segment.id).to_gather(segment) for segment in (*with_rows, *without))
+        samples = tuple(found.sample for _, found in sorted(index.found.items()) if found.sample)
+        places = {place for place, segment in enumerate(segments) if segment.metadata.id in ids} | ({len(segments)} if samples else set())
         ranges = self._shared.ranges if with_rows else 1
-        step = f"offset map, {ranges} ranges of keys over {len(segments)} segments"
-        answers = self._worker.cluster.exchanged(ranges, answering, len(segments))
-        for place, stored in self._run(step, answers, _Gather(self._shared, segments), len(answering.places)):
-            yield segments[place].metadata.id, stored
-
-    def _each(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """One task per item; (place of the item, result) as they come. Raises the first error that an item met."""
-        if items:
-            yield from self._run(step, self._worker.cluster.items(items), _Bound(work, self._shared), len(items))
-
-    def _run(self, step: str, rdd: RDD[tuple[int, Any]], work: Work, count: int) -> Iterator[tuple[int, Any]]:
-        worker, check = self._worker, self._session.check
-        what = f"{self._name}: {step}"
-        for outcome in worker.cluster.outcomes(what, rdd, work, count, plan=self._plan, check=check, watch=worker.watch):
-            self._cost.add(outcome.cost)
-            if outcome.error is not None:
-                raise outcome.error
-            yield outcome.index, outcome.value
+        step = f"offset map, {ranges} ranges of keys over {len(segments)} segments{', and a sample for the gate' if samples else ''}"
+        answers = self._worker.cluster.exchanged(ranges, _Answer(self._shared, segments, frozenset(places)), len(segments) + 1)
+        for place, gathered in self._steps.run(step, answers, _Gather(self._shared, segments, samples), len(places)):
+            name = segments[place].metadata.id if place < len(segments) else SAMPLE
+            if gathered.superseded:
+                self._superseded.add(name)
+            yield name, gathered.written
 
     def _forget(self, keys: Sequence[str]) -> None:
-        """Deletes what this attempt wrote and nobody needs now, if it still leads; what stays is swept by `retire`."""
-        if not keys:
-            return
-        try:
+        """What this attempt wrote and nobody needs now goes, if it still leads."""
+        if keys:
             self._session.check()
-            delete_keys(self._worker.tier.ports.control, keys)
-        except Fenced:
-            raise
-        except CompactorError as error:
-            logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
+            self._steps.forget(keys)
 
 
 def _name(stored: ScratchObject) -> str:
@@ -265,19 +244,8 @@ def _name(stored: ScratchObject) -> str:
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """A task's function with what all tasks share."""
-
-    work: Callable[..., Any]
-    shared: Shared
-
-    def __call__(self, place: int, item: Any, cost: Cost) -> Any:
-        return self.work(self.shared, item, cost)
-
-
-@dataclass(frozen=True)
 class _Answer:
-    """One range -> (place of a segment, its answer). Every wanted segment gets one, be it empty; an error goes to all of them."""
+    """One range -> (place of a segment, its answer). Every wanted place gets one, be it empty; an error goes to all of them."""
 
     shared: Shared
     segments: tuple[ToGather, ...]
@@ -297,13 +265,18 @@ class _Answer:
 
 @dataclass(frozen=True)
 class _Gather:
-    """All answers for one segment -> its survivors, written down."""
+    """All answers for one segment -> its survivors, written down. The place behind all segments is that of the gate's keys."""
 
     shared: Shared
     segments: tuple[ToGather, ...]
+    samples: tuple[ScratchObject, ...]
 
-    def __call__(self, place: int, answers: Iterable[bytes | Outcome], cost: Cost) -> ScratchObject:
-        return gather_survivors(self.shared, self.segments[place], _bytes_of(answers, cost), cost)
+    def __call__(self, place: int, answers: Iterable[bytes | Outcome], cost: Cost) -> Gathered:
+        some = _bytes_of(answers, cost)
+        if place < len(self.segments):
+            return gather_survivors(self.shared, self.segments[place], some, cost)
+        deque(some, maxlen=0)  # nothing but what may have gone wrong
+        return gather_sample(self.shared, self.samples, cost)
 
 
 def _bytes_of(answers: Iterable[bytes | Outcome], cost: Cost) -> Iterator[bytes]:
@@ -314,17 +287,3 @@ def _bytes_of(answers: Iterable[bytes | Outcome], cost: Cost) -> Iterator[bytes]
             cost.add(answer.cost)
             if answer.error is not None:
                 raise answer.error
-
-
-def _outcomes(live: Sequence[RemoteLogSegmentMetadata], indexed: Sequence[Indexed]) -> tuple[list[SparseVerdicts], list[SparseFates]]:
-    """The cleaner's fold and the gate's, over the batches that decide; batches of no transaction say nothing to either."""
-    sources = [
-        SourceSegment(
-            place, metadata.id, metadata.start_offset, metadata.end_offset + 1, metadata.mtime_ms, _NOTHING, found.table,
-            txn_entries=found.txn_entries,
-        )
-        for place, (metadata, found) in enumerate(zip(live, indexed, strict=True))
-    ]  # fmt: skip
-    verdicts = [SparseVerdicts(found.batches, found.places, verdict) for found, verdict in zip(indexed, fold(sources), strict=True)]
-    fates = [SparseFates(found.batches, found.places, fate) for found, fate in zip(indexed, fates_of(sources, {}), strict=True)]
-    return verdicts, fates

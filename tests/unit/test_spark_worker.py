@@ -141,7 +141,7 @@ def test_the_gate_looks_up_a_sample_of_the_keys(tmp_path: Path) -> None:
         _spark_round(twins, cost, cluster)
         assert twins.difference() == ""
         assert scratch_of(twins.remote) == []
-        rows[gate] = (cost.gate_coverage, any("gate, a sample" in said for said in cluster.said))
+        rows[gate] = (cost.gate_coverage, any("sample for the gate" in said for said in cluster.said))
     assert rows == {"true": (1 / 8, True), "false": (0.0, False)}
 
 

@@ -1,0 +1,211 @@
+"""A spread round asks Bloom filters before it is planned: it skips what the local engine skips, and leaves the same bytes."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.errors import Unavailable
+from compactor.pipeline.compaction import Engine, Round, RoundReport
+from compactor.pipeline.filters import sidecars_of
+from compactor.pipeline.skipping import filter_record
+from compactor.pipeline.tier import Tier
+from compactor.spark import indexing
+from compactor.spark.executor import Cost
+from tests.builders import LZ4, NONE, LogBuilder
+from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
+
+SETTINGS = "[cleaner]\nsegment_bytes = 26000\nmin_cleanable_dirty_ratio = 0.0\nbloom_design_keys = 1000\ndelete_retention_ms = 1000"
+KEYS = 60
+SIZE = 20_000
+"""Bytes of a segment: large enough that a filter pays."""
+
+
+class Growing:
+    """Segments of keys of their own, and of transactions that cross them; then tails that bring some keys again."""
+
+    def __init__(self, folder: Path, segments: int, *, seed: int = 7, transactions: bool = False, toml: str = "") -> None:
+        self.folder = folder
+        self.log = LogBuilder()
+        self.dice = random.Random(seed)
+        self.twins = Twins(folder, SETTINGS + toml)
+        self.transactions = transactions
+        for number in range(segments):
+            self._next()
+            for first in range(0, KEYS, 20):
+                rows = [b"s%d-k%d=" % (number, key) + self.dice.randbytes(SIZE // KEYS) for key in range(first, first + 20)]
+                producer = self.dice.choice((-1, 5, 6)) if transactions else -1
+                self.log.put(*rows, pid=producer, txn=producer >= 0, codec=self.dice.choice((NONE, LZ4)))
+                if transactions and self.dice.random() < 0.5:
+                    self.log.end(self.dice.choice((5, 6)), commit=self.dice.random() < 0.6)
+        self.bring()
+
+    def _next(self) -> None:
+        if self.log.segments[-1][1] or len(self.log.segments) == self.log.written:
+            self.log.roll()
+
+    def bring(self) -> None:
+        if self.transactions:
+            for producer in (5, 6):
+                self.log.commit(producer)
+        self.twins.bring(self.log.write(self.folder / f"log-{self.log.written}"))
+
+    def tail(self, *rows: str, pid: int = -1) -> None:
+        self._next()
+        self.log.put(*rows, "tail=1", pid=pid, txn=pid >= 0)
+        self.bring()
+
+
+def reasons(report: RoundReport) -> list[str]:
+    """Without the number of keys, which is exact on one machine only."""
+    return [segment.why.partition(" of ")[0] for segment in report.segments]
+
+
+def skipped(report: RoundReport) -> list[str]:
+    return [segment.why for segment in report.segments if segment.action == "skipped"]
+
+
+def filters_of(tier: Tier) -> Any:
+    """Bytes left out: they depend on ids, which differ in length of digits only."""
+    record = filter_record(state_of(tier).runs)
+    return record.asked, record.skipped, record.useless, record.bytes_saved
+
+
+def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
+    it = Growing(tmp_path, 6)
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new", "s2-k8")
+    read, cluster = Cost(), HereCluster()
+    live = state_of(it.twins.remote).live
+    here = Round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    there = spread(it.twins.remote, cluster, cost=read)
+    assert it.twins.difference() == ""
+    assert reasons(there) == reasons(here)
+    assert (there.segments_skipped, there.segments_in) == (here.segments_skipped, here.segments_in)
+    assert there.segments_skipped >= 5
+    assert filters_of(it.twins.remote) == filters_of(it.twins.local)
+    assert any("filters of 6 clean segments" in said for said in cluster.said)
+    # Its own dirty segment is read for either pass, and so is the one with the keys; the others were not touched.
+    assert read.bytes_fetched < sum(segment.size_bytes for segment in live) // 2
+    assert scratch_of(it.twins.remote) == []
+
+
+def spread(tier: Tier, cluster: HereCluster, *, cost: Cost | None = None, now_ms: int = NOW_MS) -> RoundReport:
+    engine = Engine("spark", partial(spark_worker, cluster, tier, cost or Cost()))
+    return Round(tier, NAME, now_ms, force=True, engine=engine).run(tier.open(NAME))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rounds_over_transactions_and_horizons_are_those_of_the_local_engine(seed: int, tmp_path: Path) -> None:
+    it = Growing(tmp_path, 5, seed=seed, transactions=True, toml="\n[spark]\npartitions = 5" if seed % 2 else "")
+    dice = random.Random(seed)
+    now, left_out = NOW_MS, 0
+    for _ in range(4):
+        here, there = it.twins.round(HereCluster(), now_ms=now)
+        assert it.twins.difference() == ""
+        assert (there.status, there.reason, len(skipped(there))) == (here.status, here.reason, len(skipped(here)))
+        assert filters_of(it.twins.remote) == filters_of(it.twins.local)
+        left_out += len(skipped(there))
+        now += dice.choice((1, 500, 5_000))
+        number = dice.randrange(5)
+        keys = [f"s{number}-k{dice.randrange(KEYS)}" + dice.choice(("", "=again")) for _ in range(dice.randrange(4))]
+        it.tail(*keys, pid=dice.choice((-1, 5, 6)))
+    assert left_out
+    assert scratch_of(it.twins.remote) == []
+
+
+def test_nothing_new_but_a_horizon_that_has_passed(tmp_path: Path) -> None:
+    """Only the segments in which something is due are read."""
+    it = Growing(tmp_path, 4)
+    it.tail("s1-k3")
+    it.twins.round(HereCluster())
+    here, there = it.twins.round(HereCluster(), now_ms=NOW_MS + 1_000_000)
+    assert it.twins.difference() == ""
+    assert (there.status, len(skipped(there))) == (here.status, len(skipped(here))) == ("cleaned", 3)
+
+
+class Breaking(HereCluster):
+    """Spark gives up when a step begins."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__()
+        self.step = step
+
+    def outcomes(self, what: str, *args: Any, **kwargs: Any) -> Any:
+        if self.step in what:
+            raise Unavailable("Spark gave up: as it was told to", hint="")
+        return super().outcomes(what, *args, **kwargs)
+
+
+@pytest.mark.parametrize("step", ["pass 1", "filters of", "offset map", "pass 2"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_path: Path) -> None:
+    """Before or after it was announced; also where the sidecars that stood for what is skipped are ``lost`` meanwhile."""
+    it = Growing(tmp_path, 5, transactions=True)
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new", pid=5)
+    Round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    with pytest.raises(Unavailable):
+        spread(it.twins.remote, Breaking(step))
+    announced = step in ("offset map", "pass 2")
+    assert (state_of(it.twins.remote).intent is not None) == announced
+    assert bool(scratch_of(it.twins.remote)) == (step == "pass 2")
+    if lost and announced:
+        sidecars = sidecars_of(it.twins.remote, NAME)
+        for segment in state_of(it.twins.remote).live:
+            (tmp_path / "spark" / "a tier" / ".tiered-compactor" / sidecars.key(segment.id)).unlink(missing_ok=True)
+    report = spread(it.twins.remote, HereCluster())
+    assert report.status == ("resumed" if announced else "cleaned")
+    assert report.segments_skipped
+    assert it.twins.difference() == ""
+    assert scratch_of(it.twins.remote) == []
+
+
+def test_a_filter_that_goes_between_the_look_and_the_question_costs_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Growing(tmp_path, 4)
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new")
+    before = state_of(it.twins.remote).live[0]
+    gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / sidecars_of(it.twins.remote, NAME).key(before.id)
+    read = indexing.Index.read
+
+    def read_and_lose(*args: Any) -> None:
+        read(*args)
+        gone.unlink(missing_ok=True)
+
+    monkeypatch.setattr(indexing.Index, "read", read_and_lose)
+    report = spread(it.twins.remote, HereCluster())
+    assert next(segment.why for segment in report.segments if segment.action == "rewritten") == "its filter cannot be read"
+    assert report.filters.useless == 1
+    after = state_of(it.twins.remote).live[0]
+    assert (after.id != before.id, after.files["log"]) == (True, before.files["log"]), "rewritten as it was"
+
+
+def test_damage_that_is_met_before_the_plan_quarantines_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    it = Growing(tmp_path, 4)
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new")
+    newest = state_of(it.twins.remote).live[-1]
+    path = tmp_path / "spark" / "a tier" / newest.key(str(NAME), "log")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    report = spread(it.twins.remote, HereCluster())
+    assert (report.status, report.segment.rpartition("/")[2].partition(".")[0].endswith(newest.id)) == ("quarantined", True)
+    assert state_of(it.twins.remote).intent is None
+    assert scratch_of(it.twins.remote) == []
+
+
+def test_without_filters_everything_is_read(tmp_path: Path) -> None:
+    it = Growing(tmp_path, 4, toml="\nbloom = false")
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new")
+    cluster = HereCluster()
+    report = spread(it.twins.remote, cluster)
+    assert report.segments_skipped == 0
+    assert not any("filters" in said for said in cluster.said)
