@@ -28,9 +28,8 @@ LOCAL_TRIES: Final = 4
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which has started the JVM already."""
 
-SOCKET_NAME: Final = len("/.00000000-0000-0000-0000-000000000000.sock")
-SOCKET_PATH: Final = 107
-"""The longest path that a Unix socket can have, without the zero behind it."""
+SOCKET_DIR: Final = 60
+"""The longest directory that Spark takes for its Unix sockets; it has the system's own for temporary files otherwise."""
 
 INSTALL: Final = 'Install the same tiered-compactor on all of them, or send it along (docs/spark.md, "On a cluster")'
 
@@ -139,7 +138,7 @@ def _own_session(master: str, app_name: str, folder: Path) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # The JVM hands out tasks and little else: an optimizer and a parallel collector take more from the tasks than they give.
         conf.set("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        if len(os.fsencode(local_dir)) + SOCKET_NAME <= SOCKET_PATH:
+        if len(os.fsencode(local_dir)) <= SOCKET_DIR:
             local_dir.mkdir(parents=True, exist_ok=True)
             conf.set("spark.python.unix.domain.socket.dir", str(local_dir))
     log = folder / "driver.log"

@@ -288,7 +288,6 @@ def test_jobs_say_what_they_do_to_which_partition(started: Started, twins: Twins
     assert [step.partition(",")[0] for step, _ in steps] == [
         "orders-0: pass 1",
         "orders-0: pass 1",
-        "orders-0: gate",
         "orders-0: offset map",
         "orders-0: pass 2",
     ]
