@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which has started the JVM already."""
 
 SOCKET_DIR: Final = 60
-"""The longest directory that Spark takes for its Unix sockets; it has the system's own for temporary files otherwise."""
+"""The longest directory that Spark takes for its Unix sockets."""
 
 INSTALL: Final = 'Install the same tiered-compactor on all of them, or send it along (docs/spark.md, "On a cluster")'
 
@@ -138,9 +139,11 @@ def _own_session(master: str, app_name: str, folder: Path) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # The JVM hands out tasks and little else: an optimizer and a parallel collector take more from the tasks than they give.
         conf.set("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        if len(os.fsencode(local_dir)) <= SOCKET_DIR:
-            local_dir.mkdir(parents=True, exist_ok=True)
-            conf.set("spark.python.unix.domain.socket.dir", str(local_dir))
+        local_dir.mkdir(parents=True, exist_ok=True)
+        short = [place for place in (str(local_dir), tempfile.gettempdir()) if len(os.fsencode(place)) <= SOCKET_DIR]
+        conf.set("spark.python.unix.domain.socket.enabled", str(bool(short)).lower())
+        if short:
+            conf.set("spark.python.unix.domain.socket.dir", short[0])
     log = folder / "driver.log"
     try:
         with log.open("ab") as file:
