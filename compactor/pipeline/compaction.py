@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from compactor.cleaner.lanes import Lanes
 from compactor.config import Cleaner
@@ -18,11 +17,12 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.disk import Budget
+from compactor.pipeline.engines import Engine, Prospect
 from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.logs import PartitionLog
 from compactor.pipeline.ordering import Stage
 from compactor.pipeline.planning import Assessment, RoundFacts, assess, plan_round
-from compactor.pipeline.ports import Worker, WorkSession
+from compactor.pipeline.ports import WorkSession, WorkStats
 from compactor.pipeline.reading import Reading, reading_of
 from compactor.pipeline.recorded import content
 from compactor.pipeline.rounds import RoundResult, RoundWork, run_round
@@ -31,39 +31,11 @@ from compactor.pipeline.sidecars import Sidecars
 from compactor.pipeline.skipping import FilterRecord, Scouted, filter_for, filter_record, filter_stats, keys_to_come, record_of
 from compactor.pipeline.staging import group_room
 from compactor.pipeline.tier import Tier
-from compactor.pipeline.worker import LocalWorker, WorkStats, fingerprint, rules_of
+from compactor.pipeline.worker import LocalWorker, fingerprint, rules_of
 from compactor.records.producers import parse_snapshot
 
 OnStage = Callable[[Stage, CompactionPlan], None]
 Assess = Callable[[PartitionState, Cleaner, int], Assessment[RemoteLogSegmentMetadata]]
-
-
-@dataclass(frozen=True)
-class Prospect:
-    """A round that is due, before it is planned. ``draft``: the plan that leaves out nothing; ``check``: raises Fenced."""
-
-    state: PartitionState
-    found: Assessment[RemoteLogSegmentMetadata]
-    draft: Callable[[], CompactionPlan]
-    check: Callable[[], object]
-
-
-class RemoteWorker(Worker, Protocol):
-    """A Worker outside of this process, with a pass 1 of its own."""
-
-    def scout(self, prospect: Prospect) -> Scouted:
-        """What the plan can leave out. Raises BadData, StoreError, OutOfBudget."""
-
-    def close(self) -> None:
-        """Forgets what ``scout`` keeps for a plan that did not come. Raises nothing."""
-
-
-@dataclass(frozen=True)
-class Engine:
-    """Who works on a round where it is not this process: ``worker_of`` is given where to note what it cost."""
-
-    map_engine: str
-    worker_of: Callable[[WorkStats], RemoteWorker]
 
 
 @dataclass(frozen=True)

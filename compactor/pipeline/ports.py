@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from compactor.metadata.records import ScratchObject
@@ -114,6 +114,20 @@ class Worker(Protocol):
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterable[CompactionReceipt | CompactionFailure]: ...
+
+
+@dataclass
+class WorkStats:
+    """What a round cost, beyond what the receipts say. Bytes; ``gate_coverage``: share of the keys that the gate looked up exactly."""
+
+    bytes_fetched: int = 0
+    peak_disk_bytes: int = 0
+    peak_map_bytes: int = 0
+    map_entries: int = 0
+    gate_coverage: float = 0.0
+    sidecar_bytes_written: int = 0
+    filters: dict[str, int | float | str] = field(default_factory=dict)
+    """What filters did, for run history (pipeline.skipping)."""
 
 
 Resumable = Callable[[CompactionPlan], str]

@@ -9,13 +9,14 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from compactor.config import Limits, Settings
 from compactor.errors import UsageError
 from compactor.metadata.local_state import LocalState
 from compactor.metadata.state import CatalogState
 from compactor.model.ids import TopicPartition
+from compactor.pipeline.engines import Engine
 from compactor.pipeline.leadership import background_beats
 from compactor.pipeline.logs import CatalogLog, PartitionLog, create_tier, note_change, open_catalog, open_partition
 from compactor.pipeline.ports import Lease, Ports, Retention
@@ -23,9 +24,6 @@ from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.settings import Retries
-
-if TYPE_CHECKING:
-    from compactor.pipeline.compaction import Engine
 
 
 class Engines(Protocol):

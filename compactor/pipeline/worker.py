@@ -30,7 +30,7 @@ from compactor.errors import AlreadyExists, CompactorError, NotFound
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile, segment_key
 from compactor.pipeline.disk import BLOCK, Grant, Overrun
-from compactor.pipeline.ports import WorkSession
+from compactor.pipeline.ports import WorkSession, WorkStats
 from compactor.pipeline.reading import Reading
 from compactor.pipeline.recorded import digest
 from compactor.pipeline.scouting import Found, Means, Range, Scout
@@ -45,20 +45,6 @@ from compactor.storage.port import ObjectStore
 def fingerprint() -> str:
     """What decides the bytes of a round besides its plan; an executor that differs refuses (I7)."""
     return f"tiered-compactor={__version__} {codecs.fingerprint()}"
-
-
-@dataclass
-class WorkStats:
-    """What a round cost, beyond what the receipts say. Bytes; ``gate_coverage``: share of the keys that the gate looked up exactly."""
-
-    bytes_fetched: int = 0
-    peak_disk_bytes: int = 0
-    peak_map_bytes: int = 0
-    map_entries: int = 0
-    gate_coverage: float = 0.0
-    sidecar_bytes_written: int = 0
-    filters: dict[str, int | float | str] = field(default_factory=dict)
-    """What filters did, for run history (pipeline.skipping)."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.pipeline.compaction import Engine, Prospect
-from compactor.pipeline.ports import WorkSession
+from compactor.pipeline.engines import Engine, Prospect
+from compactor.pipeline.ports import WorkSession, WorkStats
 from compactor.pipeline.skipping import Scouted
 from compactor.pipeline.tier import Tier
-from compactor.pipeline.worker import WorkStats
 from compactor.spark.versions import check_java, check_pyspark
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class SparkEngines:
 
 @dataclass
 class _Worker:
-    """RemoteWorker (pipeline.compaction): a SparkWorker, once there is something to do."""
+    """RemoteWorker (pipeline.engines): a SparkWorker, once there is something to do."""
 
     engines: SparkEngines
     tier: Tier

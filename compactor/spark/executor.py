@@ -20,11 +20,12 @@ from compactor.cleaner.gate_batches import Fates
 from compactor.cleaner.source import SourceSegment
 from compactor.config import Settings
 from compactor.model.plan import CompactionPlan
+from compactor.pipeline.ports import WorkStats
 from compactor.pipeline.sidecars import Sidecars
 from compactor.pipeline.skipping import FilterRecord, filter_for
 from compactor.pipeline.staging import Budget, Staging
 from compactor.pipeline.tier import Tier, open_tier
-from compactor.pipeline.worker import LocalWorker, WorkStats
+from compactor.pipeline.worker import LocalWorker
 from compactor.spark.gate import PartGate, Sample
 
 

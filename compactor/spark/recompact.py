@@ -22,11 +22,12 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.disk import Budget
 from compactor.pipeline.planning import Assessment, assess
+from compactor.pipeline.ports import WorkStats
 from compactor.pipeline.tier import Tier
-from compactor.pipeline.worker import WorkStats
 
 if TYPE_CHECKING:
-    from compactor.pipeline.compaction import Engine, RoundReport
+    from compactor.pipeline.compaction import RoundReport
+    from compactor.pipeline.engines import Engine
     from compactor.spark.executor import Cost
     from compactor.spark.jobs import Cluster, Watch
 
@@ -132,7 +133,7 @@ class _Job:
         self._done(Finished(name, report, problem, time.monotonic() - begin))
 
     def spread_out(self, name: TopicPartition) -> RoundReport:
-        from compactor.pipeline.compaction import Engine
+        from compactor.pipeline.engines import Engine
         from compactor.spark.worker import SparkWorker
 
         cleaner = self._tier.settings.cleaner_for(name.topic)
@@ -144,7 +145,7 @@ class _Job:
 
     def wave(self, names: Sequence[TopicPartition]) -> None:
         """These partitions together. The driver's threads wait most of the time."""
-        from compactor.pipeline.compaction import Engine
+        from compactor.pipeline.engines import Engine
         from compactor.spark.wave import Wave
 
         wave = Wave(self._cluster, self._tier, self._hash_key, len(names), self._cost, self._listener.watch)

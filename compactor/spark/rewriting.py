@@ -12,8 +12,9 @@ from compactor.metadata.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.disk import Grant
+from compactor.pipeline.ports import WorkStats
 from compactor.pipeline.staging import Staging
-from compactor.pipeline.worker import Execution, WorkStats, Written
+from compactor.pipeline.worker import Execution, Written
 from compactor.spark.exchange import StoredSurvivors, decode_verdicts, read_scratch
 from compactor.spark.executor import Cost, Shared, gate_of, local_worker, tier_of, workplace
 from compactor.spark.gate import Sample, decode_fates, seed_of

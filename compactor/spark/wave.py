@@ -20,11 +20,10 @@ from typing import Final
 from compactor.config import Cleaner
 from compactor.errors import CompactorError, Unavailable
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.pipeline.compaction import Prospect
-from compactor.pipeline.ports import WorkSession
+from compactor.pipeline.engines import Prospect
+from compactor.pipeline.ports import WorkSession, WorkStats
 from compactor.pipeline.skipping import Scouted
 from compactor.pipeline.tier import Tier
-from compactor.pipeline.worker import WorkStats
 from compactor.spark.balance import balanced
 from compactor.spark.executor import Cost
 from compactor.spark.jobs import LOOK_S, Cluster, Outcome, VersionDiffers, Watch, attempt
@@ -135,7 +134,7 @@ def clean_bin(place: int, items: Sequence[tuple[int, ToClean]], cost: Cost) -> l
 
 @dataclass(frozen=True)
 class WaveWorker:
-    """RemoteWorker (pipeline.compaction) of one participant."""
+    """RemoteWorker (pipeline.engines) of one participant."""
 
     wave: Wave
     cleaner: Cleaner

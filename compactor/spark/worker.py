@@ -22,15 +22,14 @@ from compactor.metadata.records import ScratchObject
 from compactor.metadata.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.pipeline.compaction import Prospect
+from compactor.pipeline.engines import Prospect
 from compactor.pipeline.filters import sidecars_of
-from compactor.pipeline.ports import WorkSession
+from compactor.pipeline.ports import WorkSession, WorkStats
 from compactor.pipeline.rounds import scratch_prefix
 from compactor.pipeline.sidecars import Sidecars
 from compactor.pipeline.skipping import Scouted, filter_record, filter_stats, keys_to_come
 from compactor.pipeline.staging import group_room
 from compactor.pipeline.tier import Tier
-from compactor.pipeline.worker import WorkStats
 from compactor.spark.executor import Cost, Filters, Shared
 from compactor.spark.gate import sample_bits
 from compactor.spark.indexing import Index
@@ -61,7 +60,7 @@ class SparkWorker:
     _scout_steps: Steps | None = field(default=None, init=False)
 
     def scout(self, prospect: Prospect) -> Scouted:
-        """As RemoteWorker (pipeline.compaction)."""
+        """As RemoteWorker (pipeline.engines)."""
         self.close()
         state = prospect.state
         sidecars = self.sidecars(state)

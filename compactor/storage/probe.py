@@ -10,10 +10,9 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, StoreError
-from compactor.model.base import Value
+from compactor.storage.findings import Finding
 from compactor.storage.port import ObjectStore
 from compactor.storage.s3 import S3Store
 
@@ -21,27 +20,6 @@ MARKER = "conditional-puts-raced-1"
 THREADS = 32
 ROUNDS = 8
 _SKEW_WARNING_MS = 60_000
-
-
-class Finding(Value):
-    """``error``: do not run on this store. ``warning``: it works, but not as one may expect. ``note``: good to know."""
-
-    severity: Literal["error", "warning", "note"]
-    kind: str
-    detail: str
-    hint: str = ""
-
-    @staticmethod
-    def error(kind: str, detail: str, hint: str) -> Finding:
-        return Finding(severity="error", kind=kind, detail=detail, hint=hint)
-
-    @staticmethod
-    def warning(kind: str, detail: str, hint: str) -> Finding:
-        return Finding(severity="warning", kind=kind, detail=detail, hint=hint)
-
-    @staticmethod
-    def note(kind: str, detail: str, hint: str) -> Finding:
-        return Finding(severity="note", kind=kind, detail=detail, hint=hint)
 
 
 def probe(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[Finding]:

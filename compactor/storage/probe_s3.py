@@ -9,7 +9,7 @@ from typing import Any
 
 from compactor.errors import Refused
 from compactor.model.base import Value
-from compactor.storage.probe import Finding
+from compactor.storage.findings import Finding
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_errors import PreconditionFailed
 from compactor.storage.s3_transfer import MultipartUpload

@@ -15,7 +15,8 @@ import pytest
 from compactor.storage import s3_requests
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
-from compactor.storage.probe import MARKER, Finding, probe
+from compactor.storage.findings import Finding
+from compactor.storage.probe import MARKER, probe
 from compactor.storage.probe_s3 import bucket_state
 from compactor.storage.s3 import S3Store
 from compactor.storage.settings import Retries

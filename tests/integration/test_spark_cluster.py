@@ -23,7 +23,8 @@ from compactor.config import load
 from compactor.errors import Fenced
 from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.compaction import Engine, Round
+from compactor.pipeline.compaction import Round
+from compactor.pipeline.engines import Engine
 from compactor.pipeline.intake import import_directory
 from compactor.pipeline.leadership import acquire, lead
 from compactor.pipeline.ports import Lease

@@ -15,11 +15,12 @@ from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.pipeline.compaction import Engine, Round, RoundReport
+from compactor.pipeline.compaction import Round, RoundReport
+from compactor.pipeline.engines import Engine
 from compactor.pipeline.intake import import_directory
 from compactor.pipeline.planning import Assessment, assess
+from compactor.pipeline.ports import WorkStats
 from compactor.pipeline.tier import Tier, open_tier
-from compactor.pipeline.worker import WorkStats
 from compactor.spark.executor import Cost
 from compactor.spark.jobs import Cluster, Outcome, Watch, Work, attempt
 from compactor.spark.worker import SparkWorker

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from compactor.errors import Unavailable
-from compactor.pipeline.compaction import Engine, Round, RoundReport
+from compactor.pipeline.compaction import Round, RoundReport
+from compactor.pipeline.engines import Engine
 from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.skipping import filter_record
 from compactor.pipeline.tier import Tier

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from compactor.errors import BadData, OutOfBudget, StoreError, Unavailable
-from compactor.pipeline.compaction import Engine, Round, compact
+from compactor.pipeline.compaction import Round, compact
+from compactor.pipeline.engines import Engine
 from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.retire import retire
 from compactor.pipeline.tier import Tier

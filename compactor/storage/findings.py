@@ -1,0 +1,28 @@
+"""What a look at a store finds, for people and for scripts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from compactor.model.base import Value
+
+
+class Finding(Value):
+    """``error``: do not run on this store. ``warning``: it works, but not as one may expect. ``note``: good to know."""
+
+    severity: Literal["error", "warning", "note"]
+    kind: str
+    detail: str
+    hint: str = ""
+
+    @staticmethod
+    def error(kind: str, detail: str, hint: str) -> Finding:
+        return Finding(severity="error", kind=kind, detail=detail, hint=hint)
+
+    @staticmethod
+    def warning(kind: str, detail: str, hint: str) -> Finding:
+        return Finding(severity="warning", kind=kind, detail=detail, hint=hint)
+
+    @staticmethod
+    def note(kind: str, detail: str, hint: str) -> Finding:
+        return Finding(severity="note", kind=kind, detail=detail, hint=hint)
