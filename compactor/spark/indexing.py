@@ -46,14 +46,17 @@ class Index:
     def read(self, steps: Steps, rows: AbstractSet[str], sources: AbstractSet[str] = frozenset()) -> None:
         """Reads what is not known yet (ids): the keys of ``rows``; headers of ``sources``, and of all that nothing stands in for.
 
-        Raises BadData, StoreError, OutOfBudget.
+        A segment of which only the headers are known is read again where its keys are wanted now. Raises BadData, StoreError, OutOfBudget.
         """
-        wanted = rows | sources
-        items = [
-            ToIndex(segment, segment.id in rows)
-            for segment in self.live
-            if segment.id not in self.found and (segment.id in wanted or segment.id not in self.stand_ins)
-        ]
+        items = []
+        for segment in self.live:
+            name = segment.id
+            if name not in self.found:
+                if name in rows or name in sources or name not in self.stand_ins:
+                    items.append(ToIndex(segment, name in rows))
+            elif name in rows and self.found[name].buckets is None:
+                known = self.known(name)
+                items.append(ToIndex(segment, True, known.verdicts, known.fates))
         self._run(steps, f"pass 1, keys of {len(items)} segments", items)
         self._fold()
         second = []

@@ -17,6 +17,7 @@ from compactor.pipeline.planning import Assessment
 from compactor.pipeline.sidecars import Head, Sidecars
 from compactor.pipeline.skipping import FilterRecord, Look, Scouted, keys_expected, look_at, records_about, scouted
 from compactor.spark.balance import balanced
+from compactor.spark.executor import Shared
 from compactor.spark.indexing import Index
 from compactor.spark.mapping import ToAsk, ask_filters
 from compactor.spark.steps import Steps
@@ -24,16 +25,16 @@ from compactor.spark.steps import Steps
 
 @dataclass(frozen=True)
 class Scouting:
-    """Pass 1 so far, for the plan that follows it. ``index`` has the dirty segments, with their rows."""
+    """Pass 1 so far, for the plan that follows it. ``index`` has the dirty segments, with their rows as ``shared`` cut them into ranges."""
 
-    draft: CompactionPlan
+    shared: Shared
     index: Index
     scouted: Scouted
 
     def is_for(self, plan: CompactionPlan) -> bool:
         """Whether the plan is about the same range at the same time, and leaves out nothing else."""
         same = ("topic", "partition", "now_ms", "first_dirty_offset", "end_offset", "vector", "policy")
-        return all(getattr(plan, name) == getattr(self.draft, name) for name in same) and all(
+        return all(getattr(plan, name) == getattr(self.shared.plan, name) for name in same) and all(
             segment.id in self.index.stand_ins or segment.id in self.index.found for segment in plan.skipped
         )
 
@@ -49,8 +50,10 @@ def scout(
         return None
     index = Index(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})
     try:
-        index.read(steps, {segment.id for segment in found.dirty})
-        return Scouting(steps.shared.plan, index, _ask(steps, index, found, heads, record))
+        # Where something is dirty, a clean segment without a sidecar is read in any case: its keys now, and not once more for them.
+        blind = {segment.id for segment in found.clean if segment.id not in index.stand_ins} if found.dirty else set()
+        index.read(steps, blind | {segment.id for segment in found.dirty})
+        return Scouting(steps.shared, index, _ask(steps, index, found, heads, record))
     except BaseException:
         steps.forget(index.scratch)
         raise
@@ -58,7 +61,7 @@ def scout(
 
 def _ask(steps: Steps, index: Index, found: Assessment[RemoteLogSegmentMetadata], heads: dict[str, Head], record: FilterRecord) -> Scouted:
     now_ms = steps.shared.plan.now_ms
-    buckets = tuple(indexed.buckets for indexed in index.found.values() if indexed.buckets is not None)
+    buckets = tuple(indexed.buckets for indexed in index.found.values() if indexed.buckets and indexed.buckets.dirty_rows)
     rows = sum(each.dirty_rows for each in buckets)
     estimate = keys_expected([heads[s.id] for s in found.dirty], [records_about(s) for s in found.dirty])
     # Without a key every clean segment may be skipped, so 0 is said only where there is none.

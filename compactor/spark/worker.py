@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bloom.sidecar import Sidecar
@@ -68,7 +68,12 @@ class SparkWorker:
             return Scouted()
         scratch = f"{scratch_prefix(self.tier.open(state.name))}{self.tier.ports.new_id()}/"
         self._scout_steps = self.steps(prospect.draft(), state, scratch, prospect.check)
-        self._scouting = scout(self._scout_steps, state, prospect.found, sidecars, filter_record(state.runs))
+        try:
+            self._scouting = scout(self._scout_steps, state, prospect.found, sidecars, filter_record(state.runs))
+        except VersionDiffers:
+            return Scouted()  # the round meets it again, and then there is a plan that can be given up for it
+        finally:
+            note(self.stats, self._used)
         return self._scouting.scouted if self._scouting else Scouted()
 
     def close(self) -> None:
@@ -142,8 +147,12 @@ class _Round:
         self._superseded: set[str] = set()
         epoch = session.state.leader.epoch if session.state.leader else plan.leader_epoch
         # An attempt's objects have its epoch in their names: a zombie's deletions are its own affair.
-        self._steps = worker.steps(plan, session.state, session.scratch_key(f"{epoch}-"), session.check)
-        self._shared = self._steps.shared
+        steps = worker.steps(plan, session.state, session.scratch_key(f"{epoch}-"), session.check)
+        if scouting is not None:
+            # The log may have grown since, and other sizes would be cut into other ranges.
+            steps = replace(steps, shared=replace(scouting.shared, plan=plan, scratch=steps.shared.scratch))
+        self._steps = steps
+        self._shared = steps.shared
 
     @property
     def _is_mapped(self) -> bool:

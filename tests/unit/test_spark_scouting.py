@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from compactor.pipeline.engines import Engine
 from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.skipping import filter_record
 from compactor.pipeline.tier import Tier
-from compactor.spark import indexing
+from compactor.spark import indexing, jobs, worker
 from compactor.spark.executor import Cost
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
@@ -186,6 +187,56 @@ def test_a_filter_that_goes_between_the_look_and_the_question_costs_a_read(tmp_p
     assert (after.id != before.id, after.files["log"]) == (True, before.files["log"]), "rewritten as it was"
 
 
+def test_a_clean_segment_without_a_sidecar_is_read_with_its_keys(tmp_path: Path) -> None:
+    """Headers of it are wanted before the plan is made, for the outcomes of transactions, and its keys behind it."""
+    it = Growing(tmp_path, 4)
+    it.twins.round(HereCluster())
+    it.tail("s1-k3=new", "s2-k7")
+    for tier, folder in ((it.twins.local, "local"), (it.twins.remote, "spark")):
+        (tmp_path / folder / "a tier" / ".tiered-compactor" / sidecars_of(tier, NAME).key(state_of(tier).live[1].id)).unlink()
+    here, there = it.twins.round(HereCluster())
+    assert it.twins.difference() == ""
+    assert "it has no sidecar" in reasons(there)
+    assert (there.records_kept, reasons(there)) == (here.records_kept, reasons(here))
+
+
+class Importing(HereCluster):
+    """Somebody imports when a step begins."""
+
+    def __init__(self, step: str, bring: Callable[[], None]) -> None:
+        super().__init__()
+        self.step = step
+        self.bring = bring
+
+    def outcomes(self, what: str, *args: Any, **kwargs: Any) -> Any:
+        if self.step in what:
+            self.bring()
+        return super().outcomes(what, *args, **kwargs)
+
+
+def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its new size keys would be cut into other ranges than they are."""
+    monkeypatch.setattr(worker, "ROW_KEY_BYTES", 400)
+    it = Growing(tmp_path, 5, toml="\nmap_budget_bytes = 65536")
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new")
+    Round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    cluster = Importing("filters of", lambda: it.tail(*(f"later-{number}=1" for number in range(700))))
+    assert spread(it.twins.remote, cluster).status == "cleaned"
+    assert it.twins.difference() == ""
+
+
+def test_executors_of_another_version_are_met_before_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Growing(tmp_path, 3)
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new")
+    monkeypatch.setattr(jobs, "fingerprint", lambda: "another one")
+    report = spread(it.twins.remote, HereCluster())
+    assert (report.status, report.reason.partition(" for ")[0]) == ("quarantined", "version: the plan is")
+    assert state_of(it.twins.remote).intent is None
+    assert scratch_of(it.twins.remote) == []
+
+
 def test_damage_that_is_met_before_the_plan_quarantines_and_leaves_nothing_behind(tmp_path: Path) -> None:
     it = Growing(tmp_path, 4)
     it.twins.round(HereCluster())
@@ -198,6 +249,7 @@ def test_damage_that_is_met_before_the_plan_quarantines_and_leaves_nothing_behin
     path.write_bytes(data)
     report = spread(it.twins.remote, HereCluster())
     assert (report.status, report.segment.rpartition("/")[2].partition(".")[0].endswith(newest.id)) == ("quarantined", True)
+    assert report.bytes_read >= newest.size_bytes
     assert state_of(it.twins.remote).intent is None
     assert scratch_of(it.twins.remote) == []
 
