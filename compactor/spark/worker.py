@@ -193,15 +193,15 @@ class _Round:
         """Pass 1 and the second stage; recorded, so that nobody has to do it again."""
         index = self._scouting.index if self._scouting else Index(self._live, self._stand_ins())
         survivors: dict[str, ScratchObject] = {}
-        recorded = False
+        told = False
         try:
             index.read(self._steps, self._rows_wanted(sources), {source.id for source in sources})
             survivors.update(self._gathered(sources, index))
+            told = True  # the log may have them from here on, also where an error says that nobody knows
             self._session.store_survivors(list(survivors.values()))
-            recorded = True
             return survivors
         finally:
-            self._forget(index.scratch if recorded else [*index.scratch, *(stored.key for stored in survivors.values())])
+            self._forget(index.scratch if told else [*index.scratch, *(stored.key for stored in survivors.values())])
 
     def _stand_ins(self) -> dict[str, Sidecar]:
         """Of what is not read: what the plan leaves out, and what lies behind its range."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from compactor.errors import Unavailable
+from compactor.pipeline import publication
 from compactor.pipeline.compaction import Round, RoundReport
 from compactor.pipeline.engines import Engine
 from compactor.pipeline.filters import sidecars_of
@@ -163,6 +164,27 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     report = spread(it.twins.remote, HereCluster())
     assert report.status == ("resumed" if announced else "cleaned")
     assert report.segments_skipped
+    assert it.twins.difference() == ""
+    assert scratch_of(it.twins.remote) == []
+
+
+def test_survivors_whose_record_may_have_counted_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has it, and the writer was told that the store does not answer."""
+    it = Growing(tmp_path, 3)
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new")
+    Round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    store = publication.store_survivors
+
+    def unanswered(*args: Any) -> None:
+        store(*args)
+        raise Unavailable("the store does not answer", hint="")
+
+    monkeypatch.setattr(publication, "store_survivors", unanswered)
+    with pytest.raises(Unavailable):
+        spread(it.twins.remote, HereCluster())
+    monkeypatch.undo()
+    assert spread(it.twins.remote, HereCluster()).status == "resumed"
     assert it.twins.difference() == ""
     assert scratch_of(it.twins.remote) == []
 
