@@ -14,6 +14,8 @@ import threading
 from typing import Any, Final
 
 import cramjam
+import lz4
+import lz4.block
 import lz4.frame
 import numpy as np
 import xxhash
@@ -100,7 +102,7 @@ _local = _Local()
 
 def fingerprint() -> str:
     """Names what decides the bytes of a recompressed batch (I7)."""
-    return f"gzip={zlib_ng.ZLIBNG_VERSION} snappy,lz4={cramjam.__version__} zstd={zstandard.__version__}"
+    return f"gzip={zlib_ng.ZLIBNG_VERSION} lz4={lz4.library_version_string()} snappy={cramjam.__version__} zstd={zstandard.__version__}"
 
 
 # ---- writing ----------------------------------------------------------------------------------------------------------------
@@ -143,13 +145,15 @@ def _compress_lz4(data: memoryview, out: memoryview) -> int:
     out[:_LZ4_HEADER_BYTES] = _LZ4_HEADER
     at = _LZ4_HEADER_BYTES
     for start in range(0, len(data), _LZ4_BLOCK):
-        block = data[start : start + _LZ4_BLOCK]
-        word = size = cramjam.lz4.compress_block_into(block, out[at + 4 :], store_size=False)
-        if size >= len(block):
-            size = _put(block, out[at + 4 :])
-            word = size | _LZ4_STORED
+        block: Buffer = data[start : start + _LZ4_BLOCK]
+        packed = lz4.block.compress(block, store_size=False)
+        word = len(packed)
+        if word >= len(block):
+            packed, word = block, len(block) | _LZ4_STORED
         _LZ4_WORD.pack_into(out, at, word)
-        at += 4 + size
+        at += 4
+        out[at : at + len(packed)] = packed
+        at += len(packed)
     _LZ4_WORD.pack_into(out, at, 0)
     return at + 4
 
@@ -258,28 +262,25 @@ def _unlz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
     if block_size is None:
         out.append(_unlz4_any(data, limit, magic))
         return
-    left = limit
-    at = _LZ4_HEADER_BYTES
-    while True:
-        if at + 4 > len(data):
-            raise CodecError("lz4 frame ends early")
-        word: int = _LZ4_WORD.unpack_from(data, at)[0]
+    most = out.size + limit
+    begin, end = _LZ4_HEADER_BYTES + 4, len(data)
+    while begin <= end:
+        (word,) = _LZ4_WORD.unpack_from(data, begin - 4)
         if word == 0:
             return
-        at += 4
-        length = word & ~_LZ4_STORED
-        block = data[at : at + length]
-        at += length
-        if at > len(data):
-            raise CodecError("lz4 frame ends early")
-        room = out.room(block_size)
-        size = length if word & _LZ4_STORED else cramjam.lz4.decompress_block_into(block, room)
+        stop = begin + (word & ~_LZ4_STORED)
+        if stop > end:
+            break
+        if stop - begin > block_size:
+            raise CodecError("an lz4 block is larger than its frame allows")
         if word & _LZ4_STORED:
-            room[:size] = block
-        out.size += size
-        left -= size
-        if left < 0:
+            out.append(data[begin:stop])
+        else:
+            out.size += cramjam.lz4.decompress_block_into(data[begin:stop], out.room(block_size))
+        if out.size > most:
             raise _too_large(LZ4, limit)
+        begin = stop + 4
+    raise CodecError("lz4 frame ends early")
 
 
 def _unlz4_any(data: memoryview, limit: int, magic: int) -> bytes:
