@@ -168,6 +168,28 @@ def test_a_tier_in_s3(started: Started, s3_bucket: Bucket, tmp_path: Path, log_d
     assert cli.do("verify")["ok"]
 
 
+def test_a_round_asks_filters_in_s3(started: Started, s3_bucket: Bucket, tmp_path: Path) -> None:
+    dice, log = random.Random(1), LogBuilder()
+    for number in range(5):
+        for first in range(0, 60, 20):
+            log.put(*[b"s%d-k%d=" % (number, key) + dice.randbytes(330) for key in range(first, first + 20)])
+        log.roll()
+    settings = {"segment_bytes": 26_000, "min_cleanable_dirty_ratio": 0.0, "bloom_design_keys": 1000}
+    s3 = {"endpoint_url": s3_bucket.server.endpoint, "region": "us-east-1"}
+    cli = TierCli(tmp_path / "s3", {"s3": s3, "tier": {"url": s3_bucket.url}, "cleaner": settings})
+    cli.bring(log.write(tmp_path / "first"))
+    cli.run("--now", NOW_MS)
+    log.put("s2-k7=new", "s2-k8", "tail=1")
+    cli.bring(log.write(tmp_path / "then"))
+    before = cli.export(tmp_path / "before")
+    tier = open_tier(load(str(cli.config)))
+    engine = Engine("spark", partial(spark_worker, started.cluster, tier, Cost()))
+    report = Round(tier, NAME, NOW_MS, engine=engine).run(tier.open(NAME))
+    assert (report.status, report.segments_skipped, report.filters.asked, report.filters.skipped) == ("cleaned", 4, 5, 4)
+    assert latest(cli.export(tmp_path / "after")) == latest(before)
+    assert cli.do("verify")["ok"]
+
+
 def _digests(state: PartitionState) -> list[dict[str, str]]:
     return [{kind: file.sha256 for kind, file in segment.files.items()} for segment in state.live]
 
