@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_grou
 
 SPARK_HOME = Path(pyspark.__file__).parent
 TTL_MS = 2_000
+SEGMENT_BYTES = 4_000_000
 RECORDS = int(os.environ.get("SPARK_ORDEALS_RECORDS", "2000000"))
 
 
@@ -41,12 +42,12 @@ def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-def large(folder: Path, segments: int = 8, records: int = 30_000) -> Path:
-    """Enough for some seconds of work."""
+def large(folder: Path, segments: int = 8, records: int = 30_000, *, last: int = 1) -> Path:
+    """Enough for some seconds of work. ``last``: how many times as large the last segment is."""
     dice = np.random.default_rng(4)
     log = LogBuilder(time=1_700_000_000_000)
-    for _ in range(segments):
-        for _ in range(records // 500):
+    for number in range(segments):
+        for _ in range(records // 500 * (last if number == segments - 1 else 1)):
             keys = dice.integers(0, records, 500).tolist()
             log.put(*[f"key-{key}={'v' * 40}{key}" for key in keys], codec=NONE if dice.random() < 0.7 else LZ4)
         log.roll()
@@ -54,9 +55,9 @@ def large(folder: Path, segments: int = 8, records: int = 30_000) -> Path:
     return log.write(folder)
 
 
-def twin_of(tmp_path: Path, log_dir: Path) -> Twins:
+def twin_of(tmp_path: Path, log_dir: Path, *, segment_bytes: int = SEGMENT_BYTES) -> Twins:
     """What the local engine makes of it."""
-    twins = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 4000000")
+    twins = Twins(tmp_path / "twins", f"[cleaner]\nsegment_bytes = {segment_bytes}")
     twins.bring(log_dir)
     compact(twins.local, NAME, NOW_MS, force=True)
     return twins
@@ -67,9 +68,9 @@ def compare(twins: Twins, deployment: Deployment) -> str:
     return twins.difference()
 
 
-def deployment_of(tmp_path: Path, master: str, log_dir: Path, **spark: object) -> Deployment:
+def deployment_of(tmp_path: Path, master: str, log_dir: Path, *, segment_bytes: int = SEGMENT_BYTES, **spark: object) -> Deployment:
     sections: dict[str, dict[str, Any]] = {
-        "cleaner": {"map_engine": "spark", "segment_bytes": 4_000_000},
+        "cleaner": {"map_engine": "spark", "segment_bytes": segment_bytes},
         "spark": {"master": master, "partitions": 8, **spark},
         "lease": {"ttl_ms": TTL_MS},
         "publish": {"grace_ms": 0, "orphan_age_ms": 0},
@@ -163,7 +164,7 @@ def test_a_driver_that_is_killed_again_and_again_is_taken_up_again(tmp_path: Pat
 
 @contextmanager
 def standalone(folder: Path) -> Iterator[str]:
-    """A master and two workers of one core each, on this machine only."""
+    """A master and two workers of one core each, on this machine only; to Spark they are two hosts."""
     environ = {
         **os.environ, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(folder / "work"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "PYSPARK_PYTHON": sys.executable,
@@ -177,8 +178,10 @@ def standalone(folder: Path) -> Iterator[str]:
         url = _said(processes[0], log, r"Starting Spark master at (spark://\S+)")
         for number in range(2):
             worker_log = folder / f"worker-{number}.log"
-            worker = [*spark_class, "org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0", url]
-            processes.append(_service(worker, worker_log, environ))
+            host = f"127.0.0.{number + 1}"
+            sizes = ["--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0"]
+            worker = [*spark_class, "org.apache.spark.deploy.worker.Worker", *sizes, url]
+            processes.append(_service(worker, worker_log, environ | {"SPARK_LOCAL_IP": host}))
             _said(processes[-1], worker_log, "Successfully registered with master")
         yield url
     finally:
@@ -224,6 +227,41 @@ def test_spark_submit_on_a_standalone_cluster(tmp_path: Path) -> None:
     (row,) = document["partitions"]
     assert (row["status"], row["map_engine"]) == ("cleaned", "spark")
     assert compare(twin_of(tmp_path, log_dir), deployment) == ""
+
+
+SPECULATION = """
+spark.speculation true
+spark.speculation.interval 10ms
+spark.speculation.quantile 0.1
+spark.speculation.multiplier 1.0
+spark.speculation.minTaskRuntime 1ms
+spark.speculation.efficiency.enabled false
+spark.eventLog.enabled true
+spark.eventLog.compress false
+"""
+
+
+def test_tasks_that_are_tried_twice_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculation: the slower attempt ends late or is killed, and both write what the other one writes."""
+    log_dir = large(tmp_path / "log", segments=20, records=6_000, last=15)
+    events = tmp_path / "events"
+    events.mkdir()
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text(f"{SPECULATION}spark.eventLog.dir {events.as_uri()}\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(conf))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    with standalone(tmp_path) as url:
+        deployment = deployment_of(tmp_path, url, log_dir, segment_bytes=600_000)
+        done = deployment.process("recompact", "--now", NOW_MS, timeout=600)
+    assert done.code == 0, done.err
+    said = [json.loads(line) for file in events.rglob("events_*") for line in file.read_text().splitlines()]
+    tasks = [(event["Stage ID"], event["Task Info"]["Speculative"]) for event in said if event["Event"] == "SparkListenerTaskStart"]
+    assert any(speculative for stage, speculative in tasks if stage > 1), f"none but in the first job: {tasks}"
+    assert compare(twin_of(tmp_path, log_dir, segment_bytes=600_000), deployment) == ""
+    deployment.do("retire")
+    assert scratch_of(deployment.opened()) == []
+    assert deployment.do("verify")["ok"]
 
 
 def pack(target: Path) -> None:
