@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bloom.sidecar import Sidecar
 from compactor.cleaner.gate import GateFailed
 from compactor.config import Cleaner
-from compactor.errors import OutOfBudget
+from compactor.errors import OutOfBudget, StoreError
 from compactor.metadata.records import ScratchObject
 from compactor.metadata.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
@@ -240,10 +241,11 @@ class _Round:
             yield name, gathered.written
 
     def _forget(self, keys: Sequence[str]) -> None:
-        """What this attempt wrote and nobody needs now goes, if it still leads."""
+        """What this attempt wrote and nobody needs now goes, if it still leads. A store that does not answer hides no earlier error."""
         if keys:
-            self._session.check()
-            self._steps.forget(keys)
+            with suppress(StoreError):
+                self._session.check()
+                self._steps.forget(keys)
 
 
 def _name(stored: ScratchObject) -> str:

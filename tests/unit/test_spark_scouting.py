@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from compactor.errors import Unavailable
+from compactor.errors import BadData, Unavailable
 from compactor.pipeline import publication
 from compactor.pipeline.compaction import Round, RoundReport
 from compactor.pipeline.engines import Engine
 from compactor.pipeline.filters import sidecars_of
+from compactor.pipeline.leadership import Leadership
 from compactor.pipeline.skipping import filter_record
 from compactor.pipeline.tier import Tier
 from compactor.spark import indexing, jobs, worker
@@ -257,6 +258,28 @@ def test_executors_of_another_version_are_met_before_the_plan(tmp_path: Path, mo
     assert (report.status, report.reason.partition(" for ")[0]) == ("quarantined", "version: the plan is")
     assert state_of(it.twins.remote).intent is None
     assert scratch_of(it.twins.remote) == []
+
+
+def test_a_store_that_fails_while_scratch_is_deleted_hides_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Growing(tmp_path, 3)
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new")
+    check = Leadership.check
+
+    class Damaged(HereCluster):
+        def outcomes(self, what: str, *args: Any, **kwargs: Any) -> Any:
+            if "offset map" in what:
+                monkeypatch.setattr(Leadership, "check", unanswered)
+                raise BadData("damaged: as it was told to", segment="s")
+            return super().outcomes(what, *args, **kwargs)
+
+    def unanswered(leadership: Leadership) -> None:
+        monkeypatch.setattr(Leadership, "check", check)
+        raise Unavailable("the store does not answer", hint="")
+
+    report = spread(it.twins.remote, Damaged())
+    assert (report.status, report.segment) == ("quarantined", "s")
+    assert state_of(it.twins.remote).intent is None
 
 
 def test_damage_that_is_met_before_the_plan_quarantines_and_leaves_nothing_behind(tmp_path: Path) -> None:
