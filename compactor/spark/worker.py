@@ -118,9 +118,13 @@ def note(stats: WorkStats, cost: Cost) -> None:
 def shared_by(
     cluster: Cluster, tier: Tier, cleaner: Cleaner, hash_key: bytes, plan: CompactionPlan, scratch: str, state: PartitionState
 ) -> Shared:
-    """A round's settings as its tasks get them; budgets are shared out among the tasks that run on one executor at a time."""
+    """A round's settings as its tasks get them; budgets are shared out among the tasks that run on one executor at a time.
+
+    Only dirty keys are kept in memory, by the map and by the gate: clean records are looked up there.
+    """
     each = cluster.slots_per_executor
-    records = sum(max(segment.records, 1) for segment in state.live)
+    dirty = (s for s in state.live if s.end_offset >= plan.first_dirty_offset and s.start_offset < plan.end_offset)
+    records = sum(max(segment.records, 1) for segment in dirty)
     disk = 3 * cleaner.segment_bytes if cleaner.disk_budget_bytes == "auto" else cleaner.disk_budget_bytes // each
     budget = max(cleaner.map_budget_bytes // each, 1 << 16)
     sets = -(-records * ROW_KEY_BYTES // min(budget, MOST_SET_BYTES))

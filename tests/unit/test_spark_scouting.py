@@ -18,7 +18,7 @@ from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.leadership import Leadership
 from compactor.pipeline.skipping import filter_record
 from compactor.pipeline.tier import Tier
-from compactor.spark import indexing, jobs, worker
+from compactor.spark import gate, indexing, jobs, worker
 from compactor.spark.executor import Cost
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
@@ -247,6 +247,15 @@ def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: p
     cluster = Importing("filters of", lambda: it.tail(*(f"later-{number}=1" for number in range(700))))
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert it.twins.difference() == ""
+
+
+def test_the_gate_looks_up_as_many_keys_as_fit_of_those_that_are_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MOST_TABLE_BYTES", 480)
+    it = Growing(tmp_path, 5)
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new")
+    it.twins.round(HereCluster())
+    assert [run.stats["gate_coverage"] for run in state_of(it.twins.remote).runs] == [1 / 16, 1 / 8]
 
 
 def test_executors_of_another_version_are_met_before_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
