@@ -1,13 +1,13 @@
 """The distributed map and rewrite on one core and on two, and the local engine on the same log.
 
-    python -m benchmarks.spark [--records N] [--keys N] [--segments N] [--value-bytes N] [--no-gate] [--dir D]
+    python -m benchmarks.spark [--records N] [--keys N] [--segments N] [--value-bytes N] [--times N] [--no-gate] [--dir D]
 
-Writes one partition's log (20 million records by default, about 2 GB; three times as much disk is needed) and cleans it from its first
+Writes one partition's log (40 million records by default, about 4 GB; three times as much disk is needed) and cleans it from its first
 offset with each engine, each time in a fresh process over a tier of the same objects: `recompact` on local[1] and local[2], `run` with
-one thread and with two. Prints a row per engine: seconds of the round (Spark's start is a column of its own), bytes exchanged per record
-in the store and the shuffle together, CPU seconds (of Spark's Python workers, without the JVM; of the whole process where there is no
-Spark), and the most memory that one Python worker held. The results of all engines are compared, byte for byte. On a machine that is
-busy otherwise look at the CPU seconds: the load average before each run stands in its row.
+one thread and with two; twice in turn, and the faster one counts. Prints a row per engine: seconds of the round (Spark's start is a
+column of its own), bytes exchanged per record in the store and the shuffle together, CPU seconds (of Spark's Python workers, without the
+JVM; of the whole process where there is no Spark), and the most memory that one Python worker held. The results of all engines are
+compared, byte for byte. On a machine that is busy otherwise look at the CPU seconds: the load average before each run stands in its row.
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ def _cpu_of_children() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=20_000_000)
-    parser.add_argument("--keys", type=int, default=8_000_000)
-    parser.add_argument("--segments", type=int, default=20)
+    parser.add_argument("--records", type=int, default=40_000_000)
+    parser.add_argument("--keys", type=int, default=16_000_000)
+    parser.add_argument("--segments", type=int, default=40)
     parser.add_argument("--value-bytes", type=int, default=60)
-    parser.add_argument("--times", type=int, default=3, help="each engine so often, in turn; the fastest of its times counts")
+    parser.add_argument("--times", type=int, default=2, help="each engine so often, in turn; the fastest of its times counts")
     parser.add_argument("--no-gate", action="store_true", help="without the equivalence gate")
     parser.add_argument("--dir", default=None, help="where the log and the tiers lie (default: the temporary directory)")
     args = parser.parse_args()

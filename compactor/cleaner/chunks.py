@@ -95,11 +95,14 @@ def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_
                 offset=int(rows.offset[first_row[i]]),
             )
         # Only a wrapper whose own offset was never set ends elsewhere than its header says.
-        if table.last_offset[batch] == 0 and batch + 1 < len(table):
-            last, after = int(rows.offset[first_row[i + 1] - 1]), int(table.base_offset[batch + 1])
-            if last >= (after if after >= 0 else int(table.last_offset[batch + 1])):
+        if table.last_offset[batch] == 0 and not (source.is_last and batch + 1 == len(table)):
+            last, after, what = int(rows.offset[first_row[i + 1] - 1]), source.end, "the end of the segment"
+            if batch + 1 < len(table):
+                after, what = int(table.base_offset[batch + 1]), "the offset of the batch after the message"
+                after = after if after >= 0 else int(table.last_offset[batch + 1])
+            if last >= after:
                 raise BadData(
-                    "the last inner offset is not below the offset of the batch after the message",
+                    f"the last inner offset is not below {what}",
                     segment=source.name,
                     position=int(table.position[batch]),
                     offset=last,

@@ -30,7 +30,8 @@ INFLATED_CHUNK: Final = 1 << 26
 class SourceSegment:
     """``base``: the segment's base offset; ``end``: the next segment's base (exclusive bound of its offsets).
 
-    ``index_bytes`` and ``timeindex_bytes`` are the sizes that grouping adds up (8 and 12 bytes an entry).
+    ``index_bytes`` and ``timeindex_bytes`` are the sizes that grouping adds up (8 and 12 bytes an entry). ``is_last``: no other segment
+    says where it ends.
     """
 
     ordinal: int
@@ -43,6 +44,7 @@ class SourceSegment:
     index_bytes: int = 0
     timeindex_bytes: int = 0
     txn_entries: TxnEntries = field(default_factory=lambda: np.empty(0, TXN_ENTRY))
+    is_last: bool = False
     verified: Mask = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +166,7 @@ def open_source(
         )
     source = SourceSegment(
         ordinal, path.name, base, end if end is not None else max(last + 1, base + 1), mtime_ms, buf, table,
-        txn_entries=txn_entries if txn_entries is not None else np.empty(0, TXN_ENTRY),
+        txn_entries=txn_entries if txn_entries is not None else np.empty(0, TXN_ENTRY), is_last=end is None,
     )  # fmt: skip
     read_packed_markers(source, limit)
     return source

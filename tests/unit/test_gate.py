@@ -139,6 +139,18 @@ def test_an_old_wrapper_that_reaches_into_the_next_batch_is_refused_by_the_clean
         assert (refused.value.position, refused.value.offset) == (0, 2)
 
 
+def test_an_old_wrapper_that_reaches_into_the_next_segment_is_refused_by_the_cleaner(tmp_path: Path) -> None:
+    """Found by the fuzz: the gate looked for its last record in the next segment, where no batch has it."""
+    log = LogBuilder()
+    log.raw(wrapper(1, 0, [entry(1, number, f"{number}=a", timestamp=1) for number in range(2)], GZIP, timestamp=1), 0)
+    log.roll()
+    folder = log.write(tmp_path / "log")
+    for gate in (0, AMPLE):
+        with pytest.raises(BadData, match="the last inner offset is not below the end of the segment") as refused:
+            clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=gate))
+        assert (refused.value.position, refused.value.offset) == (0, 1)
+
+
 # ---- transactions -----------------------------------------------------------------------------------------------------------
 
 
