@@ -190,7 +190,7 @@ def _control(buf: Bytes, row: Int64s) -> tuple[int, int]:
     _, at = _varint(buf, at + 1, end)
     _, at = _varint(buf, at, end)
     length, at = _varint(buf, at, end)
-    if at + length > end or length < 4:
+    if length < 4 or length > end - at:
         return MALFORMED, -1
     kind = _number(buf, at + 2, 2)
     if kind not in (ABORT, COMMIT):

@@ -268,7 +268,7 @@ def _control_kind(buf: Bytes, position: int, end: int, count: int) -> tuple[int,
     if at < 0:
         return MALFORMED, -1
     length, at = read_varint(buf, at, end)
-    if at < 0 or length < 4 or at + length > end or load_i16(buf, at) < 0:
+    if at < 0 or length < 4 or length > end - at or load_i16(buf, at) < 0:
         return MALFORMED, -1
     kind = np.int64(load_i16(buf, at + 2))
     if kind != ABORT and kind != COMMIT:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from compactor.cleaner.offline import CleanRequest, clean_directory
 from compactor.errors import BadData
-from compactor.records.build import Producer, Row, batch
+from compactor.records.build import Producer, Row, batch, varint
 from tests.builders import Life, LogBuilder, snapshot
 from tests.plain_format import fix_crc
 from tests.plain_log import live_producers, load, transaction_index
@@ -313,6 +314,25 @@ def test_user_keys_that_look_like_markers_drop_no_markers(tmp_path: Path) -> Non
     life = Life(tmp_path, log)
     life.round()
     assert life.shape() == ["0-0", "1-1C", "3-3A", "4-5", "6-6"]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("gate", [0, 1 << 20])
+def test_control_key_longer_than_all_memory_is_refused(kind: int, gate: int, tmp_path: Path) -> None:
+    """A sum of it and a position is negative (found by the fuzz, which read there)."""
+    log = LogBuilder()
+    log.put("1=a", pid=1, txn=True)
+    made = bytearray(batch([Row(1, 1_001, bytes((0, 0, 0, kind)), bytes(6))], producer=Producer(1, 0, -1, True)))
+    made[22] |= 0x20
+    at = made.index(bytes((8, 0, 0, 0, kind)))
+    made[at : at + 1] = varint(2**63 - 1)
+    made[8:12] = (len(made) - 12).to_bytes(4, "big")
+    made[61] += 2 * 9
+    log.raw(fix_crc(bytes(made)), 1)
+    log.put("1=b")
+    with pytest.raises(BadData) as refused:
+        clean_directory(log.write(tmp_path / "log"), tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=gate))
+    assert (refused.value.offset, refused.value.position > 0) == (1, True)
 
 
 def test_control_record_without_a_value_is_refused(tmp_path: Path) -> None:
