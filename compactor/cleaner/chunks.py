@@ -16,7 +16,7 @@ from compactor.cleaner.retention import RoundRules, filter_rows
 from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.transactions import Flags
 from compactor.errors import BadData
-from compactor.records.batches import Int64s
+from compactor.records.batches import NOT_CONTROL, Int64s
 from compactor.records.encode import COPY, Actions, Encoded, encode
 from compactor.records.rows import Chunk, Rows
 
@@ -67,7 +67,7 @@ def clean_chunk(
 
 def _check_marker_values(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
     """Kafka's cleaner would take a control record without a value for a tombstone; its brokers cannot load such a log."""
-    control = source.table.is_control[chunk.first : chunk.last]
+    control = source.table.control[chunk.first : chunk.last] != NOT_CONTROL
     if not control.any():
         return
     for row in np.flatnonzero((rows.value_length < 0) & np.repeat(control, np.diff(first_row))).tolist():

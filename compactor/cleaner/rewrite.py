@@ -18,7 +18,7 @@ from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.survivors import KeptCounts, Survivors, Witness
 from compactor.cleaner.transactions import Flags, Verdicts
 from compactor.errors import BadData
-from compactor.records.batches import HEADER, HORIZON, BatchTable, Int64s
+from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, Actions, Encoded, empty_batch
 from compactor.records.indexes import build
 from compactor.records.rows import Chunk, parse
@@ -147,7 +147,7 @@ class RewritePass:
         if finished is not None:
             return [finished]
         # Markers are copied, but Kafka reads them all the same, and refuses one that does not parse.
-        wanted = (action == FILTER) | ((action == COPY) & source.table.is_control[first:last])
+        wanted = (action == FILTER) | ((action == COPY) & (source.table.control[first:last] != NOT_CONTROL))
         if not wanted.any():
             source.verify(first, last)
             nowhere = np.zeros(last - first, np.int64)

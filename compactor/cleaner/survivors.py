@@ -247,7 +247,7 @@ class BackwardSurvivors:
             piece, survives = decided
             chunk, rows = piece.chunk, piece.rows
             some = slice(chunk.first, chunk.last)
-            if rows is None or not source.table.codec[chunk.first] or source.table.is_control[some].any():
+            if rows is None or not source.table.codec[chunk.first] or np.any(source.table.control[some] != NOT_CONTROL):
                 return None
             if np.any((action[some] == FILTER) != chunk.wanted):
                 return None

@@ -13,7 +13,16 @@ from compactor.model.ids import TopicPartition
 from compactor.pipeline.filters import sidecars_of
 from compactor.pipeline.planning import Assessment, assess
 from compactor.pipeline.sidecars import MISSING, Head
-from compactor.pipeline.skipping import KEY_BYTES, FilterRecord, engine_for, filter_record, keys_expected, look_at, records_about
+from compactor.pipeline.skipping import (
+    KEY_BYTES,
+    FilterRecord,
+    engine_for,
+    filter_record,
+    horizon_passed,
+    keys_expected,
+    look_at,
+    records_about,
+)
 from compactor.pipeline.tier import Tier
 from compactor.storage.probe import deletes_free_space
 
@@ -170,7 +179,7 @@ def _segments(
             return "skip", "nothing is due"
         if segment.id in dirty:
             return "rewrite", "dirty"
-        late = "a delete horizon has passed" if segment.id in found.horizon_due else ""
+        late = horizon_passed(segment, now_ms)
         if not dirty or segment.id not in clean:
             return ("rewrite", late) if late else ("skip", "nothing is due")
         if known is None:

@@ -41,6 +41,7 @@ from compactor.pipeline.skipping import (
     Look,
     Scouted,
     engine_for,
+    horizon_passed,
     keys_expected,
     look_at,
     records_about,
@@ -366,8 +367,8 @@ class Scout:
         found = {}
         for ordinal in self._clean:
             head, segment = self._head(ordinal), self._reading.live[ordinal]
-            late = "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
-            found[ordinal] = look_at(head, self._due(ordinal) or late, keys=keys, record=self._record, now_ms=now_ms)
+            due = self._due(ordinal) or horizon_passed(segment, now_ms)
+            found[ordinal] = look_at(head, due, keys=keys, record=self._record, now_ms=now_ms)
         return found
 
     def _due(self, ordinal: int) -> str:

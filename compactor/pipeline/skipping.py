@@ -129,6 +129,11 @@ class Look:
     askable: bool = False
 
 
+def horizon_passed(segment: SegmentFacts, now_ms: int) -> str:
+    """Why it must be read, or nothing."""
+    return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
+
+
 def look_at(head: Head, due: str, *, keys: int, record: FilterRecord, now_ms: int) -> Look:
     """
     :param due: why it must be read whatever its sidecar says.

@@ -97,10 +97,6 @@ class BatchTable:
         return self.attributes & np.int16(CODEC_MASK)
 
     @property
-    def is_control(self) -> npt.NDArray[np.bool_]:
-        return self.control != NOT_CONTROL
-
-    @property
     def is_transactional(self) -> npt.NDArray[np.bool_]:
         return (self.attributes & np.int16(TRANSACTIONAL)) != 0
 

@@ -15,9 +15,8 @@ from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.pipeline.planning import Assessment
 from compactor.pipeline.sidecars import Head, Sidecars
-from compactor.pipeline.skipping import FilterRecord, Look, Scouted, keys_expected, look_at, records_about, scouted
+from compactor.pipeline.skipping import FilterRecord, Look, Scouted, horizon_passed, keys_expected, look_at, records_about, scouted
 from compactor.spark.balance import balanced
-from compactor.spark.executor import Shared
 from compactor.spark.indexing import Index
 from compactor.spark.mapping import ToAsk, ask_filters
 from compactor.spark.steps import Steps
@@ -25,16 +24,16 @@ from compactor.spark.steps import Steps
 
 @dataclass(frozen=True)
 class Scouting:
-    """Pass 1 so far, for the plan that follows it. ``index`` has the dirty segments, with their rows as ``shared`` cut them into ranges."""
+    """Pass 1 so far, for the plan that follows it. ``index`` has the dirty segments, with their rows as ``steps`` cut them into ranges."""
 
-    shared: Shared
+    steps: Steps
     index: Index
     scouted: Scouted
 
     def is_for(self, plan: CompactionPlan) -> bool:
         """Whether the plan is about the same range at the same time, and leaves out nothing else."""
         same = ("topic", "partition", "now_ms", "first_dirty_offset", "end_offset", "vector", "policy")
-        return all(getattr(plan, name) == getattr(self.shared.plan, name) for name in same) and all(
+        return all(getattr(plan, name) == getattr(self.steps.shared.plan, name) for name in same) and all(
             segment.id in self.index.stand_ins or segment.id in self.index.found for segment in plan.skipped
         )
 
@@ -43,8 +42,6 @@ def scout(
     steps: Steps, state: PartitionState, found: Assessment[RemoteLogSegmentMetadata], sidecars: Sidecars, record: FilterRecord
 ) -> Scouting | None:
     """None where no clean segment has a sidecar, and nothing is gained by knowing more. Raises BadData, StoreError, OutOfBudget."""
-    if not found.clean:
-        return None
     heads = sidecars.heads([segment.id for segment in state.live])
     if all(heads[segment.id].sidecar is None for segment in found.clean):
         return None
@@ -53,7 +50,7 @@ def scout(
         # Where something is dirty, a clean segment without a sidecar is read in any case: its keys now, and not once more for them.
         blind = {segment.id for segment in found.clean if segment.id not in index.stand_ins} if found.dirty else set()
         index.read(steps, blind | {segment.id for segment in found.dirty})
-        return Scouting(steps.shared, index, _ask(steps, index, found, heads, record))
+        return Scouting(steps, index, _ask(steps, index, found, heads, record))
     except BaseException:
         steps.forget(index.scratch)
         raise
@@ -73,8 +70,7 @@ def _ask(steps: Steps, index: Index, found: Assessment[RemoteLogSegmentMetadata]
         why = due_by_fold(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         if why:
             due[segment.id] = why
-        late = "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
-        looks[segment.id] = look_at(heads[segment.id], why or late, keys=keys, record=record, now_ms=now_ms)
+        looks[segment.id] = look_at(heads[segment.id], why or horizon_passed(segment, now_ms), keys=keys, record=record, now_ms=now_ms)
     asked = [name for name, look in looks.items() if look.askable and not look.must and not look.may]
     sizes = {segment.id: segment.size_bytes for segment in found.clean}
     bunches = balanced([sizes[name] for name in asked], steps.cluster.slots)

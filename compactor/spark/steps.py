@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from compactor.errors import CompactorError
 from compactor.pipeline.publication import delete_keys
-from compactor.spark.executor import Cost, Shared, tier_of
+from compactor.spark.executor import Cost, Shared
 from compactor.spark.jobs import Cluster, Watch, Work
+from compactor.storage.port import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Steps:
-    """:param check: called while a step runs; raises Fenced where somebody else leads."""
+    """:param control: the driver's own. :param check: called while a step runs; raises Fenced where somebody else leads."""
 
     cluster: Cluster
+    control: ObjectStore
     shared: Shared
     cost: Cost
     watch: Watch
@@ -34,7 +36,7 @@ class Steps:
     def forget(self, keys: Sequence[str]) -> None:
         """Deletes scratch objects that nobody needs now; what stays is swept by `retire`. They are this attempt's own, whoever leads."""
         try:
-            delete_keys(tier_of(self.shared.settings).ports.control, keys)
+            delete_keys(self.control, keys)
         except CompactorError as error:
             logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
 

@@ -58,7 +58,6 @@ class SparkWorker:
     watch: Watch = field(default_factory=Watch)
     _used: Cost = field(default_factory=Cost, init=False)
     _scouting: Scouting | None = field(default=None, init=False)
-    _scout_steps: Steps | None = field(default=None, init=False)
 
     def scout(self, prospect: Prospect) -> Scouted:
         """As RemoteWorker (pipeline.engines)."""
@@ -68,9 +67,9 @@ class SparkWorker:
         if sidecars is None or not prospect.found.clean:
             return Scouted()
         scratch = f"{scratch_prefix(self.tier.open(state.name))}{self.tier.ports.new_id()}/"
-        self._scout_steps = self.steps(prospect.draft(), state, scratch, prospect.check)
+        steps = self.steps(prospect.draft(), state, scratch, prospect.check)
         try:
-            self._scouting = scout(self._scout_steps, state, prospect.found, sidecars, filter_record(state.runs))
+            self._scouting = scout(steps, state, prospect.found, sidecars, filter_record(state.runs))
         except VersionDiffers:
             return Scouted()  # the round meets it again, and then there is a plan that can be given up for it
         finally:
@@ -78,9 +77,9 @@ class SparkWorker:
         return self._scouting.scouted if self._scouting else Scouted()
 
     def close(self) -> None:
-        if self._scouting is not None and self._scout_steps is not None:
-            self._scout_steps.forget(self._scouting.index.scratch)
-        self._scouting = self._scout_steps = None
+        if self._scouting is not None:
+            self._scouting.steps.forget(self._scouting.index.scratch)
+        self._scouting = None
 
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
@@ -99,7 +98,7 @@ class SparkWorker:
 
     def steps(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: Callable[[], object]) -> Steps:
         shared = shared_by(self.cluster, self.tier, self.cleaner, self.hash_key, plan, scratch, state)
-        return Steps(self.cluster, shared, self._used, self.watch, check)
+        return Steps(self.cluster, self.tier.ports.control, shared, self._used, self.watch, check)
 
     def sidecars(self, state: PartitionState) -> Sidecars | None:
         return sidecars_of(self.tier, state.name) if self.cleaner.bloom else None
@@ -123,8 +122,7 @@ def shared_by(
     Only dirty keys are kept in memory, by the map and by the gate: clean records are looked up there.
     """
     each = cluster.slots_per_executor
-    dirty = (s for s in state.live if s.end_offset >= plan.first_dirty_offset and s.start_offset < plan.end_offset)
-    records = sum(max(segment.records, 1) for segment in dirty)
+    records = sum(max(segment.records, 1) for segment in _dirty(state.live, plan))
     disk = 3 * cleaner.segment_bytes if cleaner.disk_budget_bytes == "auto" else cleaner.disk_budget_bytes // each
     budget = max(cleaner.map_budget_bytes // each, 1 << 16)
     sets = -(-records * ROW_KEY_BYTES // min(budget, MOST_SET_BYTES))
@@ -135,6 +133,11 @@ def shared_by(
     if cleaner.bloom:
         filters = Filters(tier.open(state.name).prefix, filter_record(state.runs), keys_to_come(cleaner, state.runs, 0))
     return Shared(tier.settings, hash_key, plan, scratch, ranges, budget, disk, bits, filters)
+
+
+def _dirty(live: Sequence[RemoteLogSegmentMetadata], plan: CompactionPlan) -> list[RemoteLogSegmentMetadata]:
+    """Those that have a part in the dirty range."""
+    return [segment for segment in live if segment.end_offset >= plan.first_dirty_offset and segment.start_offset < plan.end_offset]
 
 
 class _Round:
@@ -155,7 +158,7 @@ class _Round:
         steps = worker.steps(plan, session.state, session.scratch_key(f"{epoch}-"), session.check)
         if scouting is not None:
             # The log may have grown since, and other sizes would be cut into other ranges.
-            steps = replace(steps, shared=replace(scouting.shared, plan=plan, scratch=steps.shared.scratch))
+            steps = replace(steps, shared=replace(scouting.steps.shared, plan=plan, scratch=steps.shared.scratch))
         self._steps = steps
         self._shared = steps.shared
 
@@ -220,9 +223,7 @@ class _Round:
         """Segments whose keys are wanted: sources, and everything dirty."""
         if not self._is_mapped:
             return set()
-        plan = self._plan
-        dirty = {s.id for s in self._live if s.end_offset >= plan.first_dirty_offset and s.start_offset < plan.end_offset}
-        return dirty | {source.id for source in sources}
+        return {segment.id for segment in (*_dirty(self._live, self._plan), *sources)}
 
     def _gathered(self, sources: Sequence[RemoteLogSegmentMetadata], index: Index) -> Iterator[tuple[str, ScratchObject]]:
         """The second stage: ranges are answered newest first, and each segment's answers come together through Spark's shuffle.

@@ -17,6 +17,7 @@ from compactor.cleaner.gate_table import ABSENT, DUE, UNKNOWN, KeyTable
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_directory
 from compactor.cleaner.transactions import fold
 from compactor.errors import BadData, CompactorError
+from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LogBuilder, entry, wrapper
 from tests.support.damage import AMPLE, Round, changed, settled
 
@@ -172,7 +173,7 @@ def test_it_tells_the_outcomes_of_transactions_as_the_cleaner_does(tmp_path: Pat
     sources = open_directory(log.write(tmp_path / "log"), 4096, 1 << 20)
     for source, fates, verdicts in zip(sources, fates_of(sources, opened), fold(sources, opened), strict=True):
         assert fates.aborted.tolist() == verdicts.aborted.tolist()
-        markers = source.table.is_control
+        markers = source.table.control != NOT_CONTROL
         assert fates.idle[markers].tolist() == verdicts.discardable[markers].tolist()
 
 
