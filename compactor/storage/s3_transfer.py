@@ -108,10 +108,21 @@ def _write_all(descriptor: int, data: bytes, at: int) -> int:
 
 
 def in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> list[Any]:
-    """Results in order. The first error stops the others (at their next attempt) and is raised."""
+    """Results in order. The first error stops the others (at their next attempt) and is raised.
+
+    The thread that fails says so itself: until a waiting caller is awake, the others would have asked on and on.
+    """
     stop = threading.Event()
+
+    def run(task: Callable[[threading.Event], Any]) -> Any:
+        try:
+            return task(stop)
+        except BaseException:
+            stop.set()
+            raise
+
     with ThreadPoolExecutor(max(1, min(threads, len(tasks))), thread_name_prefix="s3") as pool:
-        futures = [pool.submit(task, stop) for task in tasks]
+        futures = [pool.submit(run, task) for task in tasks]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
