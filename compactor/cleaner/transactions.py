@@ -7,7 +7,7 @@ the control records; the transaction index is only carried along.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,41 @@ def with_given(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
         known = (same["last_offset"] == entries["last_offset"]) & (same["producer_id"] == entries["producer_id"])
         entries[known] = same[known]
     return entries
+
+
+def misfit(given: TxnEntries, source: SourceSegment) -> str:
+    """Why these entries cannot be a segment's transaction index, or nothing. Readers would hide what was committed, or show what was not.
+
+    An entry whose data was cleaned away is in order; where data is left, it covers that data, and none of the transaction before.
+    """
+    if not len(given):
+        return ""
+    first, last, stable = (given[name].astype(np.int64) for name in ("first_offset", "last_offset", "last_stable_offset"))
+    if np.any((first < 0) | (first > last)) or np.any(np.diff(last) <= 0) or np.any((last < source.base) | (last >= source.end)):
+        return "an entry is no transaction that ended in this segment"
+    table = source.table
+    aborts = np.flatnonzero(table.control == ABORT)
+    marker = aborts[np.searchsorted(table.base_offset[aborts], last).clip(max=len(aborts) - 1)] if len(aborts) else aborts
+    if not len(aborts) or np.any((table.base_offset[marker] != last) | (table.producer_id[marker] != given["producer_id"])):
+        return "an entry names no abort marker of this segment"
+    if np.any(stable > last + 1):
+        return "an entry's last stable offset lies behind its marker"
+    (told,) = fold([replace(source, ordinal=0, txn_entries=given[:0])])
+    begun = table.base_offset.copy()
+    begun[told.indexed] = told.txn_entries["first_offset"]
+    if np.any(first > begun[marker]) or np.any(first <= _marker_before(table)[marker]):
+        return "an entry does not cover its transaction, or covers another one"
+    return ""
+
+
+def _marker_before(table: BatchTable) -> Int64s:
+    """Of each marker, the offset of its producer's marker before it, or -1."""
+    markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
+    by_producer = markers[np.argsort(table.producer_id[markers], kind="stable")]
+    same = table.producer_id[by_producer[1:]] == table.producer_id[by_producer[:-1]]
+    before = np.full(len(table), -1, np.int64)
+    before[by_producer[1:][same]] = table.base_offset[by_producer[:-1][same]]
+    return before
 
 
 @kernel

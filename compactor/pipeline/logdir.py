@@ -18,7 +18,7 @@ from checkpoint.lineage import EpochEntry, Lineage, extend
 from compactor.cleaner.describe import content_of, due_ms, epochs_within, lineage_of
 from compactor.cleaner.lanes import Lane, Lanes
 from compactor.cleaner.source import SourceSegment
-from compactor.cleaner.transactions import fold
+from compactor.cleaner.transactions import fold, misfit
 from compactor.errors import BadData
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
@@ -53,12 +53,20 @@ class Member:
 def check(
     log_dir: Path, sources: Sequence[SourceSegment], limit: int, threads: int, *, gaps: bool, on_bytes: Callable[[int], None]
 ) -> None:
-    """Reads every record. Raises BadData: a wrong CRC, a batch that is not what it says, a missing segment.
+    """Reads every record. Raises BadData: a wrong CRC, a batch that is not what it says, a missing segment, a transaction index that lies.
 
     :param limit: bytes that one batch may inflate to.
     :param gaps: the caller knows that the log was compacted before, so that gaps between its segments are in order.
     """
     _check_missing(log_dir, sources, gaps)
+    for source in sources:
+        problem = misfit(source.txn_entries, source)
+        if problem:
+            raise BadData(
+                problem,
+                segment=Path(source.name).with_suffix(".txnindex").name,
+                hint="Delete this index file: it is rebuilt from the control records",
+            )
     with Lanes(threads) as lanes:
         for source in sources:
 

@@ -13,6 +13,7 @@ import numpy as np
 from checkpoint.files import parse_leader_epoch_checkpoint
 from compactor.cleaner.describe import content_of
 from compactor.cleaner.source import SourceSegment, open_source
+from compactor.cleaner.transactions import misfit
 from compactor.config import Cleaner
 from compactor.errors import BadData, NotFound, OutOfBudget
 from compactor.metadata.state import PartitionState
@@ -25,7 +26,6 @@ from compactor.pipeline.recorded import download
 from compactor.pipeline.retire import survey
 from compactor.pipeline.spool import process_folder
 from compactor.pipeline.tier import Tier
-from compactor.records.batches import ABORT
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, parse_txn_index
 from compactor.records.producers import parse_snapshot
 
@@ -205,11 +205,7 @@ def _txnindex_problem(data: bytes, source: SourceSegment) -> str:
         entries = parse_txn_index(data, "")
     except BadData as error:
         return error.cause
-    first, last = entries["first_offset"].astype(np.int64), entries["last_offset"].astype(np.int64)
-    if np.any((first < 0) | (first > last)) or np.any(np.diff(last) <= 0) or np.any((last < source.base) | (last >= source.end)):
-        return "an entry is no transaction that ended in this segment"
-    aborts = source.table.base_offset[source.table.control == ABORT]
-    return "" if np.isin(last, aborts).all() else "an entry names no abort marker of this segment"
+    return misfit(entries, source)
 
 
 def _notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[Problem]:

@@ -165,6 +165,16 @@ def test_damaged_directories_are_refused(name: str, cli: TierCli, tmp_path: Path
     assert not list(tmp_path.glob("out*"))
 
 
+def test_a_transaction_index_of_another_log_is_no_index_of_this_one(cli: TierCli, tmp_path: Path) -> None:
+    """Readers would hide what was committed. `clean` takes it, as Kafka's cleaner does: outcomes come from the control records."""
+    folder = write_log(tmp_path / "bad", END)
+    before = cli.digest()
+    (folder / f"{48:020}.txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 48, 50, 51))
+    refused(bring(cli, folder), 3, "00000000000000000048.txnindex", "no abort marker")
+    assert cli.digest() == before
+    assert cli.ask("clean", folder, tmp_path / "out").code == 0
+
+
 def test_the_undamaged_directory_is_taken(cli: TierCli, tmp_path: Path) -> None:
     """The control: what is refused above is refused for its damage."""
     assert cli.bring(write_log(tmp_path / "fine", END)) == {"segments": 3, "bytes": 1044, "start_offset": 36, "end_offset": 71}
