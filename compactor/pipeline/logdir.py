@@ -128,14 +128,14 @@ def members(log_dir: Path, sources: Sequence[SourceSegment], before: ProducerSta
     """
     if not any(source.size for source in sources):
         raise BadData("all its segments are empty", segment=str(log_dir), hint="There is nothing to import")
-    states = _given_snapshot(log_dir, sources[0].base) or before
+    states = _states_at(log_dir, sources[0].base, before)
     verdicts = fold(list(sources), _open_transactions(states))
     found: list[Member] = []
     start = sources[0].base
     for source in sources:
         # Nobody knows where an empty last segment ends: it may still be written to.
         end = (int(source.table.last_offset[-1]) if source.size else source.base - 1) if source is sources[-1] else source.end - 1
-        states = _given_snapshot(log_dir, end + 1) or states.replay(source.table)
+        states = _states_at(log_dir, end + 1, states.replay(source.table))
         if source.size:
             # Indexes count from the segment's start in 32 bits.
             start = max(start, int(source.table.last_offset[-1]) - MAX32)
@@ -149,14 +149,16 @@ def members(log_dir: Path, sources: Sequence[SourceSegment], before: ProducerSta
     return found
 
 
-def _given_snapshot(log_dir: Path, offset: int) -> ProducerStates | None:
+def _states_at(log_dir: Path, offset: int, replayed: ProducerStates) -> ProducerStates:
+    """By the broker's snapshot, which knows of more than the log may still have; one that is broken or another's is made anew."""
     path = log_dir / f"{offset:020d}.snapshot"
     if not path.exists():
-        return None
+        return replayed
     try:
-        return parse_snapshot(path.read_bytes(), path.name)
+        given = parse_snapshot(path.read_bytes(), path.name)
     except BadData:
-        return None  # it is rebuilt from the log, as Kafka does
+        return replayed  # as Kafka does
+    return given if given.is_of(offset, replayed) else replayed
 
 
 def _open_transactions(states: ProducerStates) -> dict[int, int]:

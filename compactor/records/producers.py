@@ -53,6 +53,18 @@ class ProducerStates:
         opened = opened[opened >= 0]
         return int(opened.min()) if len(opened) else None
 
+    def is_of(self, offset: int, replayed: ProducerStates) -> bool:
+        """Whether this may be the state at ``offset`` of a log that gives the other when it is replayed up to there.
+
+        What a snapshot knows more than the log may have been cleaned away since; a batch that it does not know was never written later.
+        """
+        if np.any(self.entries["last_offset"] >= offset) or np.any(self.entries["txn_first_offset"] >= offset):
+            return False
+        _, mine, its = np.intersect1d(self.entries["producer_id"], replayed.entries["producer_id"], return_indices=True)
+        known, told = self.entries[mine], replayed.entries[its]
+        behind = (known["last_offset"] >= 0) & (known["last_offset"] < told["last_offset"])
+        return not np.any(behind & (known["epoch"] == told["epoch"]))
+
     def replay(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
         """The state after these batches too; batches below ``from_offset`` are in the state already."""
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
