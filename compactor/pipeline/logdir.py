@@ -25,7 +25,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.pipeline.disk import BLOCK, blocks
 from compactor.pipeline.recorded import digest
 from compactor.records.batches import HORIZON
-from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build
+from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build, index_misfit, timeindex_misfit
 from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot
 from compactor.records.rows import parse
 
@@ -270,9 +270,9 @@ def _indexes(log: Path, member: Member, policy: CleanerPolicy, folder: Path) -> 
     table = member.source.table
     made = build(member.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}
-    for kind, data, fits in (("index", made[0], _index_fits), ("timeindex", made[1], _timeindex_fits)):
+    for kind, data, misfit_of in (("index", made[0], index_misfit), ("timeindex", made[1], timeindex_misfit)):
         given = log.with_suffix(f".{kind}")
-        usable = member.start == member.source.base and given.exists() and fits(given.read_bytes(), member)
+        usable = member.start == member.source.base and given.exists() and not misfit_of(given.read_bytes(), member.start, table)
         paths[kind] = given if usable else _written(folder / kind, data)
     return paths
 
@@ -280,26 +280,3 @@ def _indexes(log: Path, member: Member, policy: CleanerPolicy, folder: Path) -> 
 def _written(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
-
-
-def _index_fits(data: bytes, member: Member) -> bool:
-    """Whole entries, ascending, each an offset of the batch that lies at its position."""
-    if len(data) % OFFSET_ENTRY.itemsize:
-        return False
-    entries = np.frombuffer(data, OFFSET_ENTRY)
-    table = member.source.table
-    batch = np.searchsorted(table.position, entries["position"])
-    if np.any(batch >= len(table)) or np.any(np.diff(entries["position"].astype(np.int64)) <= 0):
-        return False
-    offsets = entries["offset"].astype(np.int64) + member.start
-    pointing = (table.position[batch] == entries["position"]) & (offsets <= table.last_offset[batch])
-    return bool(pointing.all() and np.all(np.diff(offsets) > 0))
-
-
-def _timeindex_fits(data: bytes, member: Member) -> bool:
-    """Whole entries, ascending, within the segment."""
-    if len(data) % TIME_ENTRY.itemsize:
-        return False
-    entries = np.frombuffer(data, TIME_ENTRY)
-    offsets = entries["offset"].astype(np.int64) + member.start
-    return bool(np.all(np.diff(entries["timestamp"].astype(np.int64)) > 0) and np.all((offsets >= member.start) & (offsets <= member.end)))

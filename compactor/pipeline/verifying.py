@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from checkpoint.files import parse_leader_epoch_checkpoint
 from compactor.cleaner.describe import content_of
 from compactor.cleaner.source import SourceSegment, open_source
@@ -26,7 +24,7 @@ from compactor.pipeline.recorded import download
 from compactor.pipeline.retire import survey
 from compactor.pipeline.spool import process_folder
 from compactor.pipeline.tier import Tier
-from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, parse_txn_index
+from compactor.records.indexes import index_misfit, parse_txn_index, timeindex_misfit
 from compactor.records.producers import parse_snapshot
 
 
@@ -162,9 +160,13 @@ def _metadata_problem(segment: RemoteLogSegmentMetadata, source: SourceSegment) 
 
 def _problems_beside(source: SourceSegment, files: dict[str, bytes]) -> Iterator[tuple[str, str]]:
     """(kind, what is wrong) of the files beside a sound log."""
-    for kind, problem in (("index", _index_problem), ("timeindex", _timeindex_problem), ("txnindex", _txnindex_problem)):
-        detail = problem(files[kind], source) if kind in files else ""
-        if detail:
+    problems: dict[str, Callable[[bytes], str]] = {
+        "index": lambda data: index_misfit(data, source.base, source.table),
+        "timeindex": lambda data: timeindex_misfit(data, source.base, source.table),
+        "txnindex": lambda data: _txnindex_problem(data, source),
+    }
+    for kind, problem in problems.items():
+        if kind in files and (detail := problem(files[kind])):
             yield kind, detail
     try:
         if "snapshot" in files:
@@ -175,29 +177,6 @@ def _problems_beside(source: SourceSegment, files: dict[str, bytes]) -> Iterator
         parse_leader_epoch_checkpoint(files.get("leader-epoch-checkpoint", b"").decode())
     except (BadData, UnicodeDecodeError) as error:
         yield "leader-epoch-checkpoint", str(error)
-
-
-def _index_problem(data: bytes, source: SourceSegment) -> str:
-    if len(data) % OFFSET_ENTRY.itemsize:
-        return "it holds no whole number of entries"
-    entries = np.frombuffer(data, OFFSET_ENTRY)
-    batch = np.searchsorted(source.table.position, entries["position"])
-    if np.any(batch >= len(source.table)) or np.any(source.table.position[np.minimum(batch, len(source.table) - 1)] != entries["position"]):
-        return "an entry does not point at a batch"
-    if np.any(entries["offset"].astype(np.int64) + source.base > source.table.last_offset[batch]):
-        return "an entry points at a batch below its offset"
-    return ""
-
-
-def _timeindex_problem(data: bytes, source: SourceSegment) -> str:
-    if len(data) % TIME_ENTRY.itemsize:
-        return "it holds no whole number of entries"
-    entries = np.frombuffer(data, TIME_ENTRY)
-    if np.any(np.diff(entries["timestamp"].astype(np.int64)) <= 0):
-        return "its timestamps do not ascend"
-    if np.any(entries["offset"].astype(np.int64) + source.base >= source.end):
-        return "an entry lies behind the segment's end"
-    return ""
 
 
 def _txnindex_problem(data: bytes, source: SourceSegment) -> str:

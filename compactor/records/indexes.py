@@ -11,7 +11,7 @@ import numpy.typing as npt
 from bloom.jit import kernel
 from compactor.errors import BadData
 from compactor.model.policy import MAX32
-from compactor.records.batches import Int64s
+from compactor.records.batches import BatchTable, Int64s
 
 OFFSET_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
 TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
@@ -68,6 +68,38 @@ def _entries(
             position += size[batch]
             since += size[batch]
     return offsets, positions, times, time_offsets, n, m
+
+
+def index_misfit(data: bytes, base: int, table: BatchTable) -> str:
+    """Why this cannot be the offset index of these batches, or nothing."""
+    if len(data) % OFFSET_ENTRY.itemsize:
+        return "it holds no whole number of entries"
+    entries = np.frombuffer(data, OFFSET_ENTRY)
+    positions, offsets = entries["position"].astype(np.int64), entries["offset"].astype(np.int64) + base
+    batch = np.searchsorted(table.position, positions)
+    if np.any(batch >= len(table)) or np.any(table.position[batch] != positions):
+        return "an entry does not point at a batch"
+    if np.any(offsets > table.last_offset[batch]):
+        return "an entry points at a batch below its offset"
+    if np.any(np.diff(positions) <= 0) or np.any(np.diff(offsets) <= 0):
+        return "its entries do not ascend"
+    return ""
+
+
+def timeindex_misfit(data: bytes, base: int, table: BatchTable) -> str:
+    """Why this cannot be the time index of these batches, or nothing. Whoever seeks by time would begin behind what is looked for."""
+    if len(data) % TIME_ENTRY.itemsize:
+        return "it holds no whole number of entries"
+    entries = np.frombuffer(data, TIME_ENTRY)
+    times, offsets = entries["timestamp"].astype(np.int64), entries["offset"].astype(np.int64) + base
+    if np.any(np.diff(times) <= 0):
+        return "its timestamps do not ascend"
+    batch = np.searchsorted(table.last_offset, offsets)
+    if np.any(offsets < base) or np.any(batch >= len(table)):
+        return "an entry lies outside the segment"
+    if np.any(np.maximum.accumulate(table.max_timestamp)[batch] != times):
+        return "an entry is not the latest timestamp up to its offset"
+    return ""
 
 
 def read_txn_index(path: Path) -> TxnEntries:

@@ -161,9 +161,12 @@ def test_indexes_that_do_not_fit_their_log(source: SourceSegment) -> None:
     assert "point at a batch" in problems(source, "index", struct.pack(">ii", 2, second + 1))[0]
     assert "below its offset" in problems(source, "index", struct.pack(">ii", 3, second))[0]
     assert "whole number" in problems(source, "index", bytes(7))[0]
-    assert problems(source, "timeindex", struct.pack(">qi", 1000, 1) + struct.pack(">qi", 1001, 2)) == []
-    assert "ascend" in problems(source, "timeindex", struct.pack(">qi", 1000, 1) * 2)[0]
-    assert "behind" in problems(source, "timeindex", struct.pack(">qi", 1000, 10))[0]
+    assert "ascend" in problems(source, "index", struct.pack(">ii", 2, second) * 2)[0]
+    assert problems(source, "timeindex", struct.pack(">qi", 1001, 1) + struct.pack(">qi", 1002, 2)) == []
+    assert "ascend" in problems(source, "timeindex", struct.pack(">qi", 1001, 1) * 2)[0]
+    assert "latest timestamp" in problems(source, "timeindex", struct.pack(">qi", 1001, 2))[0]
+    assert "outside" in problems(source, "timeindex", struct.pack(">qi", 1001, 10))[0]
+    assert "outside" in problems(source, "timeindex", struct.pack(">qi", 1001, -1))[0]
     assert "whole number" in problems(source, "timeindex", bytes(11))[0]
 
 
