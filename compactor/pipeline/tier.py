@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from compactor.config import Limits, Settings
 from compactor.errors import UsageError
@@ -55,6 +55,14 @@ class Tier:
     def retention(self) -> Retention:
         publish = self.settings.publish
         return Retention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Gives back what this machine remembers, so that the next one may write it."""
+        if self.local is not None:
+            self.local.close()
 
     @property
     def state_dir(self) -> Path:

@@ -57,7 +57,7 @@ def test_version_and_help() -> None:
     assert shown.returncode == 0
     for one in COMMANDS:
         assert f"{one.name} " in shown.stdout
-        assert one.help in shown.stdout
+        assert one.help in " ".join(shown.stdout.split())  # lines break elsewhere in each version of Python
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([one.name, "--help"] for one in COMMANDS)], ids=" ".join)

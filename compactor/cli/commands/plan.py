@@ -23,14 +23,14 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.pipeline.forecast import forecast_of, known_of
     from compactor.storage.probe import deletes_free_space
 
-    opened = tiers.opened(args, local_state=True)
-    outcomes = tiers.Outcomes(out, named=bool(args.partitions))
-    summaries = tiers.summaries(opened, opened.partitions(args.partitions), out, outcomes)
-    frees = deletes_free_space(opened.ports.data)
-    now, found = tiers.now_ms(args), []
-    for summary in summaries:
-        known = known_of(opened, summary, now, force=args.force)
-        found.append(forecast_of(opened, summary, frees, now, force=args.force, known=known))
+    with tiers.opened(args, local_state=True) as opened:
+        outcomes = tiers.Outcomes(out, named=bool(args.partitions))
+        summaries = tiers.summaries(opened, opened.partitions(args.partitions), out, outcomes)
+        frees = deletes_free_space(opened.ports.data)
+        now, found = tiers.now_ms(args), []
+        for summary in summaries:
+            known = known_of(opened, summary, now, force=args.force)
+            found.append(forecast_of(opened, summary, frees, now, force=args.force, known=known))
     rows = [
         (
             f"{f.topic}-{f.partition}",

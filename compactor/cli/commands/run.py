@@ -29,22 +29,22 @@ def add_arguments(parser: frame.Parser) -> None:
 def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.pipeline.compaction import nothing_to_do
 
-    opened = tiers.opened(args, local_state=True)
-    names = opened.partitions(args.partitions)
-    outcomes = tiers.Outcomes(out, named=bool(args.partitions))
-    now = tiers.now_ms(args)
-    rows = {}
-    held = []
-    for summary in _looks(opened, names, out):
-        if summary.leader is not None and not summary.leader.released:
-            held.append(summary.name)
-        idle = nothing_to_do(opened, summary, now, force=args.force)
-        if idle is not None:
-            rows[summary.name] = tiers.plain(idle) | {"requests": 0, "seconds": 0.0}
-            outcomes.ok()
-    work = [name for name in names if name not in rows]
-    if work:
-        rows |= _rounds(opened, work, held, args, now, out, outcomes)
+    with tiers.opened(args, local_state=True) as opened:
+        names = opened.partitions(args.partitions)
+        outcomes = tiers.Outcomes(out, named=bool(args.partitions))
+        now = tiers.now_ms(args)
+        rows = {}
+        held = []
+        for summary in _looks(opened, names, out):
+            if summary.leader is not None and not summary.leader.released:
+                held.append(summary.name)
+            idle = nothing_to_do(opened, summary, now, force=args.force)
+            if idle is not None:
+                rows[summary.name] = tiers.plain(idle) | {"requests": 0, "seconds": 0.0}
+                outcomes.ok()
+        work = [name for name in names if name not in rows]
+        if work:
+            rows |= _rounds(opened, work, held, args, now, out, outcomes)
     found = [rows[name] for name in names]
     usage = opened.counters.usage()
     store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}

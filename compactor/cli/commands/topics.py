@@ -13,9 +13,9 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    opened = tiers.opened(args, local_state=True)
     outcomes = tiers.Outcomes(out, named=False)
-    found = [summary for summary in tiers.summaries(opened, opened.partitions(), out, outcomes) if summary.segments]
+    with tiers.opened(args, local_state=True) as opened:
+        found = [summary for summary in tiers.summaries(opened, opened.partitions(), out, outcomes) if summary.segments]
     fields = ("topic", "partition", "segments", "bytes", "start_offset", "end_offset")
     partitions = [{field: getattr(summary, field) for field in fields} for summary in found]
     rows = [(s.topic, s.partition, s.segments, size(s.bytes), s.start_offset, s.end_offset) for s in found]
