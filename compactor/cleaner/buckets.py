@@ -155,7 +155,7 @@ class KeyBuckets:
 
     def _checked(self, ordinals: Ordinals) -> Ordinals:
         """The kernels do not look whether an ordinal lies inside the bitmap."""
-        most = int(ordinals.max()) if len(ordinals) else -1
+        most = int(np.max(ordinals)) if len(ordinals) else -1
         if most >= SEEN:
             raise ValueError(f"an ordinal is at most {SEEN - 1}")
         self._most = max(self._most, most)

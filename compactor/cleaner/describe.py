@@ -50,7 +50,7 @@ def due_ms(source: SourceSegment, inflate_limit: int) -> int:
             tombstones = np.flatnonzero(rows.value_length < 0)
             if len(tombstones):
                 batches = np.unique(np.searchsorted(first_row, tombstones, side="right") - 1) + chunk.first
-                due = min(due, int(table.base_timestamp[batches].min()))
+                due = min(due, int(np.min(table.base_timestamp[batches])))
     return due if due != np.iinfo(np.int64).max else NEVER
 
 

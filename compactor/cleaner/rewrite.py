@@ -114,7 +114,7 @@ class RewritePass:
                 paths[kind].write_bytes(data)
         for path in paths.values():
             os.utime(path, ns=(mtime_ms * 1_000_000,) * 2)
-        return CleanedSegment(base, paths, done.written, len(sizes), int(maxima.max(initial=-1)), done.records_read, done.records_kept)
+        return CleanedSegment(base, paths, done.written, len(sizes), int(np.max(maxima, initial=-1)), done.records_read, done.records_kept)
 
     def _rewrite_source(
         self, source: SourceSegment, verdicts: Verdicts, file: BinaryIO, lanes: Lanes, done: _Progress, room: Callable[[int], None]

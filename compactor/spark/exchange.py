@@ -234,7 +234,7 @@ def pack_arrays(arrays: Arrays, *, dense: bool = False) -> bytes:
     """The same bytes for the same arrays. ``dense``: there is nothing in them that a compressor could find."""
     out = io.BytesIO()
     save = np.savez if dense else np.savez_compressed
-    save(out, **arrays)  # type: ignore[arg-type]
+    save(out, **arrays)
     return out.getvalue()
 
 

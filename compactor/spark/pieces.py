@@ -154,6 +154,6 @@ def whole_batches(buf: Bytes) -> tuple[int, int]:
     while position + FRAME <= buf.size:
         size = np.int64(load_i32(buf, position + 8)) + FRAME
         if size < FRAME or position + size > buf.size:
-            return position, max(size, np.int64(0))  # type: ignore[return-value]
+            return position, max(size, np.int64(0))
         position += size
-    return position, 0  # type: ignore[return-value]
+    return position, 0

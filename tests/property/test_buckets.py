@@ -41,7 +41,7 @@ class Budget:
 
 def hashes_of(keys: npt.NDArray[np.int64]) -> Hashes:
     """Well-mixed hashes of small numbers."""
-    table = np.random.default_rng(11).integers(0, 2**64, size=(int(keys.max(initial=0)) + 1, 2), dtype=np.uint64)
+    table = np.random.default_rng(11).integers(0, 2**64, size=(int(np.max(keys, initial=0)) + 1, 2), dtype=np.uint64)
     return table[keys]
 
 
