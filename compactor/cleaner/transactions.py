@@ -119,7 +119,7 @@ def with_given(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
     return entries
 
 
-def misfit(given: TxnEntries, source: SourceSegment) -> str:
+def txnindex_misfit(given: TxnEntries, source: SourceSegment) -> str:
     """Why these entries cannot be a segment's transaction index, or nothing. Readers would hide what was committed, or show what was not.
 
     An entry whose data was cleaned away is in order; where data is left, it covers that data, and none of the transaction before.
@@ -131,8 +131,9 @@ def misfit(given: TxnEntries, source: SourceSegment) -> str:
         return "an entry is no transaction that ended in this segment"
     table = source.table
     aborts = np.flatnonzero(table.control == ABORT)
-    marker = aborts[np.searchsorted(table.base_offset[aborts], last).clip(max=len(aborts) - 1)] if len(aborts) else aborts
-    if not len(aborts) or np.any((table.base_offset[marker] != last) | (table.producer_id[marker] != given["producer_id"])):
+    place = np.searchsorted(table.base_offset[aborts], last)
+    marker = aborts[place[place < len(aborts)]]
+    if len(marker) < len(last) or np.any((table.base_offset[marker] != last) | (table.producer_id[marker] != given["producer_id"])):
         return "an entry names no abort marker of this segment"
     if np.any(stable > last + 1):
         return "an entry's last stable offset lies behind its marker"

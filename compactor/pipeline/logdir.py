@@ -18,7 +18,7 @@ from checkpoint.lineage import EpochEntry, Lineage, extend
 from compactor.cleaner.describe import content_of, due_ms, epochs_within, lineage_of
 from compactor.cleaner.lanes import Lane, Lanes
 from compactor.cleaner.source import SourceSegment
-from compactor.cleaner.transactions import fold, misfit
+from compactor.cleaner.transactions import fold, txnindex_misfit
 from compactor.errors import BadData
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
@@ -60,7 +60,7 @@ def check(
     """
     _check_missing(log_dir, sources, gaps)
     for source in sources:
-        problem = misfit(source.txn_entries, source)
+        problem = txnindex_misfit(source.txn_entries, source)
         if problem:
             raise BadData(
                 problem,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from checkpoint.files import parse_leader_epoch_checkpoint
 from compactor.cleaner.describe import content_of
 from compactor.cleaner.source import SourceSegment, open_source
-from compactor.cleaner.transactions import misfit
+from compactor.cleaner.transactions import txnindex_misfit
 from compactor.config import Cleaner
 from compactor.errors import BadData, NotFound, OutOfBudget
 from compactor.metadata.state import PartitionState
@@ -184,7 +184,7 @@ def _txnindex_problem(data: bytes, source: SourceSegment) -> str:
         entries = parse_txn_index(data, "")
     except BadData as error:
         return error.cause
-    return misfit(entries, source)
+    return txnindex_misfit(entries, source)
 
 
 def _notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compactor.cleaner.source import SourceSegment, open_source
-from compactor.cleaner.transactions import misfit
+from compactor.cleaner.transactions import txnindex_misfit
 from compactor.records.indexes import TXN_ENTRY
 from tests.builders import LogBuilder
 
@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> SourceSegment:
 
 
 def told(source: SourceSegment, *entries: Entry) -> str:
-    return misfit(np.frombuffer(b"".join(struct.pack(">hqqqq", 0, *entry) for entry in entries), TXN_ENTRY), source)
+    return txnindex_misfit(np.frombuffer(b"".join(struct.pack(">hqqqq", 0, *entry) for entry in entries), TXN_ENTRY), source)
 
 
 @pytest.mark.parametrize(
