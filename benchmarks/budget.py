@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.logs import write_log
+from compactor.bootstrap import open_tier
 from compactor.config import load
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.intake import import_directory
-from compactor.pipeline.tier import open_tier
+from compactor.transfer.import_ import import_directory
 from tests.support.watching import Watch
 
 NAME = TopicPartition("orders", 0)

@@ -18,13 +18,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from checkpoint.lineage import EpochEntry
-from compactor.metadata.state import PartitionState
+from compactor.control.importing import register, tier
+from compactor.control.leadership import acquire
+from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.ports import Lease, Ports
+from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
-from compactor.pipeline.importing import register, tier
-from compactor.pipeline.leadership import acquire
-from compactor.pipeline.logs import PartitionLog, open_partition
-from compactor.pipeline.ports import Lease, Ports
 from compactor.storage.counting import Counters
 from compactor.storage.local import LocalStore
 

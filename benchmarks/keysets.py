@@ -57,7 +57,7 @@ class Clock:
 
 
 def memory(rows: int, keys: int, clock: Clock, expected: int = 0) -> tuple[int, int]:
-    from compactor.cleaner.keysets import KeySet
+    from compactor.cleaner.keys.keysets import KeySet
 
     key_set, survivors = KeySet(MAP_BUDGET, expected_keys=expected), 0
     for _, hashes in rows_of(rows, keys):
@@ -80,7 +80,7 @@ class NoLimit:
 
 
 def partitioned(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
-    from compactor.cleaner.buckets import KeyBuckets
+    from compactor.cleaner.keys.buckets import KeyBuckets
 
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -96,7 +96,7 @@ def partitioned(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
 
 
 def bounded(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
-    from compactor.cleaner.keysets import BoundedOffsetMap
+    from compactor.cleaner.keys.keysets import BoundedOffsetMap
 
     table = BoundedOffsetMap(keys, rows=rows)
     for begin, hashes in rows_of(rows, keys):

@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from benchmarks.budget import NAME, line, mib, run, write_config
 from benchmarks.logs import write_log
+from compactor.bootstrap import open_tier
 from compactor.config import load
-from compactor.pipeline.intake import import_directory
-from compactor.pipeline.tier import open_tier
+from compactor.transfer.import_ import import_directory
 
 KEYS, SEGMENT_RECORDS, VALUE_BYTES = 50_000_000, 1_000_000, 8
 

@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.logs import write_log
+from compactor.bootstrap import Tier, open_tier
 from compactor.config import load
+from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.compaction import RoundReport, compact
-from compactor.pipeline.disk import Budget
-from compactor.pipeline.filters import rebuild, sidecars_of
-from compactor.pipeline.intake import import_directory
-from compactor.pipeline.tier import Tier, open_tier
+from compactor.round.compaction import RoundReport, compact
+from compactor.transfer.import_ import import_directory
+from compactor.upkeep.filters import rebuild, sidecars_of
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import logs
+from compactor.bootstrap import open_tier
 from compactor.config import load
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.intake import import_directory
-from compactor.pipeline.tier import open_tier
+from compactor.transfer.import_ import import_directory
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000

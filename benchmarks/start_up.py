@@ -23,10 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.control_log import segments
+from compactor.bootstrap import Tier, open_tier
 from compactor.config import load
+from compactor.control.importing import register, tier
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.importing import register, tier
-from compactor.pipeline.tier import Tier, open_tier
 
 PER_TOPIC = 20
 NOTHING_DUE = {"TIERED_COMPACTOR__CLEANER__MIN_CLEANABLE_DIRTY_RATIO": "1"}

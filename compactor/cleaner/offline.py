@@ -13,16 +13,16 @@ from typing import Final
 
 import numpy as np
 
-from compactor.cleaner.chunks import FinishedChunks
-from compactor.cleaner.gate import Gate
-from compactor.cleaner.grouping import group
-from compactor.cleaner.keysets import BoundedOffsetMap, KeySet
-from compactor.cleaner.lanes import Lanes
-from compactor.cleaner.retention import RoundRules
-from compactor.cleaner.rewrite import CleanedSegment, RewritePass, at_hand
-from compactor.cleaner.source import SourceSegment, open_source
-from compactor.cleaner.survivors import PassOne, Survivors, scan_backwards, scan_bounded
-from compactor.cleaner.transactions import fold
+from compactor.cleaner.gate.judge import Gate
+from compactor.cleaner.keys.keysets import BoundedOffsetMap, KeySet
+from compactor.cleaner.keys.survivors import PassOne, Survivors, scan_backwards, scan_bounded
+from compactor.cleaner.passes.chunks import FinishedChunks
+from compactor.cleaner.passes.grouping import group
+from compactor.cleaner.passes.lanes import Lanes
+from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass, at_hand
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.transactions import fold
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
 from compactor.records.indexes import build, read_txn_index

@@ -15,20 +15,20 @@ from compactor.cli.output import Output
 from compactor.errors import CompactorError, Leased
 
 if TYPE_CHECKING:
-    from compactor.metadata.summary import PartitionSummary
+    from compactor.bootstrap import Tier
+    from compactor.control.summary import PartitionSummary
     from compactor.model.ids import TopicPartition
-    from compactor.pipeline.tier import Tier
 
 
 def opened(args: argparse.Namespace, *, local_state: bool = False) -> Tier:
     """The tier of the configuration; ``local_state``: with what this machine remembers of it. Raises UsageError."""
-    from compactor.pipeline.tier import open_tier
+    from compactor.bootstrap import open_tier
 
     gc.set_threshold(100_000)  # segments are made by the hundred thousand, and no cycles
     settings = frame.settings(args)
     opened = open_tier(settings, local_state=local_state)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
-        from compactor.spark.engine import SparkEngines
+        from compactor.spark.round.engine import SparkEngines
 
         return replace(opened, engines=SparkEngines())
     return opened
@@ -36,14 +36,14 @@ def opened(args: argparse.Namespace, *, local_state: bool = False) -> Tier:
 
 def viewed(args: argparse.Namespace) -> Tier:
     """The same for a command that must not write: its stores refuse to."""
-    from compactor.pipeline.viewing import read_only
+    from compactor.views.checkpoints import read_only
 
     return read_only(opened(args))
 
 
 def summaries(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: Outcomes) -> list[PartitionSummary]:
     """A look at each of these partitions; those that cannot be read are reported and left out."""
-    from compactor.pipeline.overview import overview
+    from compactor.views.overview import overview
 
     found = []
     with out.progress("looking", len(names), "partitions") as progress:

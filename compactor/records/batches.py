@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from bloom.jit import kernel
 from compactor.errors import BadData
-from compactor.records.crc import crc32c
-from compactor.records.memory import load_i16, load_i32, load_i64, load_u32, read_varint
+from compactor.kernels.crc import crc32c
+from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, read_varint
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from bloom.jit import kernel, leaf
 from compactor.errors import BadData
+from compactor.kernels.crc import crc32c
+from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size, write_varint
 from compactor.records import codecs
 from compactor.records.batches import CODEC_MASK, CONTROL, HEADER, HORIZON, LOG_APPEND, TRANSACTIONAL, BatchTable, Bytes, Int64s, read_only
-from compactor.records.crc import crc32c
-from compactor.records.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size, write_varint
 from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, Chunk, Int32s, Rows
 
 Actions = npt.NDArray[np.uint8]

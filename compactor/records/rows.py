@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from bloom.jit import kernel, leaf
 from compactor.errors import BadData
+from compactor.kernels.memory import load_i32, load_i64, prefetch_read, read_varint
 from compactor.records.batches import HEADER, LOG_APPEND, BatchTable, Bytes, Int64s
-from compactor.records.memory import load_i32, load_i64, prefetch_read, read_varint
 
 Int32s = npt.NDArray[np.int32]
 

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
+from compactor.bootstrap import Tier
 from compactor.errors import CompactorError, StoreError
+from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.compaction import RoundReport, disk_budget
-from compactor.pipeline.disk import Budget
-from compactor.pipeline.retire import RetireReport
-from compactor.pipeline.tier import Tier
+from compactor.round.compaction import RoundReport, disk_budget
 from compactor.service.jobs import Done, Interruptible, Stop, Stopped, perform, shared_settings
 from compactor.service.metrics import Status, Tallies, tally
 from compactor.service.scheduling import (
@@ -38,6 +37,7 @@ from compactor.service.scheduling import (
     remembered,
 )
 from compactor.service.watching import Watching
+from compactor.upkeep.retire import RetireReport
 
 LOOKERS = 8
 """Partitions that are looked at at once: a look is a handful of small requests, one after the other."""

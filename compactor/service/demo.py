@@ -8,17 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from compactor.bootstrap import Tier, open_tier
 from compactor.config import S3, load
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.compaction import OnStage, RoundReport, compact
-from compactor.pipeline.forecast import Forecast, forecast
-from compactor.pipeline.intake import ImportReport, Progress, import_directory
-from compactor.pipeline.outlet import export_partition
-from compactor.pipeline.tier import Tier, open_tier
-from compactor.pipeline.verifying import Problem, verify_partition
+from compactor.round.compaction import OnStage, RoundReport, compact
 from compactor.service.demo_check import View, differences, read_view
 from compactor.service.demo_data import Shape, write_topic
+from compactor.transfer.export import export_partition
+from compactor.transfer.import_ import ImportReport, Progress, import_directory
+from compactor.upkeep.verify_tier import Problem, verify_partition
+from compactor.views.forecast import Forecast, forecast
 
 NAME = TopicPartition("customers", 0)
 FIRST_LINE = "# Written by `tiered-compactor demo`, which deletes what it finds beside it when it is run here again.\n"

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from compactor.bootstrap import Tier
 from compactor.config import Cleaner, Settings
+from compactor.control.leadership import lease_of
+from compactor.control.logs import PartitionLog, open_catalog
+from compactor.control.ordering import Stage
+from compactor.control.state import CatalogState
 from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
-from compactor.metadata.state import CatalogState
+from compactor.local.budget import Budget
 from compactor.model.plan import CompactionPlan
-from compactor.pipeline.compaction import Round, RoundReport
-from compactor.pipeline.disk import Budget
-from compactor.pipeline.leadership import lease_of
-from compactor.pipeline.logs import PartitionLog, open_catalog
-from compactor.pipeline.ordering import Stage
-from compactor.pipeline.retire import RetireReport, retire
-from compactor.pipeline.tier import Tier
+from compactor.round.compaction import Round, RoundReport
 from compactor.service.scheduling import Action, Job
 from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.upkeep.retire import RetireReport, retire
 
 
 class Stopped(CompactorError):

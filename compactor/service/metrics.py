@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from compactor.pipeline.compaction import RoundReport
-from compactor.pipeline.retire import RetireReport
+from compactor.round.compaction import RoundReport
 from compactor.service.jobs import Done
 from compactor.service.scheduling import NEVER, Job, Watch
 from compactor.storage.counting import Usage
+from compactor.upkeep.retire import RetireReport
 
 OWN = "tiered_compactor"
 

@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from compactor.errors import UsageError
-from compactor.pipeline.comparing import iso
 from compactor.service.metrics import Exporter, Status
 from compactor.service.scheduling import Watch
+from compactor.views.difference import iso
 
 TEXT = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"

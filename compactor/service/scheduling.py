@@ -16,10 +16,10 @@ from enum import StrEnum
 
 from checkpoint.offsets import CleanerOffset
 from compactor.config import Cleaner
-from compactor.metadata.summary import PartitionSummary, SegmentFacts
+from compactor.control.ports import Retention
+from compactor.control.summary import PartitionSummary, SegmentFacts
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.planning import assess
-from compactor.pipeline.ports import Retention
+from compactor.round.plan import assess
 
 NEVER = 2**63 - 1
 POLL_MS = 3_600_000

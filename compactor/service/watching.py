@@ -9,16 +9,16 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compactor.metadata import records
-from compactor.metadata.control_log import Boundary
-from compactor.metadata.local_state import Seen
-from compactor.metadata.summary import PartitionSummary, summarize
+from compactor.bootstrap import Tier
+from compactor.control import records
+from compactor.control.control_log import Boundary
+from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.summary import PartitionSummary, summarize
+from compactor.local.cache import Seen
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.logs import PartitionLog, open_partition
-from compactor.pipeline.overview import is_fresh
-from compactor.pipeline.retire import since_ms
-from compactor.pipeline.tier import Tier
 from compactor.service.scheduling import Sight, sight
+from compactor.upkeep.retire import since_ms
+from compactor.views.overview import is_fresh
 
 
 @dataclass(frozen=True)

@@ -15,21 +15,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from compactor.bootstrap import Tier
 from compactor.config import Cleaner
+from compactor.control.state import PartitionState
 from compactor.errors import CompactorError
-from compactor.metadata.state import PartitionState
+from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.pipeline.disk import Budget
-from compactor.pipeline.planning import Assessment, assess
-from compactor.pipeline.ports import WorkStats
-from compactor.pipeline.tier import Tier
+from compactor.round.plan import Assessment, assess
+from compactor.round.ports import WorkStats
 
 if TYPE_CHECKING:
-    from compactor.pipeline.compaction import RoundReport
-    from compactor.pipeline.engines import Engine
-    from compactor.spark.executor import Cost
-    from compactor.spark.jobs import Cluster, Watch
+    from compactor.round.compaction import RoundReport
+    from compactor.round.engines import Engine
+    from compactor.spark.cluster.executor import Cost
+    from compactor.spark.cluster.jobs import Cluster, Watch
 
 WAVE: Final = 64
 """Partitions led at a time: each has a lease to keep alive."""
@@ -133,8 +133,8 @@ class _Job:
         self._done(Finished(name, report, problem, time.monotonic() - begin))
 
     def spread_out(self, name: TopicPartition) -> RoundReport:
-        from compactor.pipeline.engines import Engine
-        from compactor.spark.worker import SparkWorker
+        from compactor.round.engines import Engine
+        from compactor.spark.round.worker import SparkWorker
 
         cleaner = self._tier.settings.cleaner_for(name.topic)
 
@@ -145,8 +145,8 @@ class _Job:
 
     def wave(self, names: Sequence[TopicPartition]) -> None:
         """These partitions together. The driver's threads wait most of the time."""
-        from compactor.pipeline.engines import Engine
-        from compactor.spark.wave import Wave
+        from compactor.round.engines import Engine
+        from compactor.spark.round.wave import Wave
 
         wave = Wave(self._cluster, self._tier, self._hash_key, len(names), self._cost, self._listener.watch)
 
@@ -168,7 +168,7 @@ class _Job:
 
     def _rounds(self, name: TopicPartition, engine: Engine) -> RoundReport:
         """One round over the whole log, after what a crash may have left open of another range."""
-        from compactor.pipeline.compaction import Round
+        from compactor.round.compaction import Round
 
         cleaner = self._tier.settings.cleaner_for(name.topic)
         share = cleaner.disk_budget_bytes

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from compactor.pipeline import disk
-from compactor.pipeline.disk import BLOCK
+from compactor.local import budget as disk
+from compactor.local.budget import BLOCK
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.tier_cli import TierCli, latest
 from tests.support.watching import Watch, used

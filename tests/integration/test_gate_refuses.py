@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from compactor.cleaner.rewrite import CleanedSegment, RewritePass
-from compactor.pipeline import worker
+from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
+from compactor.round import rewrite as worker
 from tests.builders import LZ4, LogBuilder
 from tests.plain_format import Batch, read_batches
 from tests.plain_log import indexes_of

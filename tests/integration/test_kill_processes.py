@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from compactor.metadata.state import PartitionState
+from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.viewing import read_only
+from compactor.views.checkpoints import read_only
 from tests.kill_test import Ordeal
 from tests.support.deployment import Deployment, GrowingLog
 from tests.support.s3_server import Bucket

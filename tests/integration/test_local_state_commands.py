@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compactor.metadata.local_state import LocalState
-from compactor.metadata.summary import pack
+from compactor.control.summary import pack
+from compactor.local.cache import LocalState
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 

@@ -274,10 +274,10 @@ def test_a_disk_budget_that_is_too_small_says_what_it_needs(cli: TierCli, tmp_pa
 
 def test_a_lease_of_somebody_else(cli: TierCli, tmp_path: Path) -> None:
     """A foreign leader that is alive: its partition is left alone, and only counts where it was named or nothing else ran."""
+    from compactor.bootstrap import open_tier
     from compactor.config import load
+    from compactor.control.leadership import acquire
     from compactor.model.ids import TopicPartition
-    from compactor.pipeline.leadership import acquire
-    from compactor.pipeline.tier import open_tier
 
     three(cli, tmp_path)
     cli.set(lease={"ttl_ms": 500})
@@ -300,7 +300,7 @@ def test_a_lease_of_somebody_else(cli: TierCli, tmp_path: Path) -> None:
 
 def test_settings_that_changed_under_an_open_round(cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash left a round open; with other settings it is undone, and a new one is made."""
-    from compactor.pipeline import publication
+    from compactor.control import publication
 
     cli.bring(write_log(tmp_path / "log"))
 
@@ -364,7 +364,7 @@ def test_a_killed_import_goes_on_where_it_stopped(cli: TierCli, tmp_path: Path) 
 
 def test_a_killed_import_with_other_settings(cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it left cannot be used; it is left to be swept, and the import takes new ids."""
-    from compactor.pipeline import intake
+    from compactor.transfer import import_ as intake
 
     log_dir = many_segments(tmp_path / "log", 4)
 

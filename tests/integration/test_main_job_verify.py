@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.source import SourceSegment, open_source
-from compactor.metadata.records import seal
-from compactor.pipeline.verifying import _problems_beside
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.control.records import seal
+from compactor.upkeep.verify_tier import _problems_beside
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compactor.pipeline import scouting
+from compactor.round import index as scouting
 from tests.builders import LZ4, LogBuilder, entry, wrapper
 from tests.support.tier_cli import TierCli, latest, visible
 from tests.support.watching import Watch

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compactor.pipeline import scouting
+from compactor.round import index as scouting
 from tests.builders import GZIP, entry, wrapper
 from tests.integration.test_sidecars import NOW, Growing
 

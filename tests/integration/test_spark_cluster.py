@@ -19,24 +19,24 @@ from typing import Any
 import pytest
 from pyspark.sql.functions import unix_micros
 
+from compactor.bootstrap import Tier, open_tier
 from compactor.config import load
+from compactor.control.leadership import acquire, lead
+from compactor.control.ports import Lease
+from compactor.control.state import PartitionState
 from compactor.errors import Fenced
-from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.compaction import Round
-from compactor.pipeline.engines import Engine
-from compactor.pipeline.intake import import_directory
-from compactor.pipeline.leadership import acquire, lead
-from compactor.pipeline.ports import Lease
-from compactor.pipeline.tier import Tier, open_tier
+from compactor.round.compaction import Round
+from compactor.round.engines import Engine
 from compactor.spark import register
-from compactor.spark.columns import LATEST_MS
-from compactor.spark.executor import Cost
-from compactor.spark.jobs import Outcome, Watch
+from compactor.spark.cluster.executor import Cost
+from compactor.spark.cluster.jobs import Outcome, Watch
+from compactor.spark.cluster.session import Started, cluster
 from compactor.spark.recompact import WAVE
-from compactor.spark.rewriting import ToClean
-from compactor.spark.session import Started, cluster
-from compactor.spark.wave import clean_bin
+from compactor.spark.round.rewriting import ToClean
+from compactor.spark.round.wave import clean_bin
+from compactor.spark.source.columns import LATEST_MS
+from compactor.transfer.import_ import import_directory
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder
 from tests.golden_cases import cleaner_round, client_rounds, unpack
 from tests.plain_format import Record
@@ -365,7 +365,7 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: Started, t
     engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, Cost()))
     next_log = twins.remote.open(NAME)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compactor.pipeline.leadership._last_sign_ms", lambda *_: 0)
+        patch.setattr("compactor.control.leadership._last_sign_ms", lambda *_: 0)
         report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(next_log)
     assert report.status == "resumed"
     Round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open(NAME))
@@ -434,7 +434,7 @@ def test_a_partition_that_is_leased_does_not_hold_up_the_others(started: Started
 
 def test_where_spark_gives_up_the_others_are_done_alone(started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition that takes its Python worker with it, whenever it comes: Spark tries it four times and aborts the job."""
-    monkeypatch.setattr("compactor.spark.wave.clean_bin", deadly_bin)
+    monkeypatch.setattr("compactor.spark.round.wave.clean_bin", deadly_bin)
     cli = TierCli(tmp_path / "tier")
     for number in range(3):
         cli.named = f"orders-{number}"

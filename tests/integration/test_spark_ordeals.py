@@ -22,8 +22,8 @@ import pyspark
 import pytest
 
 from benchmarks.spark import write_log
-from compactor.pipeline.compaction import compact
-from compactor.pipeline.retire import retire
+from compactor.round.compaction import compact
+from compactor.upkeep.retire import retire
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.deployment import ROOT, Deployment, Running
 from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, state_of

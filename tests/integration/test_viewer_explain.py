@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from compactor.control.leadership import lead
+from compactor.control.ports import Lease
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.leadership import lead
-from compactor.pipeline.ports import Lease
 from tests.builders import LZ4, LogBuilder
 from tests.support.deployment import Deployment
 

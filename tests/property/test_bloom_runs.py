@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bloom import runs as producer_runs
 from bloom.runs import Events, due_by_fold, events, runs_and_markers
-from compactor.cleaner.transactions import Verdicts, fold
+from compactor.cleaner.passes.transactions import Verdicts, fold
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bloom.siphash import tag_of
-from compactor.cleaner import buckets
-from compactor.cleaner.buckets import ROW_BYTES, KeyBuckets, passes_needed
-from compactor.cleaner.keysets import ENTRY_BYTES, ROOM, SMALLEST, KeySet
+from compactor.cleaner.keys import buckets
+from compactor.cleaner.keys.buckets import ROW_BYTES, KeyBuckets, passes_needed
+from compactor.cleaner.keys.keysets import ENTRY_BYTES, ROOM, SMALLEST, KeySet
 from compactor.errors import OutOfBudget
 
 MEGABYTE = 1 << 20

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.offsets import Claim, CleanerOffset, advance, clean_up_to, fold_unnamed, granted, problem, resolve
-from compactor.metadata import records
-from compactor.metadata.records import PartitionRecord
-from compactor.metadata.state import PartitionState
-from compactor.pipeline.logs import apply_partition
+from compactor.control import records
+from compactor.control.logs import apply_partition
+from compactor.control.records import PartitionRecord
+from compactor.control.state import PartitionState
 from tests.simulation.actors import Actors
 from tests.simulation.oracle import Oracle
 from tests.simulation.symbolic import NAME, broker_log

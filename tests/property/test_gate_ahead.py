@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaner.gate import GateFailed, GateReport
-from compactor.cleaner.gate_ahead import GateAhead
-from compactor.cleaner.grouping import group
+from compactor.cleaner.gate.ahead import GateAhead
+from compactor.cleaner.gate.judge import GateFailed, GateReport
 from compactor.cleaner.offline import open_round
+from compactor.cleaner.passes.grouping import group
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.damage import AMPLE, GATE_KEY, Round, settled
 

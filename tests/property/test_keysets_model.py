@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaner.keysets import ABSENT, ENTRY_BYTES, ROOM, SMALLEST, BoundedOffsetMap, KeySet
+from compactor.cleaner.keys.keysets import ABSENT, ENTRY_BYTES, ROOM, SMALLEST, BoundedOffsetMap, KeySet
 
 # Few distinct values, at both ends and in the middle of the table, so that clusters meet, and tags that only differ after the empty marker.
 first_half = st.sampled_from([0, 1, 2, 2**32, 2**32 + 1, 2**63, 2**64 - 1])

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from bloom.sidecar import NEVER_MS, read, write
 from bloom.siphash import hash_keys, key_halves
 from bloom.sizing import design
-from compactor.cleaner.lanes import Lanes
 from compactor.cleaner.offline import open_directory
-from compactor.cleaner.portraits import portray, stand_in, verdicts_for
-from compactor.cleaner.transactions import fold
+from compactor.cleaner.passes.lanes import Lanes
+from compactor.cleaner.passes.portraits import portray, stand_in, verdicts_for
+from compactor.cleaner.passes.transactions import fold
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LZ4, NONE, LogBuilder, entry
 from tests.property.test_cleaner_matches_naive import logs

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaner import keysets
-from compactor.pipeline import scouting
+from compactor.cleaner.keys import keysets
+from compactor.round import index as scouting
 from tests.builders import LZ4, NONE, LogBuilder, entry, wrapper
 from tests.plain_log import control_type
 from tests.support.tier_cli import TierCli, batches_of, visible

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaner import buckets, keysets
-from compactor.cleaner.buckets import KeyBuckets
-from compactor.cleaner.chunks import FinishedChunks
-from compactor.cleaner.keysets import LEAST_BYTES, KeySet
-from compactor.cleaner.lanes import Lanes
+from compactor.cleaner.keys import buckets, keysets
+from compactor.cleaner.keys.buckets import KeyBuckets
+from compactor.cleaner.keys.keysets import LEAST_BYTES, KeySet
+from compactor.cleaner.keys.spilling import SpillingSurvivors
+from compactor.cleaner.keys.survivors import PassOne, Survivors, scan_backwards
 from compactor.cleaner.offline import open_directory
-from compactor.cleaner.retention import RoundRules
-from compactor.cleaner.rewrite import RewritePass, at_hand
-from compactor.cleaner.spilling import SpillingSurvivors
-from compactor.cleaner.survivors import PassOne, Survivors, scan_backwards
-from compactor.cleaner.transactions import fold
+from compactor.cleaner.passes.chunks import FinishedChunks
+from compactor.cleaner.passes.lanes import Lanes
+from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.rewrite import RewritePass, at_hand
+from compactor.cleaner.passes.transactions import fold
 from compactor.errors import BadData
 from compactor.records.producers import ProducerStates
 from tests.builders import GZIP, LZ4, NONE, LogBuilder

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from checkpoint.lineage import EpochEntry
+from compactor.control.importing import record_lineage, register, tier
+from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.ports import Lease, Ports, Retention
+from compactor.control.records import BadControlRecord
+from compactor.control.undo import undo
 from compactor.errors import BadData, Fenced, NotFound, StoreError, UsageError
-from compactor.metadata.records import BadControlRecord
-from compactor.pipeline.importing import record_lineage, register, tier
-from compactor.pipeline.logs import PartitionLog, open_partition
-from compactor.pipeline.ports import Lease, Ports, Retention
-from compactor.pipeline.retire import retire
-from compactor.pipeline.rounds import RoundWork, run_round
-from compactor.pipeline.undo import undo
+from compactor.round.drive import RoundWork, run_round
+from compactor.upkeep.retire import retire
 from tests.simulation.oracle import Oracle
 from tests.simulation.symbolic import NAME, Row, Rows, SymbolicPlanner, SymbolicWorker, describe, encode, upload, view
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, World

@@ -12,16 +12,16 @@ from typing import Any
 from unittest.mock import patch
 
 from checkpoint import offsets
+from compactor.control import control_log, fold, importing, leadership, logs, ordering, publication
+from compactor.control import records as r
+from compactor.control.control_log import ControlLog
+from compactor.control.leadership import Leadership
+from compactor.control.logs import PartitionLog
+from compactor.control.ports import Ports, Retention
+from compactor.control.state import PartitionState, Registration
 from compactor.errors import CompactorError
-from compactor.metadata import control_log, fold
-from compactor.metadata import records as r
-from compactor.metadata.control_log import ControlLog
-from compactor.metadata.state import PartitionState, Registration
 from compactor.model.segment import segment_key
-from compactor.pipeline import importing, leadership, logs, ordering, publication, retire
-from compactor.pipeline.leadership import Leadership
-from compactor.pipeline.logs import PartitionLog
-from compactor.pipeline.ports import Ports, Retention
+from compactor.upkeep import retire
 from tests.simulation import actors
 from tests.simulation.schedule import run_schedule
 

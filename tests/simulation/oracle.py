@@ -11,10 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 from checkpoint.offsets import clean_up_to
-from compactor.metadata import records
-from compactor.metadata.records import PartitionRecord, RetireBegun, RoundPublished
-from compactor.metadata.state import PartitionState
-from compactor.pipeline import logs
+from compactor.control import logs, records
+from compactor.control.records import PartitionRecord, RetireBegun, RoundPublished
+from compactor.control.state import PartitionState
 from tests.simulation.symbolic import NAME, Row, Rows, decode, view
 from tests.simulation.world import GRACE_MS, UNDO_WINDOW_MS, World
 

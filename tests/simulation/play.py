@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.ports import Ports
+from compactor.control.state import PartitionState
 from compactor.errors import Unavailable
-from compactor.metadata.state import PartitionState
-from compactor.pipeline.logs import PartitionLog, open_partition
-from compactor.pipeline.ports import Ports
-from compactor.pipeline.retire import RetireReport, retire
-from compactor.pipeline.rounds import RoundResult, RoundWork, run_round
+from compactor.round.drive import RoundResult, RoundWork, run_round
+from compactor.upkeep.retire import RetireReport, retire
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.oracle import Oracle
 from tests.simulation.schedule import watched

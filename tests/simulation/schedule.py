@@ -9,15 +9,15 @@ from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
-from compactor.metadata import records
-from compactor.metadata.control_log import ControlLog
-from compactor.metadata.state import PartitionState
-from compactor.pipeline import leadership as leading
-from compactor.pipeline.leadership import Leadership
-from compactor.pipeline.logs import PartitionLog, open_partition
-from compactor.pipeline.ports import Lease, Ports
-from compactor.pipeline.retire import retire
-from compactor.pipeline.rounds import run_round
+from compactor.control import leadership as leading
+from compactor.control import records
+from compactor.control.control_log import ControlLog
+from compactor.control.leadership import Leadership
+from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.ports import Lease, Ports
+from compactor.control.state import PartitionState
+from compactor.round.drive import run_round
+from compactor.upkeep.retire import retire
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.oracle import Oracle
 from tests.simulation.symbolic import NAME, broker_log

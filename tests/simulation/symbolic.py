@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from checkpoint import lineage
+from compactor.control.ports import Ports
+from compactor.control.records import ScratchObject
+from compactor.control.state import PartitionState
 from compactor.errors import AlreadyExists
-from compactor.metadata.records import ScratchObject
-from compactor.metadata.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile, segment_key
-from compactor.pipeline.ports import Ports, WorkSession
+from compactor.round.ports import WorkSession
 from tests.simulation.world import RETENTION_MS
 
 Row = tuple[int, str, int | None, int | None]

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from compactor.control import importing, publication
+from compactor.control.leadership import acquire
+from compactor.control.undo import undo
 from compactor.errors import Fenced, StoreError, UsageError
 from compactor.model.plan import CompactionPlan
-from compactor.pipeline import importing, publication
-from compactor.pipeline.leadership import acquire
-from compactor.pipeline.undo import undo
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
 from tests.simulation.symbolic import NAME, SymbolicPlanner, describe, encode, upload

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from compactor.metadata.control_log import ControlLog, Mark
-from compactor.metadata.state import PartitionState
+from compactor.control.control_log import ControlLog, Mark
+from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.ports import Ports
+from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.logs import PartitionLog, open_partition
-from compactor.pipeline.ports import Ports
 from tests.simulation import actors, schedule
 from tests.simulation.schedule import run_schedule
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
 
+from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, NotFound, Unavailable
-from compactor.pipeline.ports import Ports
 from compactor.storage.port import ObjectInfo
 
 TTL_MS = 1_000

@@ -7,14 +7,14 @@ from typing import Any
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.metadata import records as r
-from compactor.metadata.state import PartitionState
+from compactor.control import records as r
+from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.ports import Ports
+from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask, Replacement
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.pipeline.logs import PartitionLog, open_partition
-from compactor.pipeline.ports import Ports
 from compactor.storage.counting import Counters
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compactor.cleaner.gate import Gate, GateFailed, GateReport
-from compactor.cleaner.grouping import group
+from compactor.cleaner.gate.judge import Gate, GateFailed, GateReport
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_round
-from compactor.cleaner.source import SourceSegment
+from compactor.cleaner.passes.grouping import group
+from compactor.cleaner.passes.source import SourceSegment
 from compactor.records.build import Producer, Row, batch, seal
 from compactor.records.codecs import compress
 from tests.builders import read

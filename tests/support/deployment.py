@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compactor.bootstrap import Tier, open_tier
 from compactor.config import load
-from compactor.pipeline.tier import Tier, open_tier
 from tests.builders import LZ4, NONE, LogBuilder, pair, read
 from tests.support.tier_cli import TierCli
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, NotFound, Unavailable
-from compactor.pipeline.ports import Ports
 from compactor.storage.counting import Counters
 from compactor.storage.port import ObjectInfo
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any, cast
 
 from checkpoint.offsets import clean_up_to
+from compactor.bootstrap import Tier, open_tier
 from compactor.config import Cleaner, Settings, load
-from compactor.metadata.state import PartitionState
+from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.pipeline.compaction import Round, RoundReport
-from compactor.pipeline.engines import Engine
-from compactor.pipeline.intake import import_directory
-from compactor.pipeline.planning import Assessment, assess
-from compactor.pipeline.ports import WorkStats
-from compactor.pipeline.tier import Tier, open_tier
-from compactor.spark.executor import Cost
-from compactor.spark.jobs import Cluster, Outcome, Watch, Work, attempt
-from compactor.spark.worker import SparkWorker
+from compactor.round.compaction import Round, RoundReport
+from compactor.round.engines import Engine
+from compactor.round.plan import Assessment, assess
+from compactor.round.ports import WorkStats
+from compactor.spark.cluster.executor import Cost
+from compactor.spark.cluster.jobs import Cluster, Outcome, Watch, Work, attempt
+from compactor.spark.round.worker import SparkWorker
+from compactor.transfer.import_ import import_directory
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 10_000_000_000_000

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from checkpoint.lineage import EpochEntry
+from compactor.control.importing import record_lineage, register, tier
 from compactor.errors import BadData
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.pipeline.importing import record_lineage, register, tier
 from tests.simulation.play import Actor, Play, playing
 from tests.simulation.symbolic import describe, encode, upload
 

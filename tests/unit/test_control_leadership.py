@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from compactor.control.leadership import acquire, background_beats, lead, lease_of
 from compactor.errors import Fenced, Leased, StoreError
-from compactor.pipeline.leadership import acquire, background_beats, lead, lease_of
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
 from tests.simulation.world import TTL_MS

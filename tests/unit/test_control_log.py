@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from compactor.control.leadership import background_beats
+from compactor.control.logs import CatalogLog, create_tier, note_change, open_catalog
+from compactor.control.ports import Ports
+from compactor.control.records import BadControlRecord, PartitionChanged
+from compactor.control.state import CatalogState
 from compactor.errors import Unavailable
-from compactor.metadata.records import BadControlRecord, PartitionChanged
-from compactor.metadata.state import CatalogState
 from compactor.model.ids import TopicPartition
-from compactor.pipeline.leadership import background_beats
-from compactor.pipeline.logs import CatalogLog, create_tier, note_change, open_catalog
-from compactor.pipeline.ports import Ports
 from compactor.storage.local import LocalStore
 from tests.simulation.play import Play, playing
 

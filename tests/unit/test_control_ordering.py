@@ -10,16 +10,15 @@ from typing import Any, get_args
 import pytest
 
 from checkpoint.lineage import EpochEntry
+from compactor.control import fold, ordering, records
+from compactor.control.leadership import Leadership, acquire
+from compactor.control.ordering import STAGES, Stage, Steps, coverage_problem
+from compactor.control.records import PartitionBody
+from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced
-from compactor.metadata import fold, records
-from compactor.metadata.records import PartitionBody
-from compactor.metadata.state import PartitionState
 from compactor.model.base import Value
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.pipeline import ordering
-from compactor.pipeline.leadership import Leadership, acquire
-from compactor.pipeline.ordering import STAGES, Stage, Steps, coverage_problem
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing
 from tests.simulation.symbolic import SymbolicPlanner

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.errors import gravest
-from compactor.metadata.records import (
+from compactor.control.records import (
     VERSION,
     BadControlRecord,
     PartitionRecord,
@@ -14,6 +13,7 @@ from compactor.metadata.records import (
     seal,
     unseal,
 )
+from compactor.errors import gravest
 
 WHERE = "sim://control/partitions/t-0/log/00000000000000000007.json"
 ENDED = RunEnded(leader_epoch=3, run_id="r", status="cleaned", stats={"seconds": 1.5, "n": 3})

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from compactor.control.ports import Retention
+from compactor.control.undo import undo
 from compactor.errors import StoreError
-from compactor.pipeline.ports import Retention
-from compactor.pipeline.retire import retire
-from compactor.pipeline.undo import undo
+from compactor.upkeep.retire import retire
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
 from tests.simulation.symbolic import NAME

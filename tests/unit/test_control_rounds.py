@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from checkpoint.offsets import CleanerOffset, clean_up_to
+from compactor.control import publication
+from compactor.control.importing import record_lineage
+from compactor.control.leadership import RequirementFailed, acquire, lead
+from compactor.control.records import RoundPublished, RunEnded
+from compactor.control.state import PartitionState
 from compactor.errors import BadData, Fenced, StoreError
-from compactor.metadata.records import RoundPublished, RunEnded
-from compactor.metadata.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.pipeline import publication
-from compactor.pipeline.importing import record_lineage
-from compactor.pipeline.leadership import RequirementFailed, acquire, lead
-from compactor.pipeline.ports import WorkSession
-from compactor.pipeline.rounds import RoundWork, run_round
+from compactor.round.drive import RoundWork, run_round
+from compactor.round.ports import WorkSession
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing
 from tests.simulation.symbolic import NAME, SymbolicPlanner, SymbolicWorker

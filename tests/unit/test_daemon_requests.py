@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from checkpoint.lineage import EpochEntry
+from compactor.bootstrap import Tier
 from compactor.config import Cleaner, Settings
 from compactor.config import Daemon as DaemonSettings
 from compactor.config import Tier as TierSettings
-from compactor.metadata.local_state import LocalState
+from compactor.control import importing
+from compactor.control.leadership import acquire, lead
+from compactor.control.logs import open_catalog
+from compactor.control.ports import Lease
+from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.pipeline import importing
-from compactor.pipeline.leadership import acquire, lead
-from compactor.pipeline.logs import open_catalog
-from compactor.pipeline.ports import Lease
-from compactor.pipeline.tier import Tier
 from compactor.service.daemon import Daemon
 from compactor.service.metrics import Exporter
 from compactor.storage.counting import Counters, Usage

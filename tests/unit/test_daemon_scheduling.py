@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from checkpoint.lineage import EpochEntry
 from compactor.config import Cleaner
-from compactor.metadata.state import Intent, Leader, PartitionState, Quarantine, Registration, Waiting
-from compactor.metadata.summary import summarize
+from compactor.control.ports import Retention
+from compactor.control.state import Intent, Leader, PartitionState, Quarantine, Registration, Waiting
+from compactor.control.summary import summarize
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.pipeline.planning import assess
-from compactor.pipeline.ports import Retention
+from compactor.round.plan import assess
 from compactor.service.scheduling import (
     CLOCK_MS,
     FIRST_POLL_MS,

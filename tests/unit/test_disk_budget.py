@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from compactor.errors import OutOfBudget
-from compactor.pipeline import disk
-from compactor.pipeline.disk import BLOCK, Account, Budget, Grant, Overrun, blocks, is_full, patiently
-from compactor.pipeline.spool import process_folder
+from compactor.local import budget as disk
+from compactor.local.budget import BLOCK, Account, Budget, Grant, Overrun, blocks, is_full, patiently
+from compactor.local.spool import process_folder
 
 
 def nothing() -> None:
@@ -228,7 +228,7 @@ class TestFullDisk:
 
 class TestSpool:
     PROGRAM = (
-        "import sys, time, pathlib; from compactor.pipeline.spool import process_folder; "
+        "import sys, time, pathlib; from compactor.local.spool import process_folder; "
         "p = process_folder(pathlib.Path(sys.argv[1])); (p / 'data').write_bytes(bytes(9)); print(p, flush=True); {}"
     )
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.cleaner.gate import GateFailed
-from compactor.cleaner.gate_batches import fates_of
-from compactor.cleaner.gate_table import ABSENT, DUE, UNKNOWN, KeyTable
+from compactor.cleaner.gate.batches import fates_of
+from compactor.cleaner.gate.judge import GateFailed
+from compactor.cleaner.gate.table import ABSENT, DUE, UNKNOWN, KeyTable
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_directory
-from compactor.cleaner.transactions import fold
+from compactor.cleaner.passes.transactions import fold
 from compactor.errors import BadData, CompactorError
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LogBuilder, entry, wrapper

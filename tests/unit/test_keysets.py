@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from compactor.cleaner import keysets
-from compactor.cleaner.keysets import ENTRY_BYTES, ROOM, SMALLEST, BoundedOffsetMap, KeySet
+from compactor.cleaner.keys import keysets
+from compactor.cleaner.keys.keysets import ENTRY_BYTES, ROOM, SMALLEST, BoundedOffsetMap, KeySet
 from compactor.errors import OutOfBudget
 
 MEGABYTE = 1 << 20

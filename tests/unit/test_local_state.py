@@ -15,14 +15,14 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.config import Cleaner
-from compactor.metadata import local_state
-from compactor.metadata.control_log import Boundary, Mark
-from compactor.metadata.local_state import LocalState
-from compactor.metadata.state import CatalogState, PartitionState, Registration, Waiting
-from compactor.metadata.summary import PartitionSummary, SegmentSummary, pack, summarize, unpack
+from compactor.control.control_log import Boundary, Mark
+from compactor.control.state import CatalogState, PartitionState, Registration, Waiting
+from compactor.control.summary import PartitionSummary, SegmentSummary, pack, summarize, unpack
+from compactor.local import cache as local_state
+from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
-from compactor.pipeline.planning import assess
+from compactor.round.plan import assess
 
 NAME = TopicPartition("orders", 0)
 MARK = Mark(boundary=Boundary(version=1, log="orders-0", number=2, slot=1), incarnation="a", attempt=3)
@@ -167,8 +167,8 @@ def test_a_later_look_moves_the_hint_only(folder: Path) -> None:
 READER = """
 import json, sys
 from pathlib import Path
-from compactor.metadata.local_state import LocalState
-from compactor.metadata.state import CatalogState
+from compactor.local.cache import LocalState
+from compactor.control.state import CatalogState
 from tests.unit.test_local_state import MARK, NAME, opened
 local = opened(Path(sys.argv[1]))
 known = local.state(NAME)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from compactor.metadata.control_log import Mark
-from compactor.metadata.records import PartitionChanged
-from compactor.metadata.state import CatalogState
-from compactor.pipeline.logs import CatalogLog, open_catalog
+from compactor.control.control_log import Mark
+from compactor.control.logs import CatalogLog, open_catalog
+from compactor.control.records import PartitionChanged
+from compactor.control.state import CatalogState
 from tests.simulation.play import Play, playing
 
 

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from compactor.bootstrap import Tier, open_tier
 from compactor.config import Settings
 from compactor.config import Tier as TierSettings
-from compactor.metadata.records import RoundPublished
-from compactor.metadata.summary import PartitionSummary, summarize
+from compactor.control.importing import register, tier
+from compactor.control.leadership import acquire
+from compactor.control.logs import open_partition
+from compactor.control.records import RoundPublished
+from compactor.control.summary import PartitionSummary, summarize
 from compactor.model.ids import TopicPartition
-from compactor.pipeline import overview as overview_module
-from compactor.pipeline.importing import register, tier
-from compactor.pipeline.leadership import acquire
-from compactor.pipeline.logs import open_partition
-from compactor.pipeline.overview import MAX_AGE_MS, overview
-from compactor.pipeline.tier import Tier, open_tier
 from compactor.storage.counting import Usage
+from compactor.views import overview as overview_module
+from compactor.views.overview import MAX_AGE_MS, overview
 from tests.unit.test_local_state import segment
 
 NAMES = [TopicPartition("orders", number) for number in range(4)]

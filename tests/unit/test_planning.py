@@ -9,10 +9,10 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
 from compactor.config import Cleaner
-from compactor.metadata.state import PartitionState
+from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.pipeline.planning import RoundFacts, assess, plan_round
+from compactor.round.plan import RoundFacts, assess, plan_round
 
 NOW = 1_000_000
 

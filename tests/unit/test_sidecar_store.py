@@ -10,8 +10,8 @@ import pytest
 from bloom.runs import BATCH_RUNS, MARKERS
 from bloom.sidecar import Due, Portrait, Sidecar
 from bloom.sizing import design
-from compactor.pipeline.sidecars import Sidecars
 from compactor.storage.counting import Counters
+from compactor.tier.sidecars import Sidecars
 from tests.support.memory_store import Clock, MemoryStore
 
 KEY = bytes(range(16))

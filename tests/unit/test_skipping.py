@@ -11,9 +11,9 @@ from bloom.runs import BATCH_RUNS, MARKERS
 from bloom.sidecar import Due, Portrait, Sidecar
 from bloom.sizing import FilterDesign, design
 from compactor.config import Cleaner
-from compactor.metadata.state import Run
-from compactor.pipeline.sidecars import MISSING, Head
-from compactor.pipeline.skipping import FilterRecord, engine_for, filter_for, filter_record, keys_expected, keys_to_come, look_at, record_of
+from compactor.control.state import Run
+from compactor.round.skip import FilterRecord, engine_for, filter_for, filter_record, keys_expected, keys_to_come, look_at, record_of
+from compactor.tier.sidecars import MISSING, Head
 
 
 def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: Due = Due(), seed: int = 1) -> Sidecar:  # noqa: B008

@@ -13,15 +13,15 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from compactor.bootstrap import Tier
+from compactor.control.ports import Retention
 from compactor.errors import BadData, OutOfBudget, UsageError
-from compactor.pipeline.compaction import compact
-from compactor.pipeline.ports import Retention
-from compactor.pipeline.retire import retire
-from compactor.pipeline.tier import Tier
-from compactor.spark import outcomes, pieces
-from compactor.spark.columns import COLUMNS, DDL, LATEST_MS, batch_of
-from compactor.spark.datasource import ReadRequest, Split, check_schema, parse_options, plan
-from compactor.spark.reading import Reader
+from compactor.round.compaction import compact
+from compactor.spark.source import outcomes, pieces
+from compactor.spark.source.columns import COLUMNS, DDL, LATEST_MS, batch_of
+from compactor.spark.source.datasource import ReadRequest, Split, check_schema, parse_options, plan
+from compactor.spark.source.reading import Reader
+from compactor.upkeep.retire import retire
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
@@ -424,7 +424,7 @@ def test_a_schema_chooses_columns_and_changes_no_types() -> None:
 
 
 def test_columns_that_were_not_asked_for_are_not_gathered(numbered: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    from compactor.spark import columns
+    from compactor.spark.source import columns
 
     def refused(*_: object) -> Any:
         raise AssertionError("a value was copied")

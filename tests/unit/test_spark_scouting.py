@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
+from compactor.bootstrap import Tier
+from compactor.control import publication
+from compactor.control.leadership import Leadership
 from compactor.errors import BadData, Unavailable
-from compactor.pipeline import publication
-from compactor.pipeline.compaction import Round, RoundReport
-from compactor.pipeline.engines import Engine
-from compactor.pipeline.filters import sidecars_of
-from compactor.pipeline.leadership import Leadership
-from compactor.pipeline.skipping import filter_record
-from compactor.pipeline.tier import Tier
-from compactor.spark import gate, indexing, jobs, worker
-from compactor.spark.executor import Cost
+from compactor.round.compaction import Round, RoundReport
+from compactor.round.engines import Engine
+from compactor.round.skip import filter_record
+from compactor.spark.cluster import jobs
+from compactor.spark.cluster.executor import Cost
+from compactor.spark.round import gate, indexing, worker
+from compactor.upkeep.filters import sidecars_of
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
 

@@ -9,7 +9,7 @@ import pyspark
 import pytest
 
 from compactor.errors import UsageError
-from compactor.spark.versions import check_java, check_pyspark
+from compactor.spark.cluster.versions import check_java, check_pyspark
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 

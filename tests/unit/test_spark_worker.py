@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compactor.bootstrap import Tier
 from compactor.errors import BadData, OutOfBudget, StoreError, Unavailable
-from compactor.pipeline.compaction import Round, compact
-from compactor.pipeline.engines import Engine
-from compactor.pipeline.filters import sidecars_of
-from compactor.pipeline.retire import retire
-from compactor.pipeline.tier import Tier
-from compactor.spark import exchange, jobs
-from compactor.spark.exchange import create_once, encode_bits, set_bits
-from compactor.spark.executor import Cost
-from compactor.spark.gate import Sample, sample_bits
+from compactor.round.compaction import Round, compact
+from compactor.round.engines import Engine
+from compactor.spark.cluster import jobs
+from compactor.spark.cluster.executor import Cost
+from compactor.spark.round import exchange
+from compactor.spark.round.exchange import create_once, encode_bits, set_bits
+from compactor.spark.round.gate import Sample, sample_bits
+from compactor.upkeep.filters import sidecars_of
+from compactor.upkeep.retire import retire
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
@@ -175,7 +176,7 @@ def test_the_gate_refuses_what_executors_got_wrong(
     _, folder = growing(tmp_path / "log", 1)
     twins.bring(folder)
     before = state_of(twins.remote)
-    monkeypatch.setattr(f"compactor.spark.{what}", wrong)
+    monkeypatch.setattr(f"compactor.spark.round.{what}", wrong)
     engine = Engine("spark", partial(spark_worker, HereCluster(), twins.remote, Cost()))
     report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
     assert report.status == "quarantined"

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compactor.cleaner.source import SourceSegment, open_source
-from compactor.cleaner.transactions import txnindex_misfit
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.transactions import txnindex_misfit
 from compactor.records.indexes import TXN_ENTRY
 from tests.builders import LogBuilder
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from compactor.errors import BadData, UsageError
-from compactor.pipeline.comparing import OffsetChange, Past, difference, iso
-from compactor.pipeline.kafka_files import CLEANER_OFFSETS, LEADER_EPOCHS, FileChange, KafkaOffset, compare, read_kafka_file
+from compactor.views.difference import OffsetChange, Past, difference, iso
+from compactor.views.kafka_files import CLEANER_OFFSETS, LEADER_EPOCHS, FileChange, KafkaOffset, compare, read_kafka_file
 from tests.support.crafted import Crafted, kip_table, vector
 
 

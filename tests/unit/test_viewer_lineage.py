@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compactor.metadata import records as r
-from compactor.pipeline.viewing import lineage, view
+from compactor.control import records as r
+from compactor.views.checkpoints import lineage, view
 from tests.support.crafted import Crafted, kip_table, vector
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from checkpoint.offsets import CleanerOffset
+from compactor.bootstrap import Tier
 from compactor.config import Settings
 from compactor.config import Tier as TierSettings
-from compactor.metadata import records
-from compactor.metadata.control_log import Snapshot
-from compactor.metadata.state import PartitionState
-from compactor.pipeline.checking import Finding, first_difference, ungranted, vector_problems, verify_checkpoints, view_problems
-from compactor.pipeline.logs import open_catalog
-from compactor.pipeline.tier import Tier
-from compactor.pipeline.viewing import read_only
+from compactor.control import records
+from compactor.control.control_log import Snapshot
+from compactor.control.logs import open_catalog
+from compactor.control.state import PartitionState
+from compactor.upkeep.verify_offsets import Finding, first_difference, ungranted, vector_problems, verify_checkpoints, view_problems
+from compactor.views.checkpoints import read_only
 from tests.support.crafted import ORDERS, Author, Crafted, kip_table, segment, vector
 
 

@@ -20,7 +20,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run_show(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline.filters import show
+    from compactor.upkeep.filters import show
 
     opened = tiers.viewed(args)
     (name,) = opened.partitions([args.partition])
@@ -46,9 +46,9 @@ def run_show(args: argparse.Namespace, out: Output) -> None:
 
 
 def run_rebuild(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline.compaction import disk_budget
-    from compactor.pipeline.disk import Budget
-    from compactor.pipeline.filters import rebuild
+    from compactor.local.budget import Budget
+    from compactor.round.compaction import disk_budget
+    from compactor.upkeep.filters import rebuild
 
     opened = tiers.opened(args)
     (name,) = opened.partitions([args.partition])

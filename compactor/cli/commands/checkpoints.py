@@ -13,9 +13,9 @@ from compactor.errors import CompactorError, UsageError
 
 if TYPE_CHECKING:
     from checkpoint.offsets import CleanerOffset
-    from compactor.pipeline.comparing import Difference, Point
-    from compactor.pipeline.kafka_files import KafkaFile
-    from compactor.pipeline.viewing import CheckpointView, EpochView, FencedView, LineageView, RunView
+    from compactor.views.checkpoints import CheckpointView, EpochView, FencedView, LineageView, RunView
+    from compactor.views.difference import Difference, Point
+    from compactor.views.kafka_files import KafkaFile
 
 FILE_HELP = "or one of Kafka's own cleaner-offset-checkpoint and leader-epoch-checkpoint files"
 
@@ -41,7 +41,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def show_list(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.viewing import read_logs, view
+    from compactor.views.checkpoints import read_logs, view
 
     files = [text for text in args.targets if _is_file(text)]
     if files and len(files) == len(args.targets):
@@ -78,7 +78,7 @@ def show_list(args: argparse.Namespace, out: Output) -> int:
 
 
 def show_one(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.viewing import view
+    from compactor.views.checkpoints import view
 
     if _is_file(args.target):
         return _list_files([args.target], out)
@@ -108,7 +108,7 @@ def show_one(args: argparse.Namespace, out: Output) -> int:
 
 
 def show_lineage(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline.viewing import lineage
+    from compactor.views.checkpoints import lineage
 
     opened = tiers.viewed(args)
     (name,) = opened.partitions([args.partition])
@@ -122,7 +122,7 @@ def show_diff(args: argparse.Namespace, out: Output) -> None:
     if _is_file(args.target):
         _diff_files(args, out)
         return
-    from compactor.pipeline.comparing import Past, difference
+    from compactor.views.difference import Past, difference
 
     opened = tiers.viewed(args)
     (name,) = opened.partitions([args.target])
@@ -141,7 +141,7 @@ def show_diff(args: argparse.Namespace, out: Output) -> None:
 
 
 def show_verify(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.checking import verify_all
+    from compactor.upkeep.verify_offsets import verify_all
 
     opened = tiers.viewed(args)
     names = opened.partitions(args.partitions)
@@ -171,7 +171,7 @@ def _is_file(text: str) -> bool:
 
 
 def _list_files(paths: Sequence[str], out: Output) -> int:
-    from compactor.pipeline.kafka_files import read_kafka_file
+    from compactor.views.kafka_files import read_kafka_file
 
     files = [read_kafka_file(Path(path)) for path in paths]
     documents = [_file_document(file) for file in files]
@@ -205,7 +205,7 @@ def _file_table(file: KafkaFile) -> Table:
 
 
 def _diff_files(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline.kafka_files import compare, read_kafka_file
+    from compactor.views.kafka_files import compare, read_kafka_file
 
     if args.after is not None or not _is_file(args.before):
         raise UsageError(f"{args.target} is a file", hint="Compare it with one other file: checkpoints diff FILE FILE")
@@ -313,6 +313,6 @@ def _diff_tables(before: Point, after: Point, found: Difference) -> list[Table]:
 
 def when(at_ms: int) -> str:
     """A time for people."""
-    from compactor.pipeline.comparing import iso
+    from compactor.views.difference import iso
 
     return iso(at_ms)

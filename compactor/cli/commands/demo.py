@@ -69,7 +69,7 @@ def _show(args: argparse.Namespace, folder: Path, out: Output, *, kept: bool) ->
 
 def _work(demo: Demo, out: Output) -> float:
     """Steps 1 to 6; returns the seconds of the round."""
-    from compactor.pipeline.intake import Progress
+    from compactor.transfer.import_ import Progress
 
     with out.progress("making a topic", demo.shape.records, "records") as progress:
         demo.make(progress.advance)

@@ -21,7 +21,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline import explaining
+    from compactor.views import explain as explaining
 
     opened = tiers.viewed(args)
     (name,) = opened.partitions([args.partition])

@@ -16,7 +16,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline.outlet import export_partition
+    from compactor.transfer.export import export_partition
 
     opened = tiers.opened(args)
     (name,) = opened.partitions([args.partition])

@@ -22,7 +22,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> None:
     from compactor.model.ids import TopicPartition
-    from compactor.pipeline.intake import Progress, import_directory
+    from compactor.transfer.import_ import Progress, import_directory
 
     name = TopicPartition.of(args.topic, args.partition)
     opened = tiers.opened(args)

@@ -9,7 +9,7 @@ from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
 
 if TYPE_CHECKING:
-    from compactor.pipeline.forecast import Forecast
+    from compactor.views.forecast import Forecast
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -20,8 +20,8 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.forecast import forecast_of, known_of
     from compactor.storage.probe import deletes_free_space
+    from compactor.views.forecast import forecast_of, known_of
 
     with tiers.opened(args, local_state=True) as opened:
         outcomes = tiers.Outcomes(out, named=bool(args.partitions))

@@ -11,9 +11,9 @@ from compactor.cli.output import Output, Table, size
 from compactor.errors import CompactorError, Fenced, Leased
 
 if TYPE_CHECKING:
-    from compactor.spark.executor import Cost
+    from compactor.spark.cluster.executor import Cost
+    from compactor.spark.cluster.session import Started
     from compactor.spark.recompact import Finished
-    from compactor.spark.session import Started
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -23,15 +23,15 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.spark.versions import check_pyspark
+    from compactor.spark.cluster.versions import check_pyspark
 
     opened = tiers.opened(args)
     names = opened.partitions(args.partitions)
     check_pyspark()
-    from compactor.spark.executor import Cost
-    from compactor.spark.jobs import Watch
+    from compactor.spark.cluster.executor import Cost
+    from compactor.spark.cluster.jobs import Watch
+    from compactor.spark.cluster.session import cluster
     from compactor.spark.recompact import Listener, recompact
-    from compactor.spark.session import cluster
 
     outcomes = tiers.Outcomes(out, named=bool(args.partitions))
     cost = Cost()

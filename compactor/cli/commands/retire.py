@@ -16,8 +16,8 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.compaction import Round
-    from compactor.pipeline.retire import retire
+    from compactor.round.compaction import Round
+    from compactor.upkeep.retire import retire
 
     opened = tiers.opened(args)
     outcomes = tiers.Outcomes(out, named=False)

@@ -12,11 +12,11 @@ from compactor.cli.output import Output, Progress, Table, size
 from compactor.cli.warming import warm_up
 
 if TYPE_CHECKING:
-    from compactor.metadata.summary import PartitionSummary
+    from compactor.bootstrap import Tier
+    from compactor.control.ordering import Stage
+    from compactor.control.summary import PartitionSummary
     from compactor.model.ids import TopicPartition
     from compactor.model.plan import CompactionPlan
-    from compactor.pipeline.ordering import Stage
-    from compactor.pipeline.tier import Tier
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -27,7 +27,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.compaction import nothing_to_do
+    from compactor.round.compaction import nothing_to_do
 
     with tiers.opened(args, local_state=True) as opened:
         names = opened.partitions(args.partitions)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 def _looks(opened: Tier, names: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
     """All partitions that can be read, as the tier has them now: most of them have nothing to do, and are asked for that at once."""
-    from compactor.pipeline.overview import overview
+    from compactor.views.overview import overview
 
     with out.progress("looking", len(names), "partitions") as progress:
         looks = overview(opened, names, max_age_ms=0, on_partition=progress.advance)
@@ -63,7 +63,7 @@ def _looks(opened: Tier, names: Sequence[TopicPartition], out: Output) -> list[P
 
 def _say_who_leads(opened: Tier, name: TopicPartition, out: Output) -> None:
     """A process that was killed did not give its lease back: waiting for its end would look like doing nothing."""
-    from compactor.pipeline.leadership import lease_of
+    from compactor.control.leadership import lease_of
 
     log = opened.open(name)
     log.refresh()
@@ -82,8 +82,8 @@ def _rounds(
     out: Output,
     outcomes: tiers.Outcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
-    from compactor.pipeline.compaction import compact, not_done
-    from compactor.pipeline.spool import process_folder
+    from compactor.local.spool import process_folder
+    from compactor.round.compaction import compact, not_done
 
     process_folder(opened.state_dir)  # before anything is announced that could not be worked on
     if opened.engines is not None:

@@ -10,7 +10,7 @@ from compactor.cli.output import Output, Table, size
 from compactor.errors import CompactorError
 
 if TYPE_CHECKING:
-    from compactor.pipeline.runs import RunReport
+    from compactor.views.history import RunReport
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -23,9 +23,9 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def show_list(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.comparing import iso
-    from compactor.pipeline.runs import runs_of
-    from compactor.pipeline.viewing import read_logs
+    from compactor.views.checkpoints import read_logs
+    from compactor.views.difference import iso
+    from compactor.views.history import runs_of
 
     opened = tiers.viewed(args)
     names = opened.partitions(args.partitions)
@@ -50,8 +50,8 @@ def show_list(args: argparse.Namespace, out: Output) -> int:
 
 
 def show_run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline.comparing import iso
-    from compactor.pipeline.runs import find_run, runs_of, undo_problem
+    from compactor.views.difference import iso
+    from compactor.views.history import find_run, runs_of, undo_problem
 
     opened = tiers.viewed(args)
     names = opened.partitions()

@@ -20,8 +20,8 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def show_list(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline.filters import sidecars_of
-    from compactor.pipeline.inspection import list_segments
+    from compactor.upkeep.filters import sidecars_of
+    from compactor.views.dump import list_segments
 
     opened = tiers.opened(args)
     (name,) = opened.partitions([args.partition])
@@ -48,7 +48,7 @@ def _state(segment: dict[str, Any]) -> str:
 
 
 def show_dump(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline.inspection import dump_segment
+    from compactor.views.dump import dump_segment
 
     opened = tiers.opened(args)
     (name,) = opened.partitions([args.partition])

@@ -15,8 +15,8 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.pipeline.runs import find_run
-    from compactor.pipeline.undo import undo, was_reverted
+    from compactor.control.undo import undo, was_reverted
+    from compactor.views.history import find_run
 
     opened = tiers.opened(args)
     names = opened.partitions([args.partition] if args.partition else None)

@@ -16,7 +16,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.pipeline.verifying import verify_catalog, verify_partition
+    from compactor.upkeep.verify_tier import verify_catalog, verify_partition
 
     opened = tiers.opened(args)
     found = verify_catalog(opened)

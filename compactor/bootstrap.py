@@ -1,0 +1,153 @@
+"""The composition root: settings -> stores, ports, catalog. Every command, the daemon and the Spark driver begin here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+from compactor.config import Limits, Settings
+from compactor.control.leadership import background_beats
+from compactor.control.logs import CatalogLog, PartitionLog, create_tier, note_change, open_catalog, open_partition
+from compactor.control.ports import Lease, Ports, Retention
+from compactor.control.state import CatalogState
+from compactor.errors import UsageError
+from compactor.local.cache import LocalState
+from compactor.model.ids import TopicPartition
+from compactor.round.engines import Engine
+from compactor.storage.counting import Counters
+from compactor.storage.factory import open_store
+from compactor.storage.port import ObjectStore
+from compactor.storage.settings import Retries
+
+
+class Engines(Protocol):
+    """None: this process does the work by itself."""
+
+    def __call__(self, tier: Tier, name: TopicPartition) -> Engine | None: ...
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One process's access to one tier. ``counters``: all requests and bytes, of data and control objects.
+
+    With ``local`` (a cache on this machine) control logs begin from where they were last folded; without it everything is read from
+    the tier itself. ``engines`` names who works on a partition's rounds where that is not this process.
+    """
+
+    settings: Settings
+    ports: Ports
+    catalog: CatalogLog
+    counters: Counters
+    local: LocalState | None = None
+    engines: Engines | None = None
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.settings.lease.ttl_ms)
+
+    @property
+    def retention(self) -> Retention:
+        publish = self.settings.publish
+        return Retention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Gives back what this machine remembers, so that the next one may write it."""
+        if self.local is not None:
+            self.local.close()
+
+    @property
+    def state_dir(self) -> Path:
+        return Path(self.settings.tier.state_dir)
+
+    def identity(self) -> CatalogState:
+        """The folded catalog. Raises UsageError where no tier was made at this URL yet."""
+        local = self.local
+        kept = local.catalog() if local and not local.bound else None
+        if kept:
+            self.catalog.load(kept.state, kept.mark)
+        state = self.catalog.refresh()
+        if not state.tier_id:
+            self.catalog.check_whole()
+            raise UsageError(
+                f"there is no tier at {self.ports.data.url} yet", hint="`import` makes one; check tier.url in the configuration"
+            )
+        if local:
+            if not local.bound:
+                local.bind(state.tier_id, diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
+            local.keep_catalog(state, self.catalog.mark())
+        return state
+
+    def create(self) -> CatalogState:
+        """Makes the tier's identity where there is none."""
+        tier = self.settings.tier
+        return create_tier(self.ports, kind=tier.kind, layout=tier.layout)
+
+    def hash_key(self) -> bytes:
+        """The tier's secret SipHash key, 16 bytes."""
+        return bytes.fromhex(self.identity().hash_key)
+
+    def partitions(self, wanted: list[str] | None = None) -> list[TopicPartition]:
+        """All partitions of the tier, or the named ones, each once. Raises UsageError for one that it does not hold."""
+        known = self.identity().names
+        if not wanted:
+            return known
+        named = list(dict.fromkeys(TopicPartition.parse(text) for text in wanted))
+        for name in named:
+            if name not in known:
+                raise UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")
+        return named
+
+    def open(self, name: TopicPartition) -> PartitionLog:
+        """Its control log, begun from what is kept of it. Makes no request yet."""
+        log = open_partition(self.ports, name)
+        kept = self.local.state(name) if self.local and self.local.bound else None
+        if kept:
+            log.load(*kept)
+        return log
+
+    def hint(self, name: TopicPartition) -> int:
+        """The latest hint about a partition in the catalog as last folded: for ``keep``, asked before the partition's log is read."""
+        return self.catalog.state.partitions.get(str(name), 0)
+
+    def keep(self, log: PartitionLog, hint: int) -> None:
+        """Remembers a log as it was last folded."""
+        mark = log.mark() if self.local and self.local.bound else None
+        if mark and self.local:
+            self.local.keep(log.state, mark, hint, self.ports.clock_ms())
+
+    def note_change(self, name: TopicPartition) -> None:
+        note_change(self.ports, self.catalog, name)
+
+
+def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
+    """Opens the stores that the settings name. Makes no request. Raises UsageError.
+
+    ``local_state``: with the cache in ``state_dir``, which is opened by its first use.
+    """
+    counters = Counters()
+
+    def store(url: str, limits: Limits, retries: Retries | None = None) -> ObjectStore:
+        return open_store(url, s3=settings.s3, limits=limits, retries=retries, counters=counters)
+
+    ports = Ports(
+        control=store(settings.control_url, settings.limits),
+        data=store(settings.tier_url, settings.limits),
+        clock_ms=lambda: int(time.time() * 1000),
+        sleep=time.sleep,
+        random_bytes=secrets.token_bytes,
+        holder=f"{socket.gethostname()}:{os.getpid()}",
+        keep_alive=background_beats,
+        urgent=store(settings.control_url, Limits(), Retries(deadline_s=settings.lease.ttl_ms / 3000)),
+    )
+    place = hashlib.sha256(settings.control_url.encode()).hexdigest()[:16]
+    local = LocalState(Path(settings.tier.state_dir) / "cache" / place) if local_state else None
+    return Tier(settings, ports, open_catalog(ports), counters, local)

@@ -1,0 +1,443 @@
+"""The gate's own eyes: batch headers and records read a second time, by other code than the cleaner's.
+
+What it shares with the cleaner are libraries: codecs, CRC-32C, SipHash and the names of the header's bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import crc32c as checksums
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel, leaf
+from bloom.siphash import siphash128
+from compactor.kernels.crc import START, crc32c, extend, extend_word
+from compactor.kernels.memory import prefetch_read
+from compactor.records import codecs
+from compactor.records.batches import (
+    ABORT,
+    CODEC_MASK,
+    COMMIT,
+    CONTROL,
+    EMPTIED,
+    LOG_APPEND,
+    MALFORMED,
+    NOT_CONTROL,
+    OTHER,
+    PACKED,
+    Bytes,
+    Int64s,
+)
+from compactor.records.encode import as_java_utf8
+
+Headers = npt.NDArray[np.int64]
+"""One column per batch; the rows, fields of a batch, are named below."""
+
+(
+    POSITION, SIZE, BASE, LAST, BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID, MAGIC, ATTRIBUTES, LEADER_EPOCH, PRODUCER_EPOCH, BASE_SEQUENCE,
+    COUNT, CONTROL_KIND, COORDINATOR_EPOCH, STORED_CRC,
+) = FIELDS = range(16)  # fmt: skip
+
+_MOST_BYTES: Final = 1 << 26
+KEYLESS: Final = 1
+NULL_VALUE: Final = 2
+ODD_NAMES: Final = 4  # a header name that is not ASCII: Java may write other bytes for it
+ODD_ATTRIBUTES: Final = 8  # unused bits, which only a copy keeps
+
+
+class Unreadable(Exception):
+    """These bytes are no batches or no records; the message says why and where."""
+
+
+class TooMuch(Exception):
+    """These batches inflate to more than is held at once; half of them may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """One row per record: ``hashes`` of shape (n, 2), zeros without a key; ``digest`` of everything but the offset.
+
+    ``first_row``: where each batch's rows begin (one more entry than batches).
+    """
+
+    first_row: Int64s
+    offset: Int64s
+    timestamp: Int64s
+    hashes: npt.NDArray[np.uint64]
+    digest: npt.NDArray[np.uint64]
+    flags: npt.NDArray[np.uint8]
+    key_start: Int64s
+    key_length: Int64s
+    buf: Bytes
+
+    def key(self, row: int) -> bytes | None:
+        start, length = int(self.key_start[row]), int(self.key_length[row])
+        return None if length < 0 else self.buf[start : start + length].tobytes()
+
+
+# ---- headers ----------------------------------------------------------------------------------------------------------------
+
+
+_BLOCK: Final = 1 << 15
+
+
+def header_blocks(buf: Bytes) -> Iterator[Headers]:
+    """All batches of a segment, some thousands at a time; a block is valid until the next one is asked for. Raises Unreadable."""
+    headers = np.empty((len(FIELDS), _BLOCK), np.int64)
+    at = 0
+    while at < len(buf):
+        count, at, fine = _walk_batches(buf, at, headers)
+        if not fine:
+            raise Unreadable(f"position {at}: a header that makes no sense")
+        if not count:
+            raise Unreadable(f"position {at}: {len(buf) - at} bytes that are no whole batch")
+        yield headers[:, :count]
+
+
+def read_headers(buf: Bytes) -> Headers:
+    """All batches of a segment. Raises Unreadable."""
+    return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in header_blocks(buf))], axis=1)
+
+
+def wrong_crc(buf: Bytes, headers: Headers) -> int:
+    """The first v2 batch whose CRC does not fit its bytes, or -1."""
+    return int(_wrong_crc(buf, headers))
+
+
+@leaf
+def _number(buf: Bytes, at: int, size: int) -> int:
+    """A signed big-endian number."""
+    value = np.int64(np.int8(buf[at]))
+    for i in range(at + 1, at + size):
+        value = (value << 8) | np.int64(buf[i])
+    return value
+
+
+@leaf
+def _varint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
+    """(value, next position); next position is beyond ``end`` where the number does not stop in time."""
+    if at < end and buf[at] < 128:
+        low = np.int64(buf[at])
+        return (low >> 1) ^ -(low & 1), at + 1
+    value = np.uint64(0)
+    shift = np.uint64(0)
+    while at < end and shift < np.uint64(64):
+        byte = np.uint64(buf[at])
+        at += 1
+        value |= (byte & np.uint64(127)) << shift
+        shift += np.uint64(7)
+        if byte < np.uint64(128):
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), at
+    return np.int64(0), end + 1
+
+
+@kernel
+def _walk_batches(buf: Bytes, at: int, headers: Headers) -> tuple[int, int, bool]:
+    """Fills ``headers`` with the batches from ``at`` on: (batches, position behind the last one, whether all made sense)."""
+    count = 0
+    row = np.empty(len(headers), np.int64)
+    while count < headers.shape[1] and at + 26 <= buf.size:
+        size = 12 + _number(buf, at + 8, 4)
+        magic = np.int64(buf[at + 16])
+        if magic > 2 or size < (61 if magic == 2 else 26) or at + size > buf.size:
+            break
+        row[POSITION], row[SIZE], row[MAGIC] = at, size, magic
+        row[CONTROL_KIND], row[COORDINATOR_EPOCH] = NOT_CONTROL, -1
+        row[BASE] = _number(buf, at, 8)
+        if magic == 2:
+            row[LEADER_EPOCH] = _number(buf, at + 12, 4)
+            row[STORED_CRC] = _number(buf, at + 17, 4) & 0xFFFFFFFF
+            row[ATTRIBUTES] = _number(buf, at + 21, 2)
+            row[LAST] = row[BASE] + _number(buf, at + 23, 4)
+            row[BASE_TIMESTAMP] = _number(buf, at + 27, 8)
+            row[MAX_TIMESTAMP] = _number(buf, at + 35, 8)
+            row[PRODUCER_ID] = _number(buf, at + 43, 8)
+            row[PRODUCER_EPOCH] = _number(buf, at + 51, 2)
+            row[BASE_SEQUENCE] = _number(buf, at + 53, 4)
+            row[COUNT] = _number(buf, at + 57, 4)
+            if row[ATTRIBUTES] & CONTROL:
+                row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _control(buf, row)
+            if row[BASE] < 0 or row[LAST] < row[BASE] or row[COUNT] < 0:
+                return count, at, False
+        else:
+            codec = np.int64(buf[at + 17]) & CODEC_MASK
+            row[ATTRIBUTES] = codec | (np.int64(buf[at + 17]) & LOG_APPEND if magic == 1 else 0)
+            row[STORED_CRC] = _number(buf, at + 12, 4) & 0xFFFFFFFF
+            row[LAST] = row[BASE]
+            row[BASE] = -1 if codec else row[BASE]
+            row[COUNT] = 0 if codec else 1
+            row[BASE_TIMESTAMP] = row[MAX_TIMESTAMP] = _number(buf, at + 18, 8) if magic == 1 else -1
+            row[LEADER_EPOCH], row[PRODUCER_ID], row[PRODUCER_EPOCH], row[BASE_SEQUENCE] = -1, -1, -1, -1
+        headers[:, count] = row
+        count += 1
+        at += size
+    return count, at, True
+
+
+@leaf
+def _control(buf: Bytes, row: Int64s) -> tuple[int, int]:
+    """(kind, coordinator epoch) of a control batch."""
+    if row[ATTRIBUTES] & CODEC_MASK:
+        return PACKED, -1
+    if row[COUNT] == 0:
+        return EMPTIED, -1
+    end = row[POSITION] + row[SIZE]
+    _, at = _varint(buf, row[POSITION] + 61, end)
+    _, at = _varint(buf, at + 1, end)
+    _, at = _varint(buf, at, end)
+    length, at = _varint(buf, at, end)
+    if length < 4 or length > end - at:
+        return MALFORMED, -1
+    kind = _number(buf, at + 2, 2)
+    if kind not in (ABORT, COMMIT):
+        return OTHER, -1
+    length, at = _varint(buf, at + length, end)
+    return kind, _number(buf, at + 2, 4) if length >= 6 and at + 6 <= end else -1
+
+
+@kernel
+def _wrong_crc(buf: Bytes, headers: Headers) -> int:
+    for i in range(headers.shape[1]):
+        begin = headers[POSITION, i]
+        if headers[MAGIC, i] == 2 and crc32c(buf, begin + 21, begin + headers[SIZE, i]) != headers[STORED_CRC, i]:
+            return i
+    return -1
+
+
+# ---- records ----------------------------------------------------------------------------------------------------------------
+
+
+class RecordReader:
+    """Reads the records of some batches at a time; what it gives is valid until the next call."""
+
+    def __init__(self, k0: np.uint64, k1: np.uint64, inflate_limit: int) -> None:
+        self._key = (k0, k1)
+        self._limit = inflate_limit
+        self._bodies = codecs.ByteBuffer()
+        self._columns = _columns(1 << 14)
+
+    def read(self, buf: Bytes, headers: Headers) -> Records:
+        """The records of these batches of one segment, wherever they lie in it. Raises Unreadable; TooMuch if there are several."""
+        body = np.empty((2, headers.shape[1]), np.int64)
+        if not np.any(headers[ATTRIBUTES] & CODEC_MASK):
+            body[0] = headers[POSITION] + np.where(headers[MAGIC] == 2, 61, 0)
+            body[1] = headers[POSITION] + headers[SIZE]
+            return self.walk(buf, headers, body)
+        self._unpack(memoryview(buf), headers, body)
+        inflated = self._bodies.array[: self._bodies.size]
+        inflated.flags.writeable = False
+        return self.walk(inflated, headers, body)
+
+    def walk(self, buf: Bytes, headers: Headers, body: Int64s) -> Records:
+        """The same where the batches' records lie at ``buf[body[0, i] : body[1, i]]``, inflated. Raises Unreadable."""
+        counts = _entries(buf, headers, body)
+        if np.any(counts * 7 > body[1] - body[0]):
+            raise Unreadable("a batch that claims more records than its bytes can hold")
+        first_row = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        rows = int(first_row[-1])
+        if rows > len(self._columns[0]):
+            self._columns = _columns(max(rows, 2 * len(self._columns[0])))
+        offset, timestamp, hashes, digest, flags, key_start, key_length = (column[:rows] for column in self._columns)
+        batch = _walk_records(
+            buf, headers, body, first_row, *self._key, offset, timestamp, hashes, digest, flags, key_start, key_length
+        )  # fmt: skip
+        records = Records(first_row, offset, timestamp, hashes, digest, flags, key_start, key_length, buf)
+        if batch >= 0:
+            raise Unreadable(f"offset {headers[LAST, batch]}: records that cannot be read")
+        for row in np.flatnonzero(records.flags & ODD_NAMES).tolist():
+            records.digest[row] = _digest_of_odd_names(records, row)
+        return records
+
+    def _unpack(self, view: memoryview, headers: Headers, body: Int64s) -> None:
+        self._bodies.clear()
+        for batch, (position, size, magic, attributes) in enumerate(headers[[POSITION, SIZE, MAGIC, ATTRIBUTES]].T.tolist()):
+            start, end = position + (61 if magic == 2 else 0), position + size
+            if attributes & CODEC_MASK and magic < 2:
+                start += 18 + 8 * magic + 8  # the wrapper's own header, its null key, the length of its value
+            body[0, batch] = self._bodies.size
+            try:
+                codecs.decompress_into(attributes & CODEC_MASK, view[start:end], self._bodies, self._limit, magic)
+            except codecs.CodecError as error:
+                raise Unreadable(f"position {position}: {error}") from None
+            body[1, batch] = self._bodies.size
+            if self._bodies.size > _MOST_BYTES and headers.shape[1] > 1:
+                raise TooMuch
+
+
+def _columns(rows: int) -> tuple[Any, ...]:
+    return (
+        np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty((rows, 2), np.uint64), np.empty(rows, np.uint64),
+        np.empty(rows, np.uint8), np.empty(rows, np.int64), np.empty(rows, np.int64),
+    )  # fmt: skip
+
+
+@kernel
+def _entries(buf: Bytes, headers: Headers, body: Int64s) -> Int64s:
+    """How many records each batch has; v0/v1 wrappers do not say."""
+    counts = headers[COUNT].copy()
+    for batch in range(counts.size):
+        if headers[MAGIC, batch] < 2 and headers[ATTRIBUTES, batch] & CODEC_MASK:
+            counts[batch] = 0
+            at = body[0, batch]
+            while at + 12 <= body[1, batch]:
+                size = 12 + _number(buf, at + 8, 4)
+                if size < 26 or at + size > body[1, batch]:
+                    break
+                counts[batch] += 1
+                at += size
+    return counts
+
+
+@leaf
+def _add(state: np.uint64, buf: Bytes, start: int, length: int) -> np.uint64:
+    """The digest after one more part: its length, -1 for null, and its bytes."""
+    state = extend_word(state, np.uint64(length))
+    return extend(state, buf, start, start + length) if length > 0 else state
+
+
+@kernel
+def _walk_records(
+    buf: Bytes, headers: Headers, body: Int64s, first_row: Int64s, k0: np.uint64, k1: np.uint64, offset: Int64s, timestamp: Int64s,
+    hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s, key_length: Int64s,
+) -> int:  # fmt: skip
+    """The first batch that cannot be read, or -1."""
+    for batch in range(headers.shape[1]):
+        at = body[0, batch]
+        limit = body[1, batch]
+        magic = headers[MAGIC, batch]
+        appended = (headers[ATTRIBUTES, batch] & LOG_APPEND) != 0
+        begin, end = first_row[batch], first_row[batch + 1]
+        for row in range(begin, end):
+            flags[row] = 0
+            if magic == 2:
+                start = at
+                length, at = _varint(buf, at, limit)
+                if at > limit or length < 1 or length > limit - at:
+                    return batch
+                stop = at + length
+                prefetch_read(buf, stop + 2 * (stop - start))
+                if buf[at] != 0:
+                    flags[row] = ODD_ATTRIBUTES
+                delta, at = _varint(buf, at + 1, stop)
+                timestamp[row] = headers[MAX_TIMESTAMP, batch] if appended else headers[BASE_TIMESTAMP, batch] + delta
+                delta, at = _varint(buf, at, stop)
+                offset[row] = headers[BASE, batch] + delta
+                klen, kstart = _varint(buf, at, stop)
+                if klen > stop - kstart:
+                    return batch
+                vlen, vstart = _varint(buf, kstart + max(klen, 0), stop)
+                if vlen > stop - vstart:
+                    return batch
+                names, at = _varint(buf, vstart + max(vlen, 0), stop)
+                if at > stop or names < 0 or names > stop - at:
+                    return batch
+            else:
+                # offset:8 size:4 crc:4 magic:1 attributes:1 [timestamp:8] keyLength:4 key valueLength:4 value
+                stop = at + 12 + _number(buf, at + 8, 4)
+                inner = np.int64(buf[at + 16])
+                if inner > 1 or stop - at < 26 + 8 * inner:
+                    return batch
+                offset[row] = _number(buf, at, 8)
+                timestamp[row] = headers[MAX_TIMESTAMP, batch] if appended else _number(buf, at + 18, 8) if inner == 1 else np.int64(-1)
+                kstart = at + 22 + 8 * inner
+                klen = _number(buf, kstart - 4, 4)
+                vstart = kstart + max(klen, 0) + 4
+                if vstart > stop:
+                    return batch
+                vlen = _number(buf, vstart - 4, 4)
+                if vstart + max(vlen, 0) > stop:
+                    return batch
+                names = np.int64(0)
+                at = stop
+            key_start[row], key_length[row] = kstart, max(klen, -1)
+            state = extend_word(START, np.uint64(timestamp[row]))
+            state = _add(state, buf, kstart, max(klen, -1))
+            state = _add(state, buf, vstart, max(vlen, -1))
+            state = extend_word(state, np.uint64(names))
+            for _ in range(names):
+                length, start = _varint(buf, at, stop)
+                if start > stop or length < 0 or length > stop - start:
+                    return batch
+                for i in range(start, start + length):
+                    if buf[i] > 127:
+                        flags[row] |= ODD_NAMES
+                state = _add(state, buf, start, length)
+                length, at = _varint(buf, start + length, stop)
+                if at > stop or length > stop - at:
+                    return batch
+                state = _add(state, buf, at, max(length, -1))
+                at += max(length, 0)
+            if at != stop:
+                return batch
+            digest[row] = state
+            if vlen < 0:
+                flags[row] |= NULL_VALUE
+            if klen < 0:
+                flags[row] |= KEYLESS
+                hashes[row, 0] = hashes[row, 1] = np.uint64(0)
+            else:
+                hashes[row, 0], hashes[row, 1] = siphash128(buf, kstart, klen, k0, k1)
+        if magic == 2 and at != limit:
+            return batch
+        if magic == 1 and headers[ATTRIBUTES, batch] & CODEC_MASK and end > begin and headers[LAST, batch] != 0:
+            # Inner offsets are relative; the wrapper has the last one's absolute offset.
+            shift = headers[LAST, batch] - offset[end - 1]
+            for row in range(begin, end):
+                offset[row] += shift
+    return -1
+
+
+def _digest_of_odd_names(records: Records, row: int) -> int:
+    """The same digest over header names as Java writes them, which is what a rewritten batch has."""
+    buf = records.buf
+    key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
+    end = len(buf)
+
+    def number(at: int) -> tuple[int, int]:
+        value, after = _varint.py_func(buf, at, end)  # type: ignore[attr-defined]
+        return int(value), int(after)
+
+    parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_part(records.key(row))]
+    with np.errstate(over="ignore"):
+        length, at = number(key_end)
+        parts += _part(None if length < 0 else buf[at : at + length].tobytes())
+        names, at = number(at + max(length, 0))
+        parts.append(names.to_bytes(8, "little", signed=True))
+        for _ in range(names):
+            length, at = number(at)
+            parts += _part(as_java_utf8(buf[at : at + length].tobytes()))
+            length, at = number(at + length)
+            parts += _part(None if length < 0 else buf[at : at + length].tobytes())
+            at += max(length, 0)
+    return checksums.crc32c(b"".join(parts)) ^ int(START)
+
+
+def _part(data: bytes | None) -> tuple[bytes, bytes]:
+    return (-1 if data is None else len(data)).to_bytes(8, "little", signed=True), data or b""
+
+
+def chains(records: Records, counted: npt.NDArray[np.bool_]) -> tuple[Int64s, npt.NDArray[np.uint64]]:
+    """Per batch: how many records are counted, and one number for all their offsets and digests in order."""
+    count, chain = _chains(records.first_row, records.offset, records.digest, counted)
+    return count, chain
+
+
+@kernel
+def _chains(
+    first_row: Int64s, offset: Int64s, digest: npt.NDArray[np.uint64], counted: npt.NDArray[np.bool_]
+) -> tuple[Int64s, npt.NDArray[np.uint64]]:
+    batches = first_row.size - 1
+    count = np.zeros(batches, np.int64)
+    chain = np.zeros(batches, np.uint64)
+    for batch in range(batches):
+        state = START
+        for row in range(first_row[batch], first_row[batch + 1]):
+            if counted[row]:
+                count[batch] += 1
+                state = extend_word(extend_word(state, np.uint64(offset[row])), digest[row])
+        chain[batch] = state
+    return count, chain

@@ -1,0 +1,180 @@
+"""Every rule of what stays and what goes, for batches and for records (Kafka: Cleaner.cleanInto, MemoryRecords.filterTo; spec 4.2, 4.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel
+from compactor.cleaner.passes.transactions import Flags, Verdicts
+from compactor.errors import BadData
+from compactor.records.batches import EMPTIED, HORIZON, MALFORMED, NOT_CONTROL, BatchTable, Int64s
+from compactor.records.encode import COPY, DROP, EMPTY, FILTER, NO_HORIZON, REWRITE, Actions
+from compactor.records.producers import ProducerStates
+from compactor.records.rows import Chunk, Int32s, Rows
+
+LAST_MS = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRules:
+    """What the rules depend on besides the batches. Milliseconds and offsets; ``latest_offset``: last offset that the map covers."""
+
+    now_ms: int
+    delete_retention_ms: int
+    legacy_horizon_ms: int
+    high_watermark: int
+    latest_offset: int
+    producers: ProducerStates
+
+    @property
+    def delete_horizon_ms(self) -> int:
+        """What tombstones and markers get in this round. A retention without end stays one (Kafka's sum wraps to a time long past)."""
+        return min(self.now_ms + self.delete_retention_ms, LAST_MS)
+
+
+def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> tuple[Actions, Flags]:
+    """(action, retain_empty) per batch: DROP, COPY or EMPTY where the header says enough, FILTER where the records decide.
+
+    ``retain_empty``: the batch is the last of a live producer or ends at the high watermark, so its header stays (KAFKA-8335,
+    KAFKA-20452). Raises BadData for a marker that cannot be read.
+    """
+    malformed = np.flatnonzero(table.control == MALFORMED)
+    if len(malformed):
+        at = int(malformed[0])
+        raise BadData(
+            "a control record whose key cannot be read",
+            segment=segment,
+            position=int(table.position[at]),
+            offset=int(table.base_offset[at]),
+            hint="Kafka refuses it too; restore the segment from a replica",
+        )
+    entries = rules.producers.entries
+    ids = entries["producer_id"].astype(np.int64)
+    where = np.searchsorted(ids, table.producer_id)
+    known = np.zeros(len(table), np.bool_)
+    inside = where < len(ids)
+    known[inside] = ids[where[inside]] == table.producer_id[inside]
+    known &= table.producer_id >= 0
+    where[~known] = 0
+    last_data = entries["last_offset"].astype(np.int64)[where] if len(ids) else np.full(len(table), -1, np.int64)
+    epoch = entries["epoch"].astype(np.int16)[where] if len(ids) else np.full(len(table), -1, np.int16)
+    is_last = known & np.where(
+        last_data >= 0, table.last_offset == last_data, (table.control != NOT_CONTROL) & (table.producer_epoch == epoch)
+    )
+    retain_empty = is_last | (table.last_offset + 1 == rules.high_watermark)
+    action = _decide(table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, rules.now_ms)
+    return action, retain_empty
+
+
+@kernel
+def _decide(
+    control: npt.NDArray[np.int8], attributes: npt.NDArray[np.int16], horizon: Int64s, discardable: Flags, retain_empty: Flags, now: int
+) -> Actions:
+    action = np.empty(control.size, np.uint8)
+    for i in range(control.size):
+        if control[i] == NOT_CONTROL:
+            discard = discardable[i]
+            action[i] = FILTER
+        else:
+            has_horizon = (attributes[i] & HORIZON) != 0
+            discard = control[i] == EMPTIED or (discardable[i] and has_horizon and horizon[i] <= now)
+            # A marker whose data is gone gets its horizon now, which is a rewrite.
+            action[i] = FILTER if discardable[i] and not has_horizon else COPY
+        if discard:
+            action[i] = EMPTY if retain_empty[i] else DROP
+    return action
+
+
+def filter_rows(
+    table: BatchTable,
+    chunk: Chunk,
+    rows: Rows,
+    first_row: Int64s,
+    superseded: Flags,
+    action: Actions,
+    retain_empty: Flags,
+    rules: RoundRules,
+    mtime_ms: int,
+) -> tuple[Flags, Int64s]:
+    """Decides the chunk's FILTER batches by their records: (keep per row, horizon per batch). ``action`` is settled in place.
+
+    :param superseded: one flag per row: a later record of the key exists in the mapped range.
+    :param mtime_ms: of the segment: a v0/v1 tombstone stays only where this lies above the legacy horizon.
+    """
+    some = slice(chunk.first, chunk.last)
+    keep = np.zeros(len(rows), np.bool_)
+    horizon = np.full(len(action), NO_HORIZON, np.int64)
+    _filter(
+        table.control[some],
+        table.attributes[some],
+        table.base_timestamp[some],
+        int(table.magic[chunk.first]),
+        first_row,
+        rows.offset,
+        rows.key_length,
+        rows.value_length,
+        superseded,
+        retain_empty,
+        rules.latest_offset,
+        rules.now_ms,
+        rules.delete_horizon_ms,
+        mtime_ms > rules.legacy_horizon_ms,
+        action,
+        keep,
+        horizon,
+    )
+    return keep, horizon
+
+
+@kernel
+def _filter(
+    control: npt.NDArray[np.int8],
+    attributes: npt.NDArray[np.int16],
+    base_timestamp: Int64s,
+    magic: int,
+    first_row: Int64s,
+    offset: Int64s,
+    key_length: Int32s,
+    value_length: Int32s,
+    superseded: Flags,
+    retain_empty: Flags,
+    latest_offset: int,
+    now: int,
+    new_horizon: int,
+    legacy_retain: bool,
+    action: Actions,
+    keep: Flags,
+    horizon: Int64s,
+) -> None:
+    for batch in range(action.size):
+        has_horizon = magic == 2 and (attributes[batch] & HORIZON) != 0
+        if has_horizon:
+            horizon[batch] = base_timestamp[batch]
+        if action[batch] != FILTER:
+            continue
+        kept = 0
+        tombstones = False
+        for row in range(first_row[batch], first_row[batch + 1]):
+            stays = True
+            if control[batch] == NOT_CONTROL and offset[row] <= latest_offset:
+                if key_length[row] < 0 or superseded[row]:
+                    stays = False
+                elif value_length[row] < 0:
+                    stays = (not has_horizon or now < base_timestamp[batch]) if magic == 2 else legacy_retain
+            keep[row] = stays
+            if stays:
+                kept += 1
+                tombstones = tombstones or value_length[row] < 0
+        needs_horizon = (tombstones or control[batch] != NOT_CONTROL) and not has_horizon
+        if kept == 0:
+            # Kafka fails where a v0/v1 batch would have to stay without records; there is nothing to keep of it.
+            action[batch] = EMPTY if retain_empty[batch] and magic == 2 else DROP
+        elif kept == first_row[batch + 1] - first_row[batch] and magic == 2 and not needs_horizon:
+            action[batch] = COPY
+        else:
+            action[batch] = REWRITE
+            if needs_horizon:
+                horizon[batch] = new_horizon

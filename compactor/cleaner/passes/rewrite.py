@@ -1,0 +1,196 @@
+"""Pass 2: one group of source segments becomes one new segment with its indexes (Kafka: Cleaner.cleanSegments)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from compactor.cleaner.keys.survivors import KeptCounts, Survivors, Witness
+from compactor.cleaner.passes.chunks import CleanChunk, FinishedChunks, clean_chunk
+from compactor.cleaner.passes.lanes import Lane, Lanes
+from compactor.cleaner.passes.retention import RoundRules, decide_batches
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.transactions import Flags, Verdicts
+from compactor.errors import BadData
+from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
+from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, Actions, Encoded, empty_batch
+from compactor.records.indexes import build
+from compactor.records.rows import Chunk, parse
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedSegment:
+    """A new segment: ``<20 digits>.log`` with ``.index``, ``.timeindex`` and, where anything is in it, ``.txnindex``."""
+
+    base: int
+    paths: dict[str, Path]
+    size: int
+    batches: int
+    max_timestamp: int
+    records_read: int
+    records_kept: int
+
+
+@dataclass(slots=True)
+class _Progress:
+    sizes: list[Int64s] = field(default_factory=list)
+    last_offsets: list[Int64s] = field(default_factory=list)
+    max_timestamps: list[Int64s] = field(default_factory=list)
+    written: int = 0
+    records_read: int = 0
+    records_kept: int = 0
+
+    def add(self, encoded: Encoded) -> None:
+        self.sizes.append(encoded.size)
+        self.last_offsets.append(encoded.last_offset)
+        self.max_timestamps.append(encoded.max_timestamp)
+        self.written += int(encoded.size.sum())
+
+
+Member = Callable[[], AbstractContextManager[tuple[SourceSegment, Verdicts]]]
+
+
+def at_hand(source: SourceSegment, verdicts: Verdicts) -> Member:
+    """A member that has its bytes already."""
+    return lambda: nullcontext((source, verdicts))
+
+
+@dataclass(frozen=True, slots=True)
+class RewritePass:
+    """What all groups of a round share."""
+
+    survivors: Survivors
+    rules: RoundRules
+    index_interval_bytes: int
+    inflate_limit: int
+    finished: FinishedChunks
+    witness: Witness | None = None
+
+    def rewrite(
+        self,
+        base: int,
+        group: Sequence[Member],
+        folder: Path,
+        lanes: Lanes,
+        *,
+        end_offset: int | None = None,
+        room: Callable[[int], None] = lambda size: None,
+    ) -> CleanedSegment:
+        """Writes the group's new segment into ``folder``, under ``base``, its first source's base offset.
+
+        :param group: sources and verdicts, entered one after the other; a source has its bytes while it is.
+        :param room: asked for the bytes of each write before it is done; what it raises ends the pass.
+        :param end_offset: a published segment must end here (inclusive; I1): where its last batch would end below, a filler
+            batch is added. None: as Kafka's cleaner leaves it, be it empty.
+        :raises BadData: a source that cannot be cleaned; what was written so far stays for the caller to remove.
+        """
+        done = _Progress()
+        log = folder / f"{base:020d}.log"
+        leader_epoch, mtime_ms, txnindex = -1, 0, b""
+        with log.open("xb") as file:
+            for member in group:
+                with member() as (source, verdicts):
+                    self._rewrite_source(source, verdicts, file, lanes, done, room)
+                    leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else -1
+                    mtime_ms = source.mtime_ms
+                    txnindex += verdicts.txn_entries.tobytes()
+            if end_offset is not None:
+                self._fill(file, done, base, end_offset, leader_epoch, room)
+        sizes, lasts, maxima = (
+            np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps)
+        )
+        index, timeindex = build(base, sizes, lasts, maxima, self.index_interval_bytes)
+        paths = {"log": log}
+        for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", txnindex)):
+            if data or kind != "txnindex":
+                paths[kind] = folder / f"{base:020d}.{kind}"
+                room(len(data))
+                paths[kind].write_bytes(data)
+        for path in paths.values():
+            os.utime(path, ns=(mtime_ms * 1_000_000,) * 2)
+        return CleanedSegment(base, paths, done.written, len(sizes), int(np.max(maxima, initial=-1)), done.records_read, done.records_kept)
+
+    def _rewrite_source(
+        self, source: SourceSegment, verdicts: Verdicts, file: BinaryIO, lanes: Lanes, done: _Progress, room: Callable[[int], None]
+    ) -> None:
+        if self.witness is not None:
+            self.witness.begin(source)
+        action, retain_empty = decide_batches(source.table, verdicts, self.rules, source.name)
+        counts = self.survivors.counts(source)
+        if counts is not None:
+            _settle_known(source.table, action, retain_empty, counts, self.rules.now_ms)
+        jobs = [(source, first, last, action[first:last], retain_empty[first:last]) for first, last in source.ranges()]
+        for pieces in lanes.run(self._clean_range, jobs):
+            for piece in pieces:
+                if done.written + len(piece.encoded.data) > MAX_SEGMENT:
+                    raise BadData(
+                        "the cleaned segment would exceed 2 GiB",
+                        segment=source.name,
+                        hint="Lower segment_bytes; recompression at the default level can make batches larger",
+                    )
+                room(len(piece.encoded.data))
+                _write(file, piece.encoded.data)
+                done.add(piece.encoded)
+                done.records_read += piece.records_read
+                done.records_kept += piece.records_kept
+
+    def _clean_range(self, lane: Lane, job: tuple[SourceSegment, int, int, Actions, Flags]) -> list[CleanChunk]:
+        """The chunks of one range: as pass 1 left it, from the batch headers alone, or read now."""
+        source, first, last, action, retain_empty = job
+        finished = self.finished.take(source, first)
+        if finished is not None:
+            return [finished]
+        # Markers are copied, but Kafka reads them all the same, and refuses one that does not parse.
+        wanted = (action == FILTER) | ((action == COPY) & (source.table.control[first:last] != NOT_CONTROL))
+        if not wanted.any():
+            source.verify(first, last)
+            nowhere = np.zeros(last - first, np.int64)
+            chunk = Chunk(first, last, source.buf[:0], nowhere, nowhere, wanted)
+            none = np.empty(0, np.bool_)
+            return [
+                clean_chunk(
+                    lane, source, chunk, lane.rows.take(0), np.zeros(last - first + 1, np.int64), none, action, retain_empty, self.rules
+                )
+            ]
+        found = []
+        for chunk in source.chunks(first, last, wanted, self.inflate_limit, lane.bodies):
+            some = slice(chunk.first - first, chunk.last - first)
+            rows, first_row = parse(source.table, chunk, lane.rows, source.name)
+            if self.witness is not None:
+                self.witness.expect(lane, source, chunk)
+            superseded = self.survivors.superseded(source, chunk, rows, first_row)
+            clean = clean_chunk(lane, source, chunk, rows, first_row, superseded, action[some], retain_empty[some], self.rules)
+            # The lane is used again for the next chunk of this range.
+            found.append(clean if chunk.last == last else clean.detached())
+        return found
+
+    def _fill(self, file: BinaryIO, done: _Progress, base: int, end_offset: int, leader_epoch: int, room: Callable[[int], None]) -> None:
+        last = max((int(lasts[-1]) for lasts in reversed(done.last_offsets) if len(lasts)), default=base - 1)
+        if last >= end_offset:
+            return
+        filler = empty_batch(end_offset, end_offset, leader_epoch)
+        room(len(filler))
+        _write(file, memoryview(filler))
+        done.add(Encoded(memoryview(filler), np.array([HEADER], np.int64), np.array([end_offset], np.int64), np.array([-1], np.int64)))
+
+
+def _settle_known(table: BatchTable, action: Actions, retain_empty: Flags, counts: KeptCounts, now_ms: int) -> None:
+    """Batches whose fate pass 1 already tells: nothing survives, or everything and no tombstone is due. They are not read again."""
+    open_ = (action == FILTER) & (counts.kept >= 0)
+    nothing = open_ & (counts.kept == 0)
+    action[nothing & retain_empty] = EMPTY
+    action[nothing & ~retain_empty] = DROP
+    waiting = ((table.attributes & np.int16(HORIZON)) != 0) & (now_ms < table.base_timestamp)
+    action[open_ & (counts.kept > 0) & (counts.kept == table.count) & (~counts.tombstones | waiting)] = COPY
+
+
+def _write(file: BinaryIO, data: memoryview) -> None:
+    """All of it, past Python's buffer: chunks are large."""
+    while data:
+        data = data[os.write(file.fileno(), data) :]

@@ -1,0 +1,235 @@
+"""Transactions as one ordered fold over batch headers (Kafka: CleanedTransactionMetadata; spec sections 2.5 and 4.3).
+
+Run once, before the passes: it gives every batch its verdict, so that everything after it is free of order. Outcomes come from
+the control records; the transaction index is only carried along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.records.batches import ABORT, COMMIT, EMPTIED, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
+from compactor.records.indexes import TXN_ENTRY, TxnEntries
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """One flag per batch of one segment.
+
+    ``aborted``: data of a transaction whose marker is ABORT. ``discardable``: aborted data, or a marker whose transaction has no
+    data left in the log. ``indexed``: an ABORT marker that stays in the transaction index because its data was still seen.
+    """
+
+    aborted: Flags
+    discardable: Flags
+    indexed: Flags
+    txn_entries: TxnEntries
+
+
+def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) -> list[Verdicts]:
+    """Verdicts for all batches of a log, from its first segment on. Segments behind the round's range tell outcomes only.
+
+    :param opened: producer id -> first offset of a transaction that was open already where these segments begin (for the continuation
+        of a log whose earlier segments are not at hand).
+    """
+    before = opened or {}
+    # Batches without a part in a transaction need no verdict: most logs have no others.
+    tables = [source.table for source in sources]
+    transactional = [(table.attributes & np.int16(TRANSACTIONAL)) != 0 for table in tables]
+    involved = [np.flatnonzero((table.control != NOT_CONTROL) | flags) for table, flags in zip(tables, transactional, strict=True)]
+    picked = list(zip(tables, involved, strict=True))
+    pid = _joined([table.producer_id[some] for table, some in picked], np.int64)
+    ids = np.union1d(pid, np.array(list(before), np.int64))
+    open_since = np.array([before.get(each, -1) for each in ids.tolist()], np.int64)
+    aborted, discardable, indexed, first_offset, stable = _fold(
+        _joined([table.control[some] for table, some in picked], np.int8),
+        _joined([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_),
+        np.searchsorted(ids, pid),
+        open_since,
+        np.argsort(open_since)[np.count_nonzero(open_since < 0) :],
+        _joined([table.base_offset[some] for table, some in picked], np.int64),
+        _joined([table.last_offset[some] for table, some in picked], np.int64),
+    )
+    verdicts = []
+    at = 0
+    for source, some in zip(sources, involved, strict=True):
+        mine = slice(at, at + len(some))
+        at = mine.stop
+        marks = np.flatnonzero(indexed[mine])
+        entries = _entries(source, some[marks], first_offset[mine][marks], stable[mine][marks])
+        spread = [_spread(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
+        verdicts.append(Verdicts(spread[0], spread[1], spread[2], entries))
+    return verdicts
+
+
+def aborted_backwards(table: BatchTable, outcomes: dict[int, int]) -> Flags:
+    """Which batches are data of an aborted transaction, for a log that is read from its end: ``outcomes`` has each producer's next marker.
+
+    It is brought on to the beginning of this segment. The same flags as those of ``fold``.
+    """
+    aborted = np.zeros(len(table), np.bool_)
+    decides = np.flatnonzero(
+        (table.control == ABORT) | (table.control == COMMIT) | ((table.control == NOT_CONTROL) & table.is_transactional)
+    )
+    if len(decides):
+        ids, producer = np.unique(table.producer_id[decides], return_inverse=True)
+        outcome = np.array([outcomes.get(each, -1) for each in ids.tolist()], np.int64)
+        aborted[decides] = _backwards(table.control[decides], producer.astype(np.int64), outcome)
+        outcomes.update(zip(ids.tolist(), outcome.tolist(), strict=True))
+    return aborted
+
+
+def _joined(columns: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate(columns) if columns else np.empty(0, dtype)
+
+
+def _spread(size: int, where: Int64s, flags: Flags) -> Flags:
+    whole = np.zeros(size, np.bool_)
+    whole[where] = flags
+    return whole
+
+
+def _entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, stable: Int64s) -> TxnEntries:
+    """Index entries of the markers that stay: the segment's own bytes where it has them, else made from the headers."""
+    entries = np.zeros(len(markers), TXN_ENTRY)
+    entries["producer_id"] = source.table.producer_id[markers]
+    entries["first_offset"] = first_offset
+    entries["last_offset"] = source.table.last_offset[markers]
+    entries["last_stable_offset"] = stable
+    return with_given(entries, source.txn_entries)
+
+
+def with_given(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
+    """Index entries with the segment's own bytes where it has them; in place."""
+    given = given[np.argsort(given["last_offset"], kind="stable")]
+    if len(given):
+        at = np.minimum(np.searchsorted(given["last_offset"], entries["last_offset"]), len(given) - 1)
+        same = given[at]
+        known = (same["last_offset"] == entries["last_offset"]) & (same["producer_id"] == entries["producer_id"])
+        entries[known] = same[known]
+    return entries
+
+
+def txnindex_misfit(given: TxnEntries, source: SourceSegment) -> str:
+    """Why these entries cannot be a segment's transaction index, or nothing. Readers would hide what was committed, or show what was not.
+
+    An entry whose data was cleaned away is in order; where data is left, it covers that data, and none of the transaction before.
+    """
+    if not len(given):
+        return ""
+    first, last, stable = (given[name].astype(np.int64) for name in ("first_offset", "last_offset", "last_stable_offset"))
+    if np.any((first < 0) | (first > last)) or np.any(np.diff(last) <= 0) or np.any((last < source.base) | (last >= source.end)):
+        return "an entry is no transaction that ended in this segment"
+    table = source.table
+    aborts = np.flatnonzero(table.control == ABORT)
+    place = np.searchsorted(table.base_offset[aborts], last)
+    marker = aborts[place[place < len(aborts)]]
+    if len(marker) < len(last) or np.any((table.base_offset[marker] != last) | (table.producer_id[marker] != given["producer_id"])):
+        return "an entry names no abort marker of this segment"
+    if np.any(stable > last + 1):
+        return "an entry's last stable offset lies behind its marker"
+    (told,) = fold([replace(source, ordinal=0, txn_entries=given[:0])])
+    begun = table.base_offset.copy()
+    begun[told.indexed] = told.txn_entries["first_offset"]
+    if np.any(first > begun[marker]) or np.any(first <= _marker_before(table)[marker]):
+        return "an entry does not cover its transaction, or covers another one"
+    return ""
+
+
+def _marker_before(table: BatchTable) -> Int64s:
+    """Of each marker, the offset of its producer's marker before it, or -1."""
+    markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
+    by_producer = markers[np.argsort(table.producer_id[markers], kind="stable")]
+    same = table.producer_id[by_producer[1:]] == table.producer_id[by_producer[:-1]]
+    before = np.full(len(table), -1, np.int64)
+    before[by_producer[1:][same]] = table.base_offset[by_producer[:-1][same]]
+    return before
+
+
+@kernel
+def _backwards(control: npt.NDArray[np.int8], producer: Int64s, outcome: Int64s) -> Flags:
+    aborted = np.zeros(control.size, np.bool_)
+    for i in range(control.size - 1, -1, -1):
+        if control[i] == NOT_CONTROL:
+            aborted[i] = outcome[producer[i]] == ABORT
+        else:
+            outcome[producer[i]] = control[i]
+    return aborted
+
+
+@kernel
+def _fold(
+    control: npt.NDArray[np.int8],
+    transactional: Flags,
+    producer: Int64s,
+    open_since: Int64s,
+    opened: Int64s,
+    base: Int64s,
+    last: Int64s,
+) -> tuple[Flags, Flags, Flags, Int64s, Int64s]:
+    """``open_since``: per producer where its open transaction began, or -1; ``opened``: those that have one, in that order."""
+    batches = control.size
+    producers = open_since.size
+    aborted = np.zeros(batches, np.bool_)
+    discardable = np.zeros(batches, np.bool_)
+    indexed = np.zeros(batches, np.bool_)
+    first_offset = np.full(batches, -1, np.int64)
+    stable = np.full(batches, -1, np.int64)
+    outcome = np.full(producers, -1, np.int64)
+    for i in range(batches - 1, -1, -1):
+        if control[i] == ABORT or control[i] == COMMIT:
+            outcome[producer[i]] = control[i]
+        elif control[i] == NOT_CONTROL and transactional[i]:
+            aborted[i] = outcome[producer[i]] == ABORT
+    committed_seen = np.zeros(producers, np.bool_)
+    aborted_seen = np.zeros(producers, np.bool_)
+    # Transactions in the order they began, by whom and where. Those before ``oldest`` have ended, so each is passed once.
+    began_by = np.empty(opened.size + batches, np.int64)
+    began_at = np.empty(opened.size + batches, np.int64)
+    begun = 0
+    oldest = 0
+    for p in opened:
+        aborted_seen[p] = outcome[p] == ABORT
+        committed_seen[p] = outcome[p] != ABORT
+        began_by[begun], began_at[begun] = p, open_since[p]
+        begun += 1
+    for i in range(batches):
+        p = producer[i]
+        kind = control[i]
+        if kind == NOT_CONTROL:
+            if transactional[i]:
+                discardable[i] = aborted[i]
+                if aborted[i]:
+                    aborted_seen[p] = True
+                else:
+                    committed_seen[p] = True
+                if open_since[p] < 0:
+                    open_since[p] = base[i]
+                    began_by[begun], began_at[begun] = p, base[i]
+                    begun += 1
+        elif kind == EMPTIED:
+            discardable[i] = True
+        elif kind in (ABORT, COMMIT):
+            if kind == ABORT:
+                indexed[i] = aborted_seen[p]
+                discardable[i] = not aborted_seen[p]
+                aborted_seen[p] = False
+                first_offset[i] = open_since[p]
+            else:
+                discardable[i] = not committed_seen[p]
+                committed_seen[p] = False
+            open_since[p] = -1
+            if indexed[i]:
+                while oldest < begun and open_since[began_by[oldest]] != began_at[oldest]:
+                    oldest += 1
+                stable[i] = began_at[oldest] if oldest < begun else last[i] + 1
+    return aborted, discardable, indexed, first_offset, stable

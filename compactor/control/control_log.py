@@ -1,0 +1,421 @@
+"""A numbered log in an object store: appends by create-if-absent, a fold of what is there, and the removal of what is old.
+
+    <prefix>/log/<slot>.json         one record each, slots from 1 without gaps
+    <prefix>/snapshot/<slot>.json    the folded state up to and including that slot
+    <prefix>/boundary/<n>.json       numbered from 1: "slots <= B may be gone"; never overwritten, never deleted
+
+Why each rule is here (every one closes a hole that a randomised search has found):
+
+* A create that failed may still land, so an empty slot proves nothing: we try the same slot again, or let another record
+  take it. A create that was refused may be our own, whose answer was lost: a slot is ours only if incarnation *and* attempt
+  are equal.
+* A deleted slot can be created again by a process that slept. Therefore the boundary is read **after** the last GET of a
+  fold and after each successful create. If it lies above where the fold began, some of what was read may be such a late
+  record, and the fold is thrown away and restarted from the snapshot; for an append this means *answer unknown*, and what
+  became of it is read from the new fold.
+* A slot that is absent is the tail, or was lost by somebody else's doing. Folding cannot tell; ``check_whole`` can.
+* Snapshot created and read back < boundary created and read back < old slots and older snapshots deleted. Boundaries are
+  numbered without gaps and only created after the one before, so the last one is the highest and is found without a LIST.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from compactor.control import records
+from compactor.control.records import BadControlRecord, Record
+from compactor.control.state import LogState
+from compactor.errors import AlreadyExists, NotFound, Unavailable
+from compactor.model.base import Value
+from compactor.storage.port import ObjectStore
+
+TRIES = 6
+"""How often a request that may help to be repeated is repeated here, beyond what the store does by itself."""
+PAUSE_S = 0.05
+"""Pause before the first repetition; doubled each time."""
+CUT_EVERY = 64
+"""Slots after which a snapshot pays: starting up then reads at most about this many records, one after the other."""
+DELETE_BATCH = 1000
+_NUMBERED = re.compile(r"\d{20}\.json")
+
+
+S = TypeVar("S", bound=LogState)
+Body = Any
+
+
+class Boundary(Value):
+    """Slots up to and including ``slot`` may be gone; snapshot ``slot`` stands in for them."""
+
+    version: int
+    log: str
+    number: int
+    slot: int
+
+
+class Snapshot(Value, Generic[S]):
+    version: int
+    log: str
+    state: S
+
+
+class Mark(Value):
+    """What ties a folded state to its log: the record that it ends with, or the boundary whose snapshot it is (no incarnation).
+
+    ``boundary`` is the highest that was known to the fold. With it a state that was kept elsewhere is told from one of another log,
+    and folding on needs no search for the boundary.
+    """
+
+    boundary: Boundary
+    incarnation: str = ""
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class LogFormat(Generic[S]):
+    """What distinguishes one kind of control log from another.
+
+    ``apply`` is the pure fold of one record. ``with_times`` fills in the store's modification times of slots that the state
+    still refers to; it runs before those slots may be deleted and is given a function slot -> milliseconds.
+    """
+
+    record: type[Record[Any]]
+    snapshot: type[Snapshot[S]]
+    apply: Callable[[S, Record[Any]], S]
+    with_times: Callable[[S, Callable[[int], int]], S]
+
+
+class ControlLog(Generic[S]):
+    """One process's view of one control log. Not for several threads at once; one incarnation each.
+
+    Reading methods raise BadControlRecord for an object that cannot be believed and StoreError for a store that fails.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        name: str,
+        empty: S,
+        form: LogFormat[S],
+        *,
+        incarnation: str,
+        clock_ms: Callable[[], int],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.store = store
+        self.prefix = prefix
+        self.name = name
+        self.incarnation = incarnation
+        self._form = form
+        self._empty = empty
+        self._clock_ms = clock_ms
+        self._sleep = sleep
+        self._state: S | None = None
+        self._last: tuple[str, int] | None = None
+        self._kept: tuple[S, Mark] | None = None
+        self._attempt = 0
+        self._boundary = Boundary(version=records.VERSION, log=name, number=0, slot=0)
+        self.diverged = False
+        """Whether a kept state was of another log (or of a later copy of this one) and was thrown away."""
+
+    @property
+    def state(self) -> S:
+        """As last folded; call ``refresh`` first."""
+        if self._state is None:
+            return self.refresh()
+        return self._state
+
+    def load(self, state: S, mark: Mark | None = None) -> None:
+        """Begins from a state folded earlier. Where a boundary has passed it, the next fold starts over.
+
+        With its ``mark`` the state need not be of this process: the next fold asks whether the log still has what ties it there.
+        """
+        self._state, self._kept = (state, None) if mark is None else (None, (state, mark))
+        self._last = None
+
+    def mark(self) -> Mark | None:
+        """What ``load`` wants to know of the present state in another process; None where nothing ties it to the log."""
+        state = self.state
+        if self._boundary.slot == state.slot:
+            return Mark(boundary=self._boundary) if state.slot else None
+        return Mark(boundary=self._boundary, incarnation=self._last[0], attempt=self._last[1]) if self._last else None
+
+    def record_key(self, slot: int) -> str:
+        return f"{self.prefix}/log/{slot:020d}.json"
+
+    def candidate(self, body: Body) -> Record[Any]:
+        """The record that an append of ``body`` would make now: what the rules are asked about before the append."""
+        return self._form.record(
+            version=records.VERSION,
+            log=self.name,
+            slot=self.state.slot + 1,
+            incarnation=self.incarnation,
+            attempt=self._attempt,
+            at_ms=self._clock_ms(),
+            body=body,
+        )
+
+    def refresh(self) -> S:
+        """Folds on to the tail and returns the state."""
+        if self._state is None and not self._take_kept():
+            self._restart()
+        return self._settle(None)
+
+    def check_whole(self) -> S:
+        """Folds on to the tail by way of a LIST, and returns the state. Raises BadControlRecord where an object is missing.
+
+        Nobody leaves a number out, so what is listed is within what a later fold reaches, unless something before it was lost: a fold
+        takes the gap for the tail. Asked before anything is decided that could not be taken back, and where no record is known at all.
+        """
+        self.refresh()
+        beyond = {kind: self._beyond(kind) for kind in ("log", "snapshot", "boundary")}
+        if any(beyond.values()):
+            self.refresh()
+        for kind, key in beyond.items():
+            if key > self._last_key(kind):
+                cause = f"an object before it is missing: what can be read ends at {self._last_key(kind)}"
+                hint = "Nothing was changed. Restore the missing objects from the store's versions or a backup"
+                raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint=hint)
+        return self.state
+
+    def _beyond(self, kind: str) -> str:
+        """The last key of this kind that is listed behind what the present state knows; empty where there is none."""
+        prefix = f"{self.prefix}/{kind}/"
+        keys = (info.key for info in self.store.list(prefix, after=self._last_key(kind)))
+        return max((key for key in keys if _NUMBERED.fullmatch(key.removeprefix(prefix))), default="")
+
+    def _last_key(self, kind: str) -> str:
+        number = self._boundary.number if kind == "boundary" else self.state.slot
+        return f"{self.prefix}/{kind}/{number:020d}.json"
+
+    def reload(self) -> S:
+        """Folds again from the snapshot: it knows the times of slots that are gone, which a state folded before does not."""
+        self._restart()
+        return self._settle(None)
+
+    def history(self) -> tuple[S, list[tuple[Record[Any], S]]]:
+        """For people: the state that the log still begins from, and each record behind it with the state after it. Reads only."""
+        while True:
+            self._restart()
+            base = state = self.state
+            steps: list[tuple[Record[Any], S]] = []
+            for record in self._behind(base.slot):
+                state = self._form.apply(state, record)
+                steps.append((record, state))
+            if self._read_boundary().slot <= base.slot:
+                self._state = state
+                return base, steps
+
+    def poll(self) -> bool:
+        """Whether there is anything that the last fold has not seen; two requests where there is nothing."""
+        return self.poll_from(self.state.slot, self._boundary)
+
+    def poll_from(self, slot: int, boundary: Boundary) -> bool:
+        """The same for a fold that somebody else has made, up to and including ``slot``; ``boundary`` as its mark has it."""
+        self._boundary = boundary
+        return self._get(self.record_key(slot + 1)) is not None or self._read_boundary().slot > slot
+
+    def transact(self, decide: Callable[[S], Body | None]) -> S:
+        """Appends what ``decide`` asks for until it asks for nothing; returns the folded state in which it did.
+
+        ``decide`` is asked again after every append and whenever the log has grown, so it must see from the state whether
+        its record has counted; that is the only way to know. It may raise to give up. After StoreError the last record may
+        or may not be in the log: the caller changes nothing that depends on it.
+        """
+        failures = 0
+        while True:
+            state = self.state
+            body = decide(state)
+            if body is None:
+                return state
+            self._attempt += 1
+            record = self.candidate(body)
+            try:
+                self.store.create(self.record_key(record.slot), records.seal(record.model_dump_json().encode()))
+            except AlreadyExists:
+                pass
+            except Unavailable:
+                failures += 1
+                if failures >= TRIES:
+                    raise
+                self._sleep(PAUSE_S * 2**failures)
+            else:
+                self._settle(record)
+                continue
+            stored = self._read_slot(record.slot)
+            if stored is not None and is_ours(stored, record):
+                self._settle(record)
+            elif stored is not None:
+                self._settle(None)
+
+    def cut(self, minimum: int = CUT_EVERY) -> bool:
+        """Snapshot, boundary, deletion; where at least ``minimum`` slots have come since the last boundary.
+
+        Anybody may do this, at any time, in any number. Returns whether old slots were deleted.
+        """
+        state = self.refresh()
+        known = self._boundary
+        if state.slot - known.slot < max(minimum, 1):
+            return False
+        try:
+            timed = self._form.with_times(state, lambda slot: self.store.head(self.record_key(slot)).modified_ms)
+        except NotFound:
+            return False  # somebody else has cut meanwhile
+        if self._read_boundary() != known or not self._keep_snapshot(timed):
+            return False
+        self._create_boundary(state.slot)
+        self._delete_old()
+        self._state = timed
+        return True
+
+    def _settle(self, appended: Record[Any] | None) -> S:
+        """Folds on (from a record that was just created, or by GETs to the tail), then looks at the boundary."""
+        while True:
+            base = self.state
+            state, last = base, self._last
+            for record in [appended] if appended else self._behind(base.slot):
+                state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
+            if self._read_boundary().slot <= base.slot:
+                self._state, self._last = state, last
+                return state
+            self._restart()
+            appended = None
+
+    def _behind(self, slot: int) -> Iterator[Record[Any]]:
+        while (record := self._read_slot(slot + 1)) is not None:
+            yield record
+            slot = record.slot
+
+    def _take_kept(self) -> bool:
+        """Takes the state that was kept elsewhere, if the log still has what it ends with."""
+        if self._kept is None:
+            return False
+        (state, mark), self._kept = self._kept, None
+        if mark.incarnation:
+            record = self._read_slot(state.slot)
+            found = None if record is None else (record.incarnation, record.attempt) == (mark.incarnation, mark.attempt)
+            self.diverged = found is False  # a slot that is gone was cut
+        else:
+            found = self._decode(Boundary, self._boundary_key(mark.boundary.number)) == mark.boundary
+            self.diverged = not found
+        if found:
+            self._state, self._boundary = state, mark.boundary
+            self._last = (mark.incarnation, mark.attempt) if mark.incarnation else None
+        return bool(found)
+
+    def _restart(self) -> None:
+        """From the snapshot of the highest boundary, or from nothing."""
+        self._last = None
+        boundary = self._boundary
+        for _ in range(TRIES):
+            boundary = self._read_boundary()
+            if boundary.slot == 0:
+                self._state = self._empty
+                return
+            state = self.read_snapshot(boundary.slot)
+            if state is not None:
+                self._state = state
+                return
+        where = f"{self.store.url}/{self._snapshot_key(boundary.slot)}"
+        raise BadControlRecord(f"the snapshot that boundary {boundary.number} names is missing", segment=where, hint="Restore it")
+
+    def _read_slot(self, slot: int) -> Record[Any] | None:
+        key = self.record_key(slot)
+        record = self._decode(self._form.record, key)
+        if record is not None and (record.slot != slot or record.log != self.name):
+            cause = f"it is slot {record.slot} of {record.log}, in the place of slot {slot} of {self.name}"
+            raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint="Restore the object that belongs here")
+        return record
+
+    def _snapshot_key(self, slot: int) -> str:
+        return f"{self.prefix}/snapshot/{slot:020d}.json"
+
+    def read_snapshot(self, slot: int) -> S | None:
+        """The snapshot of this slot; None where there is none."""
+        key = self._snapshot_key(slot)
+        snapshot = self._decode(self._form.snapshot, key)
+        if snapshot is None:
+            return None
+        if snapshot.state.slot != slot or snapshot.log != self.name:
+            cause = f"it is the snapshot of slot {snapshot.state.slot} of {snapshot.log}"
+            raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint="Restore the object that belongs here")
+        return snapshot.state
+
+    def _keep_snapshot(self, state: S) -> bool:
+        """Creates it and reads it back; what another process wrote for the same slot is as good."""
+        snapshot = self._form.snapshot(version=records.VERSION, log=self.name, state=state)
+        try:
+            self.store.create(self._snapshot_key(state.slot), records.seal(snapshot.model_dump_json().encode()))
+        except (AlreadyExists, Unavailable):
+            pass
+        return self.read_snapshot(state.slot) is not None
+
+    def _boundary_key(self, number: int) -> str:
+        return f"{self.prefix}/boundary/{number:020d}.json"
+
+    def _read_boundary(self) -> Boundary:
+        """The highest boundary. One request where there is no new one; the first time a search by doubling and halving."""
+        known = self._boundary
+        step = 1
+        while (found := self._decode(Boundary, self._boundary_key(known.number + step))) is not None:
+            known, step = found, step * 2
+        while step > 1:
+            step //= 2
+            found = self._decode(Boundary, self._boundary_key(known.number + step))
+            if found is not None:
+                known = found
+        self._boundary = known
+        return known
+
+    def _create_boundary(self, slot: int) -> None:
+        number = self._boundary.number + 1
+        boundary = Boundary(version=records.VERSION, log=self.name, number=number, slot=slot)
+        try:
+            self.store.create(self._boundary_key(number), records.seal(boundary.model_dump_json().encode()))
+        except (AlreadyExists, Unavailable):
+            pass
+
+    def _delete_old(self) -> None:
+        """What the highest boundary (read back here) allows to go; includes what latecomers have left below it."""
+        bound = self._read_boundary().slot
+        for kind, beyond in (("log", bound + 1), ("snapshot", bound)):
+            limit = f"{self.prefix}/{kind}/{beyond:020d}.json"
+            keys: list[str] = []
+            for info in self.store.list(f"{self.prefix}/{kind}/"):
+                if info.key >= limit:
+                    break
+                keys.append(info.key)
+            for start in range(0, len(keys), DELETE_BATCH):
+                self.store.delete(keys[start : start + DELETE_BATCH])
+
+    def _decode(self, kind: type[records.ValueT], key: str) -> records.ValueT | None:
+        """The object at ``key``, None where there is none. One that cannot be read is fetched once more before it is refused."""
+        data = self._get(key)
+        if data is None:
+            return None
+        where = f"{self.store.url}/{key}"
+        try:
+            return records.decode(kind, data, where)
+        except BadControlRecord:
+            again = self._get(key)
+            return records.decode(kind, data if again is None else again, where)
+
+    def _get(self, key: str) -> bytes | None:
+        for failures in range(1, TRIES + 1):
+            try:
+                return self.store.get(key)
+            except NotFound:
+                return None
+            except Unavailable:
+                if failures == TRIES:
+                    raise
+                self._sleep(PAUSE_S * 2**failures)
+        raise AssertionError("unreachable")
+
+
+def is_ours(stored: Record[Any], attempted: Record[Any]) -> bool:
+    """Whether the record in a slot is the one that we tried to create there: our incarnation and this very attempt."""
+    return stored.incarnation == attempted.incarnation and stored.attempt == attempted.attempt

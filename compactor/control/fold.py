@@ -1,0 +1,315 @@
+"""What each record does to a partition's state, given that it counts. Whether it counts is asked of ``refusal``.
+
+``refusal`` is the rules of compactor/control/ordering.py, handed in because imports point down. A record that is refused
+leaves everything as it was but for an entry in ``fenced``: the sources of a void publication simply stay live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from checkpoint import lineage, offsets
+from compactor.control import records as r
+from compactor.control.records import Record
+from compactor.control.state import (
+    HISTORY,
+    CatalogState,
+    ClosedImport,
+    EpochHistory,
+    FencedAppend,
+    Intent,
+    Leader,
+    PartitionState,
+    Quarantine,
+    Registration,
+    Run,
+    Waiting,
+)
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+
+Refusal = Callable[[PartitionState, Record[Any]], str]
+Changes = dict[str, Any]
+
+
+def fold_partition(state: PartitionState, record: Record[Any], refusal: Refusal) -> PartitionState:
+    """The state after one more slot. ``refusal`` says why the record does not count, or nothing."""
+    reason = refusal(state, record)
+    changes = _fenced(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
+    changes["slot"] = record.slot
+    return state.model_copy(update=changes)
+
+
+def fold_catalog(state: CatalogState, record: Record[Any]) -> CatalogState:
+    """The state after one more slot of the tier-wide log. The first identity counts; later ones are another creator's lost race."""
+    body = record.body
+    changes: Changes = {"slot": record.slot}
+    if isinstance(body, r.PartitionChanged):
+        changes["partitions"] = state.partitions | {f"{body.topic}-{body.partition}": record.slot}
+    elif not state.tier_id:
+        changes |= {"tier_id": body.tier_id, "hash_key": body.hash_key, "kind": body.kind, "layout": body.layout}
+    return state.model_copy(update=changes)
+
+
+def with_times(state: PartitionState, modified_ms: Callable[[int], int]) -> PartitionState:
+    """The state with the store's times of the slots that grace and orphan age count from, before those slots go."""
+
+    def timed(entry: Any) -> Any:
+        return entry if entry.since_ms is not None else entry.model_copy(update={"since_ms": modified_ms(entry.slot)})
+
+    return state.model_copy(
+        update={
+            "waiting": tuple(timed(group) for group in state.waiting),
+            "registrations": {name: timed(entry) for name, entry in state.registrations.items()},
+        }
+    )
+
+
+def _fenced(state: PartitionState, record: Record[Any], reason: str) -> Changes:
+    body = record.body
+    entry = FencedAppend(
+        slot=record.slot,
+        type=body.type,
+        leader_epoch=getattr(body, "leader_epoch", -1),
+        offset=offsets.clean_up_to(body.vector) if isinstance(body, r.RoundPublished) else -1,
+        by=getattr(body, "holder", "") or _holder(state, record),
+        reason=reason,
+        at_ms=record.at_ms,
+    )
+    return {"fenced": (*state.fenced, entry)[-HISTORY:]}
+
+
+def _holder(state: PartitionState, record: Record[Any]) -> str:
+    known = (epoch.holder for epoch in reversed(state.epochs) if epoch.incarnation == record.incarnation)
+    return next(known, record.incarnation)
+
+
+def _leadership_acquired(state: PartitionState, record: Record[Any], body: r.LeadershipAcquired) -> Changes:
+    leader = Leader(
+        epoch=body.leader_epoch,
+        incarnation=record.incarnation,
+        holder=body.holder,
+        slot=record.slot,
+        at_ms=record.at_ms,
+        ttl_ms=body.ttl_ms,
+    )
+    entry = EpochHistory(epoch=leader.epoch, holder=leader.holder, incarnation=leader.incarnation, slot=leader.slot, at_ms=leader.at_ms)
+    return {"leader": leader, "epochs": (*_epoch_ended(state, record, "replaced"), entry)[-HISTORY:]}
+
+
+def _leadership_released(state: PartitionState, record: Record[Any], body: r.LeadershipReleased) -> Changes:
+    leader = state.leader.model_copy(update={"released": True}) if state.leader else None
+    return {"leader": leader, "epochs": _epoch_ended(state, record, "released")}
+
+
+def _epoch_ended(state: PartitionState, record: Record[Any], how: str) -> tuple[EpochHistory, ...]:
+    if not state.epochs or state.epochs[-1].ended:
+        return state.epochs
+    return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": how, "ended_ms": record.at_ms}))
+
+
+def _ids_registered(state: PartitionState, record: Record[Any], body: r.IdsRegistered) -> Changes:
+    entry = Registration(import_id=body.import_id, ids=body.ids, holder=body.holder, slot=record.slot)
+    return {"registrations": state.registrations | {body.import_id: entry}}
+
+
+def _segments_tiered(state: PartitionState, record: Record[Any], body: r.SegmentsTiered) -> Changes:
+    entry = state.registrations[body.import_id]
+    tiered = {segment.id for segment in body.segments}
+    end = body.segments[-1].end_offset
+    entry = entry.model_copy(update={"ids": tuple(name for name in entry.ids if name not in tiered), "tiered_end": end})
+    changes = _registered(state, record, entry) | {"live": state.live + body.segments}
+    newer = body.lineage or lineage.extend(state.lineage, lineage.union([segment.leader_epochs for segment in body.segments]))
+    return changes | _lineage_moved(state, newer, end + 1)
+
+
+def _registered(state: PartitionState, record: Record[Any], entry: Registration, voided: str = "") -> Changes:
+    """An import stays open until each of its ids is tiered or void."""
+    if entry.ids and not voided:
+        return {"registrations": state.registrations | {entry.import_id: entry}}
+    closed = ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=voided)
+    others = {name: other for name, other in state.registrations.items() if name != entry.import_id}
+    return {"registrations": others, "closed_imports": (*state.closed_imports, closed)[-HISTORY:]}
+
+
+def _import_voided(state: PartitionState, record: Record[Any], body: r.ImportVoided) -> Changes:
+    return _registered(state, record, state.registrations[body.import_id], voided=body.reason or "void")
+
+
+def _lineage_recorded(state: PartitionState, record: Record[Any], body: r.LineageRecorded) -> Changes:
+    return _lineage_moved(state, body.lineage, body.end_offset)
+
+
+def _lineage_moved(state: PartitionState, newer: tuple[EpochEntry, ...], end: int) -> Changes:
+    """Stores the lineage; where the broker's log was truncated or has diverged, nothing above counts as clean any more."""
+    parted = lineage.divergence(state.lineage, state.end_offset + 1, newer, end)
+    if parted is None or parted >= offsets.clean_up_to(state.vector):
+        return {"lineage": newer, "lineage_end": end}
+
+    def clamped(entry: Any) -> Any:
+        both = {name: offsets.clamp(getattr(entry, name), parted) for name in ("vector_before", "vector")}
+        return entry.model_copy(update=both)
+
+    return {
+        "lineage": newer,
+        "lineage_end": end,
+        "vector": offsets.clamp(state.vector, parted),
+        "waiting": tuple(clamped(group) for group in state.waiting),
+    }
+
+
+def _plan_announced(state: PartitionState, record: Record[Any], body: r.PlanAnnounced) -> Changes:
+    plan = body.plan
+    run = Run(
+        run_id=plan.run_id,
+        leader_epoch=body.leader_epoch,
+        holder=state.leader.holder if state.leader else "",
+        slot=record.slot,
+        started_ms=record.at_ms,
+        first_dirty_offset=plan.first_dirty_offset,
+        vector_before=plan.vector,
+        sources=len(plan.sources),
+        outputs=len(plan.tasks),
+    )
+    return {"intent": Intent(plan=plan, slot=record.slot, at_ms=record.at_ms), "runs": (*state.runs, run)[-HISTORY:]}
+
+
+def _receipts_added(state: PartitionState, record: Record[Any], body: r.ReceiptsAdded) -> Changes:
+    intent = _open(state)
+    return {"intent": intent.model_copy(update={"receipts": intent.receipts + body.receipts})}
+
+
+def _survivors_stored(state: PartitionState, record: Record[Any], body: r.SurvivorsStored) -> Changes:
+    return {"intent": _open(state).model_copy(update={"survivors": body.objects})}
+
+
+def _open(state: PartitionState) -> Intent:
+    if state.intent is None:
+        raise AssertionError("the rules let a record pass that needs an open intent")
+    return state.intent
+
+
+def _intent_undone(state: PartitionState, record: Record[Any], body: r.IntentUndone) -> Changes:
+    return {"intent": None, "runs": _run_changed(state, body.run_id, status="undone", reason=body.reason, ended_ms=record.at_ms)}
+
+
+def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPublished) -> Changes:
+    """Readers switch, all at once. The sources' objects begin to wait for grace."""
+    by_id = state.live_by_id()
+    replaced_by = {source: new.segment.id for new in body.replacements for source in new.sources}
+    outputs = {new.sources[0]: new.segment for new in body.replacements}
+    live: list[RemoteLogSegmentMetadata] = []
+    for segment in state.live:
+        if segment.id in outputs:
+            live.append(outputs[segment.id])
+        elif segment.id not in replaced_by:
+            live.append(segment)
+    published_by = state.published_by | {new.segment.id: body.leader_epoch for new in body.replacements}
+    named = {*published_by.values(), *(group.leader_epoch for group in state.waiting)}
+    vector = offsets.fold_unnamed(body.vector, named)
+    group = Waiting(
+        slot=record.slot,
+        run_id=body.run_id,
+        leader_epoch=body.leader_epoch,
+        segments=tuple(by_id[source] for source in replaced_by),
+        replaced_by=replaced_by,
+        vector_before=state.vector,
+        vector=vector,
+    )
+    return {
+        "live": tuple(live),
+        "published_by": published_by,
+        "vector": vector,
+        "intent": None,
+        "waiting": (*state.waiting, group),
+        "published": (*state.published, body.run_id)[-HISTORY:],
+        "quarantine": None,
+        "runs": _run_changed(
+            state,
+            body.run_id,
+            status="published",
+            leader_epoch=body.leader_epoch,
+            ended_ms=record.at_ms,
+            published_slot=record.slot,
+            next_dirty_offset=offsets.clean_up_to(vector),
+            vector=vector,
+        ),
+    }
+
+
+def _retire_begun(state: PartitionState, record: Record[Any], body: r.RetireBegun) -> Changes:
+    ids = set(body.ids)
+    gone = [segment for group in state.waiting for segment in group.segments if segment.id in ids]
+    return {
+        "waiting": tuple(group for group in state.waiting if not ids.issuperset(segment.id for segment in group.segments)),
+        "retiring": (*state.retiring, *gone),
+        "published_by": {name: epoch for name, epoch in state.published_by.items() if name not in ids},
+    }
+
+
+def _retired(state: PartitionState, record: Record[Any], body: r.Retired) -> Changes:
+    ids = set(body.ids)
+    return {"retiring": tuple(segment for segment in state.retiring if segment.id not in ids)}
+
+
+def _round_undone(state: PartitionState, record: Record[Any], body: r.RoundUndone) -> Changes:
+    """Readers go back to the sources; the outputs wait for grace like anything that left the view."""
+    group = next(group for group in state.waiting if group.run_id == body.run_id and not group.undone)
+    outputs = set(group.replaced_by.values())
+    left = tuple(segment for segment in state.live if segment.id in outputs)
+    live = sorted((*(s for s in state.live if s.id not in outputs), *group.segments), key=lambda segment: segment.start_offset)
+    waits = Waiting(
+        slot=record.slot,
+        run_id=body.run_id,
+        leader_epoch=body.leader_epoch,
+        undone=True,
+        segments=left,
+        vector_before=group.vector_before,
+        vector=group.vector,
+    )
+    others = tuple(other for other in state.waiting if other is not group)
+    return {
+        "live": tuple(live),
+        "waiting": (*others, waits),
+        "vector": group.vector_before,
+        "published": tuple(run_id for run_id in state.published if run_id != body.run_id),
+        "runs": _run_changed(state, body.run_id, status="reverted"),
+    }
+
+
+def _run_ended(state: PartitionState, record: Record[Any], body: r.RunEnded) -> Changes:
+    told = {"status": body.status, "reason": body.reason, "segment": body.segment, "stats": body.stats}
+    runs = _run_changed(state, body.run_id, **told)
+    if state.run(body.run_id) is None:  # it failed before there was a plan
+        holder = state.leader.holder if state.leader else ""
+        run = Run(run_id=body.run_id, leader_epoch=body.leader_epoch, holder=holder, slot=record.slot, started_ms=record.at_ms)
+        runs = (*runs, run.model_copy(update=told | {"ended_ms": record.at_ms}))[-HISTORY:]
+    if body.status != "quarantined":
+        return {"runs": runs}
+    failures = state.quarantine.failures + 1 if state.quarantine else 1
+    why = Quarantine(reason=body.reason, segment=body.segment, failures=failures, slot=record.slot, at_ms=record.at_ms)
+    return {"runs": runs, "quarantine": why}
+
+
+def _run_changed(state: PartitionState, run_id: str, **changes: Any) -> tuple[Run, ...]:
+    return tuple(run.model_copy(update=changes) if run.run_id == run_id else run for run in state.runs)
+
+
+EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
+    r.LeadershipAcquired: _leadership_acquired,
+    r.LeadershipReleased: _leadership_released,
+    r.IdsRegistered: _ids_registered,
+    r.SegmentsTiered: _segments_tiered,
+    r.LineageRecorded: _lineage_recorded,
+    r.ImportVoided: _import_voided,
+    r.PlanAnnounced: _plan_announced,
+    r.ReceiptsAdded: _receipts_added,
+    r.SurvivorsStored: _survivors_stored,
+    r.IntentUndone: _intent_undone,
+    r.RoundPublished: _round_published,
+    r.RetireBegun: _retire_begun,
+    r.Retired: _retired,
+    r.RoundUndone: _round_undone,
+    r.RunEnded: _run_ended,
+}
+"""One effect per record. tests/unit/test_control_ordering.py checks that none is missing."""

@@ -1,0 +1,90 @@
+"""How segments come into the tier: register ids < upload < tiered. Needs no leadership.
+
+An importer that sleeps between its upload and its last record may find its import void: its objects were taken for orphans
+once its registration was ``orphan_age_ms`` old. Nothing is lost but its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compactor.control.leadership import check_before_append
+from compactor.control.logs import PartitionLog, tidy
+from compactor.control.ports import Ports
+from compactor.control.records import IdsRegistered, LineageRecorded, SegmentsTiered
+from compactor.control.state import HISTORY, PartitionState
+from compactor.errors import BadData, Fenced, Unavailable
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+
+
+def register(ports: Ports, log: PartitionLog, import_id: str, ids: Sequence[str]) -> PartitionState:
+    """These ids may be uploaded from now on. Both are fresh (``ports.new_id``)."""
+    began = log.check_whole().slot
+    body = IdsRegistered(import_id=import_id, ids=tuple(ids), holder=ports.holder)
+
+    def decide(state: PartitionState) -> IdsRegistered | None:
+        if import_id in state.registrations or _closed(state, import_id):
+            return None
+        if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
+            raise Unavailable(f"{state.name}: the log went on while this import was being registered", hint="Import again")
+        problem = check_before_append(log, state, body)
+        if problem:
+            raise BadData(problem, segment=str(state.name), hint="Nothing was changed")
+        return body
+
+    return log.transact(decide)
+
+
+def tier(
+    ports: Ports, log: PartitionLog, import_id: str, segments: Sequence[RemoteLogSegmentMetadata], lineage: Sequence[EpochEntry] = ()
+) -> PartitionState:
+    """The uploaded segments become readable, all or none. ``lineage``: the broker's whole leader-epoch-checkpoint, if known.
+
+    Raises Fenced where the import was voided meanwhile, BadData where the segments no longer continue the log.
+    """
+    log.refresh()
+    body = SegmentsTiered(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage))
+    end = segments[-1].end_offset
+
+    def decide(state: PartitionState) -> SegmentsTiered | None:
+        entry = state.registrations.get(import_id)
+        tiered_end = entry.tiered_end if entry else _tiered_end(state, import_id)
+        if tiered_end >= end:
+            return None
+        if entry is None:
+            raise Fenced(
+                f"{state.name}: import {import_id} was voided, because it took too long to come back",
+                hint="Import again; the objects that it had uploaded are swept by `retire`",
+            )
+        problem = check_before_append(log, state, body)
+        if problem:
+            raise BadData(problem, segment=str(state.name), hint="Another import was faster. Import again what is still missing")
+        return body
+
+    state = log.transact(decide)
+    tidy(log)
+    return state
+
+
+def record_lineage(ports: Ports, log: PartitionLog, lineage: Sequence[EpochEntry], end_offset: int) -> PartitionState:
+    """The broker's lineage now, with its log end (exclusive). Where it was truncated, the cleaner offsets are clamped to it."""
+    log.refresh()
+    body = LineageRecorded(lineage=tuple(lineage), end_offset=end_offset)
+
+    def decide(state: PartitionState) -> LineageRecorded | None:
+        if (state.lineage, state.lineage_end) == (body.lineage, body.end_offset):
+            return None
+        problem = check_before_append(log, state, body)
+        if problem:
+            raise BadData(problem, segment=str(state.name), hint="Nothing was changed")
+        return body
+
+    return log.transact(decide)
+
+
+def _closed(state: PartitionState, import_id: str) -> bool:
+    return any(closed.import_id == import_id for closed in state.closed_imports)
+
+
+def _tiered_end(state: PartitionState, import_id: str) -> int:
+    return next((closed.tiered_end for closed in state.closed_imports if closed.import_id == import_id), -1)

@@ -1,0 +1,64 @@
+"""What everything that reads or writes control logs is given: stores, a clock, randomness, a way to wait.
+
+Nothing below the composition root reads a clock or makes an id by itself, so that the simulation runs the very same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from compactor.model.ids import segment_id
+from compactor.storage.port import ObjectStore
+
+
+class KeepAlive(Protocol):
+    """Calls ``beat`` every ``interval_s`` in the background while the block runs; errors of ``beat`` do not end the block."""
+
+    def __call__(self, beat: Callable[[], None], interval_s: float) -> AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True)
+class Ports:
+    """One process's view of the world.
+
+    ``control`` holds control logs, sidecars and scratch; ``data`` the segments. ``clock_ms`` is this machine's clock and is
+    used for what people read, never for a decision about deletion or leadership. ``holder`` names this process to people.
+    ``urgent`` is the control store without [limits], for heartbeats: behind gigabytes that wait for their turn a leader would seem dead.
+    """
+
+    control: ObjectStore
+    data: ObjectStore
+    clock_ms: Callable[[], int]
+    sleep: Callable[[float], None]
+    random_bytes: Callable[[int], bytes]
+    holder: str
+    keep_alive: KeepAlive
+    urgent: ObjectStore | None = None
+
+    def new_id(self) -> str:
+        """16 random bytes as Kafka's Uuid prints them; for segments, runs, imports and incarnations.
+
+        Never with a dash in front (Kafka's ``Uuid.randomUuid`` avoids it too): on a command line that would be an option.
+        """
+        while (made := segment_id(self.random_bytes(16))).startswith("-"):
+            pass
+        return made
+
+
+@dataclass(frozen=True)
+class Lease:
+    """``[lease]``: how long a silent leader counts as alive. Liveness only."""
+
+    ttl_ms: int = 30_000
+
+
+@dataclass(frozen=True)
+class Retention:
+    """``[publish]``: how long replaced objects and unfinished imports are kept. Milliseconds by the store's clock."""
+
+    grace_ms: int = 600_000
+    undo_window_ms: int = 0
+    orphan_age_ms: int = 86_400_000

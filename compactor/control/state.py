@@ -1,0 +1,224 @@
+"""What a partition's control log comes to: the value that everything decides from."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from checkpoint.offsets import CleanerOffset, clean_up_to
+from compactor.control.records import ScratchObject
+from compactor.model.base import Value
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+
+HISTORY = 100
+"""How many past runs, fenced appends, epochs and closed imports a state remembers; the rest is gone with its slots."""
+
+
+class LogState(Value):
+    """What every folded control log has: the last slot that is in it (0: empty)."""
+
+    slot: int = 0
+
+
+class Leader(Value):
+    """The last leadership that was acquired. It counts until it is released or a higher epoch is acquired; time ends nothing."""
+
+    epoch: int
+    incarnation: str
+    holder: str
+    slot: int
+    at_ms: int
+    ttl_ms: int
+    released: bool = False
+
+
+class EpochHistory(Value):
+    """One compactor epoch, for the viewer. ``ended`` is released, replaced or empty while it lasts."""
+
+    epoch: int
+    holder: str
+    incarnation: str
+    slot: int
+    at_ms: int
+    ended: str = ""
+    ended_ms: int = -1
+
+
+class Intent(Value):
+    """The open intent: a plan that was announced and neither published nor undone."""
+
+    plan: CompactionPlan
+    slot: int
+    at_ms: int
+    receipts: tuple[CompactionReceipt, ...] = ()
+    survivors: tuple[ScratchObject, ...] = ()
+
+    @property
+    def pending(self) -> tuple[CompactionTask, ...]:
+        """Tasks without a receipt: what a resumed run still has to do."""
+        done = {receipt.group for receipt in self.receipts}
+        return tuple(task for task in self.plan.tasks if task.group not in done)
+
+
+class Registration(Value):
+    """An open import. ``ids`` are those not tiered yet; ``since_ms`` is the store's time of ``slot``, None while the slot stands."""
+
+    import_id: str
+    ids: tuple[str, ...]
+    holder: str
+    slot: int
+    since_ms: int | None = None
+    tiered_end: int = -1
+
+
+class ClosedImport(Value):
+    """An import that is complete (``voided`` empty) or void (``voided`` says why); ``tiered_end`` is inclusive, -1 for nothing."""
+
+    import_id: str
+    slot: int
+    tiered_end: int
+    voided: str = ""
+
+
+class Waiting(Value):
+    """Segments that left the view and whose objects wait for grace: a round's sources, or the outputs of an undone one.
+
+    ``slot`` is the publishing or undoing slot, ``since_ms`` the store's modification time of it once a snapshot has recorded
+    it (None: ask the store, the slot is still there). ``replaced_by`` maps source id -> new id, empty for an undone round.
+    """
+
+    slot: int
+    since_ms: int | None = None
+    run_id: str
+    leader_epoch: int
+    undone: bool = False
+    segments: tuple[RemoteLogSegmentMetadata, ...]
+    replaced_by: dict[str, str] = Field(default_factory=dict)
+    vector_before: tuple[CleanerOffset, ...]
+    vector: tuple[CleanerOffset, ...]
+
+
+class Run(Value):
+    """Run history. ``status``: running, published, undone (the intent), reverted (``undo``), or what RunEnded said."""
+
+    run_id: str
+    leader_epoch: int
+    holder: str
+    slot: int
+    started_ms: int
+    ended_ms: int = -1
+    status: str = "running"
+    reason: str = ""
+    segment: str = ""
+    published_slot: int = 0
+    first_dirty_offset: int = -1
+    next_dirty_offset: int = -1
+    vector_before: tuple[CleanerOffset, ...] = ()
+    vector: tuple[CleanerOffset, ...] = ()
+    sources: int = 0
+    outputs: int = 0
+    stats: dict[str, int | float | str] = Field(default_factory=dict)
+
+
+class Quarantine(Value):
+    """Why this partition is left alone, and how often in a row it has failed."""
+
+    reason: str
+    segment: str
+    failures: int
+    slot: int
+    at_ms: int
+
+
+class FencedAppend(Value):
+    """A record that is in the log and does not count. ``offset`` is the cleaner offset that it claimed, -1 for none."""
+
+    slot: int
+    type: str
+    leader_epoch: int
+    offset: int
+    by: str
+    reason: str
+    at_ms: int
+
+
+class PartitionState(LogState):
+    """The fold of a partition's control log up to and including ``slot`` (0: empty)."""
+
+    topic: str
+    partition: int
+    live: tuple[RemoteLogSegmentMetadata, ...] = ()
+    """What readers read: ascending, each beginning where the one before ends + 1."""
+    published_by: dict[str, int] = Field(default_factory=dict)
+    """Live and waiting segments that a round wrote -> the leader epoch that published them."""
+    vector: tuple[CleanerOffset, ...] = ()
+    leader: Leader | None = None
+    intent: Intent | None = None
+    registrations: dict[str, Registration] = Field(default_factory=dict)
+    closed_imports: tuple[ClosedImport, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    retiring: tuple[RemoteLogSegmentMetadata, ...] = ()
+    """Retire begun and not yet recorded as retired: their objects may be gone."""
+    lineage: tuple[EpochEntry, ...] = ()
+    """The broker's leader-epoch lineage of the partition, as last imported or recorded."""
+    lineage_end: int = -1
+    """The log end (exclusive) that was known with it."""
+    quarantine: Quarantine | None = None
+    runs: tuple[Run, ...] = ()
+    published: tuple[str, ...] = ()
+    """Ids of the rounds that readers have now, oldest first: only the last one can be undone."""
+    epochs: tuple[EpochHistory, ...] = ()
+    fenced: tuple[FencedAppend, ...] = ()
+
+    @property
+    def name(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def start_offset(self) -> int:
+        """First offset of the view; 0 for an empty partition."""
+        return self.live[0].start_offset if self.live else 0
+
+    @property
+    def end_offset(self) -> int:
+        """Last offset of the view, inclusive; -1 for an empty partition."""
+        return self.live[-1].end_offset if self.live else -1
+
+    @property
+    def first_dirty_offset(self) -> int:
+        """First offset that is not clean: the vector's, but never before the view."""
+        return max(clean_up_to(self.vector), self.start_offset)
+
+    @property
+    def last_epoch(self) -> int:
+        """The highest compactor epoch that was acquired; -1 before the first."""
+        return self.leader.epoch if self.leader else -1
+
+    def live_by_id(self) -> dict[str, RemoteLogSegmentMetadata]:
+        """Live segments by id; built anew at each call."""
+        return {segment.id: segment for segment in self.live}
+
+    @property
+    def bytes(self) -> int:
+        """Size of the live .log objects."""
+        return sum(segment.size_bytes for segment in self.live)
+
+    def run(self, run_id: str) -> Run | None:
+        return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
+
+
+class CatalogState(LogState):
+    """The tier-wide log: who the tier is, which partitions it has, and at which slot each was last said to have changed."""
+
+    tier_id: str = ""
+    hash_key: str = ""
+    kind: str = ""
+    layout: str = ""
+    partitions: dict[str, int] = Field(default_factory=dict)
+    """``topic-partition`` -> slot of the latest hint about it."""
+
+    @property
+    def names(self) -> list[TopicPartition]:
+        """All partitions, by topic and number."""
+        return sorted(TopicPartition.parse(text) for text in self.partitions)

@@ -1,0 +1,1 @@
+"""What numba compiles: loads and stores inside byte arrays, CRC."""

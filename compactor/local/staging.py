@@ -1,0 +1,255 @@
+"""What one round has on the local disk: objects fetched from the tier and segments written for it, all within the budget (I10)."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+from compactor.errors import OutOfBudget
+from compactor.local.budget import BLOCK, Account, Grant, Kept, blocks, patiently
+from compactor.local.budget import Budget as Budget
+from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
+from compactor.storage.port import ObjectStore
+from compactor.tier import recorded
+
+T = TypeVar("T")
+
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One object: its key, what was recorded of it, and the name that it has below a broker's log directory (empty: none)."""
+
+    key: str
+    file: SegmentFile
+    local_name: str = ""
+
+    @property
+    def room(self) -> int:
+        return blocks(self.file.size)
+
+
+class Staging:
+    """One round's folder; removed with everything in it by ``close``. Usable by several threads, an object by one at a time.
+
+    :param local_log_dirs: brokers' log directories on this machine; what lies there with the digest that was recorded is not fetched.
+    :param sleep: waits while somebody else's files fill the disk; ``on_pause`` is told.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        store: ObjectStore,
+        budget: Budget,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        local_log_dirs: Sequence[Path] = (),
+        on_pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.folder = folder
+        self.budget = budget
+        self.account = Account()
+        self.bytes_fetched = 0
+        """Of segments, from the store."""
+        self.bytes_local = 0
+        """Of segments, from a broker's log directory instead."""
+        self._store = store
+        self._sleep = sleep
+        self._on_pause = on_pause
+        self._local = tuple(local_log_dirs)
+        self._kept: dict[str, tuple[Path, Kept]] = {}
+        self._coming: dict[str, Future[None]] = {}
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._ahead = ThreadPoolExecutor(1, "fetch-ahead")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+    @contextmanager
+    def opened(self, wanted: Wanted, grant: Grant | None = None) -> Iterator[Path]:
+        """The object as a local file, checked against its recorded size and digest, while the block runs.
+
+        Afterwards it is kept until somebody needs the room.
+
+        :param grant: where its room comes from; without one it is asked and waited for here, by a thread that holds none.
+        :raises OutOfBudget: also Overrun, where the grant is too small.
+        :raises StoreError:
+        :raises BadData: the object is not what was recorded.
+        """
+        coming = self._coming.get(wanted.key)
+        if coming is not None:
+            coming.result()
+        found = self._kept.get(wanted.key)
+        if found is not None and self.budget.pin(found[1]):
+            try:
+                yield found[0]
+            finally:
+                self.budget.unpin(found[1])
+            return
+        path = self.folder / f"{next(self._numbers)}"
+        if grant is None:
+            with self.budget.grant(self.account, wanted.room, wanted.key) as own:
+                self._bring(wanted, path)
+                try:
+                    yield path
+                finally:
+                    self._keep(wanted.key, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
+            return
+        grant.take(wanted.room)
+        try:
+            self._bring(wanted, path)
+            yield path
+        finally:
+            kept = self.budget.keep(self.account, wanted.room, lambda: path.unlink(missing_ok=True)) if path.exists() else None
+            if kept is None:
+                path.unlink(missing_ok=True)
+            else:
+                self._keep(wanted.key, path, kept)
+            grant.give(wanted.room)
+
+    def fetch_ahead(self, wanted: Wanted) -> None:
+        """Begins to fetch it in the background, if there is room that nobody uses. ``opened`` will meet what goes wrong there again."""
+        if wanted.key in self._coming or not self.missing([wanted]):
+            return
+        own = self.budget.spare(self.account, wanted.room)
+        if own is None:
+            return
+        with self._lock:
+            self._coming[wanted.key] = self._ahead.submit(self._fetch_ahead, wanted, own)
+
+    @contextmanager
+    def room(self, size: int, what: str, inputs: Sequence[Wanted] = ()) -> Iterator[Grant]:
+        """A grant of ``size`` bytes, and besides it those inputs that are here already, which stay."""
+        here = [self._kept[wanted.key][1] for wanted in inputs if wanted.key in self._kept]
+        with self.budget.grant(self.account, size, what, here) as grant:
+            pinned = [kept for kept in here if not kept.dropped]
+            try:
+                yield grant
+            finally:
+                for kept in pinned:
+                    self.budget.unpin(kept)
+
+    @contextmanager
+    def reserved(self, size: int, what: str) -> Iterator[None]:
+        """More room for one who has some already: never waits. Raises OutOfBudget."""
+        if not self.budget.take(self.account, size):
+            raise OutOfBudget(
+                f"{what} needs {size} bytes of local disk, and {self.budget.used} of {self.budget.total} are in use",
+                hint=f"Set disk_budget_bytes to at least {size + self.budget.used}",
+            )
+        try:
+            yield
+        finally:
+            self.budget.give(self.account, size)
+
+    def patiently(self, work: Callable[[], T]) -> T:
+        """Does ``work``, which cleans up before it raises; while somebody else's files fill the disk it waits and does it again."""
+        return patiently(work, self.budget, self._sleep, self._on_pause)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.account.peak
+
+    def missing(self, inputs: Sequence[Wanted]) -> list[Wanted]:
+        """Those that would have to be fetched."""
+        return [wanted for wanted in inputs if wanted.key not in self._kept or self._kept[wanted.key][1].dropped]
+
+    def forget(self, inputs: Sequence[Wanted]) -> None:
+        """These will not be asked for again."""
+        self.budget.forget([self._kept.pop(wanted.key)[1] for wanted in inputs if wanted.key in self._kept])
+
+    def content(self, wanted: Wanted) -> bytes:
+        """A small object besides the segments themselves, in memory. Raises BadData where it is not what was recorded."""
+        return recorded.content(self._store, wanted.key, wanted.file)
+
+    def close(self) -> None:
+        self._ahead.shutdown(cancel_futures=True)
+        self.budget.forget([kept for _, kept in self._kept.values()])
+        self._kept.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.budget.give(self.account, self.account.used)  # of work that was broken off
+
+    def _keep(self, key: str, path: Path, kept: Kept) -> None:
+        self._kept[key] = (path, kept)
+
+    def _fetch_ahead(self, wanted: Wanted, own: Grant) -> None:
+        path = self.folder / f"{next(self._numbers)}"
+        with own:
+            try:
+                self._once(wanted, path)
+                self._keep(wanted.key, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
+            except Exception:  # noqa: BLE001 - whoever wants it will meet the same and say so
+                path.unlink(missing_ok=True)
+            finally:
+                with self._lock:
+                    self._coming.pop(wanted.key, None)
+
+    def _bring(self, wanted: Wanted, path: Path) -> None:
+        self.patiently(lambda: self._once(wanted, path))
+
+    def _once(self, wanted: Wanted, path: Path) -> None:
+        try:
+            if self._from_log_directory(wanted, path):
+                return
+            arrived = recorded.download(self._store, wanted.key, path, wanted.file)
+            with self._lock:
+                self.bytes_fetched += arrived.travelled
+            arrived.require(wanted.key, wanted.file)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _from_log_directory(self, wanted: Wanted, path: Path) -> bool:
+        """Copies the file, so that the broker may do with it what it likes; the copy is what is checked."""
+        for folder in self._local if wanted.local_name else ():
+            source = folder / wanted.local_name
+            try:
+                if source.stat().st_size != wanted.file.size:
+                    continue
+                with source.open("rb") as file:
+                    found = _copy(file.read, path)
+            except (FileNotFoundError, PermissionError):
+                continue
+            if found == wanted.file.sha256:
+                with self._lock:
+                    self.bytes_local += wanted.file.size
+                return True
+            path.unlink()
+        return False
+
+
+def _copy(read: Callable[[int], bytes], path: Path) -> str:
+    """Writes what ``read`` gives; returns its SHA-256."""
+    sha256 = hashlib.sha256()
+    with path.open("wb") as target:
+        while data := read(READ_BYTES):
+            sha256.update(data)
+            target.write(data)
+    return sha256.hexdigest()
+
+
+def group_room(sources: Sequence[RemoteLogSegmentMetadata], index_interval_bytes: int, to_fetch: Sequence[Wanted] | None = None) -> int:
+    """Bytes of disk that a group needs at once: one source after the other, its output and the output's indexes.
+
+    The output is at most as large as its sources; where recompression makes it larger, the group overruns its grant and goes alone.
+    :param to_fetch: only these sources need room (the others are here already); None: all.
+    """
+    written = sum(source.size_bytes for source in sources)
+    # Index entries have 8 and 12 bytes, at most one of each every interval, and no batch has fewer than 61 bytes.
+    indexes = written // max(index_interval_bytes, 61) * 20
+    largest = (
+        max((source.files["log"].size for source in sources), default=0)
+        if to_fetch is None
+        else max((w.file.size for w in to_fetch), default=0)
+    )
+    return blocks(largest) + blocks(written) + blocks(indexes) + len(FILE_KINDS) * BLOCK

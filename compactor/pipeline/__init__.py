@@ -1,1 +1,0 @@
-"""plan -> announce -> work -> verify -> publish -> grace -> retire, for one partition, and what to do after a crash."""

@@ -1,0 +1,213 @@
+"""Is a partition due, and what is to be done about it? Pure decisions over the folded state (LogCleanerManager; spec section 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Generic, TypeVar
+
+from checkpoint.lineage import union
+from compactor.cleaner.passes.grouping import group
+from compactor.config import Cleaner
+from compactor.control.state import PartitionState
+from compactor.control.summary import PartitionFacts, SegmentFacts
+from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, ReadSegment, SkippedSegment
+from compactor.model.segment import RemoteLogSegmentMetadata
+
+S = TypeVar("S", bound=SegmentFacts)
+
+MERGE_AT_LEAST = 8
+"""Clean neighbours that fit one segment and are merged although nothing else makes the round read them."""
+
+MERGED = "it is merged with its small neighbours"
+IDLE = "it is clean, and nothing is due in it"
+
+
+@dataclass(frozen=True)
+class Assessment(Generic[S]):
+    """What a look at one partition comes to. ``end`` is exclusive; ``horizon_due``: ids of segments in which something is due."""
+
+    due: bool
+    reason: str
+    first_dirty: int
+    end: int
+    dirty_ratio: float
+    dirty: tuple[S, ...]
+    clean: tuple[S, ...]
+    horizon_due: tuple[str, ...]
+
+    @property
+    def segments(self) -> tuple[S, ...]:
+        """Live segments below the round's end."""
+        return self.clean + self.dirty
+
+
+def assess(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, force: bool = False) -> Assessment[S]:
+    """Kafka's eligibility rules, and rounds that are due for delete horizons alone. ``force``: whatever the ratio says.
+
+    ``state``: the folded state, or its summary.
+    """
+    first_dirty = state.first_dirty_offset
+    end, bound = _range_end(state, cleaner, now_ms, first_dirty)
+    below = [segment for segment in state.live if segment.start_offset < end]
+    dirty = tuple(segment for segment in below if segment.end_offset >= first_dirty)
+    clean = tuple(segment for segment in below if segment.end_offset < first_dirty)
+    total = sum(segment.size_bytes for segment in below)
+    ratio = sum(segment.size_bytes for segment in dirty) / total if total else 0.0
+    horizon_due = tuple(segment.id for segment in below if 0 <= segment.due_ms <= now_ms)
+    due, reason = _verdict(cleaner, now_ms, dirty, ratio, horizon_due, bound, force)
+    return Assessment(due, reason, first_dirty, end, ratio, dirty, clean, horizon_due)
+
+
+def _range_end(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_dirty: int) -> tuple[int, str]:
+    """First offset that is not cleaned: always a segment boundary, never below ``first_dirty``; and why it is not the end."""
+    end, why = state.end_offset + 1, ""
+    if state.live and state.live[-1].open_txn_offset >= 0:
+        undecided = state.live[-1].open_txn_offset
+        base = max((s.start_offset for s in state.live if s.start_offset <= undecided), default=state.start_offset)
+        if base < end:
+            end, why = base, f"a transaction is open since offset {undecided}"
+    if cleaner.min_compaction_lag_ms > 0:
+        for segment in state.live:
+            stamp = segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
+            if segment.end_offset >= first_dirty and segment.start_offset < end and stamp > now_ms - cleaner.min_compaction_lag_ms:
+                end, why = segment.start_offset, "min_compaction_lag_ms has not passed"
+                break
+    return max(end, min(first_dirty, state.end_offset + 1)), why
+
+
+def _verdict(
+    cleaner: Cleaner, now_ms: int, dirty: Sequence[SegmentFacts], ratio: float, horizon_due: Sequence[str], bound: str, force: bool
+) -> tuple[bool, str]:
+    late = [s for s in dirty if 0 < s.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms]
+    if dirty and force:
+        return True, "forced"
+    if dirty and ratio > cleaner.min_cleanable_dirty_ratio:
+        return True, f"dirty ratio {ratio:.2f} is above {cleaner.min_cleanable_dirty_ratio:g}"
+    if late:
+        return True, "max_compaction_lag_ms has passed"
+    if horizon_due:
+        return True, f"a delete horizon has passed in {len(horizon_due)} segments"
+    if dirty:
+        return False, f"dirty ratio {ratio:.2f} is not above {cleaner.min_cleanable_dirty_ratio:g}"
+    return False, bound or "nothing is dirty"
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """What a plan needs besides state and settings. ``producers``: live ones at the tier's end; ``fingerprint``: see CompactionPlan.
+
+    Clean segments, id -> why: those that need not be read (``skippable``), of the others why they must be (``read``), and those in which
+    the transaction fold finds something to do (``due``).
+    """
+
+    producers: tuple[ActiveProducer, ...]
+    fingerprint: str
+    map_engine: str
+    skippable: Mapping[str, str] = field(default_factory=dict)
+    read: Mapping[str, str] = field(default_factory=dict)
+    due: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A segment as grouping sees it: sizes of its input files in bytes."""
+
+    metadata: RemoteLogSegmentMetadata
+    base: int = field(init=False)
+    size: int = field(init=False)
+    index_bytes: int = field(init=False)
+    timeindex_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", self.metadata.start_offset)
+        object.__setattr__(self, "size", self.metadata.size_bytes)
+        object.__setattr__(self, "index_bytes", self.metadata.index_bytes)
+        object.__setattr__(self, "timeindex_bytes", self.metadata.timeindex_bytes)
+
+
+_Assessed = Assessment[RemoteLogSegmentMetadata]
+
+
+def plan_round(
+    state: PartitionState,
+    found: _Assessed,
+    facts: RoundFacts,
+    cleaner: Cleaner,
+    now_ms: int,
+    leader_epoch: int,
+    new_id: Callable[[], str],
+) -> CompactionPlan:
+    """The round that ``found`` calls for, complete: executing it twice gives the same bytes (I7)."""
+    groups, merged = _groups(found, facts, cleaner)
+    sources = {segment.id for members in groups for segment in members}
+    before = found.clean[-1] if found.clean else None
+    if found.dirty and found.dirty[0].start_offset < found.first_dirty:
+        before = found.dirty[0]
+    cleaned = found.end if found.dirty else found.first_dirty
+    return CompactionPlan(
+        run_id=new_id(),
+        topic=state.topic,
+        partition=state.partition,
+        leader_epoch=leader_epoch,
+        now_ms=now_ms,
+        first_dirty_offset=found.first_dirty,
+        end_offset=found.end,
+        next_dirty_offset=cleaned,
+        high_watermark=state.end_offset + 1,
+        # v0/v1 tombstones have no horizon: they go when a round visits everything, whatever segments are written for others' horizons.
+        legacy_horizon_ms=before.mtime_ms - cleaner.delete_retention_ms if before and found.dirty else 0,
+        vector=state.vector,
+        policy=cleaner.policy(),
+        map_engine=facts.map_engine,
+        fingerprint=facts.fingerprint,
+        producers=facts.producers,
+        tasks=tuple(_task(number, members, new_id()) for number, members in enumerate(groups)),
+        skipped=tuple(SkippedSegment(id=s.id, reason=facts.skippable.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
+        read=tuple(
+            ReadSegment(id=s.id, reason=MERGED if s.id in merged else facts.read.get(s.id, "it is clean, and its keys may be superseded"))
+            for s in found.clean
+            if s.id in sources
+        ),
+    )
+
+
+def _groups(found: _Assessed, facts: RoundFacts, cleaner: Cleaner) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
+    """What becomes one segment, ascending; and the ids of those that only the rule for small neighbours brings in."""
+    if not found.dirty:
+        # Nothing new: only the segments in which something is due are written anew, each by itself.
+        return [[segment] for segment in found.clean if segment.id in found.horizon_due or segment.id in facts.due], set()
+    groups: list[list[RemoteLogSegmentMetadata]] = []
+    merged: set[str] = set()
+    segments = found.segments
+    for skippable, run in groupby(range(len(segments)), lambda n: segments[n].id in facts.skippable):
+        numbers = list(run)
+        end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else found.end
+        grouped = group([Grouped(segments[n]) for n in numbers], cleaner.segment_bytes, cleaner.segment_index_bytes, end)
+        for members in grouped:
+            if skippable and not _worth_merging(members):
+                continue
+            groups.append([member.metadata for member in members])
+            merged.update(member.metadata.id for member in members if skippable)
+    return groups, merged
+
+
+def _worth_merging(members: Sequence[Grouped]) -> bool:
+    """Clean neighbours that nothing else brings in are merged where they are many and none of them is most of the result.
+
+    So a byte is rewritten by this rule at most once for each doubling of the segment that it lies in.
+    """
+    return len(members) >= MERGE_AT_LEAST and 2 * max(member.size for member in members) <= sum(member.size for member in members)
+
+
+def _task(number: int, members: Sequence[RemoteLogSegmentMetadata], new_segment_id: str) -> CompactionTask:
+    return CompactionTask(
+        group=number,
+        sources=tuple(member.id for member in members),
+        new_segment_id=new_segment_id,
+        start_offset=members[0].start_offset,
+        end_offset=members[-1].end_offset,
+        leader_epochs=union([member.leader_epochs for member in members]),
+        mtime_ms=members[-1].mtime_ms,
+    )

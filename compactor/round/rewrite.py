@@ -1,0 +1,363 @@
+"""The work of one round on this machine: fetch -> fold -> pass 1 -> pass 2 -> upload -> receipt. Never writes metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from bloom.sizing import FilterDesign
+from compactor import __version__
+from compactor.cleaner.gate.judge import Gate, GateFailed
+from compactor.cleaner.keys.survivors import Survivors
+from compactor.cleaner.passes.chunks import FinishedChunks
+from compactor.cleaner.passes.describe import content_of, due_ms
+from compactor.cleaner.passes.lanes import Lanes
+from compactor.cleaner.passes.portraits import portray
+from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.transactions import Verdicts
+from compactor.errors import AlreadyExists, CompactorError, NotFound
+from compactor.local.budget import BLOCK, Grant, Overrun
+from compactor.local.staging import Staging, group_room
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile, segment_key
+from compactor.records import codecs
+from compactor.records.producers import ENTRY, ProducerStates
+from compactor.round.index import Found, Means, Range, Scout
+from compactor.round.ports import WorkSession, WorkStats
+from compactor.round.skip import FilterRecord
+from compactor.round.sources import Reading
+from compactor.storage.port import ObjectStore
+from compactor.tier.recorded import digest
+from compactor.tier.sidecars import Sidecars
+
+
+def fingerprint() -> str:
+    """What decides the bytes of a round besides its plan; an executor that differs refuses (I7)."""
+    return f"tiered-compactor={__version__} {codecs.fingerprint()}"
+
+
+@dataclass(frozen=True)
+class LocalWorker:
+    """Worker (round.ports) by threads of this process. ``stats`` is filled in as the round goes.
+
+    :param engine: auto, memory or partitioned, for a plan whose pass 1 is not at hand.
+    :param sidecars: where those of new segments go, and those of segments that are not read come from; None: nowhere.
+    :param filter_for: (records, bytes) of a new segment -> its filter, or None.
+    :param found: pass 1 of the plan that was just announced, with ``lanes``.
+    """
+
+    data: ObjectStore
+    staging: Staging
+    hash_key: bytes
+    map_budget_bytes: int
+    threads: int
+    engine: str = "auto"
+    verify_before_publish: bool = True
+    sidecars: Sidecars | None = None
+    filter_for: Callable[[int, int], FilterDesign | None] = lambda records, size: None
+    found: Found | None = None
+    lanes: Lanes | None = None
+    stats: WorkStats = field(default_factory=WorkStats)
+
+    def __call__(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        if plan.fingerprint != fingerprint():
+            message = f"the plan is for {plan.fingerprint}, this process is {fingerprint()}"
+            yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=message)
+            return
+        live = session.state.live
+        try:
+            with nullcontext(self.lanes) if self.lanes else Lanes(self.threads) as lanes:
+                reading = Reading(self.staging, f"{plan.topic}-{plan.partition}", live, plan.policy.max_decompressed_batch_bytes)
+                found = self.found or self._scouted(plan, tasks, session, reading, lanes)
+                self.stats.peak_map_bytes = found.survivors.peak_bytes
+                self.stats.map_entries = found.survivors.keys
+                yield from self._in_order(Execution(self, plan, live, lanes, found), tasks, session)
+        except GateFailed as refused:
+            yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
+
+    def _scouted(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, reading: Reading, lanes: Lanes
+    ) -> Found:
+        """Pass 1 of a plan that was announced before: the clean segments that it reads are settled."""
+        wanted = {name for task in tasks for name in task.sources}
+        clean = frozenset(s.id for s in reading.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
+        means = Means(self.engine, self.map_budget_bytes, self.hash_key, lanes, self.verify_before_publish, session.check)
+        extent = Range(plan.first_dirty_offset, plan.end_offset, rules_of(plan))
+        return Scout(reading, extent, means, self.sidecars, FilterRecord(), clean).run()
+
+    def _in_order(
+        self, round_: Execution, tasks: Sequence[CompactionTask], session: WorkSession
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """Groups are fetched ahead, rewritten here by all threads, and uploaded while the next ones are at work."""
+        uploads: deque[Future[CompactionReceipt | CompactionFailure]] = deque()
+        with ThreadPoolExecutor(1, "upload") as uploader:
+            try:
+                for number, task in enumerate(tasks):
+                    session.check()
+                    written = round_.rewritten(task, tasks[number + 1 : number + 2])
+                    uploads.append(uploader.submit(round_.delivered, written))
+                    while uploads and (uploads[0].done() or len(uploads) > 1):
+                        yield uploads.popleft().result()
+                while uploads:
+                    yield uploads.popleft().result()
+            finally:
+                for upload in uploads:
+                    upload.cancel()
+
+
+@dataclass(frozen=True)
+class Written:
+    """A group's new segment on the local disk, and the room that it has there. ``members``: ordinals of its sources."""
+
+    task: CompactionTask
+    members: tuple[int, ...]
+    cleaned: CleanedSegment
+    folder: Path
+    grant: Grant
+
+
+class Execution:
+    """One execution of a plan. Batch tables of the segments that are read stay in memory (about 80 bytes a batch); bytes do not.
+
+    Who has sources, verdicts and survivors from elsewhere (an executor) sets them in a subclass and begins with ``work_on``.
+    """
+
+    def __init__(
+        self,
+        worker: LocalWorker,
+        plan: CompactionPlan,
+        live: Sequence[RemoteLogSegmentMetadata],
+        lanes: Lanes,
+        found: Found | None = None,
+    ) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._live = live
+        self._lanes = lanes
+        self._found = found
+        self._partition = f"{plan.topic}-{plan.partition}"
+        self._limit = plan.policy.max_decompressed_batch_bytes
+        self._reading = Reading(worker.staging, self._partition, live, self._limit)
+        self._finished = found.finished if found else FinishedChunks(0)
+        self._rules = rules_of(plan)
+        self._sources: list[SourceSegment] = []
+        self._verdicts: list[Verdicts] = []
+        self._survivors: Survivors | None = found.survivors if found else None
+        self._gate: Gate | None = found.gate if found else None
+
+    @property
+    def survivors(self) -> Survivors:
+        if self._survivors is None:
+            raise CompactorError("a group is rewritten before pass 1", hint="This is a bug; please report it")
+        return self._survivors
+
+    def opened(self, ordinal: int, metadata: RemoteLogSegmentMetadata) -> SourceSegment:
+        """One segment's batch headers; ``ordinal`` is its place in ``live``. Its bytes are gone again (see ``mapped``)."""
+        with self._reading.opened(ordinal) as source:
+            return source
+
+    @contextmanager
+    def mapped(self, source: SourceSegment, grant: Grant | None = None) -> Iterator[None]:
+        """The source's bytes are there while the block runs."""
+        with self._reading.mapped(source, grant):
+            yield
+
+    def work_on(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
+        """Pass 2 for one group, then upload under the announced id."""
+        return self.delivered(self.rewritten(task))
+
+    def rewritten(self, task: CompactionTask, following: Sequence[CompactionTask] = ()) -> Written:
+        """Pass 2 for one group, within one grant over all that it will have on the disk at once.
+
+        :param following: what comes next; fetched in the meantime, if there is room to spare.
+        :raises OutOfBudget: it does not fit even alone.
+        """
+        members = tuple(ordinal for ordinal, metadata in enumerate(self._live) if metadata.id in task.sources)
+        inputs = [self._reading.log(ordinal) for ordinal in members]
+        staging = self._worker.staging
+        what = f"group {task.group} of {self._partition}"
+        interval = self._plan.policy.index_interval_bytes
+
+        def within(size: int) -> Written:
+            with staging.room(size, what, inputs) as grant:
+                for coming in following:
+                    self._fetch_ahead(coming)
+                folder = staging.folder / f"group-{task.group}"
+                try:
+                    return self._rewrite(task, members, grant, folder)
+                except BaseException:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+
+        def attempt() -> Written:
+            need = group_room([self._live[ordinal] for ordinal in members], interval, staging.missing(inputs))
+            try:
+                return within(min(need, staging.budget.total))
+            except Overrun:
+                return within(staging.budget.total)
+
+        try:
+            return staging.patiently(attempt)
+        finally:
+            staging.forget(inputs)
+            self._note()
+
+    def _rewrite(self, task: CompactionTask, members: tuple[int, ...], grant: Grant, folder: Path) -> Written:
+        folder.mkdir()
+        interval = self._plan.policy.index_interval_bytes
+        rewriting = RewritePass(self.survivors, self._rules, interval, self._limit, self._finished, self._gate)
+        grant.take(len(FILE_KINDS) * BLOCK)  # no file fills its last block
+        cleaned = rewriting.rewrite(
+            task.start_offset,
+            [partial(self._member, ordinal, grant) for ordinal in members],
+            folder,
+            self._lanes,
+            end_offset=task.end_offset,
+            room=grant.take,
+        )
+        if self._gate is not None and self._found is not None:
+            sources = [self._found.sources[ordinal] for ordinal in members]
+            report = self._gate.check(sources, cleaned.paths, end_offset=task.end_offset, mapped=lambda source: self.mapped(source, grant))
+            self._worker.stats.gate_coverage = report.coverage
+        return Written(task, members, cleaned, folder, grant.handed_over())
+
+    @contextmanager
+    def _member(self, ordinal: int, grant: Grant) -> Iterator[tuple[SourceSegment, Verdicts]]:
+        if self._found is not None:
+            with self._found.source(self._reading, ordinal, grant) as member:
+                yield member
+        else:
+            with self.mapped(self._sources[ordinal], grant):
+                yield self._sources[ordinal], self._verdicts[ordinal]
+
+    def delivered(self, written: Written) -> CompactionReceipt | CompactionFailure:
+        """Uploads a group and frees its room. May run beside ``rewritten`` of another group."""
+        try:
+            return self._worker.staging.patiently(lambda: self._uploaded(written))
+        finally:
+            shutil.rmtree(written.folder, ignore_errors=True)
+            written.grant.release()
+            self._note()
+
+    def _uploaded(self, written: Written) -> CompactionReceipt | CompactionFailure:
+        task, cleaned = written.task, written.cleaned
+        last = self._live[written.members[-1]]
+        contents: dict[str, Path | bytes] = dict(cleaned.paths)
+        for kind in ("snapshot", "leader-epoch-checkpoint"):
+            if kind in last.files:
+                contents[kind] = self._reading.content(last, kind)
+        output = open_source(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
+        content = content_of(output.table)
+        metadata = RemoteLogSegmentMetadata(
+            id=task.new_segment_id,
+            start_offset=task.start_offset,
+            end_offset=task.end_offset,
+            size_bytes=cleaned.size,
+            max_timestamp_ms=content.max_timestamp_ms,
+            mtime_ms=task.mtime_ms,
+            leader_epochs=task.leader_epochs,
+            files={kind: described(data) for kind, data in contents.items()},
+            first_timestamp_ms=content.first_timestamp_ms,
+            due_ms=due_ms(output, self._limit),
+            open_txn_offset=last.open_txn_offset,
+            records=content.records,
+        )
+        problem = upload(self._worker.data, self._partition, metadata, contents)
+        if problem:
+            return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)
+        self._portray(metadata, output)
+        return CompactionReceipt(
+            run_id=self._plan.run_id,
+            group=task.group,
+            segment=metadata,
+            records_read=cleaned.records_read,
+            records_kept=cleaned.records_kept,
+            bytes_read=sum(self._live[ordinal].size_bytes for ordinal in written.members),
+            bytes_written=cleaned.size,
+        )
+
+    def _portray(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
+        """The new segment's sidecar, while its bytes are in the page cache."""
+        worker = self._worker
+        if worker.sidecars is None:
+            return
+        design = worker.filter_for(metadata.records, metadata.size_bytes)
+        with Lanes(1) as lanes:
+            sidecar = portray(metadata.id, output, design, worker.hash_key, self._limit, lanes, sketch=design is not None)
+        worker.stats.sidecar_bytes_written += worker.sidecars.add(sidecar)
+
+    def _fetch_ahead(self, task: CompactionTask) -> None:
+        for ordinal, metadata in enumerate(self._live):
+            if metadata.id in task.sources:
+                self._worker.staging.fetch_ahead(self._reading.log(ordinal))
+                return
+
+    def _note(self) -> None:
+        self._worker.stats.bytes_fetched = self._worker.staging.bytes_fetched
+        self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
+
+
+def rules_of(plan: CompactionPlan) -> RoundRules:
+    return RoundRules(
+        now_ms=plan.now_ms,
+        delete_retention_ms=plan.policy.delete_retention_ms,
+        legacy_horizon_ms=plan.legacy_horizon_ms,
+        high_watermark=plan.high_watermark,
+        latest_offset=plan.next_dirty_offset - 1,
+        producers=active_states(plan),
+    )
+
+
+def active_states(plan: CompactionPlan) -> ProducerStates:
+    """The plan's live producers as the cleaner's rules take them."""
+    entries = np.zeros(len(plan.producers), ENTRY)
+    for row, producer in enumerate(sorted(plan.producers, key=lambda p: p.producer_id)):
+        entries[row]["producer_id"] = producer.producer_id
+        entries[row]["epoch"] = producer.epoch
+        entries[row]["last_offset"] = producer.last_offset
+    return ProducerStates(entries)
+
+
+def described(content: Path | bytes) -> SegmentFile:
+    """What is recorded of an object."""
+    if isinstance(content, bytes):
+        return SegmentFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    return SegmentFile(size=content.stat().st_size, sha256=digest(content))
+
+
+def upload(data: ObjectStore, partition: str, metadata: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+    """Creates a segment's objects. An object that exists with equal digest is done; the answer names one that differs (I7)."""
+    for kind, content in contents.items():
+        key = segment_key(partition, metadata.start_offset, metadata.id, kind)
+        file = metadata.files[kind]
+        about = {"sha256": file.sha256, "mtime-ms": str(metadata.mtime_ms)}
+        try:
+            if isinstance(content, bytes):
+                data.create(key, content, about)
+            else:
+                data.create_from_file(key, content, about)
+        except AlreadyExists:
+            if not _same(data, key, file):
+                return f"{key} exists already with other content"
+    return ""
+
+
+def _same(data: ObjectStore, key: str, file: SegmentFile) -> bool:
+    try:
+        info = data.head(key)
+    except NotFound:
+        return False
+    return info.size == file.size and info.metadata.get("sha256") == file.sha256

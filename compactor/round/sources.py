@@ -1,0 +1,88 @@
+"""The segments of one partition as the cleaner's sources: headers from here, bytes only while they are needed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from compactor.bootstrap import Tier
+from compactor.cleaner.passes.portraits import NOTHING
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.control.state import PartitionState
+from compactor.local.budget import Budget, Grant
+from compactor.local.spool import process_folder
+from compactor.local.staging import Staging, Wanted
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import map_file
+from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
+
+
+def reading_of(opened: Tier, state: PartitionState, budget: Budget, purpose: str) -> Reading:
+    """A partition's live segments, staged in a new folder of this process. Whoever asked for it closes ``staging``."""
+    cleaner = opened.settings.cleaner_for(state.topic)
+    staging = Staging(
+        Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_folder(opened.state_dir))),
+        opened.ports.data,
+        budget,
+        sleep=opened.ports.sleep,
+        local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
+    )
+    return Reading(staging, str(state.name), state.live, cleaner.max_decompressed_batch_bytes)
+
+
+class Reading:
+    """:param live: the partition's segments; a source's ordinal is its place in here."""
+
+    def __init__(self, staging: Staging, partition: str, live: Sequence[RemoteLogSegmentMetadata], inflate_limit: int) -> None:
+        self.staging = staging
+        self.live = live
+        self.inflate_limit = inflate_limit
+        self.partition = partition
+
+    @contextmanager
+    def opened(self, ordinal: int, grant: Grant | None = None) -> Iterator[SourceSegment]:
+        """A segment with its batch headers, and its bytes while the block runs. Raises BadData, StoreError, OutOfBudget."""
+        metadata = self.live[ordinal]
+        with self.staging.opened(self.log(ordinal), grant) as path:
+            source = open_source(
+                ordinal, path, metadata.start_offset, metadata.end_offset + 1, metadata.mtime_ms, -1, self.inflate_limit,
+                txn_entries=self.txn_entries(metadata),
+            )  # fmt: skip
+            source.name = self.name(ordinal)
+            try:
+                yield source
+            finally:
+                source.buf = NOTHING
+
+    @contextmanager
+    def mapped(self, source: SourceSegment, grant: Grant | None = None) -> Iterator[None]:
+        """The bytes of a source that was opened before, while the block runs."""
+        with self.staging.opened(self.log(source.ordinal), grant) as path:
+            source.buf = map_file(path)
+            try:
+                yield
+            finally:
+                source.buf = NOTHING
+
+    def name(self, ordinal: int) -> str:
+        return self.live[ordinal].key(self.partition, "log")
+
+    def log(self, ordinal: int) -> Wanted:
+        return self.wanted(self.live[ordinal], "log")
+
+    def wanted(self, metadata: RemoteLogSegmentMetadata, kind: str) -> Wanted:
+        local = f"{self.partition}/{metadata.start_offset:020d}.log" if kind == "log" else ""
+        return Wanted(metadata.key(self.partition, kind), metadata.files[kind], local)
+
+    def content(self, metadata: RemoteLogSegmentMetadata, kind: str) -> bytes:
+        """A small object besides the log. Raises BadData, StoreError."""
+        return self.staging.content(self.wanted(metadata, kind))
+
+    def txn_entries(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
+        if "txnindex" not in metadata.files:
+            return np.empty(0, TXN_ENTRY)
+        return parse_txn_index(self.content(metadata, "txnindex"), metadata.key(self.partition, "txnindex"))

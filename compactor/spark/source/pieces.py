@@ -1,0 +1,159 @@
+"""Remote segments read in pieces of whole batches: a few megabytes at a time, from any offset on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel
+from compactor.cleaner.passes.source import SourceSegment, read_packed_markers
+from compactor.errors import BadData, NotFound
+from compactor.kernels.memory import load_i32
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import FRAME, Bytes, read_only, scan_batches
+from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
+from compactor.storage.port import ObjectStore
+
+PIECE_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Whole batches of one segment, from byte ``position`` of it on."""
+
+    metadata: RemoteLogSegmentMetadata
+    position: int
+    source: SourceSegment
+
+    @property
+    def end(self) -> int:
+        """The position behind it."""
+        return self.position + len(self.source.buf)
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Bad data inside is reported with its position in the segment."""
+        try:
+            yield
+        except BadData as error:
+            raise _moved(error, self.position) from None
+
+
+class SegmentReader:
+    """One remote segment. Raises Gone where an object of it is not there, BadData where its bytes are not batches."""
+
+    def __init__(self, store: ObjectStore, partition: str, metadata: RemoteLogSegmentMetadata, inflate_limit: int) -> None:
+        self._store = store
+        self._partition = partition
+        self.metadata = metadata
+        self._limit = inflate_limit
+
+    def pieces(self, position: int = 0, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+        """From ``position`` (of a batch) to the segment's end."""
+        while position < self.metadata.size_bytes:
+            piece = self.piece(position, piece_bytes)
+            yield piece
+            position = piece.end
+
+    def pieces_backwards(self, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+        """The last piece first; cut where the offset index knows batches to begin."""
+        known = self._offset_index()["position"].astype(np.int64)
+        size = self.metadata.size_bytes
+        at = np.searchsorted(known, np.arange(piece_bytes, size, piece_bytes))
+        cuts = np.unique(known[at[at < len(known)]]).tolist()
+        for begin, end in reversed(list(zip([0, *cuts], [*cuts, size], strict=True))):
+            yield self.piece(begin, end - begin)
+
+    def piece(self, position: int, piece_bytes: int = PIECE_BYTES) -> Piece:
+        """The whole batches within ``piece_bytes`` from ``position`` on, at least one."""
+        key = self.metadata.key(self._partition, "log")
+        left = self.metadata.size_bytes - position
+        length = min(piece_bytes, left)
+        while True:
+            buf = read_only(np.frombuffer(self._get(key, position, length), np.uint8))
+            if not len(buf):
+                raise BadData(f"the object ends at byte {position}, {left} bytes early", segment=key, hint="It was changed. Run `verify`")
+            whole, needed = whole_batches(buf)
+            if whole or length >= left:
+                break
+            length = min(left, max(needed, length * 2))
+        try:
+            # Where no batch fits the rest of the segment, the parser says what is wrong with it.
+            return Piece(self.metadata, position, self._source(key, buf[: whole or len(buf)]))
+        except BadData as error:
+            raise _moved(error, position) from None
+
+    def position_of(self, offset: int) -> int:
+        """Of a batch at or before the one that holds ``offset``: 0 where the index does not know better."""
+        if offset <= self.metadata.start_offset:
+            return 0
+        entries = self._offset_index()
+        behind = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right"))
+        return int(entries["position"][behind - 1]) if behind else 0
+
+    def offset_before(self, timestamp_ms: int) -> int:
+        """All records below this offset are older than ``timestamp_ms``, by the time index."""
+        entries = self._index("timeindex", TIME_ENTRY)
+        behind = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp_ms, side="left"))
+        return self.metadata.start_offset + (int(entries["offset"][behind - 1]) if behind else 0)
+
+    def _offset_index(self) -> npt.NDArray[Any]:
+        entries = self._index("index", OFFSET_ENTRY)
+        position, offset = entries["position"].astype(np.int64), entries["offset"].astype(np.int64)
+        inside = (position > 0) & (position < self.metadata.size_bytes)
+        sound = np.all(np.diff(position) > 0) and np.all(np.diff(offset) > 0) and np.all(inside)
+        return entries if sound else entries[:0]
+
+    def _index(self, kind: str, entry: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Empty where there is none: reading from the beginning is always right. A missing object is not: the segment was replaced."""
+        if kind not in self.metadata.files:
+            return np.empty(0, entry)
+        data = self._get(self.metadata.key(self._partition, kind))
+        return np.frombuffer(data[: len(data) // entry.itemsize * entry.itemsize], entry)
+
+    def _get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        try:
+            return self._store.get(key, start, length)
+        except NotFound:
+            raise Gone(key, self.metadata) from None
+
+    def _source(self, key: str, buf: Bytes) -> SourceSegment:
+        base, stop = self.metadata.start_offset, self.metadata.end_offset + 1
+        source = SourceSegment(0, key, base, stop, self.metadata.mtime_ms, buf, scan_batches(buf, key, -1))
+        read_packed_markers(source, self._limit)
+        return source
+
+
+class Gone(NotFound):
+    """An object of a segment is not there: it was replaced meanwhile, or it is lost."""
+
+    def __init__(self, key: str, metadata: RemoteLogSegmentMetadata) -> None:
+        super().__init__(f"{key} is missing in the store")
+        self.key = key
+        self.metadata = metadata
+
+    def lost(self) -> BadData:
+        """What it comes to where a fresh fold still names the segment."""
+        return BadData("a live segment is missing in the store", segment=self.key, hint="Run `verify`")
+
+
+def _moved(error: BadData, by: int) -> BadData:
+    at = error.position + by if error.position >= 0 else -1
+    return BadData(error.cause, segment=error.segment, position=at, offset=error.offset, hint=error.hint)
+
+
+@kernel
+def whole_batches(buf: Bytes) -> tuple[int, int]:
+    """(position behind the last whole batch, bytes that the batch there needs; 0 where not even its size is known)."""
+    position = np.int64(0)
+    while position + FRAME <= buf.size:
+        size = np.int64(load_i32(buf, position + 8)) + FRAME
+        if size < FRAME or position + size > buf.size:
+            return position, max(size, np.int64(0))
+        position += size
+    return position, 0

@@ -1,0 +1,100 @@
+"""The seam where another kind of tier enters: where segments' bytes lie (SegmentLayout), and how readers come to use them (SegmentPublisher).
+
+Adding a kind of tier is one layout below ``tier/layouts``, one publisher below ``tier/publishers``, and one row in the composition root.
+Nothing outside ``tier/layouts`` makes an object's key; nothing outside ``tier/publishers`` switches readers over. Neither knows control logs:
+what has to be appended there is handed in. Conformance: tests/contract/test_segment_layout.py and test_segment_publisher.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import Replacement
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+
+
+class SegmentRef(Protocol):
+    """What names a segment's objects. RemoteLogSegmentMetadata is one."""
+
+    @property
+    def id(self) -> str:
+        """22 characters of URL-safe base64."""
+
+    @property
+    def start_offset(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Named:
+    """A SegmentRef of which nothing else is known: announced and never finished."""
+
+    id: str
+    start_offset: int
+
+
+@dataclass(frozen=True)
+class ListedObject:
+    """One object among a partition's, as LIST has it. ``segment_id`` and ``kind`` are empty where its name is none of this layout's."""
+
+    key: str
+    size: int
+    modified_ms: int
+    segment_id: str = ""
+    start_offset: int = -1
+    kind: str = ""
+
+
+class SegmentLayout(Protocol):
+    """Where the objects of one tier's segments lie, and what is done to their bytes on the way (chunks, compression, encryption).
+
+    ``kind`` is one of model.segment.FILE_KINDS. Sizes and positions are those of the plain file, whatever lies in the store.
+    All methods raise NotFound, Unavailable, Refused (compactor.errors), BadData where an object is not what it must be.
+    """
+
+    @property
+    def url(self) -> str:
+        """Of the data root, for messages."""
+
+    def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
+        """The object that holds this file, as people and reports name it."""
+
+    def files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
+        """What there is of a segment, by kind. Costs a request where metadata does not say it."""
+
+    def read(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes [start, start + length) of one file; shorter only where it ends. Fetches no more of the store's objects than that needs."""
+
+    def download(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+        """One file, whole, into a new local file; returns the bytes that travelled."""
+
+    def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+        """Creates a segment's objects. What exists with equal content is done; the answer names what differs (I7), or is empty."""
+
+    def problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+        """Read back: whether every object of the segment is there as recorded; says what is wrong, or nothing."""
+
+    def delete(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        """Deletes all their objects, those of unfinished uploads too. Absent ones are fine. Whether it may be asked is control.ordering's."""
+
+    def list(self, name: TopicPartition) -> Iterator[ListedObject]:
+        """Every object among the partition's, strangers included."""
+
+
+class SegmentPublisher(Protocol):
+    """How readers learn of segments. Without a broker the control log's own record does it; on Kafka, ``__remote_log_metadata``."""
+
+    def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+        """Before the first object of a finished rewrite is uploaded: size and largest timestamp are final (COPY_SEGMENT_STARTED)."""
+
+    def publish(self, name: TopicPartition, replacements: Sequence[Replacement], record: Callable[[], None]) -> None:
+        """Switches readers over and calls ``record`` (the control log's *round published*) once they are. May be called again after a crash."""
+
+    def withdraw(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        """These will never be published: whatever a late process still says of them must not count."""
+
+    def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        """Their objects are gone (DELETE_SEGMENT_FINISHED)."""

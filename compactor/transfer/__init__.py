@@ -1,0 +1,1 @@
+"""In and out of the tier: Kafka log directories imported and exported."""

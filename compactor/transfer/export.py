@@ -1,0 +1,118 @@
+"""``export``: the current readable view back out, as a Kafka log directory that a broker can open."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoint.files import format_leader_epoch_checkpoint
+from checkpoint.lineage import union
+from compactor.bootstrap import Tier
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.tier.recorded import download
+
+READS = 3
+"""A reader that meets a missing object folds again: the view may have moved on meanwhile."""
+
+_SUFFIXED = ("log", "index", "timeindex", "txnindex")
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """``end_offset`` is inclusive."""
+
+    segments: int
+    bytes: int
+    start_offset: int
+    end_offset: int
+
+
+def export_partition(
+    opened: Tier,
+    name: TopicPartition,
+    folder: Path,
+    on_bytes: Callable[[int], None] = lambda size: None,
+    on_begin: Callable[[int], None] = lambda size: None,
+) -> ExportReport:
+    """Writes the view into ``folder``, which must not exist and appears whole or not at all.
+
+    :param on_begin: told how many bytes there are, again where it has to begin anew.
+    :raises UsageError: the folder exists or cannot be written, or there is nothing to export.
+    :raises BadData: an object is missing or not what was recorded.
+    :raises OutOfBudget: no space left for it.
+    """
+    log = opened.open(name)
+    reads = 0
+    while True:
+        reads += 1
+        try:
+            return _export(opened, name, log.refresh(), folder, on_bytes, on_begin)
+        except NotFound as error:
+            if reads == READS:
+                raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="See `verify`") from error
+
+
+def _export(
+    opened: Tier,
+    name: TopicPartition,
+    state: PartitionState,
+    folder: Path,
+    on_bytes: Callable[[int], None],
+    on_begin: Callable[[int], None],
+) -> ExportReport:
+    if not state.live:
+        raise UsageError(f"{name} holds no segments yet", hint="`topics` lists what the tier holds")
+    on_begin(state.bytes)
+    with _appearing(folder, opened.ports.new_id()) as partial:
+        for segment in state.live:
+            _fetch(opened, name, segment, partial)
+            on_bytes(segment.size_bytes)
+        _write_lineage(state, partial)
+    return ExportReport(len(state.live), state.bytes, state.start_offset, state.end_offset)
+
+
+@contextmanager
+def _appearing(folder: Path, suffix: str) -> Iterator[Path]:
+    """A new directory beside ``folder`` that takes its place when the block ends well, else goes."""
+    folder = folder.absolute()
+    if os.path.lexists(folder):
+        raise UsageError(f"{folder} exists already", hint="Name a directory that does not exist; nothing is overwritten")
+    partial = folder.with_name(f"{folder.name[:50]}.partial-{suffix}")  # names end at 255 bytes
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(folder)
+    except OSError as error:
+        where = f"cannot write {error.filename or folder}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfBudget(where, hint="Free space or choose another disk, then run it again") from error
+        raise UsageError(where, hint="Name another directory, or check the owner and mode of this one") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path) -> None:
+    for kind, file in segment.files.items():
+        if kind in _SUFFIXED:
+            path = folder / f"{segment.start_offset:020d}.{kind}"
+        elif kind == "snapshot":
+            path = folder / f"{segment.end_offset + 1:020d}.snapshot"
+        else:
+            continue
+        key = segment.key(str(name), kind)
+        download(opened.ports.data, key, path, file).require(key, file)
+        os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
+
+
+def _write_lineage(state: PartitionState, folder: Path) -> None:
+    entries = state.lineage or union([segment.leader_epochs for segment in state.live])
+    text = format_leader_epoch_checkpoint(tuple(entry for entry in entries if entry.start_offset <= state.end_offset))
+    (folder / "leader-epoch-checkpoint").write_text(text, encoding="utf-8")

@@ -1,0 +1,221 @@
+"""Deleting what nobody can read any more, and sweeping what nobody will ever read.
+
+    open intent resolved -> half-done retiring completed -> retire begun < delete < retired -> stale imports voided
+        -> LIST < fold < orphans deleted
+
+Grace counts from the store's modification time of the publishing (or undoing) slot against the store's own clock. The LIST
+comes **before** the fold: what was uploaded before the LIST was registered or announced before that, so that the fold knows
+its id; what the fold then does not protect was closed for good. The other way round a fresh upload would look like an orphan.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from compactor.control import ordering
+from compactor.control.leadership import Leadership, lead
+from compactor.control.logs import PartitionLog, tidy
+from compactor.control.ports import Lease, Ports, Retention
+from compactor.control.publication import delete_keys, delete_objects
+from compactor.control.records import ImportVoided, RetireBegun, Retired
+from compactor.control.state import PartitionState, Registration, Waiting
+from compactor.errors import NotFound
+from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
+from compactor.round.drive import RoundWork, scratch_prefix, settle
+from compactor.tier.sidecars import segment_id_of, sidecar_prefix
+
+_OBJECT = re.compile(r"\d{20}-([A-Za-z0-9_-]{22})\.[a-z-]+")
+_HEARTBEAT = re.compile(r".*/(\d{20})\.json")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What there is to do, by one LIST and the fold after it. Keys of objects; segments where the fold knows them.
+
+    ``unfinished``: retiring was begun by somebody who did not end it. ``orphans``: nobody can ever read them. ``strangers``: objects
+    among the partition's whose names are none of ours; they are left alone.
+    """
+
+    due: tuple[RemoteLogSegmentMetadata, ...]
+    waiting: tuple[RemoteLogSegmentMetadata, ...]
+    unfinished: tuple[RemoteLogSegmentMetadata, ...]
+    stale_imports: tuple[str, ...]
+    orphans: tuple[str, ...]
+    strangers: tuple[str, ...]
+    scratch: tuple[str, ...]
+    orphan_bytes: int
+    open_intent: bool
+
+    @property
+    def idle(self) -> bool:
+        return not (self.due or self.unfinished or self.stale_imports or self.orphans or self.scratch or self.open_intent)
+
+
+@dataclass(frozen=True)
+class RetireReport:
+    """Keys of objects; with ``dry_run`` what would be deleted. ``bytes``: of all that was deleted and swept."""
+
+    deleted: tuple[str, ...]
+    swept: tuple[str, ...]
+    waiting: tuple[str, ...]
+    bytes: int
+
+
+def retire(
+    ports: Ports,
+    log: PartitionLog,
+    lease: Lease,
+    retention: Retention,
+    *,
+    now_ms: int | None = None,
+    dry_run: bool = False,
+    work: RoundWork | None = None,
+) -> RetireReport:
+    """Deletes what is due and sweeps what is left over.
+
+    ``now_ms`` stands in for the store's clock (``--now``). ``work`` resumes an open intent; without it the intent is recorded
+    undone. With ``dry_run`` nothing is written and no leadership is taken. Raises Leased, Fenced, StoreError.
+    """
+    log.refresh()
+    found = survey(ports, log, retention, now_ms)
+    if dry_run or found.idle:
+        return _report(log.state, found, done=dry_run)
+    with lead(ports, log, lease) as leadership:
+        report = led_retire(leadership, retention, now_ms=now_ms, work=work)
+        tidy(log)
+        return report
+
+
+def led_retire(leadership: Leadership, retention: Retention, *, now_ms: int | None = None, work: RoundWork | None = None) -> RetireReport:
+    """The same under a leadership that is held already."""
+    ports, log = leadership.ports, leadership.log
+    settle(leadership, work)
+    gone = _delete_begun(leadership)
+    due, _ = _by_grace(ports, log, retention, now_ms)
+    if due:
+        leadership.append(
+            RetireBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
+            lambda state: not {segment.id for segment in due}.intersection(ordering.protected(state)),
+        )
+        gone += _delete_begun(leadership)
+    for import_id in _stale(ports, log, retention, now_ms):
+        leadership.append(
+            ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
+            lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
+        )
+    found = survey(ports, log, retention, now_ms)  # LIST, then fold
+    leadership.require(log.state)
+    ids = [_id(key) for key in found.orphans]
+    ordering.require_deletable(log.state, log.incarnation, leadership.epoch, ids)
+    delete_keys(ports.data, found.orphans)
+    delete_keys(ports.control, found.scratch)
+    return _report(log.state, found, gone=gone)
+
+
+def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None = None) -> Survey:
+    """What ``retire`` would do now. Reads only: LIST of the partition's objects first, then a fresh fold.
+
+    Raises BadControlRecord for a log with a gap: to a fold that ends there, whatever came after it is an orphan.
+    """
+    listed = {info.key: info.size for info in ports.data.list(f"{log.name}/")}
+    scratch = [info.key for info in ports.control.list(scratch_prefix(log))]
+    beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
+    sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
+    state = log.check_whole()
+    due, waiting = _by_grace(ports, log, retention, now_ms)
+    known = ordering.protected(state).union(segment.id for segment in state.retiring)
+    orphans = [key for key in listed if _id(key) and _id(key) not in known]
+    open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
+    left = [key for key in scratch if open_run is None or not key.startswith(open_run)]
+    left += [key for key in sidecars if segment_id_of(key) and segment_id_of(key) not in known]
+    # Heartbeats of earlier epochs; the present one says itself when it is over.
+    left += [match[0] for match in beats if int(match[1]) < state.last_epoch]
+    return Survey(
+        due=due,
+        waiting=waiting,
+        unfinished=state.retiring,
+        stale_imports=_stale(ports, log, retention, now_ms),
+        orphans=tuple(orphans),
+        strangers=tuple(key for key in listed if not _id(key)),
+        scratch=tuple(left),
+        orphan_bytes=sum(listed[key] for key in orphans),
+        open_intent=state.intent is not None,
+    )
+
+
+def _delete_begun(leadership: Leadership) -> tuple[RemoteLogSegmentMetadata, ...]:
+    """Deletes the objects of everything whose retiring has begun, by us or by somebody who was interrupted; then the record."""
+    state = leadership.state
+    segments = state.retiring
+    if segments:
+        delete_objects(leadership, state, [(segment.start_offset, segment.id) for segment in segments], FILE_KINDS)
+        ids = tuple(segment.id for segment in segments)
+        leadership.append(
+            Retired(leader_epoch=leadership.epoch, ids=ids), lambda state: not any(segment.id in ids for segment in state.retiring)
+        )
+    return segments
+
+
+def _by_grace(
+    ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None
+) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
+    """What waits: (due, not due yet). Whole groups; an undone round's outputs need no undo window."""
+    due: list[RemoteLogSegmentMetadata] = []
+    waiting: list[RemoteLogSegmentMetadata] = []
+    if log.state.waiting:
+        now = ports.control.clock_ms() if now_ms is None else now_ms
+        since = since_ms(ports, log)
+        for group in log.state.waiting:
+            keep_ms = retention.grace_ms if group.undone else max(retention.grace_ms, retention.undo_window_ms)
+            (due if now - since.get(group.slot, now) >= keep_ms else waiting).extend(group.segments)
+    return tuple(due), tuple(waiting)
+
+
+def _stale(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None) -> tuple[str, ...]:
+    """Imports that were registered longer ago than anybody takes for one."""
+    if not log.state.registrations:
+        return ()
+    now = ports.control.clock_ms() if now_ms is None else now_ms
+    since = since_ms(ports, log)
+    entries = log.state.registrations.values()
+    return tuple(entry.import_id for entry in entries if now - since.get(entry.slot, now) >= retention.orphan_age_ms)
+
+
+def since_ms(ports: Ports, log: PartitionLog) -> dict[int, int]:
+    """The store's time of each slot that something waits from. A slot that was cut has left its time in the snapshot."""
+    try:
+        return _times(ports, log)
+    except NotFound:
+        log.reload()
+    try:
+        return _times(ports, log)
+    except NotFound:
+        return {}  # cut again meanwhile; the next call will see
+
+
+def _times(ports: Ports, log: PartitionLog) -> dict[int, int]:
+    entries: list[Waiting | Registration] = [*log.state.waiting, *log.state.registrations.values()]
+    return {entry.slot: _time_of(ports, log, entry) for entry in entries}
+
+
+def _time_of(ports: Ports, log: PartitionLog, entry: Waiting | Registration) -> int:
+    return ports.control.head(log.record_key(entry.slot)).modified_ms if entry.since_ms is None else entry.since_ms
+
+
+def _id(key: str) -> str:
+    """The segment id in the key of a data object; empty for what is none of ours."""
+    match = _OBJECT.fullmatch(key.rpartition("/")[2])
+    return match[1] if match else ""
+
+
+def _keys(state: PartitionState, segments: tuple[RemoteLogSegmentMetadata, ...]) -> tuple[str, ...]:
+    return tuple(key for segment in segments for key in segment.keys(str(state.name)))
+
+
+def _report(state: PartitionState, found: Survey, *, gone: tuple[RemoteLogSegmentMetadata, ...] = (), done: bool = False) -> RetireReport:
+    """Of a survey (``done``: as if it had been carried out), or of what was carried out."""
+    deleted = (*found.unfinished, *found.due) if done else gone
+    swept = found.orphans
+    size = sum(file.size for segment in deleted for file in segment.files.values()) + found.orphan_bytes
+    return RetireReport(_keys(state, deleted), swept, _keys(state, found.waiting), size)

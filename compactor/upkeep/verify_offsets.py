@@ -1,0 +1,160 @@
+"""``checkpoints verify``: cleaner offsets against the rules and the live segments, the control log against itself. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from checkpoint import offsets
+from compactor.bootstrap import Tier
+from compactor.control import ordering
+from compactor.control.logs import PartitionLog
+from compactor.control.records import BadControlRecord
+from compactor.control.state import PartitionState
+from compactor.errors import BadData
+from compactor.model.ids import TopicPartition
+from compactor.views.checkpoints import READERS
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``severity``: ``error``, or ``note`` for what is as it may be. ``kind`` is one word for scripts; ``object``: the control object."""
+
+    severity: str
+    kind: str
+    topic: str
+    partition: int
+    object: str
+    detail: str
+
+
+def verify_all(opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> list[Finding]:
+    """The same of several partitions, in their order."""
+
+    def verify(name: TopicPartition) -> list[Finding]:
+        found = verify_checkpoints(opened, name)
+        on_partition()
+        return found
+
+    with ThreadPoolExecutor(READERS, thread_name_prefix="verify") as pool:
+        return [finding for found in pool.map(verify, names) for finding in found]
+
+
+def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[Finding]:
+    """All that is wrong, or remarkable, about one partition's cleaner offsets and its control log. Raises StoreError."""
+    log = opened.open(name)
+    found: list[Finding] = []
+
+    def add(kind: str, detail: str, where: str = "", severity: str = "error") -> None:
+        found.append(Finding(severity, kind, name.topic, name.partition, where, detail))
+
+    # LIST before the fold, as everywhere: what is listed and unknown to a later fold is really nobody's.
+    slots = _numbers(opened, f"{log.prefix}/log/")
+    snapshots = _numbers(opened, f"{log.prefix}/snapshot/")
+    try:
+        base, steps = log.history()
+    except BadControlRecord as error:
+        add("control-log", error.cause, error.segment)
+        return found
+    for detail in vector_problems(log.state):
+        add("cleaner-offsets", detail)
+    for detail in view_problems(log.state):
+        add("segments", detail)
+    for detail in ungranted(log.state):
+        add("not-granted", detail, severity="note")
+    for entry in log.state.fenced:
+        add("fenced", f"{entry.type} of epoch {entry.leader_epoch} by {entry.by}: {entry.reason}", log.record_key(entry.slot), "note")
+    for slot in slots:
+        if slot > log.state.slot:
+            add("gap", f"slot {slot} stands behind a gap: the log ends at slot {log.state.slot}", log.record_key(slot))
+        elif slot <= base.slot:
+            add("left-over", "a boundary has passed it; the next cut deletes it", log.record_key(slot), "note")
+    for kind, detail, where in _snapshot_findings(log, base, {base.slot: base} | {state.slot: state for _, state in steps}, snapshots):
+        add(kind, detail, where, "error" if kind == "snapshot" else "note")
+    return found
+
+
+def vector_problems(state: PartitionState) -> Iterator[str]:
+    """What the cleaner offsets of a state break: their own rules, the log's end, the epochs that there were."""
+    problem = offsets.problem(state.vector)
+    if problem:
+        yield problem
+    clean = offsets.clean_up_to(state.vector)
+    if state.live and clean > state.end_offset + 1:
+        yield f"they say clean up to {clean}, the log ends at {state.end_offset}"
+    if state.vector and state.vector[-1].leader_epoch > state.last_epoch:
+        yield f"they name epoch {state.vector[-1].leader_epoch}, the last that was acquired is {state.last_epoch}"
+
+
+def ungranted(state: PartitionState) -> Iterator[str]:
+    """Live segments that the cleaner offsets do not grant to those who published them: the broker's lineage was cut below them since."""
+    for segment in state.live:
+        epoch = state.published_by.get(segment.id)
+        if epoch is not None and not offsets.granted(state.vector, epoch, segment.end_offset + 1):
+            yield f"segment {segment.id} up to {segment.end_offset} was published by epoch {epoch}, which is granted less by now"
+
+
+def view_problems(state: PartitionState) -> Iterator[str]:
+    """Gaps, overlaps and names twice in what readers are given, and whatever still stands for something that is gone."""
+    for before, after in pairwise(state.live):
+        if after.start_offset != before.end_offset + 1:
+            yield f"segment {after.id} begins at {after.start_offset}, the one before it ends at {before.end_offset}"
+    ids = [segment.id for segment in state.live]
+    if len(set(ids)) != len(ids):
+        yield "a segment is live twice"
+    both = set(ids).intersection(segment.id for segment in state.retiring)
+    if both:
+        yield f"segment {min(both)} is live, and its deletion has begun"
+    if state.intent and (reason := ordering.resume_problem(state, state.intent)):
+        yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
+
+
+def _snapshot_findings(
+    log: PartitionLog, base: PartitionState, folded: dict[int, PartitionState], slots: list[int]
+) -> Iterator[tuple[str, str, str]]:
+    """(kind, detail, object): a snapshot against the state that its slots fold to; ``snapshot`` is an error, the rest are notes."""
+    for slot in slots:
+        key = f"{log.prefix}/snapshot/{slot:020d}.json"
+        try:
+            stored = log.read_snapshot(slot)
+        except BadData as error:
+            yield "snapshot", error.message, key
+            continue
+        if stored is None:
+            continue  # deleted since the LIST
+        problem = next(iter((*vector_problems(stored), *view_problems(stored))), "")
+        if problem:
+            yield "snapshot", problem, key
+        elif slot < base.slot:
+            yield "left-over", "a newer snapshot has replaced it; the next cut deletes it", key
+        elif slot not in folded:
+            yield "snapshot", f"it is ahead of the log, which ends at slot {log.state.slot}", key
+        elif slot > base.slot and (field := first_difference(stored, folded[slot])):
+            yield "snapshot", f"its {field} is not what slots {base.slot + 1} to {slot} fold to", key
+
+
+def first_difference(stored: PartitionState, folded: PartitionState) -> str:
+    """The first field in which they differ, but for the store's times that only a snapshot knows; empty where they agree."""
+    one, two = (_without_times(state) for state in (stored, folded))
+    return next((field for field in PartitionState.model_fields if getattr(one, field) != getattr(two, field)), "")
+
+
+def _without_times(state: PartitionState) -> PartitionState:
+    def timeless(entry: Any) -> Any:
+        return entry.model_copy(update={"since_ms": None})
+
+    return state.model_copy(
+        update={
+            "waiting": tuple(timeless(group) for group in state.waiting),
+            "registrations": {name: timeless(entry) for name, entry in state.registrations.items()},
+        }
+    )
+
+
+def _numbers(opened: Tier, prefix: str) -> list[int]:
+    """The numbers of the objects there; what is no number is none of ours."""
+    names = (info.key.removeprefix(prefix).removesuffix(".json") for info in opened.ports.control.list(prefix))
+    return [int(name) for name in names if name.isascii() and name.isdigit()]

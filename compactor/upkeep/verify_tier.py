@@ -1,0 +1,201 @@
+"""``verify``: is the tier what its metadata says? Reads every live object; changes nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from checkpoint.files import parse_leader_epoch_checkpoint
+from compactor.bootstrap import Tier
+from compactor.cleaner.passes.describe import content_of
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.transactions import txnindex_misfit
+from compactor.config import Cleaner
+from compactor.control.logs import PartitionLog
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, NotFound, OutOfBudget
+from compactor.local.budget import blocks
+from compactor.local.spool import process_folder
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.indexes import index_misfit, parse_txn_index, timeindex_misfit
+from compactor.records.producers import parse_snapshot
+from compactor.round.compaction import disk_budget
+from compactor.tier.recorded import download
+from compactor.upkeep.retire import survey
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``severity``: ``error``, or ``note`` for what waits for grace or a sweep. ``kind`` is one word for scripts."""
+
+    severity: str
+    kind: str
+    topic: str
+    partition: int
+    object: str
+    detail: str
+
+
+def verify_catalog(opened: Tier) -> list[Problem]:
+    """Whether the tier-wide log can be read to its end: partitions that it does not name are not looked at."""
+    try:
+        opened.identity()
+        opened.catalog.check_whole()
+    except BadData as error:
+        return [Problem("error", "control-log", "", -1, error.segment, error.cause)]
+    return []
+
+
+def verify_partition(opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None) -> list[Problem]:
+    """All problems and notes of one partition. What is wrong with the data is an answer, not an exception.
+
+    :raises OutOfBudget: a segment that does not fit within ``disk_budget_bytes``.
+    :raises StoreError: the store does not answer.
+    """
+    log = opened.open(name)
+    try:
+        state = log.check_whole()
+    except BadData as error:
+        return [Problem("error", "control-log", name.topic, name.partition, error.segment, error.message)]
+    found = list(_check_coverage(state))
+    cleaner = opened.settings.cleaner_for(name.topic)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_folder(opened.state_dir)) as scratch:
+        previous_last = -1
+        for segment in state.live:
+            _check_room(opened, cleaner, segment)
+            check = _Check(opened, name, segment, Path(scratch), cleaner.max_decompressed_batch_bytes)
+            problems, last = check.run(previous_last)
+            previous_last = max(previous_last, last)
+            if problems and log.refresh().slot != state.slot and segment.id not in log.state.live_by_id():
+                continue  # replaced and retired while we looked
+            found += problems
+            on_bytes(segment.size_bytes)
+    return found + list(_notes(opened, name, log))
+
+
+def _check_coverage(state: PartitionState) -> Iterator[Problem]:
+    for before, after in zip(state.live, state.live[1:], strict=False):
+        if after.start_offset != before.end_offset + 1:
+            kind = "gap" if after.start_offset > before.end_offset else "overlap"
+            detail = f"it begins at {after.start_offset}, the segment before ends at {before.end_offset}"
+            yield Problem("error", kind, *state.name, after.id, detail)
+
+
+def _check_room(opened: Tier, cleaner: Cleaner, segment: RemoteLogSegmentMetadata) -> None:
+    """One segment at a time lies on the local disk."""
+    needed, budget = sum(blocks(file.size) for file in segment.files.values()), disk_budget(cleaner, opened.state_dir)
+    if needed > budget:
+        raise OutOfBudget(
+            f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}",
+            hint=f"Set disk_budget_bytes to at least {needed}",
+        )
+
+
+class _Check(NamedTuple):
+    """One segment against what was recorded of it."""
+
+    opened: Tier
+    name: TopicPartition
+    segment: RemoteLogSegmentMetadata
+    scratch: Path
+    inflate_limit: int
+
+    def run(self, previous_last: int) -> tuple[list[Problem], int]:
+        """(problems, last offset that its batches hold)."""
+        segment = self.segment
+        found: list[Problem] = []
+        paths = self._fetched(found)
+        if "log" not in paths:
+            return found, segment.end_offset
+        try:
+            source = open_source(
+                0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last, self.inflate_limit
+            )
+            source.name = segment.key(str(self.name), "log")
+            source.verify(0, len(source.table))
+        except BadData as error:
+            return [*found, self._problem("log", "log", error.cause)], segment.end_offset
+        if detail := _metadata_problem(segment, source):
+            found.append(self._problem("metadata", "log", detail))
+        for kind, detail in _problems_beside(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
+            found.append(self._problem(kind, kind, detail))
+        return found, int(source.table.last_offset[-1]) if len(source.table) else -1
+
+    def _fetched(self, found: list[Problem]) -> dict[str, Path]:
+        """Kind -> the object as a local file, where it is what was recorded."""
+        paths: dict[str, Path] = {}
+        for kind, file in self.segment.files.items():
+            path = self.scratch / kind
+            path.unlink(missing_ok=True)
+            try:
+                arrived = download(self.opened.ports.data, self.segment.key(str(self.name), kind), path, file)
+            except NotFound:
+                found.append(self._problem("missing", kind, "the object is not in the store"))
+                continue
+            if arrived.is_recorded(file):
+                paths[kind] = path
+            elif arrived.size != file.size:
+                found.append(self._problem("size", kind, f"it has {arrived.size} bytes, recorded are {file.size}"))
+            else:
+                found.append(self._problem("digest", kind, "its bytes are not those that were recorded"))
+        return paths
+
+    def _problem(self, kind: str, file: str, detail: str) -> Problem:
+        return Problem("error", kind, *self.name, self.segment.key(str(self.name), file), detail)
+
+
+def _metadata_problem(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
+    """What readers decide by without a look into the log; ids, offsets and epochs the fold has checked."""
+    latest = content_of(source.table).max_timestamp_ms
+    if segment.size_bytes != source.size:
+        return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
+    if segment.max_timestamp_ms != latest:
+        return f"its metadata says that its latest record is of {segment.max_timestamp_ms}, it is of {latest}"
+    return ""
+
+
+def _problems_beside(source: SourceSegment, files: dict[str, bytes]) -> Iterator[tuple[str, str]]:
+    """(kind, what is wrong) of the files beside a sound log."""
+    problems: dict[str, Callable[[bytes], str]] = {
+        "index": lambda data: index_misfit(data, source.base, source.table),
+        "timeindex": lambda data: timeindex_misfit(data, source.base, source.table),
+        "txnindex": lambda data: _txnindex_problem(data, source),
+    }
+    for kind, problem in problems.items():
+        if kind in files and (detail := problem(files[kind])):
+            yield kind, detail
+    try:
+        if "snapshot" in files:
+            parse_snapshot(files["snapshot"], "snapshot")
+    except BadData as error:
+        yield "snapshot", error.cause
+    try:
+        parse_leader_epoch_checkpoint(files.get("leader-epoch-checkpoint", b"").decode())
+    except (BadData, UnicodeDecodeError) as error:
+        yield "leader-epoch-checkpoint", str(error)
+
+
+def _txnindex_problem(data: bytes, source: SourceSegment) -> str:
+    try:
+        entries = parse_txn_index(data, "")
+    except BadData as error:
+        return error.cause
+    return txnindex_misfit(entries, source)
+
+
+def _notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[Problem]:
+    found = survey(opened.ports, log, opened.retention)
+    for segment in (*found.due, *found.waiting, *found.unfinished):
+        yield Problem("note", "waiting", *name, segment.id, "replaced; its objects wait for grace or for `retire`")
+    for key in (*found.orphans, *found.scratch):
+        yield Problem("note", "orphan", *name, key, "nobody reads it; `retire` sweeps it")
+    for key in found.strangers:
+        yield Problem("note", "stranger", *name, key, "it is none of this program's objects, and is left alone")
+    for import_id in found.stale_imports:
+        yield Problem("note", "import", *name, import_id, "an unfinished import; `retire` sweeps what it left")
+    if found.open_intent:
+        yield Problem("note", "intent", *name, "", "a round was begun and not finished; the next `run` finishes or undoes it")

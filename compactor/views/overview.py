@@ -1,0 +1,89 @@
+"""All partitions at a glance: from what this machine remembers where that is fresh enough, from the tier where it is not.
+
+The tier-wide log hints at partitions that changed. Hints can be lost (a process that dies between its publication and its hint), so a
+partition that nobody hinted at is asked for news all the same once in ``MAX_AGE_MS``, and at every look while somebody is at work on
+it: two requests that find nothing, and what is new is folded on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from compactor.bootstrap import Tier
+from compactor.control.logs import open_partition
+from compactor.control.summary import PartitionSummary, summarize
+from compactor.errors import CompactorError
+from compactor.local.cache import Seen
+from compactor.model.ids import TopicPartition
+
+MAX_AGE_MS = 3_600_000
+"""By so much what is shown may be behind the tier where a hint was lost. Decisions are never made from it: `run` asks every partition."""
+THREADS = 16
+"""Partitions asked at a time: they wait for the store, not for each other."""
+
+OnPartition = Callable[[], None]
+Kept = tuple[Seen, PartitionSummary]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at one partition came to: one of the two."""
+
+    name: TopicPartition
+    summary: PartitionSummary | None = None
+    error: CompactorError | None = None
+
+
+def overview(
+    opened: Tier, names: Sequence[TopicPartition], *, max_age_ms: int = MAX_AGE_MS, on_partition: OnPartition = lambda: None
+) -> list[Look]:
+    """A look at each of them, in their order. ``max_age_ms`` 0: the tier is asked about each. Raises StoreError for the catalog only."""
+    hints = opened.identity().partitions
+    now = opened.ports.clock_ms()
+    kept = opened.local.summaries() if opened.local else {}
+    found: dict[TopicPartition, Look] = {}
+    asked: list[TopicPartition] = []
+    for name in names:
+        known = kept.get(str(name))
+        if known and is_fresh(*known, hints.get(str(name), 0), now, max_age_ms):
+            found[name] = Look(name, known[1])
+            on_partition()
+        else:
+            asked.append(name)
+    confirmed: dict[TopicPartition, Seen] = {}
+
+    def ask(name: TopicPartition) -> Look:
+        look = _ask(opened, name, hints.get(str(name), 0), kept.get(str(name)), confirmed, now)
+        on_partition()
+        return look
+
+    if asked:
+        with ThreadPoolExecutor(min(THREADS, len(asked)), thread_name_prefix="look") as pool:
+            found |= zip(asked, pool.map(ask, asked), strict=True)
+    if opened.local and confirmed:
+        opened.local.checked(confirmed)
+    return [found[name] for name in names]
+
+
+def is_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
+    """Where something was begun (an import, a leadership) the next record may come without a hint."""
+    led = summary.leader is not None and not summary.leader.released
+    at_work = led or summary.open_run or summary.imports
+    return seen.hint == hint and 0 <= now_ms - seen.checked_ms < max_age_ms and not at_work
+
+
+def _ask(opened: Tier, name: TopicPartition, hint: int, kept: Kept | None, confirmed: dict[TopicPartition, Seen], now_ms: int) -> Look:
+    try:
+        if kept:
+            seen, summary = kept
+            if not open_partition(opened.ports, name).poll_from(seen.slot, seen.mark.boundary):
+                confirmed[name] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
+                return Look(name, summary)
+        log = opened.open(name)
+        state = log.refresh()
+        opened.keep(log, hint)
+        return Look(name, summarize(state))
+    except CompactorError as error:
+        return Look(name, error=error)

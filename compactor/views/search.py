@@ -1,0 +1,136 @@
+"""Finding records by key or offset in the segments of a partition, newest first: what `explain` looks with. Reads only."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL
+from compactor.records.rows import Chunk, RowBuffers, Rows, parse
+from compactor.storage.port import ObjectStore
+from compactor.tier.recorded import download
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One record. ``value_bytes`` -1: a tombstone; ``horizon_ms``: when its batch lets go of tombstones and markers, None for not set yet.
+
+    ``outcome``: of its transaction: commit, abort or open; empty for a record outside of any. ``control``: abort, commit or control
+    for a marker, else empty.
+    """
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value_bytes: int
+    segment: RemoteLogSegmentMetadata
+    producer_id: int
+    horizon_ms: int | None
+    outcome: str
+    control: str
+
+    @property
+    def is_tombstone(self) -> bool:
+        return self.value_bytes < 0 and not self.control
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is the word of somebody about its key: neither a marker nor aborted or undecided."""
+        return not self.control and self.key is not None and self.outcome in ("", "commit")
+
+
+class Searcher:
+    """Looks through segments from the log's end to its beginning; transactions are decided by the markers that it has passed."""
+
+    def __init__(self, data: ObjectStore, name: TopicPartition, limit: int, on_bytes: Callable[[int], None]) -> None:
+        self._data = data
+        self._name = name
+        self._limit = limit
+        self._on_bytes = on_bytes
+        self._outcome: dict[int, str] = {}
+
+    def search(self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, offset: int = -1) -> Iterator[Sighting]:
+        """Records with that key, and the one at that offset; latest first. ``segments`` ascend.
+
+        Raises NotFound for an object that is gone, BadData for one that is not what was recorded.
+        """
+        with tempfile.TemporaryDirectory(prefix="explain-") as scratch:
+            for segment in reversed(segments):
+                source = self._fetched(segment, Path(scratch) / "log")
+                outcomes = self._outcomes(source)
+                yield from reversed(list(self._found(source, segment, outcomes, key, offset)))
+                self._on_bytes(segment.size_bytes)
+
+    def _fetched(self, segment: RemoteLogSegmentMetadata, path: Path) -> SourceSegment:
+        key = segment.key(str(self._name), "log")
+        path.unlink(missing_ok=True)
+        download(self._data, key, path, segment.files["log"]).require(key, segment.files["log"])
+        source = open_source(0, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, self._limit)
+        source.name = key
+        return source
+
+    def _outcomes(self, source: SourceSegment) -> dict[int, str]:
+        """Batch -> outcome of the transaction that it belongs to, for those that belong to one."""
+        table = source.table
+        found = {}
+        for batch in reversed(np.flatnonzero((table.control != NOT_CONTROL) | table.is_transactional).tolist()):
+            producer, control = int(table.producer_id[batch]), int(table.control[batch])
+            if control in (ABORT, COMMIT):
+                self._outcome[producer] = "abort" if control == ABORT else "commit"
+            elif control == NOT_CONTROL:
+                found[batch] = self._outcome.get(producer, "open")
+        return found
+
+    def _found(
+        self, source: SourceSegment, segment: RemoteLogSegmentMetadata, outcomes: dict[int, str], key: bytes | None, offset: int
+    ) -> Iterator[Sighting]:
+        table = source.table
+        wanted = table.control == NOT_CONTROL if key is not None else np.zeros(len(table), np.bool_)
+        if segment.start_offset <= offset <= segment.end_offset:
+            at = int(np.searchsorted(table.last_offset, offset))
+            wanted[at : at + 1] = True
+        buffers = RowBuffers()
+        for first, last in source.ranges():
+            if not wanted[first:last].any():
+                continue
+            for chunk in source.chunks(first, last, wanted[first:last], self._limit, None):
+                rows, first_row = parse(table, chunk, buffers, source.name)
+                batch_of = np.repeat(np.arange(chunk.first, chunk.last), np.diff(first_row))
+                for row in np.flatnonzero(_matching(chunk, rows, key) | (rows.offset == offset)).tolist():
+                    batch = int(batch_of[row])
+                    yield _sighting(source, segment, chunk, rows, row, batch, outcomes.get(batch, ""))
+
+
+def _matching(chunk: Chunk, rows: Rows, key: bytes | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    matches = np.zeros(len(rows), np.bool_)
+    if key is not None:
+        same = np.flatnonzero(rows.key_length == len(key))
+        where = rows.key_start[same][:, None] + np.arange(len(key))
+        matches[same] = np.all(chunk.buf[where] == np.frombuffer(key, np.uint8), axis=1)
+    return matches
+
+
+def _sighting(
+    source: SourceSegment, segment: RemoteLogSegmentMetadata, chunk: Chunk, rows: Rows, row: int, batch: int, outcome: str
+) -> Sighting:
+    table = source.table
+    control = int(table.control[batch])
+    start, length = int(rows.key_start[row]), int(rows.key_length[row])
+    return Sighting(
+        offset=int(rows.offset[row]),
+        timestamp=int(rows.timestamp[row]),
+        key=chunk.buf[start : start + length].tobytes() if length >= 0 else None,
+        value_bytes=int(rows.value_length[row]),
+        segment=segment,
+        producer_id=int(table.producer_id[batch]),
+        horizon_ms=int(table.base_timestamp[batch]) if int(table.attributes[batch]) & HORIZON else None,
+        outcome=outcome,
+        control="" if control == NOT_CONTROL else {ABORT: "abort", COMMIT: "commit"}.get(control, "control"),
+    )
