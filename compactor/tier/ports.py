@@ -1,7 +1,7 @@
-"""The seam where another kind of tier enters: where segments' bytes lie (SegmentLayout), and how readers come to use them (SegmentPublisher).
+"""The seam where another kind of tier enters: where segments' bytes lie (SegmentLayout), how readers come to use them (SegmentPublisher).
 
-Adding a kind of tier is one layout below ``tier/layouts``, one publisher below ``tier/publishers``, and one row in the composition root.
-Nothing outside ``tier/layouts`` makes an object's key; nothing outside ``tier/publishers`` switches readers over. Neither knows control logs:
+Adding a kind of tier is one layout below ``tier/layouts``, one publisher below ``tier/publishers``, one row in the composition root.
+Nothing outside ``tier/layouts`` makes an object's key; nothing outside ``tier/publishers`` switches readers over. Neither knows logs:
 what has to be appended there is handed in. Conformance: tests/contract/test_segment_layout.py and test_segment_publisher.py.
 """
 
@@ -78,7 +78,7 @@ class SegmentLayout(Protocol):
         """Read back: whether every object of the segment is there as recorded; says what is wrong, or nothing."""
 
     def delete(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Deletes all their objects, those of unfinished uploads too. Absent ones are fine. Whether it may be asked is control.ordering's."""
+        """Deletes all their objects, those of unfinished uploads too. Absent ones are fine. Whether it may be is control.ordering's."""
 
     def list(self, name: TopicPartition) -> Iterator[ListedObject]:
         """Every object among the partition's, strangers included."""
@@ -91,7 +91,7 @@ class SegmentPublisher(Protocol):
         """Before the first object of a finished rewrite is uploaded: size and largest timestamp are final (COPY_SEGMENT_STARTED)."""
 
     def publish(self, name: TopicPartition, replacements: Sequence[Replacement], record: Callable[[], None]) -> None:
-        """Switches readers over and calls ``record`` (the control log's *round published*) once they are. May be called again after a crash."""
+        """Switches readers, calls ``record`` (the control log's *round published*) once they are. Repeatable after a crash."""
 
     def withdraw(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """These will never be published: whatever a late process still says of them must not count."""
