@@ -26,9 +26,9 @@ from compactor.bootstrap import Tier, open_tier
 from compactor.config import load
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
-from compactor.round.compaction import RoundReport, compact
+from compactor.round.compaction import RoundReport
 from compactor.transfer.import_ import import_directory
-from compactor.upkeep.filters import rebuild, sidecars_of
+from compactor.upkeep.filters import rebuild
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000
@@ -57,7 +57,7 @@ def bring(tier: Tier, folder: Path, dirty: int, records: int, offset: int) -> in
 
 def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
     """(filters asked, wrong answers) about random keys that are in no segment."""
-    sidecars, dice = sidecars_of(tier, NAME), np.random.default_rng(dirty)
+    sidecars, dice = tier.sidecars(NAME), np.random.default_rng(dirty)
     asked = wrong = 0
     for segment in tier.open(NAME).refresh().live:
         found = sidecars.load(segment.id)
@@ -89,7 +89,7 @@ def run(folder: Path, scale: float, numbers: list[int], trials: int) -> None:
     segment_bytes = size + size // 2
     tier = opened(folder / "base", segment_bytes)
     import_directory(tier, folder / "log", NAME, tier.settings.cleaner.policy())
-    first = compact(tier, NAME, NOW_MS, force=True)
+    first = tier.compact(NAME, NOW_MS, force=True)
     print(f"{first.segments_out} clean segments of {size:,} bytes; one in {SHARING} shares a key with the tail\n")
     row("dirty keys", "filters", "bytes read", "sidecars", "bytes written", "requests", "skipped", "asked", "useless", "useless", "seconds")
     rates = []
@@ -105,7 +105,7 @@ def run(folder: Path, scale: float, numbers: list[int], trials: int) -> None:
             shutil.copytree(made, copy, copy_function=os.link)
             tier = opened(copy, segment_bytes, bloom=filters == "on", design_keys=dirty)
             begin, before = time.perf_counter(), tier.counters.usage()
-            report = compact(tier, NAME, NOW_MS, force=True)
+            report = tier.compact(NAME, NOW_MS, force=True)
             requests = tier.counters.usage().since(before).total_requests
             told(dirty, filters, report, requests, time.perf_counter() - begin)
             shutil.rmtree(copy)

@@ -7,23 +7,34 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from compactor.config import Limits, Settings
 from compactor.control.leadership import background_beats
 from compactor.control.logs import CatalogLog, PartitionLog, create_tier, note_change, open_catalog, open_partition
 from compactor.control.ports import Lease, Ports, Retention
-from compactor.control.state import CatalogState
-from compactor.errors import UsageError
+from compactor.control.state import CatalogState, PartitionState
+from compactor.errors import CompactorError, UsageError
 from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
-from compactor.round.engines import Engine
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.settings import Retries
+from compactor.tier.sidecars import Sidecars
+
+if TYPE_CHECKING:
+    from compactor.local.budget import Budget
+    from compactor.round.compaction import AssessWith, OnStage, Round, RoundReport
+    from compactor.round.engines import Engine
+    from compactor.round.sources import Reading
+
+READERS = 16
+"""Logs that are read at once: they wait for the store, not for each other."""
 
 
 class Engines(Protocol):
@@ -92,8 +103,9 @@ class Tier:
         return create_tier(self.ports, kind=tier.kind, layout=tier.layout)
 
     def hash_key(self) -> bytes:
-        """The tier's secret SipHash key, 16 bytes."""
-        return bytes.fromhex(self.identity().hash_key)
+        """The tier's secret SipHash key, 16 bytes; it never changes. Raises UsageError where there is no tier."""
+        known = self.catalog.state
+        return bytes.fromhex((known if known.tier_id else self.identity()).hash_key)
 
     def partitions(self, wanted: list[str] | None = None) -> list[TopicPartition]:
         """All partitions of the tier, or the named ones, each once. Raises UsageError for one that it does not hold."""
@@ -126,6 +138,75 @@ class Tier:
 
     def note_change(self, name: TopicPartition) -> None:
         note_change(self.ports, self.catalog, name)
+
+    def sidecars(self, name: TopicPartition) -> Sidecars:
+        """Those of a partition. Raises UsageError where there is no tier."""
+        hash_key = self.hash_key()
+        kept = self.local if self.local and self.local.bound else None
+        return Sidecars(self.ports.control, self.open(name).prefix, hash_key, kept)
+
+    def reading(self, state: PartitionState, budget: Budget, purpose: str) -> Reading:
+        """A partition's segments, staged in a new folder of this process. Whoever asked for it closes ``staging``."""
+        from compactor.round.sources import reading_of
+
+        return reading_of(self.ports, self.settings.cleaner_for(state.topic), self.state_dir, state, budget, purpose)
+
+    def round(
+        self,
+        name: TopicPartition,
+        now_ms: int,
+        *,
+        force: bool = False,
+        on_stage: OnStage = lambda s, p: None,
+        disk: Budget | None = None,
+        engine: Engine | None = None,
+        assess_with: AssessWith | None = None,
+    ) -> Round:
+        """As Round takes them. ``engine``: None for the one that the tier names."""
+        from compactor.round.compaction import Round, Workshop
+
+        if engine is None and self.engines is not None:
+            engine = self.engines(self, name)
+        cleaner = self.settings.cleaner_for(name.topic)
+        shop = Workshop(
+            ports=self.ports,
+            lease=self.lease,
+            cleaner=cleaner,
+            hash_key=self.hash_key(),
+            sidecars=self.sidecars(name) if cleaner.bloom else None,
+            threads=self.settings.daemon.threads,
+            state_dir=self.state_dir,
+        )
+        return Round(shop, now_ms, force=force, on_stage=on_stage, disk=disk, engine=engine, assess_with=assess_with)
+
+    def compact(self, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
+        """A round over one partition; other processes are told that something changed. Raises as Round.run."""
+        log, hint = self.open(name), self.hint(name)
+        report = self.round(name, now_ms, force=force, on_stage=on_stage).run(log)
+        self.keep(log, hint)
+        if self.local:
+            self.local.forget_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
+        if report.status in ("cleaned", "resumed"):
+            self.note_change(name)
+        return report
+
+    def read_logs(
+        self, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
+    ) -> list[PartitionLog | CompactorError]:
+        """Each partition's log, folded, or why it could not be; in their order."""
+
+        def read(name: TopicPartition) -> PartitionLog | CompactorError:
+            log = self.open(name)
+            try:
+                log.refresh()
+            except CompactorError as error:
+                return error
+            finally:
+                on_partition()
+            return log
+
+        with ThreadPoolExecutor(READERS, thread_name_prefix="logs") as pool:
+            return list(pool.map(read, names))
 
 
 def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:

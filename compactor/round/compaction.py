@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from compactor.bootstrap import Tier
 from compactor.cleaner.passes.lanes import Lanes
 from compactor.config import Cleaner
 from compactor.control.logs import PartitionLog
 from compactor.control.ordering import Stage
+from compactor.control.ports import Lease, Ports
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, NotFound, OutOfBudget
@@ -30,12 +30,12 @@ from compactor.round.ports import WorkSession, WorkStats
 from compactor.round.rewrite import LocalWorker, fingerprint, rules_of
 from compactor.round.skip import FilterRecord, Scouted, filter_for, filter_record, filter_stats, keys_to_come, record_of
 from compactor.round.sources import Reading, reading_of
+from compactor.storage.port import ObjectStore
 from compactor.tier.recorded import content
 from compactor.tier.sidecars import Sidecars
-from compactor.upkeep.filters import sidecars_of
 
 OnStage = Callable[[Stage, CompactionPlan], None]
-Assess = Callable[[PartitionState, Cleaner, int], Assessment[RemoteLogSegmentMetadata]]
+AssessWith = Callable[[PartitionState, Cleaner, int], Assessment[RemoteLogSegmentMetadata]]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,19 @@ class RoundReport:
     useless_rate: float = 0.0
 
 
+@dataclass(frozen=True)
+class Workshop:
+    """What this process has for rounds over one partition. ``sidecars``: None where there are none to be used (``bloom = false``)."""
+
+    ports: Ports
+    lease: Lease
+    cleaner: Cleaner
+    hash_key: bytes
+    sidecars: Sidecars | None
+    threads: int
+    state_dir: Path
+
+
 @dataclass
 class Bench:
     """Where a round is worked on in this process, from pass 1 to the last upload. ``run_id``: of the plan that ``found`` belongs to."""
@@ -97,24 +110,21 @@ class Round:
 
     def __init__(
         self,
-        opened: Tier,
-        name: TopicPartition,
+        shop: Workshop,
         now_ms: int,
         *,
         force: bool = False,
         on_stage: OnStage = lambda s, p: None,
         disk: Budget | None = None,
         engine: Engine | None = None,
-        assess_with: Assess | None = None,
+        assess_with: AssessWith | None = None,
     ) -> None:
         """``disk``: the budget of all rounds of this process together (daemon); None: this round has ``disk_budget_bytes`` to itself.
 
-        ``engine``: None for the one that the tier names. ``assess_with``: another range than that of an ordinary round (recompact).
+        ``engine``: None for this process. ``assess_with``: another range than that of an ordinary round (recompact).
         """
-        if engine is None and opened.engines is not None:
-            engine = opened.engines(opened, name)
-        self._opened = opened
-        self._cleaner = opened.settings.cleaner_for(name.topic)
+        self._shop = shop
+        self._cleaner = shop.cleaner
         self._force = force
         self._disk = disk
         self._map_engine = engine.map_engine if engine else ""
@@ -137,7 +147,7 @@ class Round:
     def run(self, log: PartitionLog) -> RoundReport:
         """Raises Leased, Fenced, StoreError, OutOfBudget; bad data is a report with status quarantined."""
         try:
-            return _report(run_round(self._opened.ports, log, self._opened.lease, self.work), self._stats)
+            return _report(run_round(self._shop.ports, log, self._shop.lease, self.work), self._stats)
         finally:
             self._clear()
 
@@ -173,12 +183,12 @@ class Round:
             Means(
                 self._cleaner.map_engine,
                 self._cleaner.map_budget_bytes,
-                self._opened.hash_key(),
+                self._shop.hash_key,
                 bench.lanes,
                 self._cleaner.verify_before_publish,
                 check,
             ),
-            self._sidecars(state),
+            self._shop.sidecars,
             filter_record(state.runs),
         )
         bench.found = scout.run()
@@ -210,16 +220,11 @@ class Round:
         return plan_round(state, found, facts, self._cleaner, self.work.now_ms, leader_epoch, new_id)
 
     def _producers(self, state: PartitionState) -> tuple[ActiveProducer, ...]:
-        return live_producers(self._opened, state, self.work.now_ms, self._cleaner.producer_id_expiration_ms)
-
-    def _sidecars(self, state: PartitionState) -> Sidecars | None:
-        if not self._cleaner.bloom:
-            return None
-        return sidecars_of(self._opened, state.name)
+        return live_producers(self._shop.ports.data, state, self.work.now_ms, self._cleaner.producer_id_expiration_ms)
 
     def _new_bench(self, state: PartitionState) -> Bench:
-        reading = reading_of(self._opened, state, self._budget(), "round")
-        return Bench(Lanes(self._opened.settings.daemon.threads), reading)
+        reading = reading_of(self._shop.ports, self._cleaner, self._shop.state_dir, state, self._budget(), "round")
+        return Bench(Lanes(self._shop.threads), reading)
 
     def _clear(self) -> None:
         if self._bench is not None:
@@ -230,7 +235,7 @@ class Round:
 
     def _budget(self) -> Budget:
         if self._disk is None:
-            self._disk = Budget(disk_budget(self._cleaner, self._opened.state_dir))
+            self._disk = Budget(disk_budget(self._cleaner, self._shop.state_dir))
         return self._disk
 
     def _check_disk(self, plan: CompactionPlan, state: PartitionState) -> None:
@@ -261,14 +266,14 @@ class Round:
         keys = bench.found.survivors.keys if bench.found else 0
         try:
             yield from LocalWorker(
-                data=self._opened.ports.data,
+                data=self._shop.ports.data,
                 staging=bench.reading.staging,
-                hash_key=self._opened.hash_key(),
+                hash_key=self._shop.hash_key,
                 map_budget_bytes=cleaner.map_budget_bytes,
-                threads=self._opened.settings.daemon.threads,
+                threads=self._shop.threads,
                 engine=plan.map_engine if plan.map_engine == "partitioned" else "auto",
                 verify_before_publish=cleaner.verify_before_publish,
-                sidecars=self._sidecars(state),
+                sidecars=self._shop.sidecars,
                 filter_for=partial(filter_for, cleaner, filter_record(state.runs), keys_to_come(cleaner, state.runs, keys)),
                 found=bench.found,
                 lanes=bench.lanes,
@@ -296,7 +301,7 @@ class Round:
         }
 
 
-def live_producers(opened: Tier, state: PartitionState, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
+def live_producers(data: ObjectStore, state: PartitionState, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
     """Producers at the tier's end that a broker would still know: in a transaction, or seen within ``expiration_ms``.
 
     Raises BadData where the snapshot of the last segment is missing or cannot be read.
@@ -306,7 +311,7 @@ def live_producers(opened: Tier, state: PartitionState, now_ms: int, expiration_
         return ()
     key = last.key(str(state.name), "snapshot")
     try:
-        entries = parse_snapshot(content(opened.ports.data, key, last.files["snapshot"]), key).entries
+        entries = parse_snapshot(content(data, key, last.files["snapshot"]), key).entries
     except NotFound:
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
@@ -362,9 +367,8 @@ def _segments_done(plan: CompactionPlan) -> tuple[SegmentDone, ...]:
     return (*done, *(SegmentDone(segment.id, "skipped", segment.reason) for segment in plan.skipped))
 
 
-def nothing_to_do(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
+def nothing_to_do(cleaner: Cleaner, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
     """The report of a partition that needs no round, by a summary that the tier has just confirmed; None where a round may be due."""
-    cleaner = opened.settings.cleaner_for(summary.topic)
     if summary.open_run or assess(summary, cleaner, now_ms, force=force).due:
         return None
     return RoundReport(summary.topic, summary.partition, "nothing_to_do", summary.first_dirty_offset, summary.first_dirty_offset)
@@ -375,15 +379,3 @@ def not_done(name: TopicPartition, error: CompactorError) -> RoundReport:
     status = "leased" if isinstance(error, Leased) else "fenced" if isinstance(error, Fenced) else "quarantined"
     segment = error.segment if isinstance(error, BadData) else ""
     return RoundReport(name.topic, name.partition, status, 0, 0, reason=error.message, segment=segment)
-
-
-def compact(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
-    """A round over one partition; other processes are told that something changed. Raises as Round.run."""
-    log, hint = opened.open(name), opened.hint(name)
-    report = Round(opened, name, now_ms, force=force, on_stage=on_stage).run(log)
-    opened.keep(log, hint)
-    if opened.local:
-        opened.local.forget_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
-    if report.status in ("cleaned", "resumed"):
-        opened.note_change(name)
-    return report

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from compactor.bootstrap import Tier
 from compactor.cleaner.passes.portraits import NOTHING
 from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.config import Cleaner
+from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.local.budget import Budget, Grant
 from compactor.local.spool import process_folder
@@ -21,14 +22,13 @@ from compactor.records.batches import map_file
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
 
 
-def reading_of(opened: Tier, state: PartitionState, budget: Budget, purpose: str) -> Reading:
+def reading_of(ports: Ports, cleaner: Cleaner, state_dir: Path, state: PartitionState, budget: Budget, purpose: str) -> Reading:
     """A partition's live segments, staged in a new folder of this process. Whoever asked for it closes ``staging``."""
-    cleaner = opened.settings.cleaner_for(state.topic)
     staging = Staging(
-        Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_folder(opened.state_dir))),
-        opened.ports.data,
+        Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_folder(state_dir))),
+        ports.data,
         budget,
-        sleep=opened.ports.sleep,
+        sleep=ports.sleep,
         local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
     )
     return Reading(staging, str(state.name), state.live, cleaner.max_decompressed_batch_bytes)

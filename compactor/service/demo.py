@@ -12,7 +12,7 @@ from compactor.bootstrap import Tier, open_tier
 from compactor.config import S3, load
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
-from compactor.round.compaction import OnStage, RoundReport, compact
+from compactor.round.compaction import OnStage, RoundReport
 from compactor.service.demo_check import View, differences, read_view
 from compactor.service.demo_data import Shape, write_topic
 from compactor.transfer.export import export_partition
@@ -82,7 +82,7 @@ class Demo:
         return forecast(self._tier, NAME, self.now_ms)
 
     def run(self, on_stage: OnStage) -> RoundReport:
-        return compact(self._tier, NAME, self.now_ms, on_stage=on_stage)
+        return self._tier.compact(NAME, self.now_ms, on_stage=on_stage)
 
     def verify(self, on_bytes: OnCount) -> list[Problem]:
         """What is wrong; notes are left out."""

@@ -16,7 +16,7 @@ from compactor.control.state import CatalogState
 from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import Budget
 from compactor.model.plan import CompactionPlan
-from compactor.round.compaction import Round, RoundReport
+from compactor.round.compaction import RoundReport
 from compactor.service.scheduling import Action, Job
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.upkeep.retire import RetireReport, retire
@@ -138,14 +138,14 @@ def perform(opened: Tier, catalog: CatalogState, job: Job, disk: Budget, now_ms:
 
 def _round(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Stop) -> tuple[RoundReport | RetireReport, str, str]:
     name = log.state.name
-    report = Round(opened, name, now_ms, on_stage=stop.stage, disk=disk).run(log)
+    report = opened.round(name, now_ms, on_stage=stop.stage, disk=disk).run(log)
     if report.status in ("cleaned", "resumed"):
         opened.note_change(name)
     return report, report.status, report.reason
 
 
 def _retire(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Stop) -> tuple[RoundReport | RetireReport, str, str]:
-    work = Round(opened, log.state.name, now_ms, on_stage=stop.stage, disk=disk).work
+    work = opened.round(log.state.name, now_ms, on_stage=stop.stage, disk=disk).work
     return retire(opened.ports, log, opened.lease, opened.retention, work=work), "retired", ""
 
 

@@ -168,14 +168,12 @@ class _Job:
 
     def _rounds(self, name: TopicPartition, engine: Engine) -> RoundReport:
         """One round over the whole log, after what a crash may have left open of another range."""
-        from compactor.round.compaction import Round
-
         cleaner = self._tier.settings.cleaner_for(name.topic)
         share = cleaner.disk_budget_bytes
         disk = Budget(share // self._cluster.slots_per_executor) if isinstance(share, int) else Budget(3 * cleaner.segment_bytes)
         while True:
             log = self._tier.open(name)
-            report = Round(self._tier, name, self._now_ms, engine=engine, assess_with=whole_log, disk=disk).run(log)
+            report = self._tier.round(name, self._now_ms, engine=engine, assess_with=whole_log, disk=disk).run(log)
             if report.status in ("cleaned", "resumed"):
                 with self._lock:
                     self._tier.note_change(name)

@@ -31,7 +31,6 @@ from compactor.storage.factory import is_s3, local_path
 from compactor.tier.recorded import content
 from compactor.tier.sidecars import Sidecars
 from compactor.transfer.log_directory import Member, check, check_unchanged, lineage_for, members, prepare, room_for
-from compactor.upkeep.filters import sidecars_of
 
 MOST_ATTEMPTS = 1000
 
@@ -140,7 +139,7 @@ class _Intake:
         if entry is None or len(entry.ids) != len(self._members):
             return False
         segments = []
-        sidecars = sidecars_of(opened, self._name) if opened.settings.cleaner_for(self._name.topic).bloom else None
+        sidecars = opened.sidecars(self._name) if opened.settings.cleaner_for(self._name.topic).bloom else None
         for member, registered in zip(self._members, entry.ids, strict=True):
             with tempfile.TemporaryDirectory(prefix="import-") as scratch:
                 metadata, paths = prepare(self._log_dir, member, registered, lineage, self._policy, Path(scratch))

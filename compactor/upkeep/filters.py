@@ -22,8 +22,7 @@ from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.skip import filter_for, filter_record, keys_to_come
-from compactor.round.sources import reading_of
-from compactor.tier.sidecars import Head, Sidecars
+from compactor.tier.sidecars import Head
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,12 @@ class Rebuilt:
     bytes_written: int
 
 
-def sidecars_of(opened: Tier, name: TopicPartition) -> Sidecars:
-    """Raises UsageError where there is no tier."""
-    hash_key = opened.hash_key()
-    kept = opened.local if opened.local and opened.local.bound else None
-    return Sidecars(opened.ports.control, opened.open(name).prefix, hash_key, kept)
-
-
 def show(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, Any]:
     """What the sidecars of live segments say, and what filters have done here so far. Raises StoreError."""
     state = opened.open(name).refresh()
     cleaner = opened.settings.cleaner_for(name.topic)
     record = filter_record(state.runs)
-    sidecars = sidecars_of(opened, name)
+    sidecars = opened.sidecars(name)
     sizes = sidecars.ids()
     heads = sidecars.heads([segment.id for segment in state.live])
     probes = keys_to_come(cleaner, state.runs, 0)
@@ -110,12 +102,12 @@ def rebuild(
     """
     state = opened.open(name).refresh()
     cleaner = opened.settings.cleaner_for(name.topic)
-    sidecars = sidecars_of(opened, name)
+    sidecars = opened.sidecars(name)
     heads = sidecars.heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
     record, probes = filter_record(state.runs), keys_to_come(cleaner, state.runs, 0)
     written, size = [], 0
-    reading = reading_of(opened, state, budget, "bloom")
+    reading = opened.reading(state, budget, "bloom")
     try:
         with Lanes(opened.settings.daemon.threads) as lanes:
             for ordinal in wanted:

@@ -9,14 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 from checkpoint import offsets
-from compactor.bootstrap import Tier
+from compactor.bootstrap import READERS, Tier
 from compactor.control import ordering
 from compactor.control.logs import PartitionLog
 from compactor.control.records import BadControlRecord
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
-from compactor.views.checkpoints import READERS
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ Everything here only reads. ``read_only`` makes sure of it, so that a live tier 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -17,8 +15,6 @@ from compactor.control.leadership import LeaseInfo, lease_of
 from compactor.control.logs import PartitionLog, open_catalog
 from compactor.control.ports import Ports
 from compactor.control.state import EpochHistory, FencedAppend, PartitionState, Run
-from compactor.errors import CompactorError
-from compactor.model.ids import TopicPartition
 from compactor.storage.readonly import ReadOnly
 
 
@@ -26,29 +22,6 @@ def read_only(opened: Tier) -> Tier:
     """The same tier through stores that refuse every write."""
     ports = replace(opened.ports, control=ReadOnly(opened.ports.control), data=ReadOnly(opened.ports.data))
     return replace(opened, ports=ports, catalog=open_catalog(ports))
-
-
-READERS = 16
-"""Logs that are read at once: they wait for the store, not for each other."""
-
-
-def read_logs(
-    opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
-) -> list[PartitionLog | CompactorError]:
-    """Each partition's log, folded, or why it could not be; in their order."""
-
-    def read(name: TopicPartition) -> PartitionLog | CompactorError:
-        log = opened.open(name)
-        try:
-            log.refresh()
-        except CompactorError as error:
-            return error
-        finally:
-            on_partition()
-        return log
-
-    with ThreadPoolExecutor(READERS, thread_name_prefix="view") as pool:
-        return list(pool.map(read, names))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from compactor.round.skip import (
 )
 from compactor.storage.probe import deletes_free_space
 from compactor.tier.sidecars import MISSING, Head
-from compactor.upkeep.filters import sidecars_of
 
 READ_REQUEST_USD = 0.4e-6
 WRITE_REQUEST_USD = 5e-6
@@ -102,7 +101,7 @@ def known_of(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: boo
     if not found.clean and sum(records_about(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
     runs = opened.open(summary.name).refresh().runs if found.clean else ()
-    return Known(sidecars_of(opened, summary.name).heads([segment.id for segment in found.segments]), filter_record(runs))
+    return Known(opened.sidecars(summary.name).heads([segment.id for segment in found.segments]), filter_record(runs))
 
 
 def forecast(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False) -> Forecast:

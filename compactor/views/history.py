@@ -10,7 +10,6 @@ from compactor.bootstrap import Tier
 from compactor.control.state import PartitionState, Run
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.views.checkpoints import read_logs
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def runs_of(state: PartitionState) -> list[RunReport]:
 
 def find_run(opened: Tier, run_id: str, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> PartitionState:
     """The state of the partition that remembers this run. Raises UsageError where none does, or why a partition could not be asked."""
-    logs = read_logs(opened, names, on_partition)
+    logs = opened.read_logs(names, on_partition)
     found = next((log.state for log in logs if not isinstance(log, CompactorError) and log.state.run(run_id)), None)
     if found is not None:
         return found

@@ -26,7 +26,6 @@ from compactor.control.ports import Lease
 from compactor.control.state import PartitionState
 from compactor.errors import Fenced
 from compactor.model.ids import TopicPartition
-from compactor.round.compaction import Round
 from compactor.round.engines import Engine
 from compactor.spark import register
 from compactor.spark.cluster.executor import Cost
@@ -163,7 +162,7 @@ def test_a_tier_in_s3(started: Started, s3_bucket: Bucket, tmp_path: Path, log_d
     assert latest(exported) == latest(log_dir)
     twins = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 5000")
     twins.bring(log_dir)
-    Round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+    twins.local.round(NAME, NOW_MS, force=True).run(twins.local.open(NAME))
     assert _digests(state_of(open_tier(load(str(cli.config))))) == _digests(state_of(twins.local))
     assert cli.do("verify")["ok"]
 
@@ -184,7 +183,7 @@ def test_a_round_asks_filters_in_s3(started: Started, s3_bucket: Bucket, tmp_pat
     before = cli.export(tmp_path / "before")
     tier = open_tier(load(str(cli.config)))
     engine = Engine("spark", partial(spark_worker, started.cluster, tier, Cost()))
-    report = Round(tier, NAME, NOW_MS, engine=engine).run(tier.open(NAME))
+    report = tier.round(NAME, NOW_MS, engine=engine).run(tier.open(NAME))
     assert (report.status, report.segments_skipped, report.filters.asked, report.filters.skipped) == ("cleaned", 4, 5, 4)
     assert latest(cli.export(tmp_path / "after")) == latest(before)
     assert cli.do("verify")["ok"]
@@ -278,7 +277,7 @@ def test_an_ordinary_round_on_spark(started: Started, twins: Twins) -> None:
     cli.config = twins.folder / "spark" / "settings.toml"
     cli.config.write_text(cli.config.read_text().replace("[cleaner]", '[cleaner]\nmap_engine = "spark"'))
     row = cli.run("--now", NOW_MS)
-    Round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+    twins.local.round(NAME, NOW_MS, force=True).run(twins.local.open(NAME))
     assert (row["status"], row["map_engine"], row["segments_out"]) == ("cleaned", "spark", len(state_of(twins.local).live))
     assert twins.difference() == ""
     assert scratch_of(twins.remote) == []
@@ -307,7 +306,7 @@ def test_jobs_say_what_they_do_to_which_partition(started: Started, twins: Twins
     watch = Watch(lambda step, count: steps.append((step, count)), lambda: tasks.append(None))
     cost = Cost()
     engine = Engine("spark", lambda stats: replace(spark_worker(started.cluster, twins.remote, cost, stats), watch=watch))
-    report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    report = twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
     assert [step.partition(",")[0] for step, _ in steps] == [
         "orders-0: pass 1",
         "orders-0: pass 1",
@@ -329,7 +328,7 @@ def test_bad_data_in_one_task_is_one_line(started: Started, twins: Twins) -> Non
     before = state_of(twins.remote)
     damage(twins.remote, before.live[2].key(str(NAME), "log"))
     engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, Cost()))
-    report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    report = twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
     assert report.status == "quarantined"
     assert before.live[2].id in report.reason
     assert "\n" not in report.reason
@@ -358,7 +357,7 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: Started, t
     worker = partial(spark_worker, started.cluster, short, Cost())
     engine = Engine("spark", lambda stats: replace(worker(stats), watch=Watch(on_step=take_over)))
     with pytest.raises(Fenced):
-        Round(short, NAME, NOW_MS, force=True, engine=engine).run(short.open(NAME))
+        short.round(NAME, NOW_MS, force=True, engine=engine).run(short.open(NAME))
     state = state_of(twins.remote)
     assert (len(taken), state.vector, state.intent is not None) == (1, (), True)
     # The successor's own process has ended meanwhile: the next one waits for nobody's heartbeat here.
@@ -366,9 +365,9 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: Started, t
     next_log = twins.remote.open(NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compactor.control.leadership._last_sign_ms", lambda *_: 0)
-        report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(next_log)
+        report = twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(next_log)
     assert report.status == "resumed"
-    Round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+    twins.local.round(NAME, NOW_MS, force=True).run(twins.local.open(NAME))
     assert twins.difference() == ""
 
 

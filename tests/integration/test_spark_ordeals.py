@@ -22,7 +22,6 @@ import pyspark
 import pytest
 
 from benchmarks.spark import write_log
-from compactor.round.compaction import compact
 from compactor.upkeep.retire import retire
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.deployment import ROOT, Deployment, Running
@@ -59,7 +58,7 @@ def twin_of(tmp_path: Path, log_dir: Path, *, segment_bytes: int = SEGMENT_BYTES
     """What the local engine makes of it."""
     twins = Twins(tmp_path / "twins", f"[cleaner]\nsegment_bytes = {segment_bytes}")
     twins.bring(log_dir)
-    compact(twins.local, NAME, NOW_MS, force=True)
+    twins.local.compact(NAME, NOW_MS, force=True)
     return twins
 
 
@@ -293,6 +292,6 @@ def test_a_partition_of_millions_of_records(tmp_path: Path) -> None:
     assert spark["exchanged_bytes"] / spark["exchanged_rows"] < 24
     twins = Twins(tmp_path / "twins", f"[cleaner]\nsegment_bytes = {segment_bytes}")
     twins.bring(log_dir)
-    report = compact(twins.local, NAME, NOW_MS, force=True)
+    report = twins.local.compact(NAME, NOW_MS, force=True)
     assert report.records_kept == row["records_kept"]
     assert compare(twins, deployment) == ""

@@ -16,7 +16,7 @@ from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.compaction import Round, RoundReport
+from compactor.round.compaction import RoundReport
 from compactor.round.engines import Engine
 from compactor.round.plan import Assessment, assess
 from compactor.round.ports import WorkStats
@@ -96,9 +96,9 @@ class Twins:
     def round(self, cluster: Any, *, first_dirty: int | None = None, now_ms: int = NOW_MS) -> tuple[RoundReport, RoundReport]:
         """The same round by both engines, with what they report."""
         look = partial(from_offset, first_dirty) if first_dirty is not None else None
-        here = Round(self.local, NAME, now_ms, force=True, assess_with=look).run(self.local.open(NAME))
+        here = self.local.round(NAME, now_ms, force=True, assess_with=look).run(self.local.open(NAME))
         engine = Engine("spark", partial(spark_worker, cluster, self.remote, Cost()))
-        there = Round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).run(self.remote.open(NAME))
+        there = self.remote.round(NAME, now_ms, force=True, assess_with=look, engine=engine).run(self.remote.open(NAME))
         return here, there
 
     def difference(self) -> str:

@@ -16,7 +16,6 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Long
 from compactor.bootstrap import Tier
 from compactor.control.ports import Retention
 from compactor.errors import BadData, OutOfBudget, UsageError
-from compactor.round.compaction import compact
 from compactor.spark.source import outcomes, pieces
 from compactor.spark.source.columns import COLUMNS, DDL, LATEST_MS, batch_of
 from compactor.spark.source.datasource import ReadRequest, Split, check_schema, parse_options, plan
@@ -343,7 +342,7 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
     tier = twins.local
     splits = plan(tier, request_of(tier, topic="orders", view=view, splitBytes=500))
     before = visible(folder)
-    assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
+    assert tier.compact(NAME, NOW_MS, force=True).status == "cleaned"
     retire(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), now_ms=NOW_MS * 2)
     rows = [row for split in splits for row in read_split(tier, split, arrow())]
     if view == "latest":

@@ -14,13 +14,12 @@ from compactor.bootstrap import Tier
 from compactor.control import publication
 from compactor.control.leadership import Leadership
 from compactor.errors import BadData, Unavailable
-from compactor.round.compaction import Round, RoundReport
+from compactor.round.compaction import RoundReport
 from compactor.round.engines import Engine
 from compactor.round.skip import filter_record
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import Cost
 from compactor.spark.round import gate, indexing, worker
-from compactor.upkeep.filters import sidecars_of
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
 
@@ -86,7 +85,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
     it.tail("s2-k7=new", "s2-k8")
     read, cluster = Cost(), HereCluster()
     live = state_of(it.twins.remote).live
-    here = Round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    here = it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
     there = spread(it.twins.remote, cluster, cost=read)
     assert it.twins.difference() == ""
     assert reasons(there) == reasons(here)
@@ -101,7 +100,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
 
 def spread(tier: Tier, cluster: HereCluster, *, cost: Cost | None = None, now_ms: int = NOW_MS) -> RoundReport:
     engine = Engine("spark", partial(spark_worker, cluster, tier, cost or Cost()))
-    return Round(tier, NAME, now_ms, force=True, engine=engine).run(tier.open(NAME))
+    return tier.round(NAME, now_ms, force=True, engine=engine).run(tier.open(NAME))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -153,14 +152,14 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     it = Growing(tmp_path, 5, transactions=True)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new", pid=5)
-    Round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking(step))
     announced = step in ("offset map", "pass 2")
     assert (state_of(it.twins.remote).intent is not None) == announced
     assert bool(scratch_of(it.twins.remote)) == (step == "pass 2")
     if lost and announced:
-        sidecars = sidecars_of(it.twins.remote, NAME)
+        sidecars = it.twins.remote.sidecars(NAME)
         for segment in state_of(it.twins.remote).live:
             (tmp_path / "spark" / "a tier" / ".tiered-compactor" / sidecars.key(segment.id)).unlink(missing_ok=True)
     report = spread(it.twins.remote, HereCluster())
@@ -175,7 +174,7 @@ def test_survivors_whose_record_may_have_counted_stay(tmp_path: Path, monkeypatc
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    Round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
     store = publication.store_survivors
 
     def unanswered(*args: Any) -> None:
@@ -196,7 +195,7 @@ def test_a_filter_that_goes_between_the_look_and_the_question_costs_a_read(tmp_p
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
     before = state_of(it.twins.remote).live[0]
-    gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / sidecars_of(it.twins.remote, NAME).key(before.id)
+    gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.sidecars(NAME).key(before.id)
     read = indexing.Index.read
 
     def read_and_lose(*args: Any) -> None:
@@ -217,7 +216,7 @@ def test_a_clean_segment_without_a_sidecar_is_read_with_its_keys(tmp_path: Path)
     it.twins.round(HereCluster())
     it.tail("s1-k3=new", "s2-k7")
     for tier, folder in ((it.twins.local, "local"), (it.twins.remote, "spark")):
-        (tmp_path / folder / "a tier" / ".tiered-compactor" / sidecars_of(tier, NAME).key(state_of(tier).live[1].id)).unlink()
+        (tmp_path / folder / "a tier" / ".tiered-compactor" / tier.sidecars(NAME).key(state_of(tier).live[1].id)).unlink()
     here, there = it.twins.round(HereCluster())
     assert it.twins.difference() == ""
     assert "it has no sidecar" in reasons(there)
@@ -244,7 +243,7 @@ def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: p
     it = Growing(tmp_path, 5, toml="\nmap_budget_bytes = 65536")
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    Round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
     cluster = Importing("filters of", lambda: it.tail(*(f"later-{number}=1" for number in range(700))))
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert it.twins.difference() == ""

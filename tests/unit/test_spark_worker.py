@@ -13,14 +13,12 @@ import pytest
 
 from compactor.bootstrap import Tier
 from compactor.errors import BadData, OutOfBudget, StoreError, Unavailable
-from compactor.round.compaction import Round, compact
 from compactor.round.engines import Engine
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import Cost
 from compactor.spark.round import exchange
 from compactor.spark.round.exchange import create_once, encode_bits, set_bits
 from compactor.spark.round.gate import Sample, sample_bits
-from compactor.upkeep.filters import sidecars_of
 from compactor.upkeep.retire import retire
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
@@ -139,7 +137,7 @@ def test_the_gate_looks_up_a_sample_of_the_keys(tmp_path: Path) -> None:
         growing(tmp_path / gate / "log", 2)
         twins.bring(tmp_path / gate / "log")
         cost, cluster = Cost(), HereCluster()
-        Round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+        twins.local.round(NAME, NOW_MS, force=True).run(twins.local.open(NAME))
         _spark_round(twins, cost, cluster)
         assert twins.difference() == ""
         assert scratch_of(twins.remote) == []
@@ -178,7 +176,7 @@ def test_the_gate_refuses_what_executors_got_wrong(
     before = state_of(twins.remote)
     monkeypatch.setattr(f"compactor.spark.round.{what}", wrong)
     engine = Engine("spark", partial(spark_worker, HereCluster(), twins.remote, Cost()))
-    report = Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    report = twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
     assert report.status == "quarantined"
     assert "the gate refuses" in report.reason
     assert cause in report.reason
@@ -216,7 +214,7 @@ def test_new_segments_get_their_sidecars(bloom: bool, tmp_path: Path) -> None:
 
 
 def _sidecars(tier: Tier) -> list[Any]:
-    found = [sidecars_of(tier, NAME).load(segment.id) for segment in state_of(tier).live]
+    found = [tier.sidecars(NAME).load(segment.id) for segment in state_of(tier).live]
     return [known and (known.distinct_keys, known.made_for, known.due, len(known.runs), len(known.markers)) for known in found]
 
 
@@ -276,7 +274,7 @@ def test_at_most_24_bytes_a_record_are_exchanged(tmp_path: Path) -> None:
 
 def _spark_round(twins: Twins, cost: Cost, cluster: Any = None) -> Any:
     engine = Engine("spark", partial(spark_worker, cluster or HereCluster(), twins.remote, cost))
-    return Round(twins.remote, NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    return twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
 
 
 # ---- what goes wrong --------------------------------------------------------------------------------------------------------
@@ -347,7 +345,7 @@ def test_a_local_run_finishes_what_spark_began(tmp_path: Path) -> None:
     twins.bring(folder)
     with pytest.raises(Unavailable):
         twins.round(Dying("pass 2", 1))
-    assert compact(twins.remote, NAME, NOW_MS).status == "resumed"
+    assert twins.remote.compact(NAME, NOW_MS).status == "resumed"
     assert twins.difference() == ""
 
 

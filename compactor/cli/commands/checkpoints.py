@@ -41,7 +41,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def show_list(args: argparse.Namespace, out: Output) -> int:
-    from compactor.views.checkpoints import read_logs, view
+    from compactor.views.checkpoints import view
 
     files = [text for text in args.targets if _is_file(text)]
     if files and len(files) == len(args.targets):
@@ -53,7 +53,7 @@ def show_list(args: argparse.Namespace, out: Output) -> int:
     found = []
     names = opened.partitions(args.targets)
     with out.progress("reading", len(names), "partitions") as progress:
-        for name, log in zip(names, read_logs(opened, names, progress.advance), strict=True):
+        for name, log in zip(names, opened.read_logs(names, progress.advance), strict=True):
             if isinstance(log, CompactorError):
                 outcomes.failed(str(name), log)
             else:

@@ -16,7 +16,6 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.round.compaction import Round
     from compactor.upkeep.retire import retire
 
     opened = tiers.opened(args)
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
             progress.advance()
             try:
                 # An open intent is resumed first, as `run` would.
-                work = Round(opened, name, opened.ports.clock_ms()).work
+                work = opened.round(name, opened.ports.clock_ms()).work
                 report = retire(
                     opened.ports, opened.open(name), opened.lease, opened.retention, now_ms=args.now, dry_run=args.dry_run, work=work
                 )

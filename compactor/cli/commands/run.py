@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         for summary in _looks(opened, names, out):
             if summary.leader is not None and not summary.leader.released:
                 held.append(summary.name)
-            idle = nothing_to_do(opened, summary, now, force=args.force)
+            idle = nothing_to_do(opened.settings.cleaner_for(summary.topic), summary, now, force=args.force)
             if idle is not None:
                 rows[summary.name] = tiers.plain(idle) | {"requests": 0, "seconds": 0.0}
                 outcomes.ok()
@@ -83,7 +83,7 @@ def _rounds(
     outcomes: tiers.Outcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
     from compactor.local.spool import process_folder
-    from compactor.round.compaction import compact, not_done
+    from compactor.round.compaction import not_done
 
     process_folder(opened.state_dir)  # before anything is announced that could not be worked on
     if opened.engines is not None:
@@ -98,7 +98,7 @@ def _rounds(
             try:
                 if name in held:
                     _say_who_leads(opened, name, out)
-                report = compact(opened, name, now, force=args.force, on_stage=stages)
+                report = opened.compact(name, now, force=args.force, on_stage=stages)
                 if report.status == "quarantined":
                     outcomes.bad_data(str(name), report.reason)
                 else:

@@ -23,7 +23,6 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def show_list(args: argparse.Namespace, out: Output) -> int:
-    from compactor.views.checkpoints import read_logs
     from compactor.views.difference import iso
     from compactor.views.history import runs_of
 
@@ -32,7 +31,7 @@ def show_list(args: argparse.Namespace, out: Output) -> int:
     outcomes = tiers.Outcomes(out, named=bool(args.partitions))
     found: list[RunReport] = []
     with out.progress("reading", len(names), "partitions") as progress:
-        for name, log in zip(names, read_logs(opened, names, progress.advance), strict=True):
+        for name, log in zip(names, opened.read_logs(names, progress.advance), strict=True):
             if isinstance(log, CompactorError):
                 outcomes.failed(str(name), log)
             else:

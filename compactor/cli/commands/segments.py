@@ -20,12 +20,11 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def show_list(args: argparse.Namespace, out: Output) -> None:
-    from compactor.upkeep.filters import sidecars_of
     from compactor.views.dump import list_segments
 
     opened = tiers.opened(args)
     (name,) = opened.partitions([args.partition])
-    found = list_segments(opened.open(name).refresh(), sidecars_of(opened, name).ids())
+    found = list_segments(opened.open(name).refresh(), opened.sidecars(name).ids())
     rows = [
         (
             s["id"],

@@ -38,7 +38,6 @@ from compactor.spark.round.mapping import SAMPLE, Gathered, ToGather, answer_ran
 from compactor.spark.round.rewriting import ToRewrite, rewrite_group
 from compactor.spark.round.scouting import Scouting, scout
 from compactor.tier.sidecars import Sidecars
-from compactor.upkeep.filters import sidecars_of
 
 ROW_KEY_BYTES: Final = 20
 MOST_SET_BYTES: Final = 128 << 20
@@ -101,7 +100,7 @@ class SparkWorker:
         return Steps(self.cluster, self.tier.ports.control, shared, self._used, self.watch, check)
 
     def sidecars(self, state: PartitionState) -> Sidecars | None:
-        return sidecars_of(self.tier, state.name) if self.cleaner.bloom else None
+        return self.tier.sidecars(state.name) if self.cleaner.bloom else None
 
 
 def note(stats: WorkStats, cost: Cost) -> None:
