@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from checkpoint.offsets import CleanerOffset
 from compactor.config import Cleaner
+from compactor.control.grace import retire_ms, stale_ms
 from compactor.control.ports import Retention
 from compactor.control.summary import PartitionSummary, SegmentFacts
 from compactor.model.ids import TopicPartition
@@ -124,12 +125,9 @@ def wake_ms(live: Iterable[SegmentFacts], cleaner: Cleaner, now_ms: int) -> int:
 def _retire_at_ms(known: PartitionSummary, retention: Retention, since_ms: Mapping[int, int], now_ms: int) -> int:
     if known.retiring:
         return now_ms
-    moments = [NEVER]
-    for group in known.waiting:
-        keep = retention.grace_ms if group.undone else max(retention.grace_ms, retention.undo_window_ms)
-        moments.append(since_ms.get(group.slot, now_ms) + keep)
-    moments += [since_ms.get(entry.slot, now_ms) + retention.orphan_age_ms for entry in known.imports]
-    return min(min(moments) + CLOCK_MS, NEVER)
+    moments = [retire_ms(group, retention, since_ms, now_ms) for group in known.waiting]
+    moments += [stale_ms(entry, retention, since_ms, now_ms) for entry in known.imports]
+    return min(min(moments, default=NEVER) + CLOCK_MS, NEVER)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from compactor.control import ordering
+from compactor.control import grace, ordering
 from compactor.control.leadership import Leadership, lead
 from compactor.control.logs import PartitionLog, tidy
 from compactor.control.ports import Lease, Ports, Retention
@@ -160,15 +160,14 @@ def _delete_begun(leadership: Leadership) -> tuple[RemoteLogSegmentMetadata, ...
 def _by_grace(
     ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None
 ) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
-    """What waits: (due, not due yet). Whole groups; an undone round's outputs need no undo window."""
+    """What waits: (due, not due yet), in whole groups."""
     due: list[RemoteLogSegmentMetadata] = []
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
         now = ports.control.clock_ms() if now_ms is None else now_ms
         since = since_ms(ports, log)
         for group in log.state.waiting:
-            keep_ms = retention.grace_ms if group.undone else max(retention.grace_ms, retention.undo_window_ms)
-            (due if now - since.get(group.slot, now) >= keep_ms else waiting).extend(group.segments)
+            (due if now >= grace.retire_ms(group, retention, since, now) else waiting).extend(group.segments)
     return tuple(due), tuple(waiting)
 
 
@@ -179,7 +178,7 @@ def _stale(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
     now = ports.control.clock_ms() if now_ms is None else now_ms
     since = since_ms(ports, log)
     entries = log.state.registrations.values()
-    return tuple(entry.import_id for entry in entries if now - since.get(entry.slot, now) >= retention.orphan_age_ms)
+    return tuple(entry.import_id for entry in entries if now >= grace.stale_ms(entry, retention, since, now))
 
 
 def since_ms(ports: Ports, log: PartitionLog) -> dict[int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from compactor.bootstrap import Tier
 from compactor.config import Cleaner
+from compactor.control.grace import keep_ms
 from compactor.control.leadership import LeaseInfo, lease_of
 from compactor.control.records import PlanAnnounced
 from compactor.control.state import PartitionState, Waiting
@@ -138,7 +139,7 @@ def _due_facts(state: PartitionState, found: Assessment[RemoteLogSegmentMetadata
 def _leftover_facts(state: PartitionState, opened: Tier, now_ms: int) -> Iterator[Fact]:
     for group in state.waiting:
         size = sum(segment.size_bytes for segment in group.segments)
-        keep = opened.retention.grace_ms if group.undone else max(opened.retention.grace_ms, opened.retention.undo_window_ms)
+        keep = keep_ms(group, opened.retention)
         what = "the outputs of undone run" if group.undone else "what was replaced by run"
         text = f"{what} {group.run_id} ({len(group.segments)} segments, {size} bytes) is kept for {keep} ms, then `retire` deletes it"
         yield Fact("waiting", text, {"run_id": group.run_id, "segments": len(group.segments), "bytes": size})
