@@ -27,13 +27,14 @@ from compactor.cleaner.keys.spilling import SpillingSurvivors
 from compactor.cleaner.keys.survivors import PassOne
 from compactor.cleaner.passes.chunks import FinishedChunks
 from compactor.cleaner.passes.lanes import Lanes
+from compactor.cleaner.passes.outcomes import outcomes_backwards
 from compactor.cleaner.passes.portraits import NOTHING, stand_in, verdicts_for
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts, aborted_backwards, fold
+from compactor.cleaner.passes.transactions import Verdicts, fold
 from compactor.errors import OutOfBudget
 from compactor.local.budget import Grant, Overrun, blocks
-from compactor.records.batches import NOT_CONTROL, BatchTable
+from compactor.records.batches import ABORT, NOT_CONTROL, BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from compactor.round.skip import (
     KEY_BYTES,
@@ -304,7 +305,7 @@ class Scout:
         for ordinal in reversed(self._behind):
             if self._head(ordinal).sidecar is None:
                 self._open(ordinal)
-            aborted_backwards(self._sources[ordinal].table, outcomes)
+            outcomes_backwards(self._sources[ordinal].table, outcomes)
             if survivors.one.witness is not None and self._gate is not None:
                 self._gate.behind(self._sources[ordinal])
         coming = list(self._dirty)
@@ -314,7 +315,7 @@ class Scout:
                 if coming:
                     self._reading.staging.fetch_ahead(self._reading.log(coming[-1]))
                 self._means.check()
-                aborted = aborted_backwards(source.table, outcomes)
+                aborted = outcomes_backwards(source.table, outcomes) == ABORT
                 if not self._folded:
                     self._verdicts[ordinal] = Verdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
                 # Of markers nothing but the outcome is known yet: chunks that hold some are not cleaned ahead.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compactor.cleaner.passes.outcomes import outcomes_backwards
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -16,6 +17,8 @@ from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL
 from compactor.records.rows import Chunk, RowBuffers, Rows, parse
 from compactor.storage.port import ObjectStore
 from compactor.tier.recorded import download
+
+_OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Searcher:
         self._name = name
         self._limit = limit
         self._on_bytes = on_bytes
-        self._outcome: dict[int, str] = {}
+        self._known: dict[int, int] = {}
 
     def search(self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, offset: int = -1) -> Iterator[Sighting]:
         """Records with that key, and the one at that offset; latest first. ``segments`` ascend.
@@ -79,14 +82,9 @@ class Searcher:
     def _outcomes(self, source: SourceSegment) -> dict[int, str]:
         """Batch -> outcome of the transaction that it belongs to, for those that belong to one."""
         table = source.table
-        found = {}
-        for batch in reversed(np.flatnonzero((table.control != NOT_CONTROL) | table.is_transactional).tolist()):
-            producer, control = int(table.producer_id[batch]), int(table.control[batch])
-            if control in (ABORT, COMMIT):
-                self._outcome[producer] = "abort" if control == ABORT else "commit"
-            elif control == NOT_CONTROL:
-                found[batch] = self._outcome.get(producer, "open")
-        return found
+        kinds = outcomes_backwards(table, self._known)
+        data = np.flatnonzero((table.control == NOT_CONTROL) & table.is_transactional)
+        return {batch: _OUTCOMES.get(int(kinds[batch]), "open") for batch in data.tolist()}
 
     def _found(
         self, source: SourceSegment, segment: RemoteLogSegmentMetadata, outcomes: dict[int, str], key: bytes | None, offset: int
@@ -132,5 +130,5 @@ def _sighting(
         producer_id=int(table.producer_id[batch]),
         horizon_ms=int(table.base_timestamp[batch]) if int(table.attributes[batch]) & HORIZON else None,
         outcome=outcome,
-        control="" if control == NOT_CONTROL else {ABORT: "abort", COMMIT: "commit"}.get(control, "control"),
+        control="" if control == NOT_CONTROL else _OUTCOMES.get(control, "control"),
     )

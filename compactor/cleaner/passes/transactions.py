@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.jit import kernel
+from compactor.cleaner.passes.outcomes import UNDECIDED, fold_outcomes
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.records.batches import ABORT, COMMIT, EMPTIED, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
@@ -50,10 +51,17 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
     pid = _joined([table.producer_id[some] for table, some in picked], np.int64)
     ids = np.union1d(pid, np.array(list(before), np.int64))
     open_since = np.array([before.get(each, -1) for each in ids.tolist()], np.int64)
-    aborted, discardable, indexed, first_offset, stable = _fold(
-        _joined([table.control[some] for table, some in picked], np.int8),
-        _joined([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_),
-        np.searchsorted(ids, pid),
+    control = _joined([table.control[some] for table, some in picked], np.int8)
+    in_transaction = _joined([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_)
+    producer = np.searchsorted(ids, pid)
+    outcome = np.full(len(ids), UNDECIDED, np.int64)
+    aborted = fold_outcomes(control, in_transaction, producer, outcome) == ABORT
+    discardable, indexed, first_offset, stable = _fold(
+        control,
+        in_transaction,
+        aborted,
+        producer,
+        outcome,
         open_since,
         np.argsort(open_since)[np.count_nonzero(open_since < 0) :],
         _joined([table.base_offset[some] for table, some in picked], np.int64),
@@ -69,23 +77,6 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
         spread = [_spread(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
         verdicts.append(Verdicts(spread[0], spread[1], spread[2], entries))
     return verdicts
-
-
-def aborted_backwards(table: BatchTable, outcomes: dict[int, int]) -> Flags:
-    """Which batches are data of an aborted transaction, for a log that is read from its end: ``outcomes`` has each producer's next marker.
-
-    It is brought on to the beginning of this segment. The same flags as those of ``fold``.
-    """
-    aborted = np.zeros(len(table), np.bool_)
-    decides = np.flatnonzero(
-        (table.control == ABORT) | (table.control == COMMIT) | ((table.control == NOT_CONTROL) & table.is_transactional)
-    )
-    if len(decides):
-        ids, producer = np.unique(table.producer_id[decides], return_inverse=True)
-        outcome = np.array([outcomes.get(each, -1) for each in ids.tolist()], np.int64)
-        aborted[decides] = _backwards(table.control[decides], producer.astype(np.int64), outcome)
-        outcomes.update(zip(ids.tolist(), outcome.tolist(), strict=True))
-    return aborted
 
 
 def _joined(columns: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
@@ -156,40 +147,27 @@ def _marker_before(table: BatchTable) -> Int64s:
 
 
 @kernel
-def _backwards(control: npt.NDArray[np.int8], producer: Int64s, outcome: Int64s) -> Flags:
-    aborted = np.zeros(control.size, np.bool_)
-    for i in range(control.size - 1, -1, -1):
-        if control[i] == NOT_CONTROL:
-            aborted[i] = outcome[producer[i]] == ABORT
-        else:
-            outcome[producer[i]] = control[i]
-    return aborted
-
-
-@kernel
 def _fold(
     control: npt.NDArray[np.int8],
     transactional: Flags,
+    aborted: Flags,
     producer: Int64s,
+    outcome: Int64s,
     open_since: Int64s,
     opened: Int64s,
     base: Int64s,
     last: Int64s,
-) -> tuple[Flags, Flags, Flags, Int64s, Int64s]:
-    """``open_since``: per producer where its open transaction began, or -1; ``opened``: those that have one, in that order."""
+) -> tuple[Flags, Flags, Int64s, Int64s]:
+    """``open_since``: per producer where its open transaction began, or -1; ``opened``: those that have one, in that order.
+
+    ``aborted``: per batch, as its marker has it; ``outcome``: of each producer's first marker.
+    """
     batches = control.size
     producers = open_since.size
-    aborted = np.zeros(batches, np.bool_)
     discardable = np.zeros(batches, np.bool_)
     indexed = np.zeros(batches, np.bool_)
     first_offset = np.full(batches, -1, np.int64)
     stable = np.full(batches, -1, np.int64)
-    outcome = np.full(producers, -1, np.int64)
-    for i in range(batches - 1, -1, -1):
-        if control[i] == ABORT or control[i] == COMMIT:
-            outcome[producer[i]] = control[i]
-        elif control[i] == NOT_CONTROL and transactional[i]:
-            aborted[i] = outcome[producer[i]] == ABORT
     committed_seen = np.zeros(producers, np.bool_)
     aborted_seen = np.zeros(producers, np.bool_)
     # Transactions in the order they began, by whom and where. Those before ``oldest`` have ended, so each is passed once.
@@ -232,4 +210,4 @@ def _fold(
                 while oldest < begun and open_since[began_by[oldest]] != began_at[oldest]:
                     oldest += 1
                 stable[i] = began_at[oldest] if oldest < begun else last[i] + 1
-    return aborted, discardable, indexed, first_offset, stable
+    return discardable, indexed, first_offset, stable

@@ -1,7 +1,7 @@
 """What became of transactions, for readers that see only a part of the log.
 
 The outcome of a batch is told by the first marker of its producer behind it, as the cleaner's own fold has it. Within a piece of the log
-one kernel finds it; what is still open at the piece's end is looked up in the markers behind it, which are read only as far as needed.
+that fold finds it; what is still open at the piece's end is looked up in the markers behind it, which are read only as far as needed.
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from bloom.jit import kernel
+from compactor.cleaner.passes.outcomes import UNDECIDED, Flags, fold_outcomes
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, Int64s
+from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
 from compactor.spark.source.pieces import Piece, SegmentReader
 
-Flags = npt.NDArray[np.bool_]
-
-UNDECIDED: Final = -1
 MOST_HELD: Final = 4
 """Pieces that were read ahead and are kept for the reader, which will come to them."""
 
@@ -56,11 +52,15 @@ class Outcomes:
         ids, producer = np.unique(table.producer_id, return_inverse=True)
         producer = producer.astype(np.int64)
         transactional = table.is_transactional & (table.producer_id >= 0)
-        outcome = np.full(len(ids), UNDECIDED, np.int64)
+        kinds = fold_outcomes(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
         last = int(table.last_offset[-1])
-        for index in np.flatnonzero(_open_at_end(table.control, transactional, producer, len(ids))).tolist():
-            outcome[index] = self._first_marker(int(ids[index]), last, piece)
-        return _aborted(table.control, transactional, producer, outcome)
+        still = transactional & (table.control == NOT_CONTROL) & (kinds == UNDECIDED)
+        behind = np.full(len(ids), UNDECIDED, np.int8)
+        for index in np.unique(producer[still]).tolist():
+            behind[index] = self._first_marker(int(ids[index]), last, piece)
+        kinds[still] = behind[producer[still]]
+        aborted: Flags = kinds == ABORT
+        return aborted
 
     def passed_backwards(self, piece: Piece) -> None:
         """The reader goes on before this piece: of each producer only its first marker counts from now on."""
@@ -119,31 +119,3 @@ class Outcomes:
                 piece = reader.piece(at)
                 yield piece
                 at = piece.end
-
-
-@kernel
-def _open_at_end(control: npt.NDArray[np.int8], transactional: Flags, producer: Int64s, producers: int) -> Flags:
-    """Per producer: it has data in a transaction that no marker in these batches ends."""
-    decided = np.zeros(producers, np.bool_)
-    found = np.zeros(producers, np.bool_)
-    for i in range(control.size - 1, -1, -1):
-        p = producer[i]
-        if not decided[p]:
-            if control[i] == ABORT or control[i] == COMMIT:
-                decided[p] = True
-            elif control[i] == NOT_CONTROL and transactional[i]:
-                decided[p] = True
-                found[p] = True
-    return found
-
-
-@kernel
-def _aborted(control: npt.NDArray[np.int8], transactional: Flags, producer: Int64s, outcome: Int64s) -> Flags:
-    """``outcome``: of each producer's first marker behind these batches; changed in place."""
-    aborted = np.zeros(control.size, np.bool_)
-    for i in range(control.size - 1, -1, -1):
-        if control[i] == ABORT or control[i] == COMMIT:
-            outcome[producer[i]] = control[i]
-        elif control[i] == NOT_CONTROL and transactional[i]:
-            aborted[i] = outcome[producer[i]] == ABORT
-    return aborted
