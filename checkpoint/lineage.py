@@ -39,6 +39,44 @@ def extend(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> Lineag
     return (*lineage, *(entry for entry in newer if entry.epoch > last))
 
 
+def merge(known: Sequence[EpochEntry], given: Sequence[EpochEntry]) -> Lineage:
+    """What is known and what a broker says now, of one log: the given entries, and before them those that its retention has cut off.
+
+    Kafka's LeaderEpochFileCache.truncateFromStart drops the epochs below the log's start and moves the first one left up to it; here
+    that epoch keeps the start that was known.
+    """
+    if not given:
+        return tuple(known)
+    first = given[0]
+    before = tuple(entry for entry in known if entry.epoch < first.epoch and entry.start_offset < first.start_offset)
+    start = min((entry.start_offset for entry in known if entry.epoch == first.epoch), default=first.start_offset)
+    return (*before, EpochEntry(first.epoch, min(start, first.start_offset)), *given[1:])
+
+
+def cut(lineage: Sequence[EpochEntry], end: int) -> Lineage:
+    """The entries of the epochs that begin below ``end``."""
+    return tuple(entry for entry in lineage if entry.start_offset < end)
+
+
+def disowned(known: Sequence[EpochEntry], known_end: int, given: Sequence[EpochEntry], given_end: int) -> int | None:
+    """First offset below ``known_end`` that the given lineage has of another epoch; None where one log continues the other.
+
+    Both ends are exclusive. What only one of them holds is not compared: retention cuts a log at its front, and a copy that ends
+    earlier is just older. But an epoch that the given lineage has begun before its own end is over disowns what lies above
+    (a leader writes its entry before its first batch).
+    """
+    if not known or not given:
+        return None
+    begin = max(known[0].start_offset, given[0].start_offset)
+    for offset in sorted({begin, *(e.start_offset for e in (*known, *given) if e.start_offset > begin)}):
+        if offset >= known_end:
+            break
+        ours, theirs = epoch_at(known, offset), epoch_at(given, offset)
+        if theirs > ours or (theirs < ours and offset < given_end):
+            return offset
+    return None
+
+
 def divergence(old: Sequence[EpochEntry], old_end: int, new: Sequence[EpochEntry], new_end: int) -> int | None:
     """First offset below ``old_end`` that the new lineage gives to another epoch or no longer holds; None where there is none.
 

@@ -44,10 +44,10 @@ class Parser(argparse.ArgumentParser):
         )
         self.set_defaults(run=run)
 
-    def subcommand(self, name: str, help: str) -> Parser:  # noqa: A002, argparse's own word
-        """Adds ``show`` to ``config``."""
+    def subcommand(self, name: str, help: str, *, required: bool = True) -> Parser:  # noqa: A002, argparse's own word
+        """Adds ``show`` to ``config``. ``required``: False where the command does something by itself, too."""
         if self._choices is None:
-            self._choices = self.add_subparsers(metavar="SUBCOMMAND", required=True, dest="subcommand", parser_class=Parser)
+            self._choices = self.add_subparsers(metavar="SUBCOMMAND", required=required, dest="subcommand", parser_class=Parser)
         return self._choices.add_parser(name, help=help, description=help)
 
     def error(self, message: str) -> NoReturn:

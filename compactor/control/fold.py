@@ -28,6 +28,9 @@ from compactor.control.state import (
 )
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
+TAIL = 16
+"""How many of the last batches a state remembers."""
+
 Refusal = Callable[[PartitionState, Record[Any]], str]
 Changes = dict[str, Any]
 
@@ -119,8 +122,75 @@ def _segments_tiered(state: PartitionState, record: Record[Any], body: r.Segment
     end = body.segments[-1].end_offset
     entry = entry.model_copy(update={"ids": tuple(name for name in entry.ids if name not in tiered), "tiered_end": end})
     changes = _registered(state, record, entry) | {"live": state.live + body.segments}
-    newer = body.lineage or lineage.extend(state.lineage, lineage.union([segment.leader_epochs for segment in body.segments]))
+    told = lineage.extend(state.lineage, lineage.union([segment.leader_epochs for segment in body.segments]))
+    newer = lineage.merge(state.lineage, body.lineage) if body.lineage else told
+    changes |= {"tail": (*state.tail, *body.tail)[-TAIL:] if body.tail else (), "deleted_slot": 0}
     return changes | _lineage_moved(state, newer, end + 1)
+
+
+def _segments_prepended(state: PartitionState, record: Record[Any], body: r.SegmentsPrepended) -> Changes:
+    entry = state.registrations[body.import_id]
+    entry = entry.model_copy(update={"ids": (), "tiered_end": body.segments[-1].end_offset})
+    older = body.lineage or lineage.union([segment.leader_epochs for segment in body.segments])
+    return _registered(state, record, entry) | {"live": body.segments + state.live, "lineage": lineage.merge(older, state.lineage)}
+
+
+def _tail_truncated(state: PartitionState, record: Record[Any], body: r.TailTruncated) -> Changes:
+    """The discarded branch leaves the view and waits for grace; nothing from ``offset`` on counts as clean, nor as known."""
+    gone = set(body.voided)
+    kept = tuple(segment for segment in state.live if segment.id not in gone)
+    changes = _clamped(state, body.offset)
+    group = Waiting(
+        slot=record.slot,
+        run_id=body.cut_id,
+        leader_epoch=state.last_epoch,
+        undone=True,
+        segments=tuple(segment for segment in state.live if segment.id in gone),
+        vector_before=changes["vector"],
+        vector=changes["vector"],
+        why=f"the broker's log was truncated at offset {body.offset}",
+    )
+    if body.head is not None:
+        entry = state.registrations[body.cut_id]
+        changes |= _registered(state, record, entry.model_copy(update={"ids": (), "tiered_end": body.head.end_offset}))
+        kept += (body.head,)
+    return changes | {
+        "live": kept,
+        "waiting": (*changes["waiting"], group),
+        "lineage": lineage.cut(state.lineage, body.offset),
+        "lineage_end": body.offset,
+        "tail": tuple(batch for batch in state.tail if batch.last_offset < body.offset),
+        "quarantine": None,
+    }
+
+
+def _partition_deleted(state: PartitionState, record: Record[Any], body: r.PartitionDeleted) -> Changes:
+    """Everything that was, is or was about to be readable waits for grace or is an orphan; nobody can go back to it."""
+    why = "the partition was deleted"
+    group = Waiting(
+        slot=record.slot, run_id="", leader_epoch=body.leader_epoch, undone=True, segments=state.live, vector_before=(), vector=(), why=why
+    )
+    earlier = tuple(other.model_copy(update={"undone": True, "replaced_by": {}, "why": other.why or why}) for other in state.waiting)
+    closed = [
+        ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=why)
+        for entry in state.registrations.values()
+    ]
+    open_run = state.intent.plan.run_id if state.intent else ""
+    return {
+        "live": (),
+        "vector": (),
+        "intent": None,
+        "registrations": {},
+        "closed_imports": (*(c.model_copy(update={"voided": c.voided or why}) for c in state.closed_imports), *closed)[-HISTORY:],
+        "waiting": (*earlier, group) if state.live else earlier,
+        "lineage": (),
+        "lineage_end": -1,
+        "tail": (),
+        "quarantine": None,
+        "published": (),
+        "runs": _run_changed(state, open_run, status="undone", reason=why, ended_ms=record.at_ms) if open_run else state.runs,
+        "deleted_slot": record.slot,
+    }
 
 
 def _registered(state: PartitionState, record: Record[Any], entry: Registration, voided: str = "") -> Changes:
@@ -143,19 +213,18 @@ def _lineage_recorded(state: PartitionState, record: Record[Any], body: r.Lineag
 def _lineage_moved(state: PartitionState, newer: tuple[EpochEntry, ...], end: int) -> Changes:
     """Stores the lineage; where the broker's log was truncated or has diverged, nothing above counts as clean any more."""
     parted = lineage.divergence(state.lineage, state.end_offset + 1, newer, end)
-    if parted is None or parted >= offsets.clean_up_to(state.vector):
-        return {"lineage": newer, "lineage_end": end}
+    moved: Changes = {"lineage": newer, "lineage_end": end}
+    return moved if parted is None or parted >= offsets.clean_up_to(state.vector) else moved | _clamped(state, parted)
+
+
+def _clamped(state: PartitionState, parted: int) -> Changes:
+    """Nothing from here on counts as clean: for who plans, who retires what was replaced, and who undoes."""
 
     def clamped(entry: Any) -> Any:
         both = {name: offsets.clamp(getattr(entry, name), parted) for name in ("vector_before", "vector")}
         return entry.model_copy(update=both)
 
-    return {
-        "lineage": newer,
-        "lineage_end": end,
-        "vector": offsets.clamp(state.vector, parted),
-        "waiting": tuple(clamped(group) for group in state.waiting),
-    }
+    return {"vector": offsets.clamp(state.vector, parted), "waiting": tuple(clamped(group) for group in state.waiting)}
 
 
 def _plan_announced(state: PartitionState, record: Record[Any], body: r.PlanAnnounced) -> Changes:
@@ -300,6 +369,9 @@ EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.LeadershipReleased: _leadership_released,
     r.IdsRegistered: _ids_registered,
     r.SegmentsTiered: _segments_tiered,
+    r.SegmentsPrepended: _segments_prepended,
+    r.TailTruncated: _tail_truncated,
+    r.PartitionDeleted: _partition_deleted,
     r.LineageRecorded: _lineage_recorded,
     r.ImportVoided: _import_voided,
     r.PlanAnnounced: _plan_announced,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from compactor.control.leadership import check_before_append
 from compactor.control.logs import PartitionLog, tidy
 from compactor.control.ports import Ports
-from compactor.control.records import IdsRegistered, LineageRecorded, SegmentsTiered
+from compactor.control.records import IdsRegistered, LineageRecorded, SegmentsPrepended, SegmentsTiered, TailBatch, TailTruncated
 from compactor.control.state import HISTORY, PartitionState
 from compactor.errors import BadData, Fenced, Unavailable
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
@@ -36,34 +36,66 @@ def register(ports: Ports, log: PartitionLog, import_id: str, ids: Sequence[str]
 
 
 def tier(
-    ports: Ports, log: PartitionLog, import_id: str, segments: Sequence[RemoteLogSegmentMetadata], lineage: Sequence[EpochEntry] = ()
+    ports: Ports,
+    log: PartitionLog,
+    import_id: str,
+    segments: Sequence[RemoteLogSegmentMetadata],
+    lineage: Sequence[EpochEntry] = (),
+    tail: Sequence[TailBatch] = (),
 ) -> PartitionState:
-    """The uploaded segments become readable, all or none. ``lineage``: the broker's whole leader-epoch-checkpoint, if known.
+    """The uploaded segments become readable, all or none. ``lineage``: the broker's leader-epoch-checkpoint, if known.
 
     Raises Fenced where the import was voided meanwhile, BadData where the segments no longer continue the log.
     """
-    log.refresh()
-    body = SegmentsTiered(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage))
-    end = segments[-1].end_offset
+    body = SegmentsTiered(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), tail=tuple(tail))
+    return _tiered(log, body)
 
-    def decide(state: PartitionState) -> SegmentsTiered | None:
+
+def prepend(
+    ports: Ports, log: PartitionLog, import_id: str, segments: Sequence[RemoteLogSegmentMetadata], lineage: Sequence[EpochEntry] = ()
+) -> PartitionState:
+    """The same for segments that end where the log begins, while nothing of it is compacted."""
+    return _tiered(log, SegmentsPrepended(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage)))
+
+
+def _tiered(log: PartitionLog, body: SegmentsTiered | SegmentsPrepended) -> PartitionState:
+    log.refresh()
+    import_id, end = body.import_id, body.segments[-1].end_offset
+
+    def decide(state: PartitionState) -> SegmentsTiered | SegmentsPrepended | None:
         entry = state.registrations.get(import_id)
-        tiered_end = entry.tiered_end if entry else _tiered_end(state, import_id)
-        if tiered_end >= end:
+        closed = next((closed for closed in state.closed_imports if closed.import_id == import_id), None)
+        known = entry or closed
+        if known is not None and known.tiered_end >= end:
             return None
         if entry is None:
             raise Fenced(
-                f"{state.name}: import {import_id} was voided, because it took too long to come back",
+                f"{state.name}: import {import_id} was voided: {closed.voided if closed else 'it took too long to come back'}",
                 hint="Import again; the objects that it had uploaded are swept by `retire`",
             )
         problem = check_before_append(log, state, body)
         if problem:
-            raise BadData(problem, segment=str(state.name), hint="Another import was faster. Import again what is still missing")
+            raise BadData(problem, segment=str(state.name), hint="Another process was faster. Import again what is still missing")
         return body
 
     state = log.transact(decide)
     tidy(log)
     return state
+
+
+def truncate(ports: Ports, log: PartitionLog, body: TailTruncated) -> PartitionState:
+    """What the tier has from an offset on leaves the view: the broker has discarded it. Raises BadData where a round was faster."""
+    log.refresh()
+
+    def decide(state: PartitionState) -> TailTruncated | None:
+        if any(group.run_id == body.cut_id for group in state.waiting):
+            return None
+        problem = check_before_append(log, state, body)
+        if problem:
+            raise BadData(problem, segment=str(state.name), hint="Another process was faster. Import again")
+        return body
+
+    return log.transact(decide)
 
 
 def record_lineage(ports: Ports, log: PartitionLog, lineage: Sequence[EpochEntry], end_offset: int) -> PartitionState:
@@ -84,7 +116,3 @@ def record_lineage(ports: Ports, log: PartitionLog, lineage: Sequence[EpochEntry
 
 def _closed(state: PartitionState, import_id: str) -> bool:
     return any(closed.import_id == import_id for closed in state.closed_imports)
-
-
-def _tiered_end(state: PartitionState, import_id: str) -> int:
-    return next((closed.tiered_end for closed in state.closed_imports if closed.import_id == import_id), -1)

@@ -138,10 +138,72 @@ def continues_log(state: PartitionState, record: Record[Any]) -> str:
         return "no segments, or one of them twice"
     if state.live and segments[0].start_offset != state.end_offset + 1:
         return f"segment {segments[0].id} starts at {segments[0].start_offset}, the log ends at {state.end_offset}"
-    for segment in segments:
-        if segment.end_offset < segment.start_offset or segment.size_bytes <= 0 or not segment.leader_epochs:
-            return f"segment {segment.id} is empty or has no leader epoch"
-    return _gap(segments)
+    return _unsound(segments) or _gap(segments)
+
+
+def lineage_kept(state: PartitionState, record: Record[Any]) -> str:
+    """a lineage that does not disown what the tier holds (asked of records that carry a tail: earlier programs wrote none)"""
+    body: r.SegmentsTiered = record.body
+    end = state.end_offset + 1
+    parted = lineage.disowned(state.lineage, end, body.lineage, end) if body.tail and state.live else None
+    return "" if parted is None else f"its lineage gives offset {parted} to another leader epoch than the tier's"
+
+
+def precedes_log(state: PartitionState, record: Record[Any]) -> str:
+    """segments that end at the start - 1 and follow each other without a gap"""
+    segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
+    if not segments or len({segment.id for segment in segments}) != len(segments):
+        return "no segments, or one of them twice"
+    if not state.live or segments[-1].end_offset != state.start_offset - 1:
+        return f"segment {segments[-1].id} ends at {segments[-1].end_offset}, the log starts at {state.start_offset}"
+    return _unsound(segments) or _gap(segments)
+
+
+def whole_import(state: PartitionState, record: Record[Any]) -> str:
+    """all segments of the import at once"""
+    entry = state.registrations.get(record.body.import_id)
+    return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
+
+
+def nothing_compacted(state: PartitionState, record: Record[Any]) -> str:
+    """a partition of which nothing was compacted or is about to be"""
+    return compacted(state)
+
+
+def compacted(state: PartitionState) -> str:
+    """Why nothing can come before the beginning of the log any more; empty where it can.
+
+    A record is dropped because a later one has its key, and a tombstone once what it deletes is gone: older records that came after
+    that would be read as values.
+    """
+    if state.intent:
+        return f"run {state.intent.plan.run_id} is compacting the partition"
+    rewritten = any(segment.id in state.published_by for segment in state.live)
+    if rewritten or offsets.clean_up_to(state.vector) > 0:
+        return f"the partition was compacted up to offset {offsets.clean_up_to(state.vector)}"
+    return ""
+
+
+def tail_of_view(state: PartitionState, record: Record[Any]) -> str:
+    """exactly the live segments that end at the offset or later, and what the first of them has below it"""
+    body: r.TailTruncated = record.body
+    voided = tuple(segment for segment in state.live if segment.end_offset >= body.offset)
+    if not voided or tuple(segment.id for segment in voided) != body.voided:
+        return f"the segments that reach beyond offset {body.offset} are others"
+    first, head = voided[0], body.head
+    if head is None:
+        return "" if first.start_offset == body.offset else f"segment {first.id} begins below offset {body.offset}"
+    entry = state.registrations.get(body.cut_id)
+    if entry is None or entry.ids != (head.id,):
+        return f"{head.id} is not registered as what is left of segment {first.id}"
+    if (head.start_offset, head.end_offset) != (first.start_offset, body.offset - 1):
+        return f"segment {head.id} covers {head.start_offset}..{head.end_offset}, not {first.start_offset}..{body.offset - 1}"
+    return _unsound([head])
+
+
+def there_is_something(state: PartitionState, record: Record[Any]) -> str:
+    """a partition that holds something or is about to"""
+    return "" if state.live or state.registrations or state.intent else "the partition is empty"
 
 
 def lineage_ascends(state: PartitionState, record: Record[Any]) -> str:
@@ -311,7 +373,10 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     r.LeadershipAcquired: (next_epoch,),
     r.LeadershipReleased: (leads,),
     r.IdsRegistered: (fresh_import,),
-    r.SegmentsTiered: (registered_ids, continues_log),
+    r.SegmentsTiered: (registered_ids, continues_log, lineage_kept),
+    r.SegmentsPrepended: (registered_ids, whole_import, precedes_log, nothing_compacted),
+    r.TailTruncated: (tail_of_view,),
+    r.PartitionDeleted: (leads, there_is_something),
     r.LineageRecorded: (lineage_ascends,),
     r.ImportVoided: (leads, open_import),
     r.PlanAnnounced: (leads, no_intent, sound_plan, vector_unchanged, sources_live, tasks_cover),
@@ -439,6 +504,13 @@ def _fresh(state: PartitionState, ids: Sequence[str]) -> str:
     old = next((name for name in ids if name in used), "")
     if old or len(set(ids)) != len(ids):
         return f"segment id {old or ids[0]} is in use already"
+    return ""
+
+
+def _unsound(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
+    for segment in segments:
+        if segment.end_offset < segment.start_offset or segment.size_bytes <= 0 or not segment.leader_epochs:
+            return f"segment {segment.id} is empty or has no leader epoch"
     return ""
 
 

@@ -17,7 +17,8 @@ from compactor.model.base import Value
 from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
-VERSION = 1
+VERSION = 2
+"""What is written. Version 1 is read too; it had no records of truncations, deletions and prepended segments, and no tails."""
 
 
 class BadControlRecord(BadData):
@@ -55,16 +56,57 @@ class IdsRegistered(Value):
     holder: str
 
 
+class TailBatch(Value):
+    """One of the last batches that were imported. ``digest``: of its header (with the CRC of the rest), as the broker wrote it."""
+
+    base_offset: int
+    last_offset: int
+    digest: str
+
+
 class SegmentsTiered(Value):
     """Registered segments are complete and stand at the end of the log. Needs no leadership.
 
-    ``lineage`` is the broker's whole leader-epoch lineage up to the last segment's end, empty where it is unknown.
+    ``lineage`` is the broker's leader-epoch lineage up to the last segment's end, as far back as the broker has it; empty where it is
+    unknown. ``tail``: the last batches of these segments. They stay known whatever becomes of the segments, so that the next import
+    can tell whether it continues the same log.
     """
 
     type: Literal["segments_tiered"] = "segments_tiered"
     import_id: str
     segments: tuple[RemoteLogSegmentMetadata, ...]
     lineage: tuple[EpochEntry, ...] = ()
+    tail: tuple[TailBatch, ...] = ()
+
+
+class SegmentsPrepended(Value):
+    """Registered segments are complete and stand before the beginning of the log. Needs no leadership."""
+
+    type: Literal["segments_prepended"] = "segments_prepended"
+    import_id: str
+    segments: tuple[RemoteLogSegmentMetadata, ...]
+    lineage: tuple[EpochEntry, ...] = ()
+
+
+class TailTruncated(Value):
+    """The broker's log was truncated at ``offset`` (an unclean election): what the tier has from there on never was. Needs no leadership.
+
+    ``voided``: the live segments that end there or later. ``head``: what the first of them has below ``offset``, as a new segment,
+    registered under ``cut_id``; None where it begins at ``offset``.
+    """
+
+    type: Literal["tail_truncated"] = "tail_truncated"
+    cut_id: str
+    offset: int
+    voided: tuple[str, ...]
+    head: RemoteLogSegmentMetadata | None = None
+
+
+class PartitionDeleted(Value):
+    """The partition leaves the tier, all of it: the name is as good as new, the objects wait for grace."""
+
+    type: Literal["partition_deleted"] = "partition_deleted"
+    leader_epoch: int
 
 
 class LineageRecorded(Value):
@@ -170,6 +212,9 @@ PartitionBody = Annotated[
     | LeadershipReleased
     | IdsRegistered
     | SegmentsTiered
+    | SegmentsPrepended
+    | TailTruncated
+    | PartitionDeleted
     | LineageRecorded
     | ImportVoided
     | PlanAnnounced
@@ -253,12 +298,12 @@ class _Versioned(Value):
 
 
 def check_version(document: bytes, where: str) -> None:
-    """Raises BadControlRecord for a document of another version, before its fields are looked at."""
+    """Raises BadControlRecord for a document of a later version, before its fields are looked at."""
     try:
         version = _Versioned.model_validate_json(document).version
     except ValidationError as error:
         raise _bad(where, "it has no version") from error
-    if version != VERSION:
+    if version > VERSION:
         raise BadControlRecord(
             f"it is of format version {version}, this program knows version {VERSION}",
             segment=where,

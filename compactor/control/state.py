@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset, clean_up_to
-from compactor.control.records import ScratchObject
+from compactor.control.records import ScratchObject, TailBatch
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
@@ -84,6 +84,9 @@ class ClosedImport(Value):
 class Waiting(Value):
     """Segments that left the view and whose objects wait for grace: a round's sources, or the outputs of an undone one.
 
+    ``why`` is empty for those two; else it says what took the segments out (the broker's truncation, the partition's deletion), and
+    ``undone`` is true: nobody can go back to them.
+
     ``slot`` is the publishing or undoing slot, ``since_ms`` the store's modification time of it once a snapshot has recorded
     it (None: ask the store, the slot is still there). ``replaced_by`` maps source id -> new id, empty for an undone round.
     """
@@ -97,6 +100,7 @@ class Waiting(Value):
     replaced_by: dict[str, str] = Field(default_factory=dict)
     vector_before: tuple[CleanerOffset, ...]
     vector: tuple[CleanerOffset, ...]
+    why: str = ""
 
 
 class Run(Value):
@@ -164,6 +168,10 @@ class PartitionState(LogState):
     """The broker's leader-epoch lineage of the partition, as last imported or recorded."""
     lineage_end: int = -1
     """The log end (exclusive) that was known with it."""
+    tail: tuple[TailBatch, ...] = ()
+    """The last batches that were imported, as the broker wrote them; empty where the import was an earlier program's."""
+    deleted_slot: int = 0
+    """Where the partition was deleted, 0 once something was imported under its name again."""
     quarantine: Quarantine | None = None
     runs: tuple[Run, ...] = ()
     published: tuple[str, ...] = ()

@@ -141,7 +141,8 @@ def _leftover_facts(state: PartitionState, opened: Tier, now_ms: int) -> Iterato
         size = sum(segment.size_bytes for segment in group.segments)
         keep = keep_ms(group, opened.retention)
         what = "the outputs of undone run" if group.undone else "what was replaced by run"
-        text = f"{what} {group.run_id} ({len(group.segments)} segments, {size} bytes) is kept for {keep} ms, then `retire` deletes it"
+        named = f"what left because {group.why}" if group.why else f"{what} {group.run_id}"
+        text = f"{named} ({len(group.segments)} segments, {size} bytes) is kept for {keep} ms, then `retire` deletes it"
         yield Fact("waiting", text, {"run_id": group.run_id, "segments": len(group.segments), "bytes": size})
     for entry in state.registrations.values():
         text = f"import {entry.import_id} by {entry.holder} is unfinished: {len(entry.ids)} segments are still to come"

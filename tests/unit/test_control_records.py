@@ -48,7 +48,7 @@ def test_garbage_is_refused(garbage: bytes) -> None:
 
 
 def test_a_future_version_is_named_as_such() -> None:
-    document = unseal(SEALED, WHERE).replace(b'"version":1', b'"version":9').replace(b'"attempt"', b'"novelty":1,"attempt"')
+    document = unseal(SEALED, WHERE).replace(b'"version":%d' % VERSION, b'"version":9').replace(b'"attempt"', b'"novelty":1,"attempt"')
     with pytest.raises(BadControlRecord, match="version 9") as error:
         decode(PartitionRecord, seal(document), WHERE)
     assert "Upgrade" in error.value.hint

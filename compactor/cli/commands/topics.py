@@ -1,4 +1,4 @@
-"""``topics``: what the tier holds."""
+"""``topics``: what the tier holds; ``topics delete``: takes a partition out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from compactor.cli.output import Output, Table, size
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.runs(run)
+    delete = parser.subcommand("delete", "take a partition out of the tier", required=False)
+    delete.add_argument("partition", metavar="TOPIC-PARTITION")
+    delete.runs(run_delete)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
@@ -21,3 +24,32 @@ def run(args: argparse.Namespace, out: Output) -> int:
     rows = [(s.topic, s.partition, s.segments, size(s.bytes), s.start_offset, s.end_offset) for s in found]
     out.result({"partitions": partitions}, Table("", ("topic", "partition", "segments", "size", "start offset", "end offset"), rows))
     return outcomes.exit_code()
+
+
+def run_delete(args: argparse.Namespace, out: Output) -> None:
+    from compactor.control.deletion import delete_partition
+    from compactor.errors import UsageError
+
+    with tiers.opened(args) as opened:
+        if opened.settings.tier.kind != "object-log":
+            raise UsageError(
+                f"the brokers say which partitions a tier of kind {opened.settings.tier.kind} has", hint="Delete the topic there"
+            )
+        (name,) = opened.partitions([args.partition])
+        before, state = delete_partition(opened.ports, opened.open(name), opened.lease)
+        opened.note_change(name)
+    grace = opened.retention.grace_ms
+    document = {
+        "topic": name.topic,
+        "partition": name.partition,
+        "status": "deleted",
+        "segments": len(before.live),
+        "bytes": before.bytes,
+        "start_offset": before.start_offset,
+        "end_offset": before.end_offset,
+        "objects_until_ms": opened.ports.clock_ms() + grace,
+    }
+    rows = [(len(before.live), size(before.bytes), before.start_offset, before.end_offset)]
+    summary = f"Its objects are deleted by `retire` in {grace} ms. The name can be imported anew; an agent waits until it is told to"
+    table = Table(f"{name} is deleted", ("segments", "size", "start offset", "end offset"), rows)
+    out.result(document, table, summary=summary)

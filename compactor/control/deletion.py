@@ -1,0 +1,27 @@
+"""``topics delete``: a partition leaves the tier. Its objects wait for grace like everything that readers may still be at."""
+
+from __future__ import annotations
+
+from compactor.control.leadership import RequirementFailed, lead
+from compactor.control.logs import PartitionLog, tidy
+from compactor.control.ports import Lease, Ports
+from compactor.control.records import PartitionDeleted
+from compactor.control.state import PartitionState
+from compactor.errors import UsageError
+
+
+def delete_partition(ports: Ports, log: PartitionLog, lease: Lease) -> tuple[PartitionState, PartitionState]:
+    """(state before, state in which it counts). A round that is open is given up, an import that is under way is void.
+
+    Raises UsageError for a partition that holds nothing, Leased and Fenced as everything that needs leadership.
+    """
+    with lead(ports, log, lease) as leadership:
+        before = leadership.state
+        try:
+            state = leadership.append(
+                PartitionDeleted(leader_epoch=leadership.epoch), lambda state: state.deleted_slot > before.slot and not state.live
+            )
+        except RequirementFailed as refused:
+            raise UsageError(f"{log.state.name} cannot be deleted: {refused}", hint="`topics` lists what the tier holds") from refused
+        tidy(log)
+        return before, state

@@ -1,0 +1,198 @@
+"""Truncations, deletions and segments before the beginning: what the records do, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from checkpoint.lineage import EpochEntry, cut, disowned, merge
+from compactor.control.deletion import delete_partition
+from compactor.control.importing import prepend, register, tier, truncate
+from compactor.control.records import TailBatch, TailTruncated
+from compactor.control.undo import undo
+from compactor.errors import BadData, Fenced, UsageError
+from compactor.model.segment import RemoteLogSegmentMetadata
+from tests.simulation.actors import LEASE
+from tests.simulation.play import Actor, Play, playing
+from tests.simulation.symbolic import describe, encode, upload
+from tests.simulation.world import GRACE_MS, UNDO_WINDOW_MS
+
+ZERO, ONE, TWO = (EpochEntry(0, 0), EpochEntry(1, 40), EpochEntry(2, 80))
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    with playing(6) as made:
+        yield made
+
+
+def prepared(play: Play, actor: Actor, *numbers: int) -> tuple[str, list[RemoteLogSegmentMetadata]]:
+    """Segments of the broker, registered and uploaded."""
+    import_id = actor.ports.new_id()
+    segments = []
+    for number in numbers:
+        rows = play.broker[number]
+        segments.append(describe(actor.ports.new_id(), rows[0][0], rows[-1][0], encode(rows), [EpochEntry(0, 0)]))
+    register(actor.ports, actor.log, import_id, [segment.id for segment in segments])
+    for number, segment in zip(numbers, segments, strict=True):
+        upload(actor.ports, segment, encode(play.broker[number]))
+    return import_id, segments
+
+
+def truncated_at(play: Play, actor: Actor, offset: int) -> TailTruncated:
+    """The record that takes out what the tier has from there on, with what is left of the segment in the middle."""
+    voided = [segment for segment in actor.state().live if segment.end_offset >= offset]
+    first = voided[0]
+    head = None
+    cut_id = actor.ports.new_id()
+    if first.start_offset < offset:
+        data = encode(row for row in play.oracle.contents[first.id] if row[0] < offset)
+        head = describe(actor.ports.new_id(), first.start_offset, offset - 1, data, first.leader_epochs)
+        register(actor.ports, actor.log, cut_id, [head.id])
+        upload(actor.ports, head, data)
+    return TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head)
+
+
+class TestLineages:
+    def test_retention_cuts_a_checkpoint_and_nothing_is_forgotten(self) -> None:
+        assert merge((ZERO, ONE), (EpochEntry(1, 60), TWO)) == (ZERO, ONE, TWO)
+        assert merge((ZERO, ONE), (TWO,)) == (ZERO, ONE, TWO)
+        assert merge((), (ONE,)) == (ONE,)
+        assert merge((ONE,), ()) == (ONE,)
+        assert merge((ONE,), (ZERO, ONE, TWO)) == (ZERO, ONE, TWO)
+
+    @pytest.mark.parametrize(
+        ("given", "end", "parted"),
+        [
+            ((ZERO, ONE), 100, None),
+            ((EpochEntry(1, 70),), 100, None),  # cut by retention
+            ((ZERO, ONE), 60, None),  # an older copy
+            ((ZERO,), 40, None),
+            ((ZERO, ONE, EpochEntry(3, 100)), 130, None),
+            ((ZERO, ONE, EpochEntry(3, 90)), 130, 90),
+            ((ZERO, ONE, EpochEntry(3, 90)), 90, 90),  # the new leader has written nothing yet
+            ((ZERO, EpochEntry(2, 30)), 100, 30),
+            ((ZERO,), 100, 40),  # a replica that never heard of epoch 1
+            ((), 100, None),
+        ],
+    )
+    def test_who_disowns_what(self, given: tuple[EpochEntry, ...], end: int, parted: int | None) -> None:
+        assert disowned((ZERO, ONE), 100, given, end) == parted
+
+    def test_cut(self) -> None:
+        assert cut((ZERO, ONE, TWO), 80) == (ZERO, ONE)
+
+
+class TestTruncation:
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_the_discarded_branch_leaves_the_view_and_waits(self, inside: bool) -> None:
+        with playing(6, seed=3) as play:
+            play.importing(5)
+            actor = play.process("a")
+            before = actor.state()
+            offset = before.live[3].start_offset if not inside else next(s for s in before.live if s.end_offset > s.start_offset).end_offset
+            body = truncated_at(play, actor, offset)
+            play.oracle.rows = [row for row in play.oracle.rows if row[0] < offset]
+            state = truncate(actor.ports, actor.log, body)
+            assert state.end_offset == offset - 1
+            assert (body.head is not None) == inside
+            assert {segment.id for segment in state.waiting[-1].segments} == set(body.voided)
+            assert truncate(actor.ports, actor.log, body) == state
+            play.pass_time(GRACE_MS * 2 + UNDO_WINDOW_MS)
+            assert len(play.process("b").retire().deleted) == len(body.voided)
+
+    def test_what_was_clean_is_dirty_again_and_what_was_replaced_can_be_retired(self, play: Play) -> None:
+        play.importing(5)
+        play.process("a").run()
+        actor = play.process("b")
+        before = actor.state()
+        offset = before.live[-1].start_offset + 1
+        body = truncated_at(play, actor, offset)
+        play.oracle.rows = [row for s in before.live for row in play.oracle.contents[s.id] if row[0] < offset]
+        state = truncate(actor.ports, actor.log, body)
+        assert [entry.offset for entry in state.vector] == [offset]
+        assert {entry.offset for group in state.waiting for entry in group.vector} == {offset}
+        run_id = state.runs[-1].run_id
+        with pytest.raises(UsageError, match="built on"):
+            undo(actor.ports, actor.log, LEASE, run_id)
+        play.pass_time(GRACE_MS * 2 + UNDO_WINDOW_MS)
+        play.process("c").retire()
+        assert play.oracle.state.waiting == ()
+
+    def test_a_round_that_was_faster_is_noticed(self, play: Play) -> None:
+        play.importing(4)
+        actor = play.process("a")
+        body = truncated_at(play, actor, actor.state().live[-1].start_offset)
+        play.process("b").run()
+        with pytest.raises(BadData, match="are others"):
+            truncate(actor.ports, actor.log, body)
+
+    def test_a_lineage_that_disowns_the_tail_is_refused(self, play: Play) -> None:
+        actor = play.process()
+        first, second = prepared(play, actor, 0), None
+        end = tier(actor.ports, actor.log, *first, (EpochEntry(0, 0),)).end_offset
+        second = prepared(play, actor, 1)
+        tail = (TailBatch(base_offset=end + 1, last_offset=end + 1, digest="d"),)
+        with pytest.raises(BadData, match=f"offset {end} to another"):
+            tier(actor.ports, actor.log, *second, (EpochEntry(0, 0), EpochEntry(1, end)), tail)
+        state = tier(actor.ports, actor.log, *second, (EpochEntry(0, 0), EpochEntry(1, end + 1)), tail)
+        assert state.tail == tail
+
+
+class TestPrepending:
+    def test_before_the_beginning_while_nothing_is_compacted(self, play: Play) -> None:
+        actor = play.process()
+        later = prepared(play, actor, 2, 3)
+        play.oracle.rows = [row for row in play.oracle.rows if row[0] >= later[1][0].start_offset]
+        tier(actor.ports, actor.log, *later)
+        earlier = prepared(play, actor, 0, 1)
+        play.oracle.rows = [row for segment in play.broker for row in segment]
+        assert prepend(actor.ports, actor.log, *earlier).live == (*earlier[1], *later[1])
+
+    def test_not_with_a_gap_and_not_behind_a_compaction(self, play: Play) -> None:
+        actor = play.process()
+        later = prepared(play, actor, 2, 3)
+        play.oracle.rows = [row for row in play.oracle.rows if row[0] >= later[1][0].start_offset]
+        tier(actor.ports, actor.log, *later)
+        with pytest.raises(BadData, match="the log starts at"):
+            prepend(actor.ports, actor.log, *prepared(play, actor, 0))
+        assert play.process("b").run().status == "cleaned"
+        with pytest.raises(BadData, match="was compacted up to"):
+            prepend(actor.ports, actor.log, *prepared(play, actor, 1))
+
+
+class TestDeleting:
+    def test_everything_waits_and_the_name_is_free(self, play: Play) -> None:
+        play.importing(3)
+        play.process("a").run()
+        actor = play.process("b")
+        open_import = prepared(play, actor, 3)
+        before, state = delete_partition(actor.ports, actor.log, LEASE)
+        assert before.live
+        assert (state.live, state.vector, state.lineage, state.registrations) == ((), (), (), {})
+        assert state.deleted_slot
+        with pytest.raises(Fenced, match="was deleted"):
+            tier(actor.ports, actor.log, *open_import)
+        with pytest.raises(UsageError, match="is empty"):
+            delete_partition(actor.ports, actor.log, LEASE)
+        play.pass_time(GRACE_MS * 2)
+        play.process("c").retire()
+        assert play.world.data.objects == {}
+        anew = prepared(play, actor, 0, 1)
+        state = tier(actor.ports, actor.log, *anew)
+        assert (state.live, state.deleted_slot) == (tuple(anew[1]), 0)
+
+    def test_an_open_round_is_given_up(self, play: Play) -> None:
+        play.importing(3)
+        play.die("create t-0/")
+        with pytest.raises(BaseException):  # noqa: B017, PT011 - the process dies in the middle of its round
+            play.process("a").run()
+        play.pass_time(10 * LEASE.ttl_ms)
+        actor = play.process("b")
+        _, state = delete_partition(actor.ports, actor.log, LEASE)
+        assert state.intent is None
+        assert state.runs[-1].status == "undone"
+        play.pass_time(GRACE_MS * 2 + UNDO_WINDOW_MS)
+        play.process("c").retire()
+        assert play.world.data.objects == {}
