@@ -40,7 +40,13 @@ class TestTables:
 
     def test_whoever_writes_without_leadership_is_an_importer_or_acquires_it(self) -> None:
         free = {kind for kind, rules in ordering.REQUIREMENTS.items() if ordering.leads not in rules}
-        importers = {records.IdsRegistered, records.SegmentsTiered, records.SegmentsPrepended, records.TailTruncated, records.LineageRecorded}
+        importers = {
+            records.IdsRegistered,
+            records.SegmentsTiered,
+            records.SegmentsPrepended,
+            records.TailTruncated,
+            records.LineageRecorded,
+        }
         assert free == {records.LeadershipAcquired, *importers}
 
     def test_the_documentation_shows_the_conditions(self) -> None:

@@ -36,7 +36,7 @@ def run_delete(args: argparse.Namespace, out: Output) -> None:
                 f"the brokers say which partitions a tier of kind {opened.settings.tier.kind} has", hint="Delete the topic there"
             )
         (name,) = opened.partitions([args.partition])
-        before, state = delete_partition(opened.ports, opened.open(name), opened.lease)
+        before, _ = delete_partition(opened.ports, opened.open(name), opened.lease)
         opened.note_change(name)
     grace = opened.retention.grace_ms
     document = {
