@@ -17,6 +17,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
@@ -82,6 +83,31 @@ class _Section(Value):
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
+def _key_pairs(files: dict[str, str]) -> dict[str, str]:
+    for name, file in files.items():
+        if not name or ":" in name or not file:
+            raise ValueError('for each pair a name without a colon and the PEM file of its private key, {key1 = "/etc/keys/key1.pem"}')
+    return files
+
+
+class Aiven(_Section):
+    """For ``layout = "aiven"``: as the brokers' ``rsm.config`` has it, so that both read what the other wrote."""
+
+    key_prefix: str = ""
+    key_pairs: Annotated[dict[str, str], AfterValidator(_key_pairs)] = {}
+    active_key_pair: str = ""
+    chunk_size: int = Field(4 << 20, ge=1, le=2**30 - 1)
+    compression: Literal["none", "zstd", "heuristic"] = "none"
+    custom_metadata_fields: tuple[Literal["REMOTE_SIZE", "OBJECT_PREFIX", "OBJECT_KEY"], ...] = Field((), strict=False)
+    storage_class: str = ""
+
+    @model_validator(mode="after")
+    def _active_key_is_there(self) -> Self:
+        if self.active_key_pair and self.active_key_pair not in self.key_pairs:
+            raise ValueError(f"active_key_pair is {json.dumps(self.active_key_pair)}, which is not among key_pairs")
+        return self
+
+
 class Tier(_Section):
     """Where the segments lie."""
 
@@ -90,6 +116,7 @@ class Tier(_Section):
     layout: Literal["native", "kafka-local", "aiven", "pinterest"] = "native"
     control_url: Annotated[str, AfterValidator(_store_url)] = ""
     state_dir: Annotated[str, AfterValidator(_not_empty)] = "/var/lib/tiered-compactor"
+    aiven: Aiven = Aiven()
 
 
 class S3(_Section):
@@ -197,6 +224,11 @@ class Settings(Value):
                 return cleaner
         return self.cleaner
 
+    def section(self, name: str) -> Value:
+        """One of SECTIONS: ``tier``, ``tier.aiven``."""
+        found: Value = reduce(getattr, name.split("."), self)
+        return found
+
     def where(self, key: str) -> str:
         """Where the value of ``tier.url`` or ``topics."orders-.*".bloom`` comes from: a file, an environment variable, ``default``."""
         return self._sources.get(key, "default")
@@ -226,7 +258,20 @@ def topic_key(pattern: str, name: str) -> str:
     return f"topics.{json.dumps(pattern)}.{name}"
 
 
-SECTIONS: dict[str, type[_Section]] = {name: type(field.default) for name, field in Settings.model_fields.items() if name != "topics"}
+def _sections(kind: type[Value], prefix: str = "") -> Iterator[tuple[str, type[_Section]]]:
+    for name, field in kind.model_fields.items():
+        if isinstance(field.default, _Section):
+            yield prefix + name, type(field.default)
+            yield from _sections(type(field.default), f"{prefix}{name}.")
+
+
+SECTIONS: dict[str, type[_Section]] = dict(_sections(Settings))
+"""By name: ``tier``, ``tier.aiven``."""
+
+
+def keys_of(kind: type[Value]) -> list[str]:
+    """What can be set in a section, those inside it apart."""
+    return [name for name, field in kind.model_fields.items() if not isinstance(field.default, _Section)]
 
 
 def load(file: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -273,17 +318,28 @@ class _Raw:
             if section == "topics":
                 self.add_topics(table, str(path))
             else:
-                self.add(section, table, str(path))
+                self.read_section(section, table, path)
+
+    def read_section(self, section: str, table: Mapping[str, Any], path: Path) -> None:
+        inner = {f"{section}.{key}": value for key, value in table.items() if f"{section}.{key}" in SECTIONS}
+        self.add(section, {key: value for key, value in table.items() if f"{section}.{key}" not in SECTIONS}, str(path))
+        for name, value in inner.items():
+            if not isinstance(value, dict):
+                raise UsageError(f"{path}: {name} is a section", hint=f"Write [{name}] and its keys below")
+            self.read_section(name, value, path)
 
     def read_environment(self, environ: Mapping[str, str]) -> None:
         for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX)):
             section, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
+            while f"{section}.{key.partition('__')[0]}" in SECTIONS:
+                inner, _, key = key.partition("__")
+                section = f"{section}.{inner}"
             if section == "topics" and not key:
                 table = _toml_value(environ[variable])
                 if not isinstance(table, dict):
                     raise UsageError(f"{variable} is not a TOML table", hint='For example {"orders-.*" = {delete_retention_ms = 0}}')
                 self.add_topics(table, variable)
-            elif section not in SECTIONS or key not in SECTIONS[section].model_fields:
+            elif section not in SECTIONS or key not in keys_of(SECTIONS[section]):
                 raise _unknown(f"unknown environment variable {variable}", key or section, env_name, within=section)
             else:
                 text = environ[variable]
@@ -291,7 +347,7 @@ class _Raw:
 
     def add(self, section: str, table: Mapping[str, Any], source: str) -> None:
         for key, value in table.items():
-            if key not in SECTIONS[section].model_fields:
+            if key not in keys_of(SECTIONS[section]):
                 raise _unknown(f"{source}: unknown key {key} in [{section}]", key, within=section)
             self.values[section][key] = value
             self.sources[f"{section}.{key}"] = source
@@ -315,7 +371,11 @@ class _Raw:
             self.topics[pattern] = dict(table)
 
     def settings(self) -> Settings:
-        sections: dict[str, Any] = {name: self.checked(name, SECTIONS[name], values) for name, values in self.values.items()}
+        sections: dict[str, Any] = {}
+        for name in sorted(SECTIONS, key=lambda name: -name.count(".")):
+            inside = {inner.rpartition(".")[2]: section for inner, section in sections.items() if inner.rpartition(".")[0] == name}
+            sections[name] = self.checked(name, SECTIONS[name], {**self.values[name], **inside})
+        sections = {name: section for name, section in sections.items() if "." not in name}
         sections["topics"] = {
             pattern: self.checked(f"topics.{json.dumps(pattern)}", Cleaner, {**self.values["cleaner"], **table})
             for pattern, table in self.topics.items()
@@ -338,7 +398,7 @@ class _Raw:
             written = "" if secret else f" = {_as_toml(values[key])}"
             raise UsageError(f"{self.named(section, key)}{written}: {why}") from error
         for dotted, built in BUILT.items():
-            of, key = dotted.split(".")
+            of, _, key = dotted.rpartition(".")
             if SECTIONS[of] is kind and getattr(value, key) not in built:
                 works = " or ".join(_as_toml(choice) for choice in built)
                 what = f"{self.named(section, key)} = {_as_toml(values[key])}"
@@ -352,7 +412,7 @@ class _Raw:
 
 def env_name(section: str, key: str) -> str:
     """The environment variable of a setting."""
-    return f"{ENV_PREFIX}{section.upper()}__{key.upper()}"
+    return f"{ENV_PREFIX}{section.upper().replace('.', '__')}__{key.upper()}"
 
 
 def _dotted(section: str, key: str) -> str:
@@ -361,7 +421,7 @@ def _dotted(section: str, key: str) -> str:
 
 def _keys() -> Iterator[tuple[str, str]]:
     for section, kind in SECTIONS.items():
-        for key in kind.model_fields:
+        for key in keys_of(kind):
             yield section, key
 
 
@@ -408,9 +468,10 @@ def _allowed(annotation: Any, metadata: list[Any]) -> str:
     if origin is Literal:
         return " or ".join(_as_toml(choice) for choice in get_args(annotation))
     if origin is tuple:
-        return "a list of texts"
+        element = get_args(annotation)[0]
+        return f"a list of {_allowed(element, [])}" if get_origin(element) is Literal else "a list of texts"
     if origin is dict:
-        return "a table of texts, numbers and booleans"
+        return "a table of texts" if get_args(annotation)[1] is str else "a table of texts, numbers and booleans"
     if origin is Union or not isinstance(annotation, type):
         return " or ".join(_allowed(choice, []) for choice in get_args(annotation))
     low = next((limit.ge for limit in metadata if isinstance(limit, Ge)), "")

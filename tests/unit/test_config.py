@@ -61,6 +61,9 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
     values = {
         "tier.url": "file:///a b",
         "tier.control_url": "s3://bucket",
+        "tier.aiven.key_pairs": '{key1 = "/etc/keys/key1.pem"}',
+        "tier.aiven.compression": "zstd",
+        "tier.aiven.custom_metadata_fields": '["OBJECT_KEY"]',
         "s3.endpoint_url": "https://[::1]:9000",
         "kafka.properties": '{"security.protocol" = "SSL"}',
         "cleaner.min_cleanable_dirty_ratio": "0.25",
@@ -72,14 +75,16 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "daemon.listen": "[::1]:0",
         "daemon.threads": "7",
     }
+    pairs = {"TIERED_COMPACTOR__TIER__AIVEN__KEY_PAIRS": '{4097 = "/etc/keys/key1.pem"}'}
     only_defaults_are_built = {key for key, built in config.BUILT.items() if len(built) == 1}
     for section, kind in config.SECTIONS.items():
-        for key in kind.model_fields:
+        for key in config.keys_of(kind):
             dotted, variable = f"{section}.{key}", config.env_name(section, key)
             if dotted in only_defaults_are_built:
                 continue
-            settings = loaded(tmp_path, "", {variable: values.get(dotted, "4097")})
-            assert getattr(getattr(settings, section), key) != getattr(kind(), key), dotted
+            others = pairs if key == "active_key_pair" else {}
+            settings = loaded(tmp_path, "", {**others, variable: values.get(dotted, "4097")})
+            assert getattr(settings.section(section), key) != getattr(kind(), key), dotted
             assert settings.where(dotted) == variable
 
 
@@ -107,7 +112,24 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ("[tier]\ngrace_ms = 1", "FILE: unknown key grace_ms in [tier]. Did you mean grace_ms in [publish]?"),
         ("grace_ms = 1", "FILE: unknown key grace_ms. Did you mean grace_ms in [publish]?"),
         ("[tier]\nzzzzzzzzz = 1", "FILE: unknown key zzzzzzzzz in [tier]. `tiered-compactor config show` lists all keys"),
-        ("[tier.aiven]\nx = 1", "FILE: unknown key aiven in [tier]. `tiered-compactor config show` lists all keys"),
+        ("[tier.aiven]\nx = 1", "FILE: unknown key x in [tier.aiven]. `tiered-compactor config show` lists all keys"),
+        ("[tier]\naiven = 5", "FILE: tier.aiven is a section. Write [tier.aiven] and its keys below"),
+        (
+            '[tier.aiven]\nkey_pairs = {a = "/a.pem"}\nactive_key_pair = "b"',
+            '[tier.aiven]: active_key_pair is "b", which is not among key_pairs',
+        ),
+        ("[tier.aiven]\nchunk_size = 0", "FILE: [tier.aiven] chunk_size = 0: allowed is a whole number from 1 to 1073741823"),
+        (
+            '[tier.aiven]\ncustom_metadata_fields = ["SIZE"]',
+            'FILE: [tier.aiven] custom_metadata_fields = ["SIZE"]: allowed is a list of "REMOTE_SIZE" or "OBJECT_PREFIX" or "OBJECT_KEY"',
+        ),
+        (
+            '[tier.aiven]\nkey_pairs = {"a:b" = "/a.pem"}',
+            (
+                "FILE: [tier.aiven] key_pairs: for each pair a name without a colon and the PEM file of its private key, "
+                '{key1 = "/etc/keys/key1.pem"}'
+            ),
+        ),
         ("tier = 5", "FILE: tier is a section. Write [tier] and its keys below"),
         ("topics = 5", "FILE: topics is a section. Write [topics] and its keys below"),
         ('[topics."a"]\nblom = true', 'FILE: [topics."a"]: unknown key blom. Did you mean bloom in [cleaner]?'),

@@ -80,11 +80,11 @@ def _now_ms() -> int:
 
 
 def _rows(settings: Settings) -> list[tuple[str, object, str]]:
-    from compactor.config import SECTIONS, topic_key
+    from compactor.config import SECTIONS, keys_of, topic_key
 
     rows: list[tuple[str, object, str]] = []
-    for section in SECTIONS:
-        for key, value in getattr(settings, section).model_dump(mode="json").items():
+    for section, kind in SECTIONS.items():
+        for key, value in settings.section(section).model_dump(mode="json", include=set(keys_of(kind))).items():
             shown = _without_secrets(value) if isinstance(value, dict) else value
             rows.append((f"{section}.{key}", shown, settings.where(f"{section}.{key}")))
     for pattern, cleaner in settings.topics.items():
