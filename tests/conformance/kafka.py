@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -66,6 +67,16 @@ class Kafka:
         ``recover``: as after a crash; Kafka then checks every batch and rebuilds every index.
         """
         return self._ask({"do": "read", "dir": str(log_dir), "recover": recover})
+
+    def fold(self, events: list[bytes], question: dict[str, Any]) -> dict[str, Any]:
+        """One user partition's values of ``__remote_log_metadata`` through Kafka's RemoteLogMetadataCache; what to look up is asked
+        by ``epochs``, ``first``, ``last``, ``lineages``, ``log_end``."""
+        return self._ask({"do": "fold", "events": [base64.b64encode(event).decode() for event in events], **question})
+
+    def metadata_partition(self, topic_id: str, partition: int, partitions: int) -> int:
+        """What Kafka's RemoteLogMetadataTopicPartitioner says."""
+        answer = self._ask({"do": "partition", "topic_id": topic_id, "partition": partition, "partitions": partitions})
+        return int(answer["partition"])
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         server = self._server

@@ -35,6 +35,8 @@ public final class Server {
                 case "clean" -> Cleaning.clean(Path.of(question.get("log_dir").asText()), Path.of(question.get("out_dir").asText()),
                     question.get("request"));
                 case "read" -> Reading.read(Path.of(question.get("dir").asText()), question.path("recover").asBoolean());
+                case "fold" -> Tiered.fold(question);
+                case "partition" -> JSON.createObjectNode().put("partition", Tiered.partition(question));
                 default -> throw new IllegalArgumentException("cannot do " + question.path("do").asText());
             };
         } catch (Cleaning.Refused refusal) {

@@ -1,0 +1,229 @@
+"""Replacements as brokers fold them: what is served at each step, which order leaves a hole, what is reported."""
+
+from __future__ import annotations
+
+import pytest
+
+from checkpoint.lineage import EpochEntry
+from compactor.errors import BadData
+from compactor.metadata_topic import chain
+from compactor.metadata_topic.cache import FINISHED_KEPT, FindingKind, Hole, RemoteLogMetadataCache, described
+from compactor.metadata_topic.codec import MetadataRecord, PartitionDeleteState, RemotePartitionDeleteMetadataRecord
+from compactor.model.segment import SegmentState
+from tests.metadata_events import PARTITION, finished, raw_id, segment, update
+
+S = SegmentState
+ONE_EPOCH = (EpochEntry(0, 0),)
+TWO_EPOCHS = (EpochEntry(0, 0), EpochEntry(1, 150))
+FOUR = [*finished(1, 0, 99), *finished(2, 100, 199), *finished(3, 200, 299), *finished(4, 300, 399)]
+
+
+def folded(*events: MetadataRecord) -> RemoteLogMetadataCache:
+    cache = RemoteLogMetadataCache(PARTITION)
+    add(cache, *events)
+    return cache
+
+
+def add(cache: RemoteLogMetadataCache, *events: MetadataRecord) -> None:
+    for event in events:
+        assert cache.apply(event, cache.applied + 1) is None
+
+
+def served(cache: RemoteLogMetadataCache, lineage: tuple[EpochEntry, ...] = ONE_EPOCH) -> list[tuple[int, int, int]]:
+    return [(int.from_bytes(link.segment.segment_id, "big"), link.first, link.last) for link in chain.chain(cache, lineage)]
+
+
+def listed(cache: RemoteLogMetadataCache, epoch: int = 0) -> list[int]:
+    return [int.from_bytes(one.segment_id, "big") for one in cache.list_epoch(epoch)]
+
+
+def test_a_segment_is_read_from_copy_finished_to_delete_started() -> None:
+    cache = folded(segment(1, 0, 99))
+    assert (served(cache), listed(cache), cache.highest_offset(0)) == ([], [1], None)
+    add(cache, update(1, S.COPY_SEGMENT_FINISHED))
+    assert (served(cache), cache.highest_offset(0)) == ([(1, 0, 99)], 99)
+    add(cache, update(1, S.DELETE_SEGMENT_STARTED))
+    assert (served(cache), listed(cache)) == ([], [1])
+    add(cache, update(1, S.DELETE_SEGMENT_FINISHED))
+    assert (listed(cache), cache.list_all(), cache.highest_offset(0)) == ([], [], 99)
+
+
+def test_one_in_the_middle_is_replaced_at_once_and_the_old_one_is_in_no_list_of_the_epoch() -> None:
+    cache = folded(*FOUR, *finished(20, 100, 199))
+    assert served(cache) == [(1, 0, 99), (20, 100, 199), (3, 200, 299), (4, 300, 399)]
+    assert listed(cache) == [1, 20, 3, 4]
+    assert raw_id(2) in {one.segment_id for one in cache.list_all()}
+    add(cache, update(2, S.DELETE_SEGMENT_STARTED))
+    assert listed(cache) == [1, 20, 2, 3, 4]
+
+
+def test_the_last_of_an_epoch_supersedes() -> None:
+    cache = folded(*FOUR, *finished(40, 300, 399))
+    assert served(cache)[-1] == (40, 300, 399)
+    assert listed(cache) == [1, 2, 3, 40, 4]
+
+
+def test_a_group_takes_over_as_its_sources_are_deleted_in_ascending_order() -> None:
+    cache = folded(*FOUR, *finished(10, 0, 299))
+    assert served(cache) == [(10, 0, 99), (2, 100, 199), (3, 200, 299), (4, 300, 399)]
+    for number, expected in ((1, 99), (2, 199), (3, 299)):
+        add(cache, update(number, S.DELETE_SEGMENT_STARTED))
+        assert served(cache)[0] == (10, 0, expected)
+        assert list(cache.holes()) == []
+
+
+def test_the_wrong_order_leaves_a_hole_until_the_right_one_follows() -> None:
+    cache = folded(*FOUR, *finished(10, 0, 299), update(3, S.DELETE_SEGMENT_STARTED))
+    assert list(cache.holes()) == [Hole(0, 200, 299)]
+    assert chain.gaps(chain.chain(cache, ONE_EPOCH)) == [(200, 299)]
+    assert chain.segment_for(cache, ONE_EPOCH, 250) is None
+    add(cache, update(2, S.DELETE_SEGMENT_STARTED))
+    assert list(cache.holes()) == []
+
+
+def test_a_group_that_reaches_the_end_takes_all_over_at_once() -> None:
+    cache = folded(*FOUR, *finished(10, 100, 399))
+    assert served(cache) == [(1, 0, 99), (10, 100, 399)]
+    assert listed(cache) == [1, 10, 2, 3, 4]
+
+
+def test_a_part_of_a_segment_hides_what_is_behind_it() -> None:
+    cache = folded(*FOUR, *finished(10, 120, 150))
+    assert served(cache)[1:3] == [(2, 100, 119), (10, 120, 150)]
+    assert list(cache.holes()) == [Hole(0, 151, 199)]
+
+
+def test_the_last_segment_deleted_leaves_a_hole_up_to_the_highest_offset() -> None:
+    assert list(folded(*FOUR, update(4, S.DELETE_SEGMENT_STARTED)).holes()) == [Hole(0, 300, 399)]
+    assert list(folded(*FOUR, update(1, S.DELETE_SEGMENT_STARTED)).holes()) == []
+
+
+def test_a_segment_over_two_epochs_is_one_link() -> None:
+    cache = folded(*finished(1, 0, 99), *finished(2, 100, 199, {0: 100, 1: 150}), *finished(3, 200, 299, {1: 200}))
+    assert served(cache, TWO_EPOCHS) == [(1, 0, 99), (2, 100, 199), (3, 200, 299)]
+    # A lineage that does not know the second epoch reads what is left of the first.
+    assert served(cache, ONE_EPOCH) == [(1, 0, 99), (2, 100, 149)]
+    group = folded(*FOUR, *finished(10, 0, 399, {0: 0, 2: 200}))
+    assert served(group, (EpochEntry(0, 0), EpochEntry(1, 100), EpochEntry(2, 200))) == [(10, 0, 99), (10, 200, 399)]
+
+
+def test_overlapping_segments_are_read_as_a_broker_reads_them() -> None:
+    cache = folded(*finished(1, 0, 99), *finished(2, 40, 199))
+    assert served(cache) == [(1, 0, 39), (2, 40, 199)]
+    assert chain.next_segment(cache, ONE_EPOCH, segment(1, 0, 99)) == cache.segments[raw_id(2)]
+
+
+def test_dropped_records_are_found() -> None:
+    cache = folded(*FOUR)
+    dropped = cache.apply(update(1, S.DELETE_SEGMENT_FINISHED), 8)
+    assert dropped is not None
+    assert (dropped.kind, dropped.segment_id, dropped.offset) == (FindingKind.DROPPED_TRANSITION, raw_id(1), 8)
+    assert "COPY_SEGMENT_FINISHED cannot become DELETE_SEGMENT_FINISHED" in str(dropped)
+    unknown = cache.apply(update(77, S.COPY_SEGMENT_FINISHED), 9)
+    assert unknown is not None
+    assert (unknown.kind, "was never introduced" in unknown.said) == (FindingKind.UNKNOWN_SEGMENT, True)
+    again = cache.apply(segment(1, 0, 99), 10)
+    assert again is not None
+    assert again.kind is FindingKind.DROPPED_TRANSITION
+    assert served(cache) == served(folded(*FOUR))
+
+
+def test_a_finished_id_that_comes_back_is_found() -> None:
+    cache = folded(*finished(1, 0, 99), update(1, S.DELETE_SEGMENT_STARTED), update(1, S.DELETE_SEGMENT_FINISHED))
+    late = cache.apply(update(1, S.COPY_SEGMENT_FINISHED), 4)
+    assert late is not None
+    assert "is finished" in late.said
+    revived = cache.apply(segment(1, 0, 99), 5)
+    assert revived is not None
+    assert revived.kind is FindingKind.REVIVED
+    assert cache.apply(update(1, S.COPY_SEGMENT_FINISHED), 6) is None
+    assert served(cache) == [(1, 0, 99)]
+
+
+def test_memory_of_finished_ids_is_bounded() -> None:
+    cache = RemoteLogMetadataCache(PARTITION)
+    for number in range(FINISHED_KEPT + 10):
+        add(cache, segment(number, 0, 9), update(number, S.DELETE_SEGMENT_STARTED), update(number, S.DELETE_SEGMENT_FINISHED))
+    assert len(cache.finished) == FINISHED_KEPT
+    assert raw_id(9) not in cache.finished
+    assert raw_id(10) in cache.finished
+
+
+def test_applying_again_changes_nothing() -> None:
+    cache = folded(*FOUR, update(1, S.DELETE_SEGMENT_STARTED))
+    before = served(cache), listed(cache), cache.applied
+    for offset, event in enumerate((*FOUR, update(1, S.DELETE_SEGMENT_STARTED))):
+        assert cache.apply(event, offset) is None
+    assert (served(cache), listed(cache), cache.applied) == before
+
+
+def test_a_copy_is_tried_on_without_harm() -> None:
+    cache = folded(*FOUR)
+    trial = cache.copy()
+    add(trial, *finished(10, 0, 399))
+    assert served(trial) == [(10, 0, 399)]
+    assert served(cache) == served(folded(*FOUR))
+
+
+def test_an_update_to_started_stops_brokers() -> None:
+    cache = folded(segment(1, 0, 99))
+    with pytest.raises(BadData, match="COPY_SEGMENT_STARTED"):
+        cache.apply(update(1, S.COPY_SEGMENT_STARTED), 1)
+
+
+def test_updates_replace_custom_metadata() -> None:
+    cache = folded(segment(1, 0, 99)._replace(custom_metadata=b"\1"), update(1, S.COPY_SEGMENT_FINISHED))
+    found = cache.segments[raw_id(1)]
+    assert (found.custom_metadata, found.broker_id, found.event_timestamp_ms) == (None, 2, 6)
+    assert "[0-99] of orders-7" in described(found)
+
+
+def test_records_of_another_partition_are_a_mistake() -> None:
+    other = segment(1, 0, 99)._replace(partition=PARTITION._replace(partition=8))
+    with pytest.raises(ValueError, match="orders-8"):
+        folded(*FOUR).apply(other, 100)
+
+
+def test_a_deleted_partition_is_empty() -> None:
+    cache = folded(*FOUR)
+    add(cache, RemotePartitionDeleteMetadataRecord(PARTITION, 1, 9, PartitionDeleteState.DELETE_PARTITION_STARTED))
+    assert len(cache.list_all()) == 4
+    add(cache, RemotePartitionDeleteMetadataRecord(PARTITION, 1, 9, PartitionDeleteState.DELETE_PARTITION_FINISHED))
+    assert (cache.list_all(), served(cache)) == ([], [])
+
+
+def test_where_the_tier_begins_and_ends() -> None:
+    cache = folded(*finished(1, 0, 99), *finished(2, 100, 199, {0: 100, 1: 150}))
+    assert chain.earliest_offset(cache, TWO_EPOCHS) == 0
+    assert chain.earliest_offset(cache, (EpochEntry(1, 150),)) == 100
+    assert chain.earliest_offset(cache, (EpochEntry(5, 500),)) is None
+    assert chain.latest_tiered(cache, TWO_EPOCHS, 1000) == (199, 1)
+    assert chain.latest_tiered(cache, TWO_EPOCHS, 180) == (179, 1)
+    assert chain.latest_tiered(cache, (EpochEntry(0, 0), EpochEntry(3, 120)), 1000) == (119, 0)
+    assert chain.latest_tiered(cache, (EpochEntry(4, 0),), 1000) == (-1, -1)
+
+
+def test_by_timestamp_the_first_segment_that_reaches_it_is_searched() -> None:
+    times = (10, 40, 20, 40)
+    events: list[MetadataRecord] = []
+    for number, largest in enumerate(times):
+        start = number * 100
+        events += [segment(number, start, start + 99, max_ms=largest), update(number, S.COPY_SEGMENT_FINISHED)]
+    cache = folded(*events, segment(9, 400, 499, max_ms=99))
+
+    def found(timestamp_ms: int, starting_offset: int = 0, log_end: int = 1000) -> int | None:
+        one = chain.segment_by_timestamp(cache, ONE_EPOCH, log_end, timestamp_ms, starting_offset)
+        return one.start_offset if one else None
+
+    assert (found(5), found(10), found(11), found(41)) == (0, 0, 100, None)
+    assert (found(15, starting_offset=150), found(15, starting_offset=200)) == (100, 200)
+    assert found(30, starting_offset=200, log_end=399) is None
+
+
+def test_an_exact_start_belongs_to_the_first_epoch_that_begins_there() -> None:
+    lineage = (EpochEntry(0, 0), EpochEntry(1, 10), EpochEntry(2, 10), EpochEntry(3, 20))
+    assert [chain.epoch_for_offset(lineage, offset) for offset in (-1, 0, 9, 10, 11, 19, 20, 500)] == [None, 0, 0, 1, 2, 2, 3, 3]
+    cache = folded(*finished(1, 0, 29, {0: 0, 1: 10, 2: 10, 3: 20}))
+    for offset in range(40):
+        one = chain.segment_for(cache, lineage, offset)
+        assert (one is not None) == any(link.first <= offset <= link.last for link in chain.chain(cache, lineage)), offset
