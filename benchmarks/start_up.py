@@ -26,6 +26,7 @@ from benchmarks.control_log import segments
 from compactor.bootstrap import Tier, open_tier
 from compactor.config import load
 from compactor.control.importing import register, tier
+from compactor.control.logs import PartitionLog
 from compactor.model.ids import TopicPartition
 
 PER_TOPIC = 20
@@ -36,17 +37,17 @@ def make(opened: Tier, partitions: int, per_partition: int) -> None:
     """One import of each partition, and a hint about it."""
     opened.create()
 
-    def one(number: int) -> TopicPartition:
+    def one(number: int) -> PartitionLog:
         name = TopicPartition(f"topic-{number // PER_TOPIC:04d}", number % PER_TOPIC)
         log = opened.open(name)
         made = segments(0, per_partition)
         register(opened.ports, log, "import", [segment.id for segment in made])
         tier(opened.ports, log, "import", made)
-        return name
+        return log
 
     with ThreadPoolExecutor(8) as pool:
-        for name in pool.map(one, range(partitions)):
-            opened.note_change(name)
+        for log in pool.map(one, range(partitions)):
+            opened.note_change(log)
 
 
 def cpu_of_children() -> float:

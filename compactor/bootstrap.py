@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from compactor.config import Limits, Settings
 from compactor.control.leadership import background_beats
-from compactor.control.logs import CatalogLog, PartitionLog, create_tier, note_change, open_catalog, open_partition
+from compactor.control.logs import CatalogLog, PartitionLog, create_tier, note_change, note_slots, open_catalog, open_partition
 from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.state import CatalogState, PartitionState
-from compactor.errors import CompactorError, UsageError
+from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
 from compactor.storage.counting import Counters
@@ -119,8 +119,8 @@ class Tier:
         return named
 
     def open(self, name: TopicPartition) -> PartitionLog:
-        """Its control log, begun from what is kept of it. Makes no request yet."""
-        log = open_partition(self.ports, name)
+        """Its control log, begun from what is kept of it. It must not end below what the tier-wide log, as last folded, has seen of it."""
+        log = open_partition(self.ports, name, self.floor(name))
         kept = self.local.state(name) if self.local and self.local.bound else None
         if kept:
             log.load(*kept)
@@ -130,14 +130,26 @@ class Tier:
         """The latest hint about a partition in the catalog as last folded: for ``keep``, asked before the partition's log is read."""
         return self.catalog.state.partitions.get(str(name), 0)
 
+    def floor(self, name: TopicPartition) -> int:
+        """The slot that the partition's log has had, by the catalog as last folded."""
+        return self.catalog.state.reached.get(str(name), 0)
+
     def keep(self, log: PartitionLog, hint: int) -> None:
         """Remembers a log as it was last folded."""
         mark = log.mark() if self.local and self.local.bound else None
         if mark and self.local:
             self.local.keep(log.state, mark, hint, self.ports.clock_ms())
 
-    def note_change(self, name: TopicPartition) -> None:
-        note_change(self.ports, self.catalog, name)
+    def note_change(self, log: PartitionLog) -> None:
+        """Others are told that this log has something new, as far as it was folded, and that it must not be shorter again."""
+        note_change(self.catalog, log.state.name, log.reached())
+
+    def note_slots(self, logs: Sequence[PartitionLog]) -> None:
+        """Folded logs must not be shorter again. One record for all of them; a store that fails is asked again by the next command."""
+        try:
+            note_slots(self.catalog, logs)
+        except StoreError:
+            pass
 
     def sidecars(self, name: TopicPartition) -> Sidecars:
         """Those of a partition. Raises UsageError where there is no tier."""
@@ -187,7 +199,7 @@ class Tier:
         if self.local:
             self.local.forget_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
         if report.status in ("cleaned", "resumed"):
-            self.note_change(name)
+            self.note_change(log)
         return report
 
     def read_logs(

@@ -47,7 +47,7 @@ def summaries(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes
 
     found = []
     with out.progress("looking", len(names), "partitions") as progress:
-        looks = overview(tier, names, on_partition=progress.advance)
+        looks = overview(tier, names, marks=True, on_partition=progress.advance)
     for look in looks:
         if look.error is not None:
             outcomes.failed(str(look.name), look.error)

@@ -13,7 +13,9 @@ Why each rule is here (every one closes a hole that a randomised search has foun
   fold and after each successful create. If it lies above where the fold began, some of what was read may be such a late
   record, and the fold is thrown away and restarted from the snapshot; for an append this means *answer unknown*, and what
   became of it is read from the new fold.
-* A slot that is absent is the tail, or was lost by somebody else's doing. Folding cannot tell; ``check_whole`` can.
+* A slot that is absent is the tail, or was lost by somebody else's doing. Folding cannot tell: ``floor`` is a slot that the log is
+  known to have had, by what the tier-wide log says, and a fold that ends below it is refused. ``check_whole`` finds what is left
+  behind a gap.
 * Snapshot created and read back < boundary created and read back < old slots and older snapshots deleted. Boundaries are
   numbered without gaps and only created after the one before, so the last one is the highest and is found without a LIST.
 """
@@ -104,8 +106,10 @@ class ControlLog(Generic[S]):
         incarnation: str,
         clock_ms: Callable[[], int],
         sleep: Callable[[float], None],
+        floor: int = 0,
     ) -> None:
         self.store = store
+        self.floor = floor
         self.prefix = prefix
         self.name = name
         self.incarnation = incarnation
@@ -117,7 +121,7 @@ class ControlLog(Generic[S]):
         self._last: tuple[str, int] | None = None
         self._kept: tuple[S, Mark] | None = None
         self._attempt = 0
-        self._boundary = Boundary(version=records.VERSION, log=name, number=0, slot=0)
+        self._boundary = self._nothing = Boundary(version=records.VERSION, log=name, number=0, slot=0)
         self.diverged = False
         """Whether a kept state was of another log (or of a later copy of this one) and was thrown away."""
 
@@ -206,17 +210,38 @@ class ControlLog(Generic[S]):
                 state = self._form.apply(state, record)
                 steps.append((record, state))
             if self._read_boundary().slot <= base.slot:
+                self._check_floor(state)
                 self._state = state
                 return base, steps
 
     def poll(self) -> bool:
-        """Whether there is anything that the last fold has not seen; two requests where there is nothing."""
-        return self.poll_from(self.state.slot, self._boundary)
+        """Whether there is anything that the last fold has not seen; two requests where there is nothing.
 
-    def poll_from(self, slot: int, boundary: Boundary) -> bool:
-        """The same for a fold that somebody else has made, up to and including ``slot``; ``boundary`` as its mark has it."""
-        self._boundary = boundary
-        return self._get(self.record_key(slot + 1)) is not None or self._read_boundary().slot > slot
+        Where the log was set back meanwhile, the next fold starts over.
+        """
+        state, mark = self.state, self.mark()
+        if mark is None:
+            return self._get(self.record_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
+        if not self.poll_from(state.slot, mark):
+            return False
+        tied = self.ties(state.slot, mark)
+        if not tied:
+            self._state, self._last, self._boundary = None, None, self._nothing
+            self.diverged = tied is False
+        return True
+
+    def poll_from(self, slot: int, mark: Mark) -> bool:
+        """The same for a fold that was made elsewhere, up to and including ``slot``. A log that it is not tied to any more is news, too."""
+        self._boundary = mark.boundary
+        if self.floor > slot or not self.ties(slot, mark):
+            return True
+        # Where the record still stands nobody has cut beyond it; a snapshot's own slot is gone, so that the boundary has to be asked.
+        return self._get(self.record_key(slot + 1)) is not None or (not mark.incarnation and self._read_boundary().slot > slot)
+
+    def reached(self) -> int:
+        """The slot that the present state ends with, once it was read back from the store; 0 where it is not there to be read."""
+        state, mark = self.state, self.mark()
+        return state.slot if mark is not None and self.ties(state.slot, mark) else 0
 
     def transact(self, decide: Callable[[S], Body | None]) -> S:
         """Appends what ``decide`` asks for until it asks for nothing; returns the folded state in which it did.
@@ -279,10 +304,30 @@ class ControlLog(Generic[S]):
             for record in [appended] if appended else self._behind(base.slot):
                 state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
             if self._read_boundary().slot <= base.slot:
+                self._check_floor(state)
                 self._state, self._last = state, last
                 return state
             self._restart()
             appended = None
+
+    def _check_floor(self, state: S) -> None:
+        """A log that ends below what it is known to have had was damaged or set back: nothing may be read from it or built on it."""
+        if state.slot < self.floor:
+            cause = (
+                f"{self.name} ends at slot {state.slot}, and the tier-wide log has seen its slot {self.floor}: what came between is missing"
+            )
+            hint = (
+                "Nothing was changed. Restore the missing objects of this control log from the store's versions or a backup; "
+                f"if they are lost for good, `topics delete {self.name}` takes the partition out of the tier"
+            )
+            raise BadControlRecord(cause, segment=f"{self.store.url}/{self.record_key(state.slot + 1)}", hint=hint)
+
+    def ties(self, slot: int, mark: Mark) -> bool | None:
+        """Whether the log still has what this mark names; None where the record is gone, which a cut does as well as a loss."""
+        if not mark.incarnation:
+            return self._decode(Boundary, self._boundary_key(mark.boundary.number)) == mark.boundary
+        record = self._read_slot(slot)
+        return None if record is None else (record.incarnation, record.attempt) == (mark.incarnation, mark.attempt)
 
     def _behind(self, slot: int) -> Iterator[Record[Any]]:
         while (record := self._read_slot(slot + 1)) is not None:
@@ -294,13 +339,8 @@ class ControlLog(Generic[S]):
         if self._kept is None:
             return False
         (state, mark), self._kept = self._kept, None
-        if mark.incarnation:
-            record = self._read_slot(state.slot)
-            found = None if record is None else (record.incarnation, record.attempt) == (mark.incarnation, mark.attempt)
-            self.diverged = found is False  # a slot that is gone was cut
-        else:
-            found = self._decode(Boundary, self._boundary_key(mark.boundary.number)) == mark.boundary
-            self.diverged = not found
+        found = self.ties(state.slot, mark)
+        self.diverged = found is False  # a slot that is gone was cut
         if found:
             self._state, self._boundary = state, mark.boundary
             self._last = (mark.incarnation, mark.attempt) if mark.incarnation else None

@@ -6,7 +6,7 @@ leaves everything as it was but for an entry in ``fenced``: the sources of a voi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from checkpoint import lineage, offsets
@@ -48,10 +48,19 @@ def fold_catalog(state: CatalogState, record: Record[Any]) -> CatalogState:
     body = record.body
     changes: Changes = {"slot": record.slot}
     if isinstance(body, r.PartitionChanged):
-        changes["partitions"] = state.partitions | {f"{body.topic}-{body.partition}": record.slot}
+        name = f"{body.topic}-{body.partition}"
+        changes["partitions"] = state.partitions | {name: record.slot}
+        changes["reached"] = _higher(state.reached, {name: body.slot})
+    elif isinstance(body, r.SlotsReached):
+        changes["reached"] = _higher(state.reached, body.slots)
     elif not state.tier_id:
         changes |= {"tier_id": body.tier_id, "hash_key": body.hash_key, "kind": body.kind, "layout": body.layout}
     return state.model_copy(update=changes)
+
+
+def _higher(known: dict[str, int], new: Mapping[str, int]) -> dict[str, int]:
+    """Bounds only grow, in whatever order they arrive."""
+    return known | {name: slot for name, slot in new.items() if slot > known.get(name, 0)}
 
 
 def with_times(state: PartitionState, modified_ms: Callable[[int], int]) -> PartitionState:

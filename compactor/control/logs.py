@@ -8,13 +8,14 @@ partitions/<topic-partition>/scratch/<run>/<name>        what a run keeps betwee
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from compactor.control import ordering
 from compactor.control.control_log import ControlLog, LogFormat, Snapshot
 from compactor.control.fold import fold_catalog, fold_partition, with_times
 from compactor.control.ports import Ports
-from compactor.control.records import CatalogRecord, PartitionChanged, PartitionRecord, Record, TierCreated
+from compactor.control.records import CatalogRecord, PartitionChanged, PartitionRecord, Record, SlotsReached, TierCreated
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import StoreError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
@@ -34,10 +35,13 @@ PARTITION = LogFormat(record=PartitionRecord, snapshot=Snapshot[PartitionState],
 CATALOG = LogFormat(record=CatalogRecord, snapshot=Snapshot[CatalogState], apply=fold_catalog, with_times=lambda state, _: state)
 
 
-def open_partition(ports: Ports, name: TopicPartition) -> PartitionLog:
-    """A partition's control log under a new incarnation. Makes no request yet; a partition that nobody wrote to is empty."""
+def open_partition(ports: Ports, name: TopicPartition, floor: int = 0) -> PartitionLog:
+    """A partition's control log under a new incarnation. Makes no request yet; a partition that nobody wrote to is empty.
+
+    ``floor``: a slot that the log has had, as the tier-wide log has it (``CatalogState.reached``).
+    """
     empty = PartitionState(topic=name.topic, partition=name.partition)
-    return _open(ports, f"partitions/{name}", str(name), empty, PARTITION)
+    return _open(ports, f"partitions/{name}", str(name), empty, PARTITION, floor)
 
 
 def open_catalog(ports: Ports) -> CatalogLog:
@@ -62,17 +66,38 @@ def create_tier(ports: Ports, *, kind: str, layout: str) -> CatalogState:
     return state
 
 
-def note_change(ports: Ports, catalog: CatalogLog, name: TopicPartition) -> None:
-    """Lists the partition and tells other processes to look at it. A partition that is listed already is only hinted at."""
+def note_change(catalog: CatalogLog, name: TopicPartition, slot: int = 0) -> None:
+    """Lists the partition and tells other processes to look at it. A partition that is listed already is only hinted at.
+
+    ``slot``: what its own log has had (``ControlLog.reached``); from now on a log that ends below it is refused.
+    """
     seen = catalog.refresh().partitions.get(str(name), 0)
-    hint = PartitionChanged(topic=name.topic, partition=name.partition)
+    hint = PartitionChanged(topic=name.topic, partition=name.partition, slot=slot)
+
+    def decide(state: CatalogState) -> PartitionChanged | None:
+        told = state.partitions.get(str(name), 0) > seen and state.reached.get(str(name), 0) >= slot
+        return None if told else hint
+
     try:
-        catalog.transact(lambda state: None if state.partitions.get(str(name), 0) > seen else hint)
-        catalog.cut()
+        catalog.transact(decide)
     except StoreError:
         # A hint that is lost costs the others time; a partition that nobody has listed would be lost to them.
         if not seen:
             raise
+    tidy(catalog)
+
+
+def note_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
+    """The lower bounds of many partitions in one record; none where all of them are known. One request for each that is not."""
+    known = catalog.refresh().reached
+    behind = [log for log in logs if log.state.slot > known.get(str(log.state.name), 0)]
+    slots = {str(log.state.name): log.reached() for log in behind}
+
+    def decide(state: CatalogState) -> SlotsReached | None:
+        new = {name: slot for name, slot in slots.items() if slot > state.reached.get(name, 0)}
+        return SlotsReached(slots=new) if new else None
+
+    catalog.transact(decide)
     tidy(catalog)
 
 
@@ -84,7 +109,7 @@ def tidy(log: ControlLog[Any]) -> None:
         pass
 
 
-def _open(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any]) -> ControlLog[Any]:
+def _open(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any], floor: int = 0) -> ControlLog[Any]:
     return ControlLog(
         ports.control,
         prefix,
@@ -94,4 +119,5 @@ def _open(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any]
         incarnation=ports.new_id(),
         clock_ms=ports.clock_ms,
         sleep=ports.sleep,
+        floor=floor,
     )

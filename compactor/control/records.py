@@ -18,7 +18,7 @@ from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceip
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
 VERSION = 2
-"""What is written. Version 1 is read too; it had no records of truncations, deletions and prepended segments, and no tails."""
+"""What is written. Version 1 is read too; it had no records of truncations, deletions and prepended segments, no tails, no bounds."""
 
 
 class BadControlRecord(BadData):
@@ -242,14 +242,22 @@ class TierCreated(Value):
 
 
 class PartitionChanged(Value):
-    """This partition exists, and something in its control log is worth a look: a hint, nothing depends on it."""
+    """This partition exists, and something in its control log is worth a look. Its log has had ``slot`` (0: not said)."""
 
     type: Literal["partition_changed"] = "partition_changed"
     topic: str
     partition: int
+    slot: int = 0
 
 
-CatalogBody = Annotated[TierCreated | PartitionChanged, Field(discriminator="type")]
+class SlotsReached(Value):
+    """Slots that control logs have had, read back before this was written: a log that ends below its own was damaged."""
+
+    type: Literal["slots_reached"] = "slots_reached"
+    slots: dict[str, int]
+
+
+CatalogBody = Annotated[TierCreated | PartitionChanged | SlotsReached, Field(discriminator="type")]
 
 BodyT = TypeVar("BodyT")
 

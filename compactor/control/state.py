@@ -225,6 +225,8 @@ class CatalogState(LogState):
     layout: str = ""
     partitions: dict[str, int] = Field(default_factory=dict)
     """``topic-partition`` -> slot of the latest hint about it."""
+    reached: dict[str, int] = Field(default_factory=dict)
+    """``topic-partition`` -> a slot that its own log has had: the lower bound of where it may end now."""
 
     @property
     def names(self) -> list[TopicPartition]:

@@ -140,13 +140,15 @@ def _round(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Sto
     name = log.state.name
     report = opened.round(name, now_ms, on_stage=stop.stage, disk=disk).run(log)
     if report.status in ("cleaned", "resumed"):
-        opened.note_change(name)
+        opened.note_change(log)
     return report, report.status, report.reason
 
 
 def _retire(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Stop) -> tuple[RoundReport | RetireReport, str, str]:
     work = opened.round(log.state.name, now_ms, on_stage=stop.stage, disk=disk).work
-    return retire(opened.ports, log, opened.lease, opened.retention, work=work), "retired", ""
+    report = retire(opened.ports, log, opened.lease, opened.retention, work=work)
+    opened.note_slots([log])
+    return report, "retired", ""
 
 
 def shared_settings(settings: Settings, jobs: int, lanes: int) -> Settings:

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compactor.bootstrap import Tier
-from compactor.control import records
-from compactor.control.control_log import Boundary
 from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.summary import PartitionSummary, summarize
 from compactor.local.cache import Seen
@@ -26,7 +24,6 @@ class Known:
     """``seen`` None where nothing ties the summary to the log. ``since_ms``: the store's times of slots that something waits from."""
 
     summary: PartitionSummary
-    boundary: Boundary
     seen: Seen | None
     since_ms: Mapping[int, int]
 
@@ -46,8 +43,8 @@ class Watching:
         found: dict[TopicPartition, tuple[Sight, int]] = {}
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_fresh(seen, summary, hints[text], now_ms, max_age_ms)
-            if fresh and not summary.waiting:  # what waits has to be asked for its time
-                self._known[summary.name] = Known(summary, seen.mark.boundary, seen, {})
+            if fresh and not summary.waiting and self._opened.floor(summary.name) <= seen.slot:  # what waits has to be asked for its time
+                self._known[summary.name] = Known(summary, seen, {})
                 found[summary.name] = self._sight(summary.name, now_ms), seen.checked_ms
         return found
 
@@ -71,9 +68,8 @@ class Watching:
         # The store's times of slots: one request each that the log does not know by itself.
         since = since_ms(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.mark()
-        boundary = mark.boundary if mark else Boundary(version=records.VERSION, log=log.name, number=0, slot=0)
         seen = Seen(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
-        self._known[log.state.name] = Known(summarize(log.state), boundary, seen, since)
+        self._known[log.state.name] = Known(summarize(log.state), seen, since)
         return self._sight(log.state.name, now_ms)
 
     def write_down(self) -> None:
@@ -84,7 +80,9 @@ class Watching:
             self._opened.local.checked(confirmed)
 
     def _is_news(self, known: Known) -> bool:
-        return open_partition(self._opened.ports, known.summary.name).poll_from(known.summary.slot, known.boundary)
+        name = known.summary.name
+        log = open_partition(self._opened.ports, name, self._opened.floor(name))
+        return known.seen is None or log.poll_from(known.seen.slot, known.seen.mark)
 
     def _confirm(self, known: Known, hint: int, now_ms: int) -> None:
         if known.seen is not None:

@@ -176,7 +176,7 @@ class _Job:
             report = self._tier.round(name, self._now_ms, engine=engine, assess_with=whole_log, disk=disk).run(log)
             if report.status in ("cleaned", "resumed"):
                 with self._lock:
-                    self._tier.note_change(name)
+                    self._tier.note_change(log)
             if report.status != "resumed" or report.first_dirty_offset <= log.state.start_offset:
                 return report
 

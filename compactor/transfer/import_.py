@@ -134,7 +134,7 @@ class _Intake:
         opened.create()
         state = register(opened.ports, self._log, import_id, [opened.ports.new_id() for _ in self._members])
         # Listed before the upload: what a killed import leaves behind is found by `retire`.
-        opened.note_change(self._name)
+        opened.note_change(self._log)
         entry = state.registrations.get(import_id)
         if entry is None or len(entry.ids) != len(self._members):
             return False
@@ -151,7 +151,7 @@ class _Intake:
             segments.append(metadata)
             on_bytes(metadata.size_bytes)
         tier(opened.ports, self._log, import_id, segments, lineage)
-        opened.note_change(self._name)
+        opened.note_change(self._log)
         return True
 
 

@@ -1,8 +1,9 @@
 """All partitions at a glance: from what this machine remembers where that is fresh enough, from the tier where it is not.
 
 The tier-wide log hints at partitions that changed. Hints can be lost (a process that dies between its publication and its hint), so a
-partition that nobody hinted at is asked for news all the same once in ``MAX_AGE_MS``, and at every look while somebody is at work on
-it: two requests that find nothing, and what is new is folded on.
+a partition that nobody hinted at is asked for news all the same once in ``MAX_AGE_MS``, and at every look while somebody is at work on
+it: two requests that find nothing, and what is new is folded on. Commands that show it to people ask of every other one whether the log
+still has the record that the memory ends with (``marks``): it may have been set back.
 """
 
 from __future__ import annotations
@@ -37,17 +38,29 @@ class Look:
 
 
 def overview(
-    opened: Tier, names: Sequence[TopicPartition], *, max_age_ms: int = MAX_AGE_MS, on_partition: OnPartition = lambda: None
+    opened: Tier,
+    names: Sequence[TopicPartition],
+    *,
+    max_age_ms: int = MAX_AGE_MS,
+    marks: bool = False,
+    on_partition: OnPartition = lambda: None,
 ) -> list[Look]:
-    """A look at each of them, in their order. ``max_age_ms`` 0: the tier is asked about each. Raises StoreError for the catalog only."""
+    """A look at each of them, in their order. ``max_age_ms`` 0: the tier is asked about each. Raises StoreError for the catalog only.
+
+    ``marks``: one request for each of those that would be believed without, to see that its log was not set back.
+    """
     hints = opened.identity().partitions
     now = opened.ports.clock_ms()
     kept = opened.local.summaries() if opened.local else {}
     found: dict[TopicPartition, Look] = {}
     asked: list[TopicPartition] = []
+    trusted: set[TopicPartition] = set()
     for name in names:
         known = kept.get(str(name))
-        if known and is_fresh(*known, hints.get(str(name), 0), now, max_age_ms):
+        fresh = known is not None and opened.floor(name) <= known[0].slot and is_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
+        if fresh and marks:
+            trusted.add(name)
+        if known and fresh and not marks:
             found[name] = Look(name, known[1])
             on_partition()
         else:
@@ -55,7 +68,11 @@ def overview(
     confirmed: dict[TopicPartition, Seen] = {}
 
     def ask(name: TopicPartition) -> Look:
-        look = _ask(opened, name, hints.get(str(name), 0), kept.get(str(name)), confirmed, now)
+        known = kept.get(str(name))
+        if known and name in trusted and _is_tied(opened, name, known[0]):
+            look = Look(name, known[1])
+        else:
+            look = _ask(opened, name, hints.get(str(name), 0), known, confirmed, now)
         on_partition()
         return look
 
@@ -74,11 +91,19 @@ def is_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: int, max_
     return seen.hint == hint and 0 <= now_ms - seen.checked_ms < max_age_ms and not at_work
 
 
+def _is_tied(opened: Tier, name: TopicPartition, seen: Seen) -> bool:
+    """A store that fails is met again by the question that follows."""
+    try:
+        return bool(open_partition(opened.ports, name).ties(seen.slot, seen.mark))
+    except CompactorError:
+        return False
+
+
 def _ask(opened: Tier, name: TopicPartition, hint: int, kept: Kept | None, confirmed: dict[TopicPartition, Seen], now_ms: int) -> Look:
     try:
         if kept:
             seen, summary = kept
-            if not open_partition(opened.ports, name).poll_from(seen.slot, seen.mark.boundary):
+            if not open_partition(opened.ports, name, opened.floor(name)).poll_from(seen.slot, seen.mark):
                 confirmed[name] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
                 return Look(name, summary)
         log = opened.open(name)

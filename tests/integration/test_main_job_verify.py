@@ -81,12 +81,54 @@ def test_a_lost_control_record_is_named_and_nothing_is_built_on_what_came_before
     before = cli.digest()
     answer = cli.ask("verify")
     assert (answer.code, [(p["severity"], p["kind"]) for p in answer.document["problems"]]) == (3, [("error", "control-log")])
-    assert slots[-1].name in answer.stderr
-    for command in ("retire", "retire --dry-run", "run --force", f"import {tmp_path / 'log'} --topic orders --partition 0"):
+    assert slots[2].name in answer.stderr
+    commands = ["topics", "plan", f"export orders-0 {tmp_path / 'out'}", "segments list orders-0", "checkpoints list", "recompact"]
+    commands += ["retire", "retire --dry-run", "run --force", f"import {tmp_path / 'log'} --topic orders --partition 0"]
+    for command in commands:
         answer = cli.ask(*command.split())
         assert answer.code == 3, command
-        assert "an object before it is missing" in answer.stderr
+        assert "orders-0 ends at slot 2" in answer.stderr, command
+        assert "topics delete orders-0" in answer.stderr, command
     assert cli.digest() == before
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lost", ["the last record", "all of it"])
+def test_a_control_log_that_is_shorter_than_it_was_is_noticed(lost: str, cli: TierCli, tmp_path: Path) -> None:
+    cli.run()
+    assert cli.do("topics")["partitions"]  # this machine remembers it
+    slots = sorted(cli.tier.glob(".tiered-compactor/partitions/orders-0/log/*"))
+    for slot in slots if lost == "all of it" else slots[-1:]:
+        slot.unlink()
+    before = cli.digest()
+    assert cli.ask("verify").code == 3
+    commands = ["topics", "plan", "run --force", "retire", f"export orders-0 {tmp_path / 'out'}", "explain orders-0"]
+    for command in [*commands, f"import {tmp_path / 'log'} --topic orders --partition 0"]:
+        answer = cli.ask(*command.split())
+        assert answer.code == 3, command
+        assert "what came between is missing" in answer.stderr
+    assert cli.digest() == before
+
+
+def test_a_control_log_that_was_set_back_is_not_believed_from_memory(cli: TierCli, tmp_path: Path) -> None:
+    """A tier of before there were bounds: nothing says how long the log was, and all commands agree on what it says now."""
+    folder = cli.tier / ".tiered-compactor/partitions/orders-0/log"
+    backup = {path.name for path in folder.iterdir()}
+    cli.run()
+    for path in sorted((cli.tier / ".tiered-compactor/catalog/log").iterdir()):
+        document = json.loads(path.read_bytes())["record"]
+        document["version"] = 1
+        document["body"].pop("slot", None)
+        path.write_bytes(seal(json.dumps(document).encode()))
+    cleaned = cli.do("topics")["partitions"]
+    for path in set(folder.iterdir()) - {folder / name for name in backup}:
+        path.unlink()
+    (shown,) = cli.do("topics")["partitions"]
+    assert [shown] != cleaned
+    exported = cli.do("export", "orders-0", tmp_path / "out")
+    assert {field: shown[field] for field in exported} == exported
+    (row,) = cli.do("run", "--force")["partitions"]
+    assert row["status"] == "cleaned"
 
 
 @pytest.mark.parametrize(("field", "value", "word"), [("size_bytes", 999, "999 bytes"), ("max_timestamp_ms", 7, "of 7")])

@@ -70,7 +70,7 @@ class Idle:
         importing.register(tier.ports, log, import_id, [new_id])
         importing.tier(tier.ports, log, import_id, [segment])
         if hint:
-            tier.note_change(name)
+            tier.note_change(log)
 
     def pass_time(self, daemon: Daemon, milliseconds: int) -> Usage:
         """What the daemon has asked for meanwhile."""

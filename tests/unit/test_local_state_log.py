@@ -129,14 +129,34 @@ def test_a_log_that_was_set_back_is_believed_and_not_what_was_kept(play: Play) -
     assert log.diverged
 
 
-def test_an_idle_look_needs_the_slot_and_the_boundary_only(play: Play) -> None:
+def test_an_idle_look_needs_the_last_slot_and_the_next_one_only(play: Play) -> None:
     writer = catalog(play)
     append(writer, 4)
     state, mark = kept(writer)
     play.requests.clear()
-    assert not catalog(play).poll_from(state.slot, mark.boundary)
+    assert not catalog(play).poll_from(state.slot, mark)
     assert len(play.requests) == 2
     append(writer, 1)
-    assert catalog(play).poll_from(state.slot, mark.boundary)
+    assert catalog(play).poll_from(state.slot, mark)
     writer.cut(1)
-    assert catalog(play).poll_from(state.slot, mark.boundary)
+    assert catalog(play).poll_from(state.slot, mark)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_log_that_was_set_back_is_news(play: Play, cut: bool) -> None:
+    """It has nothing behind what is known, and yet is not what is known."""
+    writer = catalog(play)
+    append(writer, 3)
+    backup = dict(play.world.control.objects)
+    append(writer, 2)
+    if cut:
+        writer.cut(1)
+    state, mark = kept(writer)
+    assert not catalog(play).poll_from(state.slot, mark)
+    play.world.control.objects.clear()
+    play.world.control.objects.update(backup)
+    assert catalog(play).poll_from(state.slot, mark)
+    assert writer.poll(), "a process that has folded it notices, too"
+    assert writer.refresh().slot == 3
+    append(catalog(play), 2)
+    assert catalog(play).poll_from(state.slot, mark), "other records in the same slots"

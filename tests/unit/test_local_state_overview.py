@@ -55,7 +55,7 @@ class World:
         register(self.writer.ports, log, import_id, [made.id])
         tier(self.writer.ports, log, import_id, [made])
         if hint:
-            self.writer.note_change(name)
+            self.writer.note_change(log)
 
     def truth(self) -> list[PartitionSummary]:
         return [summarize(open_partition(self.writer.ports, name).refresh()) for name in NAMES]
@@ -117,7 +117,7 @@ def test_only_what_was_hinted_at_is_read_again(world: World) -> None:
 def test_a_hint_that_brought_nothing_is_not_followed_twice(world: World) -> None:
     first = world.machine("a")
     shown(first)
-    world.writer.note_change(OTHER)
+    world.writer.note_change(world.writer.open(OTHER))
     assert asked(first, lambda: shown(first)).total_requests == 2 + 1 + 2
     assert asked(first, lambda: shown(first)).total_requests == 2
 
@@ -154,7 +154,7 @@ def test_where_somebody_is_at_work_it_is_asked_every_time(world: World) -> None:
     """The record that publishes comes before its hint."""
     log = world.writer.open(OTHER)
     leadership = acquire(world.writer.ports, log, world.writer.lease)
-    world.writer.note_change(OTHER)
+    world.writer.note_change(world.writer.open(OTHER))
     first = world.machine("a")
     shown(first)
     body = RoundPublished(leader_epoch=leadership.epoch, run_id="none", replacements=(), vector_before=(), vector=())

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
+
+if TYPE_CHECKING:
+    from compactor.control.logs import PartitionLog
+
+NOTED_TOGETHER = 100
+"""Partitions whose control logs' ends are written down in one record of the tier-wide log."""
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -24,6 +31,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     swept: list[str] = []
     waiting: list[str] = []
     freed = 0
+    behind: list[PartitionLog] = []
     names = opened.partitions()
     with out.progress("retiring", len(names), "partitions") as progress:
         for name in names:
@@ -31,17 +39,23 @@ def run(args: argparse.Namespace, out: Output) -> int:
             try:
                 # An open intent is resumed first, as `run` would.
                 work = opened.round(name, opened.ports.clock_ms()).work
-                report = retire(
-                    opened.ports, opened.open(name), opened.lease, opened.retention, now_ms=args.now, dry_run=args.dry_run, work=work
-                )
+                log = opened.open(name)
+                report = retire(opened.ports, log, opened.lease, opened.retention, now_ms=args.now, dry_run=args.dry_run, work=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 outcomes.failed(str(name), error)
                 continue
             outcomes.ok()
+            if not args.dry_run and log.state.slot > opened.floor(name):
+                behind.append(log)
+            if len(behind) >= NOTED_TOGETHER:
+                opened.note_slots(behind)
+                behind.clear()
             deleted += report.deleted
             swept += report.swept
             waiting += report.waiting
             freed += report.bytes
+    if behind:
+        opened.note_slots(behind)
     would = "to be " if args.dry_run else ""
     groups = ((would + "deleted", deleted), (would + "swept", swept), ("waiting", waiting))
     rows = [(what, segment, count) for what, keys in groups for segment, count in _by_segment(keys).items()]

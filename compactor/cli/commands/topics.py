@@ -36,8 +36,9 @@ def run_delete(args: argparse.Namespace, out: Output) -> None:
                 f"the brokers say which partitions a tier of kind {opened.settings.tier.kind} has", hint="Delete the topic there"
             )
         (name,) = opened.partitions([args.partition])
-        before, _ = delete_partition(opened.ports, opened.open(name), opened.lease)
-        opened.note_change(name)
+        log = opened.open(name)
+        before, _ = delete_partition(opened.ports, log, opened.lease)
+        opened.note_change(log)
     grace = opened.retention.grace_ms
     document = {
         "topic": name.topic,

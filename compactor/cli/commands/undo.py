@@ -27,8 +27,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
         out.note(f"{name}: run {args.run_id} was undone before; nothing to do")
         state = before
     else:
-        state = undo(opened.ports, opened.open(name), opened.lease, args.run_id)
-        opened.note_change(name)
+        log = opened.open(name)
+        state = undo(opened.ports, log, opened.lease, args.run_id)
+        opened.note_change(log)
     document = {
         "topic": name.topic,
         "partition": name.partition,
