@@ -7,7 +7,7 @@ What a broker drops with a line in its log is a Finding here; what stops a broke
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -107,12 +107,12 @@ class LeaderEpochState:
 
 
 class RemoteLogMetadataCache:
-    """:param partition: whose records it takes; others raise ValueError."""
+    """:param partition: whose records it takes; others raise ValueError. ``segments``: where they are held, by id."""
 
-    def __init__(self, partition: TopicIdPartition) -> None:
+    def __init__(self, partition: TopicIdPartition, segments: MutableMapping[bytes, RemoteLogSegmentMetadataRecord] | None = None) -> None:
         self.partition = partition
         self.applied = -1
-        self.segments: dict[bytes, RemoteLogSegmentMetadataRecord] = {}
+        self.segments: MutableMapping[bytes, RemoteLogSegmentMetadataRecord] = {} if segments is None else segments
         self.epochs: dict[int, LeaderEpochState] = {}
         self.finished: dict[bytes, None] = {}
         self.deletion: PartitionDeleteState | None = None
@@ -131,16 +131,18 @@ class RemoteLogMetadataCache:
             raise ValueError(f"a record of {record.partition} for {self.partition}")
         if offset <= self.applied:
             return None
-        self.applied = offset
+        finding = None
         if isinstance(record, RemoteLogSegmentMetadataRecord):
-            return self._start(record, offset)
-        if isinstance(record, RemoteLogSegmentMetadataUpdateRecord):
-            return self._update(record, offset, topic)
-        self.deletion = record.state
-        if record.state is PartitionDeleteState.DELETE_PARTITION_FINISHED:
-            self.segments.clear()
-            self.epochs.clear()
-        return None
+            finding = self._start(record, offset)
+        elif isinstance(record, RemoteLogSegmentMetadataUpdateRecord):
+            finding = self._update(record, offset, topic)
+        else:
+            self.deletion = record.state
+            if record.state is PartitionDeleteState.DELETE_PARTITION_FINISHED:
+                self.segments.clear()
+                self.epochs.clear()
+        self.applied = offset
+        return finding
 
     def segment(self, epoch: int, offset: int) -> RemoteLogSegmentMetadataRecord | None:
         """Kafka's remoteLogSegmentMetadata: the readable segment for an offset of this epoch. There is no fallback to an earlier one."""
