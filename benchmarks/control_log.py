@@ -27,6 +27,8 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.counting import Counters
 from compactor.storage.local import LocalStore
+from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.publishers.object_log import ObjectLogPublisher
 
 NAME = TopicPartition("orders", 0)
 LEASE = Lease(30_000)
@@ -38,7 +40,17 @@ def no_beats(beat: Callable[[], None], interval_s: float) -> AbstractContextMana
 
 def ports_at(root: Path, counters: Counters) -> Ports:
     store = LocalStore(root, counters)
-    return Ports(store, store, lambda: int(time.time() * 1000), time.sleep, os.urandom, "benchmark", no_beats)
+    return Ports(
+        store,
+        store,
+        NativeLayout(store),
+        ObjectLogPublisher(),
+        lambda: int(time.time() * 1000),
+        time.sleep,
+        os.urandom,
+        "benchmark",
+        no_beats,
+    )
 
 
 def segments(first: int, count: int) -> list[RemoteLogSegmentMetadata]:

@@ -7,9 +7,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -25,6 +25,9 @@ from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.settings import Retries
+from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.ports import SegmentLayout, SegmentPublisher
+from compactor.tier.publishers.object_log import ObjectLogPublisher
 from compactor.tier.sidecars import Sidecars
 
 if TYPE_CHECKING:
@@ -35,6 +38,32 @@ if TYPE_CHECKING:
 
 READERS = 16
 """Logs that are read at once: they wait for the store, not for each other."""
+
+
+@dataclass(frozen=True)
+class KindOfTier:
+    """How the ports of one kind and layout are made from settings and the store that holds the segments. Makes no request."""
+
+    layout: Callable[[Settings, ObjectStore], SegmentLayout]
+    publisher: Callable[[Settings, ObjectStore], SegmentPublisher]
+
+
+KINDS: Mapping[tuple[str, str], KindOfTier] = {
+    ("object-log", "native"): KindOfTier(layout=lambda _, store: NativeLayout(store), publisher=lambda *_: ObjectLogPublisher()),
+}
+"""By ``tier.kind`` and ``tier.layout``. A new kind of tier is one row here."""
+
+
+def kind_of(settings: Settings) -> KindOfTier:
+    """Raises UsageError for a kind and a layout that do not go together."""
+    tier = settings.tier
+    try:
+        return KINDS[tier.kind, tier.layout]
+    except KeyError:
+        raise UsageError(
+            f"a tier of kind {tier.kind} cannot have the layout {tier.layout}",
+            hint="Possible are " + ", ".join(f"{kind} with {layout}" for kind, layout in KINDS),
+        ) from None
 
 
 class Engines(Protocol):
@@ -79,6 +108,14 @@ class Tier:
     def state_dir(self) -> Path:
         return Path(self.settings.tier.state_dir)
 
+    def over(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
+        """The same tier through other stores: such that refuse writes, or that can be interrupted."""
+        kind, settings = kind_of(self.settings), self.settings
+        ports = replace(self.ports, control=control or self.ports.control)
+        if data is not None:
+            ports = replace(ports, data=data, layout=kind.layout(settings, data), publisher=kind.publisher(settings, data))
+        return replace(self, ports=ports, catalog=open_catalog(ports) if control else self.catalog)
+
     def identity(self) -> CatalogState:
         """The folded catalog. Raises UsageError where no tier was made at this URL yet."""
         local = self.local
@@ -89,7 +126,7 @@ class Tier:
         if not state.tier_id:
             self.catalog.check_whole()
             raise UsageError(
-                f"there is no tier at {self.ports.data.url} yet", hint="`import` makes one; check tier.url in the configuration"
+                f"there is no tier at {self.ports.layout.url} yet", hint="`import` makes one; check tier.url in the configuration"
             )
         if local:
             if not local.bound:
@@ -119,7 +156,11 @@ class Tier:
         return named
 
     def open(self, name: TopicPartition) -> PartitionLog:
-        """Its control log, begun from what is kept of it. It must not end below what the tier-wide log, as last folded, has seen of it."""
+        """Its control log, begun from what is kept of it. It must not end below what the tier-wide log, as last folded, has seen of it.
+
+        Every command and every round gets a partition's state from here: where a LiveView (compactor.tier.ports) says what is live,
+        this is where it enters.
+        """
         log = open_partition(self.ports, name, self.floor(name))
         kept = self.local.state(name) if self.local and self.local.bound else None
         if kept:
@@ -231,9 +272,12 @@ def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
     def store(url: str, limits: Limits, retries: Retries | None = None) -> ObjectStore:
         return open_store(url, s3=settings.s3, limits=limits, retries=retries, counters=counters)
 
+    kind, data = kind_of(settings), store(settings.tier_url, settings.limits)
     ports = Ports(
         control=store(settings.control_url, settings.limits),
-        data=store(settings.tier_url, settings.limits),
+        data=data,
+        layout=kind.layout(settings, data),
+        publisher=kind.publisher(settings, data),
         clock_ms=lambda: int(time.time() * 1000),
         sleep=time.sleep,
         random_bytes=secrets.token_bytes,

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.deployment import Deployment, GrowingLog, Result, Running
+from tests.support.keys import object_key
 from tests.support.s3_server import running_moto
 from tests.support.tier_cli import Answer
 
@@ -235,7 +236,7 @@ class Ordeal:
         tier = self.deployment.opened()
         for log in self.logs:
             (name,) = tier.partitions([log.name])
-            expected = {key for segment in tier.open(name).refresh().live for key in segment.keys(str(name))}
+            expected = {object_key(name, segment, kind) for segment in tier.open(name).refresh().live for kind in segment.files}
             listed = {info.key for info in tier.ports.data.list(f"{name}/")}
             self.wrong += [f"{key} is an orphan" for key in sorted(listed - expected)]
             self.wrong += [f"{key} is missing" for key in sorted(expected - listed)]

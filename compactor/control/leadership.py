@@ -69,6 +69,13 @@ class Leadership:
 
         return self.log.transact(decide)
 
+    def foresee(self, body: Any) -> None:
+        """Raises what ``append`` would, by the state as last folded: asked before others are told what the record is going to say."""
+        self.require(self.state)
+        problem = check_before_append(self.log, self.state, body)
+        if problem:
+            raise RequirementFailed(problem)
+
     def require(self, state: PartitionState) -> None:
         """Raises Fenced unless this process leads in ``state``."""
         ordering.require_leadership(state, self.log.incarnation, self.epoch)

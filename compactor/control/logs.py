@@ -60,7 +60,7 @@ def create_tier(ports: Ports, *, kind: str, layout: str) -> CatalogState:
     state = log.transact(lambda state: None if state.tier_id else made)
     if (state.kind, state.layout) != (kind, layout):
         raise UsageError(
-            f"the tier at {ports.data.url} is of kind {state.kind} and layout {state.layout}, not {kind} and {layout}",
+            f"the tier at {ports.layout.url} is of kind {state.kind} and layout {state.layout}, not {kind} and {layout}",
             hint="Correct tier.kind and tier.layout in the configuration",
         )
     return state

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from compactor.model.ids import segment_id
 from compactor.storage.port import ObjectStore
+from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
 
 class KeepAlive(Protocol):
@@ -24,13 +25,16 @@ class KeepAlive(Protocol):
 class Ports:
     """One process's view of the world.
 
-    ``control`` holds control logs, sidecars and scratch; ``data`` the segments. ``clock_ms`` is this machine's clock and is
+    ``control`` holds control logs, sidecars and scratch. ``layout`` knows where segments lie and ``publisher`` who is told of them;
+    ``data`` is the store below, for probing what it can do. ``clock_ms`` is this machine's clock and is
     used for what people read, never for a decision about deletion or leadership. ``holder`` names this process to people.
     ``urgent`` is the control store without [limits], for heartbeats: behind gigabytes that wait for their turn a leader would seem dead.
     """
 
     control: ObjectStore
     data: ObjectStore
+    layout: SegmentLayout
+    publisher: SegmentPublisher
     clock_ms: Callable[[], int]
     sleep: Callable[[float], None]
     random_bytes: Callable[[int], bytes]

@@ -6,8 +6,7 @@ after such a state says that the ids are unusable for ever.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from compactor.control import ordering
 from compactor.control.leadership import Leadership
@@ -22,14 +21,11 @@ from compactor.control.records import (
     SurvivorsStored,
 )
 from compactor.control.state import Intent, PartitionState
-from compactor.errors import NotFound
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
-from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, segment_key
-from compactor.storage.port import ObjectStore
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.storage.deleting import delete_keys
+from compactor.tier.ports import Named, SegmentRef
 from compactor.tier.sidecars import sidecar_key
-
-READ_BYTES = 8 << 20
-DELETE_BATCH = 1000
 
 
 def announce(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
@@ -68,17 +64,25 @@ def publish(leadership: Leadership, intent: Intent) -> PartitionState:
         vector_before=state.vector,
         vector=ordering.vector_after(state, intent.plan, leadership.epoch),
     )
-    return leadership.append(body, lambda state: was_published(state, intent.plan.run_id))
+
+    def record() -> None:
+        leadership.append(body, lambda state: was_published(state, intent.plan.run_id))
+
+    leadership.foresee(body)
+    leadership.ports.publisher.publish(state.name, replacements, record)
+    return leadership.state
 
 
 def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> PartitionState:
-    """The plan is given up: first the record, then its objects. Raises Fenced, and then deletes nothing."""
+    """The plan is given up: first the record, then whoever was told of its objects, then these. Raises Fenced, and then deletes nothing."""
     run_id = intent.plan.run_id
     state = leadership.append(
         IntentUndone(leader_epoch=leadership.epoch, run_id=run_id, reason=reason),
         lambda state: not _is_open(state, run_id) and not was_published(state, run_id),
     )
-    delete_objects(leadership, state, [(task.start_offset, task.new_segment_id) for task in intent.plan.tasks], FILE_KINDS)
+    announced = [Named(task.new_segment_id, task.start_offset) for task in intent.plan.tasks]
+    leadership.ports.publisher.withdraw(state.name, announced)
+    delete_objects(leadership, state, announced)
     forget_scratch(leadership, intent)
     return state
 
@@ -101,37 +105,19 @@ def forget_scratch(leadership: Leadership, intent: Intent) -> None:
         leadership.ports.control.delete(keys)
 
 
-def delete_objects(leadership: Leadership, state: PartitionState, segments: Iterable[tuple[int, str]], kinds: Sequence[str]) -> None:
-    """Deletes the objects and the sidecars of these (start offset, id), which ``state`` must not protect. Raises Fenced."""
-    segments = list(segments)
-    ordering.require_deletable(state, leadership.log.incarnation, leadership.epoch, [name for _, name in segments])
-    delete_keys(leadership.ports.data, [segment_key(str(state.name), start, name, kind) for start, name in segments for kind in kinds])
-    delete_keys(leadership.ports.control, [sidecar_key(leadership.log.prefix, name) for _, name in segments])
-
-
-def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:
-    """In batches that every store takes."""
-    for start in range(0, len(keys), DELETE_BATCH):
-        store.delete(keys[start : start + DELETE_BATCH])
+def delete_objects(leadership: Leadership, state: PartitionState, segments: Sequence[SegmentRef]) -> None:
+    """Deletes the objects and the sidecars of these segments, which ``state`` must not protect. Raises Fenced."""
+    ordering.require_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
+    ports = leadership.ports
+    ports.layout.delete(state.name, segments)
+    delete_keys(ports.control, [sidecar_key(leadership.log.prefix, segment.id) for segment in segments])
+    ports.publisher.deleted(state.name, segments)
 
 
 def verify(ports: Ports, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Whether every object of these segments is there with the size and digest recorded; says what is wrong, or nothing.
-
-    The digest is taken from the object's metadata (``sha256``), as the store has it from the upload; an object without is read.
-    """
-    for segment in segments:
-        for kind, expected in segment.files.items():
-            key = segment.key(str(state.name), kind)
-            try:
-                info = ports.data.head(key)
-            except NotFound:
-                return f"{ports.data.url}/{key} is missing"
-            if info.size != expected.size:
-                return f"{ports.data.url}/{key} has {info.size} bytes, its receipt says {expected.size}"
-            if (info.metadata.get("sha256") or _digest(ports.data, key, info.size)) != expected.sha256:
-                return f"{ports.data.url}/{key} has another digest than its receipt says"
-    return ""
+    """Whether every object of these segments is there as recorded; says what is wrong, or nothing."""
+    problems = (ports.layout.problem(state.name, segment) for segment in segments)
+    return next((problem for problem in problems if problem), "")
 
 
 def was_published(state: PartitionState, run_id: str) -> bool:
@@ -142,10 +128,3 @@ def was_published(state: PartitionState, run_id: str) -> bool:
 
 def _is_open(state: PartitionState, run_id: str) -> bool:
     return state.intent is not None and state.intent.plan.run_id == run_id
-
-
-def _digest(store: ObjectStore, key: str, size: int) -> str:
-    digest = hashlib.sha256()
-    for start in range(0, size, READ_BYTES):
-        digest.update(store.get(key, start, READ_BYTES))
-    return digest.hexdigest()

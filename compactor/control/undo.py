@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from compactor.control import publication
 from compactor.control.leadership import RequirementFailed, lead
 from compactor.control.logs import PartitionLog
@@ -9,6 +11,7 @@ from compactor.control.ports import Lease, Ports
 from compactor.control.records import RoundUndone
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, UsageError
+from compactor.model.segment import RemoteLogSegmentMetadata
 
 
 def undo(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> PartitionState:
@@ -22,16 +25,34 @@ def undo(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Partitio
     if known is None:
         raise UsageError(f"{log.state.name} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
     with lead(ports, log, lease) as leadership:
-        _check_sources(ports, leadership.state, run_id)
+        sources = _sources(leadership.state, run_id)
+        _check_sources(ports, leadership.state, run_id, sources)
+
+        body = RoundUndone(leader_epoch=leadership.epoch, run_id=run_id)
+
+        def record() -> None:
+            leadership.append(body, lambda state: was_reverted(state, run_id))
+
         try:
-            return leadership.append(RoundUndone(leader_epoch=leadership.epoch, run_id=run_id), lambda state: was_reverted(state, run_id))
+            leadership.foresee(body)
+            ports.publisher.restore(log.state.name, sources, _outputs(leadership.state, run_id), record)
         except RequirementFailed as refused:
             raise UsageError(f"run {run_id} of {log.state.name} cannot be undone: {refused}", hint="Nothing was changed") from refused
+        return leadership.state
 
 
-def _check_sources(ports: Ports, state: PartitionState, run_id: str) -> None:
+def _sources(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
+    return [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
+
+
+def _outputs(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
+    """Those of the run's segments that readers have now."""
+    made = {name for group in state.waiting if group.run_id == run_id and not group.undone for name in group.replaced_by.values()}
+    return [segment for segment in state.live if segment.id in made]
+
+
+def _check_sources(ports: Ports, state: PartitionState, run_id: str, sources: Sequence[RemoteLogSegmentMetadata]) -> None:
     """Nobody reads what waits, so nobody would have noticed."""
-    sources = [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
     problem = publication.verify(ports, state, sources)
     if problem:
         hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"

@@ -17,22 +17,36 @@ from typing import TypeVar
 from compactor.errors import OutOfBudget
 from compactor.local.budget import BLOCK, Account, Grant, Kept, blocks, patiently
 from compactor.local.budget import Budget as Budget
+from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.port import ObjectStore
 from compactor.tier import recorded
+from compactor.tier.ports import SegmentLayout
 
 T = TypeVar("T")
+
+FileOf = tuple[str, str]
+"""Segment id and kind."""
 
 READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One object: its key, what was recorded of it, and the name that it has below a broker's log directory (empty: none)."""
+    """One file of a segment, and the name that it has below a broker's log directory (empty: none)."""
 
-    key: str
-    file: SegmentFile
+    name: TopicPartition
+    segment: RemoteLogSegmentMetadata
+    kind: str
     local_name: str = ""
+
+    @property
+    def file(self) -> SegmentFile:
+        """What was recorded of it."""
+        return self.segment.files[self.kind]
+
+    @property
+    def what(self) -> FileOf:
+        return self.segment.id, self.kind
 
     @property
     def room(self) -> int:
@@ -49,7 +63,7 @@ class Staging:
     def __init__(
         self,
         folder: Path,
-        store: ObjectStore,
+        layout: SegmentLayout,
         budget: Budget,
         *,
         sleep: Callable[[float], None] = time.sleep,
@@ -57,18 +71,18 @@ class Staging:
         on_pause: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
+        self.layout = layout
         self.budget = budget
         self.account = Account()
         self.bytes_fetched = 0
         """Of segments, from the store."""
         self.bytes_local = 0
         """Of segments, from a broker's log directory instead."""
-        self._store = store
         self._sleep = sleep
         self._on_pause = on_pause
         self._local = tuple(local_log_dirs)
-        self._kept: dict[str, tuple[Path, Kept]] = {}
-        self._coming: dict[str, Future[None]] = {}
+        self._kept: dict[FileOf, tuple[Path, Kept]] = {}
+        self._coming: dict[FileOf, Future[None]] = {}
         self._numbers = count()
         self._lock = threading.Lock()
         self._ahead = ThreadPoolExecutor(1, "fetch-ahead")
@@ -77,7 +91,7 @@ class Staging:
 
     @contextmanager
     def opened(self, wanted: Wanted, grant: Grant | None = None) -> Iterator[Path]:
-        """The object as a local file, checked against its recorded size and digest, while the block runs.
+        """It as a local file, checked against its recorded size and digest, while the block runs.
 
         Afterwards it is kept until somebody needs the room.
 
@@ -86,10 +100,10 @@ class Staging:
         :raises StoreError:
         :raises BadData: the object is not what was recorded.
         """
-        coming = self._coming.get(wanted.key)
+        coming = self._coming.get(wanted.what)
         if coming is not None:
             coming.result()
-        found = self._kept.get(wanted.key)
+        found = self._kept.get(wanted.what)
         if found is not None and self.budget.pin(found[1]):
             try:
                 yield found[0]
@@ -98,12 +112,12 @@ class Staging:
             return
         path = self.folder / f"{next(self._numbers)}"
         if grant is None:
-            with self.budget.grant(self.account, wanted.room, wanted.key) as own:
+            with self.budget.grant(self.account, wanted.room, self.where(wanted)) as own:
                 self._bring(wanted, path)
                 try:
                     yield path
                 finally:
-                    self._keep(wanted.key, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
+                    self._keep(wanted.what, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
             return
         grant.take(wanted.room)
         try:
@@ -114,23 +128,23 @@ class Staging:
             if kept is None:
                 path.unlink(missing_ok=True)
             else:
-                self._keep(wanted.key, path, kept)
+                self._keep(wanted.what, path, kept)
             grant.give(wanted.room)
 
     def fetch_ahead(self, wanted: Wanted) -> None:
         """Begins to fetch it in the background, if there is room that nobody uses. ``opened`` will meet what goes wrong there again."""
-        if wanted.key in self._coming or not self.missing([wanted]):
+        if wanted.what in self._coming or not self.missing([wanted]):
             return
         own = self.budget.spare(self.account, wanted.room)
         if own is None:
             return
         with self._lock:
-            self._coming[wanted.key] = self._ahead.submit(self._fetch_ahead, wanted, own)
+            self._coming[wanted.what] = self._ahead.submit(self._fetch_ahead, wanted, own)
 
     @contextmanager
     def room(self, size: int, what: str, inputs: Sequence[Wanted] = ()) -> Iterator[Grant]:
         """A grant of ``size`` bytes, and besides it those inputs that are here already, which stay."""
-        here = [self._kept[wanted.key][1] for wanted in inputs if wanted.key in self._kept]
+        here = [self._kept[wanted.what][1] for wanted in inputs if wanted.what in self._kept]
         with self.budget.grant(self.account, size, what, here) as grant:
             pinned = [kept for kept in here if not kept.dropped]
             try:
@@ -162,15 +176,19 @@ class Staging:
 
     def missing(self, inputs: Sequence[Wanted]) -> list[Wanted]:
         """Those that would have to be fetched."""
-        return [wanted for wanted in inputs if wanted.key not in self._kept or self._kept[wanted.key][1].dropped]
+        return [wanted for wanted in inputs if wanted.what not in self._kept or self._kept[wanted.what][1].dropped]
 
     def forget(self, inputs: Sequence[Wanted]) -> None:
         """These will not be asked for again."""
-        self.budget.forget([self._kept.pop(wanted.key)[1] for wanted in inputs if wanted.key in self._kept])
+        self.budget.forget([self._kept.pop(wanted.what)[1] for wanted in inputs if wanted.what in self._kept])
+
+    def where(self, wanted: Wanted) -> str:
+        """Its object, for messages."""
+        return self.layout.where(wanted.name, wanted.segment, wanted.kind)
 
     def content(self, wanted: Wanted) -> bytes:
         """A small object besides the segments themselves, in memory. Raises BadData where it is not what was recorded."""
-        return recorded.content(self._store, wanted.key, wanted.file)
+        return recorded.content(self.layout, wanted.name, wanted.segment, wanted.kind)
 
     def close(self) -> None:
         self._ahead.shutdown(cancel_futures=True)
@@ -179,7 +197,7 @@ class Staging:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.budget.give(self.account, self.account.used)  # of work that was broken off
 
-    def _keep(self, key: str, path: Path, kept: Kept) -> None:
+    def _keep(self, key: FileOf, path: Path, kept: Kept) -> None:
         self._kept[key] = (path, kept)
 
     def _fetch_ahead(self, wanted: Wanted, own: Grant) -> None:
@@ -187,12 +205,12 @@ class Staging:
         with own:
             try:
                 self._once(wanted, path)
-                self._keep(wanted.key, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
+                self._keep(wanted.what, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
             except Exception:  # noqa: BLE001 - whoever wants it will meet the same and say so
                 path.unlink(missing_ok=True)
             finally:
                 with self._lock:
-                    self._coming.pop(wanted.key, None)
+                    self._coming.pop(wanted.what, None)
 
     def _bring(self, wanted: Wanted, path: Path) -> None:
         self.patiently(lambda: self._once(wanted, path))
@@ -201,10 +219,10 @@ class Staging:
         try:
             if self._from_log_directory(wanted, path):
                 return
-            arrived = recorded.download(self._store, wanted.key, path, wanted.file)
+            arrived = recorded.download(self.layout, wanted.name, wanted.segment, wanted.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.travelled
-            arrived.require(wanted.key, wanted.file)
+            arrived.require(self.where(wanted), wanted.file)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -220,7 +238,7 @@ class Staging:
                     found = _copy(file.read, path)
             except (FileNotFoundError, PermissionError):
                 continue
-            if found == wanted.file.sha256:
+            if wanted.file.sha256 and found == wanted.file.sha256:
                 with self._lock:
                     self.bytes_local += wanted.file.size
                 return True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from checkpoint.lineage import EpochEntry as EpochEntry
 from compactor.model.base import Value
 
@@ -32,10 +34,10 @@ FILE_KINDS = ("log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch
 
 
 class SegmentFile(Value):
-    """One object of a segment."""
+    """One file of a segment. ``sha256`` as hex digits; empty: no digest of ours (a broker wrote it), only the size is compared."""
 
     size: int
-    sha256: str
+    sha256: str = ""
 
 
 class RemoteLogSegmentMetadata(Value):
@@ -45,7 +47,8 @@ class RemoteLogSegmentMetadata(Value):
     ``leader_epochs`` holds at least one entry, ascending; ``max_timestamp_ms`` is -1 where no record has a timestamp.
     ``first_timestamp_ms``: maximum timestamp of the first batch (Kafka's max.compaction.lag.ms looks at it). ``due_ms``: when the
     first delete horizon in it passes, -1 for never. ``open_txn_offset``: first offset of the oldest transaction that is open at
-    its end, -1 for none. ``records``: how many it holds; only estimates depend on it.
+    its end, -1 for none. ``records``: how many it holds; only estimates depend on it. ``custom_metadata``: what the layout that wrote
+    its objects wants back when they are read (KIP-405's RemoteLogSegmentMetadata.CustomMetadata), as base64.
     """
 
     id: str
@@ -60,6 +63,7 @@ class RemoteLogSegmentMetadata(Value):
     due_ms: int = -1
     open_txn_offset: int = -1
     records: int = 0
+    custom_metadata: str = Field(default="", exclude_if=lambda value: not value)
 
     @property
     def index_bytes(self) -> int:
@@ -72,14 +76,3 @@ class RemoteLogSegmentMetadata(Value):
     @property
     def file_count(self) -> int:
         return len(self.files)
-
-    def key(self, partition: str, kind: str) -> str:
-        return segment_key(partition, self.start_offset, self.id, kind)
-
-    def keys(self, partition: str) -> list[str]:
-        return [self.key(partition, kind) for kind in self.files]
-
-
-def segment_key(partition: str, start_offset: int, segment_id: str, kind: str) -> str:
-    """Where the native layout keeps one file of a segment: ``orders-0/00000000000000000042-<id>.log``."""
-    return f"{partition}/{start_offset:020d}-{segment_id}.{kind}"

@@ -30,7 +30,7 @@ from compactor.round.ports import WorkSession, WorkStats
 from compactor.round.rewrite import LocalWorker, fingerprint, rules_of
 from compactor.round.skip import FilterRecord, Scouted, filter_for, filter_record, filter_stats, keys_to_come, record_of
 from compactor.round.sources import Reading, reading_of
-from compactor.storage.port import ObjectStore
+from compactor.tier.ports import SegmentLayout
 from compactor.tier.recorded import content
 from compactor.tier.sidecars import Sidecars
 
@@ -220,7 +220,7 @@ class Round:
         return plan_round(state, found, facts, self._cleaner, self.work.now_ms, leader_epoch, new_id)
 
     def _producers(self, state: PartitionState) -> tuple[ActiveProducer, ...]:
-        return live_producers(self._shop.ports.data, state, self.work.now_ms, self._cleaner.producer_id_expiration_ms)
+        return live_producers(self._shop.ports.layout, state, self.work.now_ms, self._cleaner.producer_id_expiration_ms)
 
     def _new_bench(self, state: PartitionState) -> Bench:
         reading = reading_of(self._shop.ports, self._cleaner, self._shop.state_dir, state, self._budget(), "round")
@@ -266,7 +266,8 @@ class Round:
         keys = bench.found.survivors.keys if bench.found else 0
         try:
             yield from LocalWorker(
-                data=self._shop.ports.data,
+                layout=self._shop.ports.layout,
+                publisher=self._shop.ports.publisher,
                 staging=bench.reading.staging,
                 hash_key=self._shop.hash_key,
                 map_budget_bytes=cleaner.map_budget_bytes,
@@ -301,7 +302,7 @@ class Round:
         }
 
 
-def live_producers(data: ObjectStore, state: PartitionState, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
+def live_producers(layout: SegmentLayout, state: PartitionState, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
     """Producers at the tier's end that a broker would still know: in a transaction, or seen within ``expiration_ms``.
 
     Raises BadData where the snapshot of the last segment is missing or cannot be read.
@@ -309,9 +310,9 @@ def live_producers(data: ObjectStore, state: PartitionState, now_ms: int, expira
     last = state.live[-1]
     if "snapshot" not in last.files:
         return ()
-    key = last.key(str(state.name), "snapshot")
+    key = layout.where(state.name, last, "snapshot")
     try:
-        entries = parse_snapshot(content(data, key, last.files["snapshot"]), key).entries
+        entries = parse_snapshot(content(layout, state.name, last, "snapshot"), key).entries
     except NotFound:
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]

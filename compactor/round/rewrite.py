@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -26,18 +26,19 @@ from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import Verdicts
-from compactor.errors import AlreadyExists, CompactorError, NotFound
+from compactor.errors import CompactorError
 from compactor.local.budget import BLOCK, Grant, Overrun
 from compactor.local.staging import Staging, group_room
+from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile, segment_key
+from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records import codecs
 from compactor.records.producers import ENTRY, ProducerStates
 from compactor.round.index import Found, Means, Range, Scout
 from compactor.round.ports import WorkSession, WorkStats
 from compactor.round.skip import FilterRecord
 from compactor.round.sources import Reading
-from compactor.storage.port import ObjectStore
+from compactor.tier.ports import SegmentLayout, SegmentPublisher
 from compactor.tier.recorded import digest
 from compactor.tier.sidecars import Sidecars
 
@@ -51,13 +52,15 @@ def fingerprint() -> str:
 class LocalWorker:
     """Worker (round.ports) by threads of this process. ``stats`` is filled in as the round goes.
 
+    :param publisher: is told of each new segment before its first object is created.
     :param engine: auto, memory or partitioned, for a plan whose pass 1 is not at hand.
     :param sidecars: where those of new segments go, and those of segments that are not read come from; None: nowhere.
     :param filter_for: (records, bytes) of a new segment -> its filter, or None.
     :param found: pass 1 of the plan that was just announced, with ``lanes``.
     """
 
-    data: ObjectStore
+    layout: SegmentLayout
+    publisher: SegmentPublisher
     staging: Staging
     hash_key: bytes
     map_budget_bytes: int
@@ -80,7 +83,7 @@ class LocalWorker:
         live = session.state.live
         try:
             with nullcontext(self.lanes) if self.lanes else Lanes(self.threads) as lanes:
-                reading = Reading(self.staging, f"{plan.topic}-{plan.partition}", live, plan.policy.max_decompressed_batch_bytes)
+                reading = Reading(self.staging, TopicPartition(plan.topic, plan.partition), live, plan.policy.max_decompressed_batch_bytes)
                 found = self.found or self._scouted(plan, tasks, session, reading, lanes)
                 self.stats.peak_map_bytes = found.survivors.peak_bytes
                 self.stats.map_entries = found.survivors.keys
@@ -148,7 +151,7 @@ class Execution:
         self._live = live
         self._lanes = lanes
         self._found = found
-        self._partition = f"{plan.topic}-{plan.partition}"
+        self._partition = TopicPartition(plan.topic, plan.partition)
         self._limit = plan.policy.max_decompressed_batch_bytes
         self._reading = Reading(worker.staging, self._partition, live, self._limit)
         self._finished = found.finished if found else FinishedChunks(0)
@@ -275,7 +278,8 @@ class Execution:
             open_txn_offset=last.open_txn_offset,
             records=content.records,
         )
-        problem = upload(self._worker.data, self._partition, metadata, contents)
+        self._worker.publisher.begin(self._partition, metadata)
+        problem = self._worker.layout.upload(self._partition, metadata, contents)
         if problem:
             return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)
         self._portray(metadata, output)
@@ -336,28 +340,3 @@ def described(content: Path | bytes) -> SegmentFile:
     if isinstance(content, bytes):
         return SegmentFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
     return SegmentFile(size=content.stat().st_size, sha256=digest(content))
-
-
-def upload(data: ObjectStore, partition: str, metadata: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-    """Creates a segment's objects. An object that exists with equal digest is done; the answer names one that differs (I7)."""
-    for kind, content in contents.items():
-        key = segment_key(partition, metadata.start_offset, metadata.id, kind)
-        file = metadata.files[kind]
-        about = {"sha256": file.sha256, "mtime-ms": str(metadata.mtime_ms)}
-        try:
-            if isinstance(content, bytes):
-                data.create(key, content, about)
-            else:
-                data.create_from_file(key, content, about)
-        except AlreadyExists:
-            if not _same(data, key, file):
-                return f"{key} exists already with other content"
-    return ""
-
-
-def _same(data: ObjectStore, key: str, file: SegmentFile) -> bool:
-    try:
-        info = data.head(key)
-    except NotFound:
-        return False
-    return info.size == file.size and info.metadata.get("sha256") == file.sha256

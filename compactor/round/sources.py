@@ -17,6 +17,7 @@ from compactor.control.state import PartitionState
 from compactor.local.budget import Budget, Grant
 from compactor.local.spool import process_folder
 from compactor.local.staging import Staging, Wanted
+from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
@@ -26,18 +27,18 @@ def reading_of(ports: Ports, cleaner: Cleaner, state_dir: Path, state: Partition
     """A partition's live segments, staged in a new folder of this process. Whoever asked for it closes ``staging``."""
     staging = Staging(
         Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_folder(state_dir))),
-        ports.data,
+        ports.layout,
         budget,
         sleep=ports.sleep,
         local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
     )
-    return Reading(staging, str(state.name), state.live, cleaner.max_decompressed_batch_bytes)
+    return Reading(staging, state.name, state.live, cleaner.max_decompressed_batch_bytes)
 
 
 class Reading:
     """:param live: the partition's segments; a source's ordinal is its place in here."""
 
-    def __init__(self, staging: Staging, partition: str, live: Sequence[RemoteLogSegmentMetadata], inflate_limit: int) -> None:
+    def __init__(self, staging: Staging, partition: TopicPartition, live: Sequence[RemoteLogSegmentMetadata], inflate_limit: int) -> None:
         self.staging = staging
         self.live = live
         self.inflate_limit = inflate_limit
@@ -69,14 +70,18 @@ class Reading:
                 source.buf = NOTHING
 
     def name(self, ordinal: int) -> str:
-        return self.live[ordinal].key(self.partition, "log")
+        return self.where(self.live[ordinal], "log")
+
+    def where(self, metadata: RemoteLogSegmentMetadata, kind: str) -> str:
+        """The object of one of its files, for messages."""
+        return self.staging.layout.where(self.partition, metadata, kind)
 
     def log(self, ordinal: int) -> Wanted:
         return self.wanted(self.live[ordinal], "log")
 
     def wanted(self, metadata: RemoteLogSegmentMetadata, kind: str) -> Wanted:
         local = f"{self.partition}/{metadata.start_offset:020d}.log" if kind == "log" else ""
-        return Wanted(metadata.key(self.partition, kind), metadata.files[kind], local)
+        return Wanted(self.partition, metadata, kind, local)
 
     def content(self, metadata: RemoteLogSegmentMetadata, kind: str) -> bytes:
         """A small object besides the log. Raises BadData, StoreError."""
@@ -85,4 +90,4 @@ class Reading:
     def txn_entries(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
         if "txnindex" not in metadata.files:
             return np.empty(0, TXN_ENTRY)
-        return parse_txn_index(self.content(metadata, "txnindex"), metadata.key(self.partition, "txnindex"))
+        return parse_txn_index(self.content(metadata, "txnindex"), self.where(metadata, "txnindex"))

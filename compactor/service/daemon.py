@@ -54,8 +54,8 @@ class Daemon:
 
     def __init__(self, opened: Tier, *, tell: Tell = lambda text: None, seed: int | None = None) -> None:
         self.stop = Stop(threading.Event())
-        ports = replace(opened.ports, data=Interruptible(opened.ports.data, self.stop), sleep=self.stop.sleep)
-        self._opened = replace(opened, ports=ports)
+        opened = opened.over(data=Interruptible(opened.ports.data, self.stop))
+        self._opened = replace(opened, ports=replace(opened.ports, sleep=self.stop.sleep))
         self._tell = tell
         self._random = random.Random(seed)  # noqa: S311 - only the order of partitions depends on it
         self._watching = Watching(self._opened)
@@ -215,7 +215,7 @@ class Daemon:
         stopping = self.stop.event.is_set()
         return Status(
             holder=opened.ports.holder,
-            tier=opened.ports.data.url,
+            tier=opened.ports.layout.url,
             now_ms=opened.ports.clock_ms(),
             started_ms=self._started_ms,
             scans=self._scans,

@@ -93,8 +93,23 @@ class SegmentPublisher(Protocol):
     def publish(self, name: TopicPartition, replacements: Sequence[Replacement], record: Callable[[], None]) -> None:
         """Switches readers, calls ``record`` (the control log's *round published*) once they are. Repeatable after a crash."""
 
+    def restore(
+        self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
+    ) -> None:
+        """The way back from ``publish``: readers get ``restored`` instead of ``gone``, then ``record`` (*round undone*). Repeatable.
+
+        Raises UsageError, before anything is changed, where readers cannot go back.
+        """
+
     def withdraw(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """These will never be published: whatever a late process still says of them must not count."""
 
     def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Their objects are gone (DELETE_SEGMENT_FINISHED)."""
+
+
+class LiveView(Protocol):
+    """Where somebody else than the control log says which segments are live: on Kafka, ``__remote_log_metadata``."""
+
+    def live(self, name: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...] | None:
+        """A partition's live segments, ascending; None: the control log says it."""

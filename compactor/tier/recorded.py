@@ -1,4 +1,7 @@
-"""Objects as they were recorded. A bit that flips on its way is no damage in the store: what arrives otherwise is fetched once more."""
+"""Files of segments as they were recorded. A bit that flips on its way is no damage in the store: what arrives so is fetched once more.
+
+Where no digest was recorded (objects that a broker wrote), the size is all that is compared.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compactor.errors import BadData
-from compactor.model.segment import SegmentFile
-from compactor.storage.port import ObjectStore
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.tier.ports import SegmentLayout
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """What came of an object in the end; ``travelled``: bytes of all attempts."""
+    """What came of a file in the end; ``sha256``: empty where none was recorded. ``travelled``: bytes of all attempts."""
 
     size: int
     sha256: str
@@ -38,28 +42,32 @@ class Arrived:
         )
 
 
-def download(store: ObjectStore, key: str, path: Path, file: SegmentFile) -> Arrived:
-    """The object as a local file. Raises NotFound, StoreError."""
-    size = travelled = store.download(key, path)
-    arrived = Arrived(size, digest(path), travelled)
+def download(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Arrived:
+    """One file of a segment as a local file. Raises NotFound, StoreError."""
+    file = segment.files[kind]
+    arrived = _downloaded(layout.download(name, segment, kind, path), path, file)
     if not arrived.is_recorded(file):
-        size = store.download(key, path)
-        arrived = Arrived(size, digest(path), travelled + size)
+        arrived = _downloaded(arrived.travelled + layout.download(name, segment, kind, path), path, file)
     return arrived
 
 
-def content(store: ObjectStore, key: str, file: SegmentFile) -> bytes:
-    """A small object, in memory. Raises BadData where it is not what was recorded; NotFound, StoreError."""
+def content(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
+    """A small file, in memory. Raises BadData where it is not what was recorded; NotFound, StoreError."""
+    file = segment.files[kind]
     most = file.size + 1  # of a range the store says which it sends, so that a body that is cut off is noticed as such
-    data = store.get(key, 0, most)
-    if not _of(data).is_recorded(file):
-        data = store.get(key, 0, most)
-    _of(data).require(key, file)
+    data = layout.read(name, segment, kind, 0, most)
+    if not _of(data, file).is_recorded(file):
+        data = layout.read(name, segment, kind, 0, most)
+    _of(data, file).require(layout.where(name, segment, kind), file)
     return data
 
 
-def _of(data: bytes) -> Arrived:
-    return Arrived(len(data), hashlib.sha256(data).hexdigest(), len(data))
+def _downloaded(travelled: int, path: Path, file: SegmentFile) -> Arrived:
+    return Arrived(path.stat().st_size, digest(path) if file.sha256 else "", travelled)
+
+
+def _of(data: bytes, file: SegmentFile) -> Arrived:
+    return Arrived(len(data), hashlib.sha256(data).hexdigest() if file.sha256 else "", len(data))
 
 
 def digest(path: Path) -> str:

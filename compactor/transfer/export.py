@@ -107,8 +107,8 @@ def _fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata
             path = folder / f"{segment.end_offset + 1:020d}.snapshot"
         else:
             continue
-        key = segment.key(str(name), kind)
-        download(opened.ports.data, key, path, file).require(key, file)
+        layout = opened.ports.layout
+        download(layout, name, segment, kind, path).require(layout.where(name, segment, kind), file)
         os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
 
 

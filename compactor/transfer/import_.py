@@ -26,7 +26,6 @@ from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import ProducerStates, parse_snapshot
-from compactor.round.rewrite import upload
 from compactor.storage.factory import is_s3, local_path
 from compactor.tier.recorded import content
 from compactor.tier.sidecars import Sidecars
@@ -130,7 +129,7 @@ class _Intake:
         _check_position(state, self._name, self._members)
         lineage = lineage_for(self._log_dir, self._members, state.lineage)
         if import_id not in state.registrations:
-            _check_room(opened.ports.data.url, sum(room_for(member, self._policy.index_interval_bytes) for member in self._members))
+            _check_room(opened.ports.layout.url, sum(room_for(member, self._policy.index_interval_bytes) for member in self._members))
         opened.create()
         state = register(opened.ports, self._log, import_id, [opened.ports.new_id() for _ in self._members])
         # Listed before the upload: what a killed import leaves behind is found by `retire`.
@@ -143,7 +142,7 @@ class _Intake:
         for member, registered in zip(self._members, entry.ids, strict=True):
             with tempfile.TemporaryDirectory(prefix="import-") as scratch:
                 metadata, paths = prepare(self._log_dir, member, registered, lineage, self._policy, Path(scratch))
-                if upload(opened.ports.data, str(self._name), metadata, paths):
+                if opened.ports.layout.upload(self._name, metadata, paths):
                     return False
                 check_unchanged(self._log_dir, member)
             if sidecars is not None:
@@ -167,9 +166,10 @@ def _producers_at_end(opened: Tier, state: PartitionState) -> ProducerStates:
     if not state.live or "snapshot" not in state.live[-1].files:
         return ProducerStates.none()
     last = state.live[-1]
-    key = last.key(str(state.name), "snapshot")
+    layout = opened.ports.layout
+    key = layout.where(state.name, last, "snapshot")
     try:
-        return parse_snapshot(content(opened.ports.data, key, last.files["snapshot"]), key)
+        return parse_snapshot(content(layout, state.name, last, "snapshot"), key)
     except NotFound:
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
 

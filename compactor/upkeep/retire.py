@@ -11,21 +11,24 @@ its id; what the fold then does not protect was closed for good. The other way r
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compactor.control import grace, ordering
 from compactor.control.leadership import Leadership, lead
 from compactor.control.logs import PartitionLog, tidy
 from compactor.control.ports import Lease, Ports, Retention
-from compactor.control.publication import delete_keys, delete_objects
+from compactor.control.publication import delete_objects
 from compactor.control.records import ImportVoided, RetireBegun, Retired
-from compactor.control.state import PartitionState, Registration, Waiting
+from compactor.control.state import Registration, Waiting
 from compactor.errors import NotFound
-from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import RoundWork, scratch_prefix, settle
+from compactor.storage.deleting import delete_keys
+from compactor.tier.ports import ListedObject, Named, SegmentLayout
 from compactor.tier.sidecars import segment_id_of, sidecar_prefix
 
-_OBJECT = re.compile(r"\d{20}-([A-Za-z0-9_-]{22})\.[a-z-]+")
 _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 
@@ -41,10 +44,9 @@ class Survey:
     waiting: tuple[RemoteLogSegmentMetadata, ...]
     unfinished: tuple[RemoteLogSegmentMetadata, ...]
     stale_imports: tuple[str, ...]
-    orphans: tuple[str, ...]
+    orphans: tuple[ListedObject, ...]
     strangers: tuple[str, ...]
     scratch: tuple[str, ...]
-    orphan_bytes: int
     open_intent: bool
 
     @property
@@ -80,7 +82,7 @@ def retire(
     log.refresh()
     found = survey(ports, log, retention, now_ms)
     if dry_run or found.idle:
-        return _report(log.state, found, done=dry_run)
+        return _report(ports.layout, log.state.name, found, done=dry_run)
     with lead(ports, log, lease) as leadership:
         report = led_retire(leadership, retention, now_ms=now_ms, work=work)
         tidy(log)
@@ -106,11 +108,13 @@ def led_retire(leadership: Leadership, retention: Retention, *, now_ms: int | No
         )
     found = survey(ports, log, retention, now_ms)  # LIST, then fold
     leadership.require(log.state)
-    ids = [_id(key) for key in found.orphans]
-    ordering.require_deletable(log.state, log.incarnation, leadership.epoch, ids)
-    delete_keys(ports.data, found.orphans)
+    left = list(dict.fromkeys(Named(item.segment_id, item.start_offset) for item in found.orphans))
+    ordering.require_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
+    ports.publisher.withdraw(log.state.name, left)
+    ports.layout.delete(log.state.name, left)
+    ports.publisher.deleted(log.state.name, left)
     delete_keys(ports.control, found.scratch)
-    return _report(log.state, found, gone=gone)
+    return _report(ports.layout, log.state.name, found, gone=gone)
 
 
 def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None = None) -> Survey:
@@ -118,14 +122,14 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
 
     Raises BadControlRecord for a log with a gap: to a fold that ends there, whatever came after it is an orphan.
     """
-    listed = {info.key: info.size for info in ports.data.list(f"{log.name}/")}
+    listed = list(ports.layout.list(log.state.name))
     scratch = [info.key for info in ports.control.list(scratch_prefix(log))]
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
     state = log.check_whole()
     due, waiting = _by_grace(ports, log, retention, now_ms)
     known = ordering.protected(state).union(segment.id for segment in state.retiring)
-    orphans = [key for key in listed if _id(key) and _id(key) not in known]
+    orphans = tuple(item for item in listed if item.segment_id and item.segment_id not in known)
     open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
     left = [key for key in scratch if open_run is None or not key.startswith(open_run)]
     left += [key for key in sidecars if segment_id_of(key) and segment_id_of(key) not in known]
@@ -136,10 +140,9 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
         waiting=waiting,
         unfinished=state.retiring,
         stale_imports=_stale(ports, log, retention, now_ms),
-        orphans=tuple(orphans),
-        strangers=tuple(key for key in listed if not _id(key)),
+        orphans=orphans,
+        strangers=tuple(item.key for item in listed if not item.segment_id),
         scratch=tuple(left),
-        orphan_bytes=sum(listed[key] for key in orphans),
         open_intent=state.intent is not None,
     )
 
@@ -149,7 +152,7 @@ def _delete_begun(leadership: Leadership) -> tuple[RemoteLogSegmentMetadata, ...
     state = leadership.state
     segments = state.retiring
     if segments:
-        delete_objects(leadership, state, [(segment.start_offset, segment.id) for segment in segments], FILE_KINDS)
+        delete_objects(leadership, state, segments)
         ids = tuple(segment.id for segment in segments)
         leadership.append(
             Retired(leader_epoch=leadership.epoch, ids=ids), lambda state: not any(segment.id in ids for segment in state.retiring)
@@ -202,19 +205,14 @@ def _time_of(ports: Ports, log: PartitionLog, entry: Waiting | Registration) -> 
     return ports.control.head(log.record_key(entry.slot)).modified_ms if entry.since_ms is None else entry.since_ms
 
 
-def _id(key: str) -> str:
-    """The segment id in the key of a data object; empty for what is none of ours."""
-    match = _OBJECT.fullmatch(key.rpartition("/")[2])
-    return match[1] if match else ""
-
-
-def _keys(state: PartitionState, segments: tuple[RemoteLogSegmentMetadata, ...]) -> tuple[str, ...]:
-    return tuple(key for segment in segments for key in segment.keys(str(state.name)))
-
-
-def _report(state: PartitionState, found: Survey, *, gone: tuple[RemoteLogSegmentMetadata, ...] = (), done: bool = False) -> RetireReport:
+def _report(
+    layout: SegmentLayout, name: TopicPartition, found: Survey, *, gone: tuple[RemoteLogSegmentMetadata, ...] = (), done: bool = False
+) -> RetireReport:
     """Of a survey (``done``: as if it had been carried out), or of what was carried out."""
+
+    def keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(layout.where(name, segment, kind) for segment in segments for kind in segment.files))
+
     deleted = (*found.unfinished, *found.due) if done else gone
-    swept = found.orphans
-    size = sum(file.size for segment in deleted for file in segment.files.values()) + found.orphan_bytes
-    return RetireReport(_keys(state, deleted), swept, _keys(state, found.waiting), size)
+    size = sum(file.size for segment in deleted for file in segment.files.values()) + sum(item.size for item in found.orphans)
+    return RetireReport(keys(deleted), tuple(item.key for item in found.orphans), keys(found.waiting), size)

@@ -115,7 +115,7 @@ class _Check(NamedTuple):
             source = open_source(
                 0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last, self.inflate_limit
             )
-            source.name = segment.key(str(self.name), "log")
+            source.name = self._where("log")
             source.verify(0, len(source.table))
         except BadData as error:
             return [*found, self._problem("log", "log", error.cause)], segment.end_offset
@@ -132,7 +132,7 @@ class _Check(NamedTuple):
             path = self.scratch / kind
             path.unlink(missing_ok=True)
             try:
-                arrived = download(self.opened.ports.data, self.segment.key(str(self.name), kind), path, file)
+                arrived = download(self.opened.ports.layout, self.name, self.segment, kind, path)
             except NotFound:
                 found.append(self._problem("missing", kind, "the object is not in the store"))
                 continue
@@ -145,7 +145,10 @@ class _Check(NamedTuple):
         return paths
 
     def _problem(self, kind: str, file: str, detail: str) -> Problem:
-        return Problem("error", kind, *self.name, self.segment.key(str(self.name), file), detail)
+        return Problem("error", kind, *self.name, self._where(file), detail)
+
+    def _where(self, kind: str) -> str:
+        return self.opened.ports.layout.where(self.name, self.segment, kind)
 
 
 def _metadata_problem(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
@@ -191,7 +194,7 @@ def _notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[Pr
     found = survey(opened.ports, log, opened.retention)
     for segment in (*found.due, *found.waiting, *found.unfinished):
         yield Problem("note", "waiting", *name, segment.id, "replaced; its objects wait for grace or for `retire`")
-    for key in (*found.orphans, *found.scratch):
+    for key in (*(item.key for item in found.orphans), *found.scratch):
         yield Problem("note", "orphan", *name, key, "nobody reads it; `retire` sweeps it")
     for key in found.strangers:
         yield Problem("note", "stranger", *name, key, "it is none of this program's objects, and is left alone")

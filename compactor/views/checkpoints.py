@@ -5,14 +5,14 @@ Everything here only reads. ``read_only`` makes sure of it, so that a live tier 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
 from compactor.bootstrap import Tier
 from compactor.control.leadership import LeaseInfo, lease_of
-from compactor.control.logs import PartitionLog, open_catalog
+from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
 from compactor.control.state import EpochHistory, FencedAppend, PartitionState, Run
 from compactor.storage.readonly import ReadOnly
@@ -20,8 +20,7 @@ from compactor.storage.readonly import ReadOnly
 
 def read_only(opened: Tier) -> Tier:
     """The same tier through stores that refuse every write."""
-    ports = replace(opened.ports, control=ReadOnly(opened.ports.control), data=ReadOnly(opened.ports.data))
-    return replace(opened, ports=ports, catalog=open_catalog(ports))
+    return opened.over(control=ReadOnly(opened.ports.control), data=ReadOnly(opened.ports.data))
 
 
 @dataclass(frozen=True)

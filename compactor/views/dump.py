@@ -67,10 +67,11 @@ def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_li
     if len(matching) != 1:
         raise UsageError(f"{name} has {len(matching)} segments whose id begins with {segment_id!r}", hint=f"See `segments list {name}`")
     (segment,) = matching
-    key = segment.key(str(name), "log")
+    layout = opened.ports.layout
+    key = layout.where(name, segment, "log")
     with tempfile.TemporaryDirectory(prefix="dump-") as scratch:
         path = Path(scratch) / "log"
-        download(opened.ports.data, key, path, segment.files["log"]).require(key, segment.files["log"])
+        download(layout, name, segment, "log", path).require(key, segment.files["log"])
         source = open_source(0, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, inflate_limit)
         batches = [batch for first, last in source.ranges() for batch in _batches(source, first, last, inflate_limit)]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}

@@ -154,7 +154,7 @@ def forecast_of(
         passes=passes,
         peak_disk_bytes=_peak_disk(cleaner, once + writing),
         requests=requests,
-        cost_usd=round(usd, 6) if writing and opened.ports.data.url.startswith("s3:") else 0.0,
+        cost_usd=round(usd, 6) if writing and opened.ports.layout.url.startswith("s3:") else 0.0,
         expected_saving_bytes=saving,
         expected_saving_why=why,
         live=summary.segments,

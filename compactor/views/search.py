@@ -15,7 +15,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL
 from compactor.records.rows import Chunk, RowBuffers, Rows, parse
-from compactor.storage.port import ObjectStore
+from compactor.tier.ports import SegmentLayout
 from compactor.tier.recorded import download
 
 _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
@@ -52,8 +52,8 @@ class Sighting:
 class Searcher:
     """Looks through segments from the log's end to its beginning; transactions are decided by the markers that it has passed."""
 
-    def __init__(self, data: ObjectStore, name: TopicPartition, limit: int, on_bytes: Callable[[int], None]) -> None:
-        self._data = data
+    def __init__(self, layout: SegmentLayout, name: TopicPartition, limit: int, on_bytes: Callable[[int], None]) -> None:
+        self._layout = layout
         self._name = name
         self._limit = limit
         self._on_bytes = on_bytes
@@ -72,9 +72,9 @@ class Searcher:
                 self._on_bytes(segment.size_bytes)
 
     def _fetched(self, segment: RemoteLogSegmentMetadata, path: Path) -> SourceSegment:
-        key = segment.key(str(self._name), "log")
+        key = self._layout.where(self._name, segment, "log")
         path.unlink(missing_ok=True)
-        download(self._data, key, path, segment.files["log"]).require(key, segment.files["log"])
+        download(self._layout, self._name, segment, "log", path).require(key, segment.files["log"])
         source = open_source(0, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, self._limit)
         source.name = key
         return source

@@ -40,6 +40,7 @@ from tests.builders import LZ4, NONE, ZSTD, LogBuilder
 from tests.golden_cases import cleaner_round, client_rounds, unpack
 from tests.plain_format import Record
 from tests.support.deployment import ROOT
+from tests.support.keys import object_key
 from tests.support.s3_server import Bucket, S3Server
 from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, spark_worker, state_of
 from tests.support.tier_cli import TierCli, batches_of, latest, visible
@@ -126,7 +127,7 @@ def test_one_frame_answers_several_questions(started: Started, twins: Twins, log
 
 def test_ranges_are_options(started: Started, twins: Twins, log_dir: Path) -> None:
     live, truth = state_of(twins.local).live, visible(log_dir)
-    twins.local.ports.data.delete([live[0].key(str(NAME), "log")])
+    twins.local.ports.data.delete([object_key(NAME, live[0])])
     first, last = live[1].start_offset, truth[-5][0]
     df = frame(started, twins.local, startingOffset=first, endingTimestamp=truth[-4][1])
     assert sorted(row.offset for row in df.collect()) == [record[0] for record in truth if first <= record[0] <= last]
@@ -257,7 +258,7 @@ def test_the_example_in_the_docs(
     # order-30 .. order-38 were last written in the first year, order-20 .. order-29 in the second; order-39 is deleted.
     assert ask() == [header, "2020,41,40,120,9", "2021,41,31,120,10", "2022,41,21,120,20"]
     tier = open_tier(load(str(cli.config)))
-    tier.ports.data.delete([state_of(tier).live[0].key(str(NAME), "log")])
+    tier.ports.data.delete([object_key(NAME, state_of(tier).live[0])])
     assert ask("--since", str(years[1])) == [header, "2021,41,31,120,10", "2022,41,21,120,20"]
 
 
@@ -326,7 +327,7 @@ def test_jobs_say_what_they_do_to_which_partition(started: Started, twins: Twins
 
 def test_bad_data_in_one_task_is_one_line(started: Started, twins: Twins) -> None:
     before = state_of(twins.remote)
-    damage(twins.remote, before.live[2].key(str(NAME), "log"))
+    damage(twins.remote, object_key(NAME, before.live[2]))
     engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, Cost()))
     report = twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
     assert report.status == "quarantined"
@@ -382,7 +383,7 @@ def test_a_wave_with_one_that_fails(started: Started, tmp_path: Path) -> None:
     cli.do("run", "--force")  # everything is clean: a full re-compaction does it all the same
     tier = open_tier(load(str(cli.config)))
     states = [tier.open(TopicPartition("orders", number)).refresh() for number in range(5)]
-    damage(tier, states[3].live[0].key("orders-3", "log"))
+    damage(tier, object_key(TopicPartition("orders", 3), states[3].live[0]))
     answer = cli.ask("recompact")
     assert answer.code == 3
     rows = {row["partition"]: row for row in answer.document["partitions"]}

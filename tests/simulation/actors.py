@@ -16,6 +16,7 @@ from compactor.upkeep.retire import retire
 from tests.simulation.oracle import Oracle
 from tests.simulation.symbolic import NAME, Row, Rows, SymbolicPlanner, SymbolicWorker, describe, encode, upload, view
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, World
+from tests.support.keys import object_key
 
 LEASE = Lease(ttl_ms=TTL_MS)
 RETENTION = Retention(grace_ms=GRACE_MS, undo_window_ms=UNDO_WINDOW_MS, orphan_age_ms=ORPHAN_AGE_MS)
@@ -122,7 +123,7 @@ class Actors:
         rows: list[Row] = []
         try:
             for segment in state.live:
-                ports.data.get(segment.key(str(NAME), "log"))
+                ports.data.get(object_key(NAME, segment))
                 rows.extend(self.oracle.contents[segment.id])
         except NotFound:
             return

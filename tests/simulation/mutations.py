@@ -20,10 +20,11 @@ from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports, Retention
 from compactor.control.state import PartitionState, Registration
 from compactor.errors import CompactorError
-from compactor.model.segment import segment_key
+from compactor.tier.ports import Named
 from compactor.upkeep import retire
 from tests.simulation import actors
 from tests.simulation.schedule import run_schedule
+from tests.support.keys import object_key
 
 Mutation = Callable[[], AbstractContextManager[Any]]
 
@@ -94,7 +95,7 @@ def ours_by_content() -> Iterator[None]:
 
 
 def objects_of(leads: Leadership, intent: Any) -> list[str]:
-    return [segment_key(leads.log.name, task.start_offset, task.new_segment_id, "log") for task in intent.plan.tasks]
+    return [object_key(leads.log.state.name, Named(task.new_segment_id, task.start_offset)) for task in intent.plan.tasks]
 
 
 @contextmanager
@@ -119,7 +120,7 @@ def delete_before_retire_begun() -> Iterator[None]:
         if isinstance(body, r.RetireBegun):
             ids = set(body.ids)
             segments = [segment for group in self.state.waiting for segment in group.segments if segment.id in ids]
-            self.ports.data.delete([key for segment in segments for key in segment.keys(self.log.name)])
+            self.ports.data.delete([object_key(self.state.name, segment, kind) for segment in segments for kind in segment.files])
         return append(self, body, counted)
 
     with patch.object(Leadership, "append", early):

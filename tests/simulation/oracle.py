@@ -16,6 +16,7 @@ from compactor.control.records import PartitionRecord, RetireBegun, RoundPublish
 from compactor.control.state import PartitionState
 from tests.simulation.symbolic import NAME, Row, Rows, decode, view
 from tests.simulation.world import GRACE_MS, UNDO_WINDOW_MS, World
+from tests.support.keys import object_key
 
 LOG = f"partitions/{NAME}/log/"
 Fingerprint = tuple[Any, ...]
@@ -108,7 +109,7 @@ class Oracle:
                 self.world.violate(f"offset {earlier.end_offset + 1} is not covered")
         rows: list[Row] = []
         for segment in state.live:
-            if segment.key(str(NAME), "log") not in self.world.data.objects:
+            if object_key(NAME, segment) not in self.world.data.objects:
                 self.world.violate(f"live segment {segment.id} has no object")
                 return
             rows.extend(self.contents[segment.id])
@@ -127,7 +128,7 @@ class Oracle:
         unfinished = [run.run_id for run in state.runs if run.status in ("running", "published")]
         if len(unfinished) > sum(1 for run in state.runs if run.status == "published"):
             self.world.violate(f"run {unfinished[0]} never finished")
-        expected = {segment.key(str(NAME), "log") for segment in state.live}
+        expected = {object_key(NAME, segment) for segment in state.live}
         orphans = sorted(set(self.world.data.objects) - expected)
         if orphans:
             self.world.violate(f"orphans stay: {orphans}")

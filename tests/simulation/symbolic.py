@@ -19,9 +19,10 @@ from compactor.errors import AlreadyExists
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
 from compactor.model.policy import CleanerPolicy
-from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile, segment_key
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.round.ports import WorkSession
 from tests.simulation.world import RETENTION_MS
+from tests.support.keys import object_key
 
 Row = tuple[int, str, int | None, int | None]
 Rows = tuple[Row, ...]
@@ -78,7 +79,7 @@ def describe(segment_id: str, start: int, end: int, data: bytes, epochs: Sequenc
 
 def upload(ports: Ports, segment: RemoteLogSegmentMetadata, data: bytes) -> bool:
     """Creates the object; False where another one has the name (I7)."""
-    key = segment.key(str(NAME), "log")
+    key = object_key(NAME, segment)
     try:
         ports.data.create(key, data, {"sha256": segment.files["log"].sha256})
     except AlreadyExists:
@@ -198,7 +199,7 @@ class SymbolicWorker:
         return latest
 
     def _rows(self, segment: RemoteLogSegmentMetadata) -> Rows:
-        return decode(self.ports.data.get(segment_key(str(NAME), segment.start_offset, segment.id, "log")))
+        return decode(self.ports.data.get(object_key(NAME, segment)))
 
 
 def clean(row: Row, latest: Mapping[str, int], plan: CompactionPlan) -> Row | None:

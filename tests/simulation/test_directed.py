@@ -15,6 +15,7 @@ from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
 from tests.simulation.symbolic import NAME, SymbolicPlanner, describe, encode, upload
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, Crash
+from tests.support.keys import object_key
 
 OBJECT = f"create {NAME}/"
 SLOT = f"create partitions/{NAME}/log/"
@@ -257,7 +258,7 @@ class TestImports:
         assert upload(sleeper.ports, segment, encode(rows))
         play.pass_time(ORPHAN_AGE_MS * 2)
         swept = play.process("sweeper").retire().swept
-        assert swept == (segment.key(str(NAME), "log"),)
+        assert swept == (object_key(NAME, segment),)
         with pytest.raises(Fenced, match="voided"):
             importing.tier(sleeper.ports, sleeper.log, import_id, [segment])
         upload(sleeper.ports, segment, encode(rows))  # and even when it uploads once more, it is swept every time

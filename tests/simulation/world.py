@@ -19,6 +19,8 @@ from greenlet import getcurrent, greenlet
 from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, NotFound, Unavailable
 from compactor.storage.port import ObjectInfo
+from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.publishers.object_log import ObjectLogPublisher
 
 TTL_MS = 1_000
 GRACE_MS = 500
@@ -127,6 +129,8 @@ class World:
         return Ports(
             control=self.control,
             data=self.data,
+            layout=NativeLayout(self.data),
+            publisher=ObjectLogPublisher(),
             clock_ms=lambda: int(self.now_ms) + process.clock_offset_ms,
             sleep=lambda seconds: self.wait(seconds * 1000),
             random_bytes=self.rng.randbytes,

@@ -12,6 +12,8 @@ from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, NotFound, Unavailable
 from compactor.storage.counting import Counters
 from compactor.storage.port import ObjectInfo
+from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.publishers.object_log import ObjectLogPublisher
 
 
 class Clock:
@@ -106,4 +108,6 @@ def no_beats(beat: Callable[[], None], interval_s: float) -> Iterator[None]:
 
 def ports_on(store: MemoryStore, clock: Clock, holder: str = "test") -> Ports:
     """One process's view of it; waiting takes no time."""
-    return Ports(store, store, clock, lambda seconds: None, secrets.token_bytes, holder, no_beats)
+    return Ports(
+        store, store, NativeLayout(store), ObjectLogPublisher(), clock, lambda seconds: None, secrets.token_bytes, holder, no_beats
+    )

@@ -17,6 +17,8 @@ from compactor.control.state import CatalogState
 from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.storage.local import LocalStore
+from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.publishers.object_log import ObjectLogPublisher
 from tests.simulation.play import Play, playing
 
 
@@ -211,7 +213,9 @@ def test_racing_writers_on_a_directory_lose_nothing_and_write_nothing_twice(tmp_
     store = LocalStore(tmp_path / "control")
 
     def ports(name: str) -> Ports:
-        return Ports(store, store, lambda: 0, lambda seconds: None, os.urandom, name, background_beats)
+        return Ports(
+            store, store, NativeLayout(store), ObjectLogPublisher(), lambda: 0, lambda seconds: None, os.urandom, name, background_beats
+        )
 
     def write(number: int) -> None:
         log = open_catalog(ports(str(number)))

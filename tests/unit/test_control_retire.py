@@ -14,6 +14,7 @@ from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
 from tests.simulation.symbolic import NAME
 from tests.simulation.world import GRACE_MS, TTL_MS, UNDO_WINDOW_MS, Crash
+from tests.support.keys import object_key
 
 FOREVER = 10**9
 
@@ -26,7 +27,7 @@ def play() -> Iterator[Play]:
 
 
 def live_keys(play: Play) -> set[str]:
-    return {segment.key(str(NAME), "log") for segment in play.oracle.state.live}
+    return {object_key(NAME, segment) for segment in play.oracle.state.live}
 
 
 def test_replaced_objects_wait_for_grace_and_the_undo_window(play: Play) -> None:
@@ -100,7 +101,7 @@ def test_what_was_begun_is_completed_by_the_next(play: Play, request_kind: str) 
     play.die(request_kind, skip=0 if "delete" in request_kind else 2)  # before deleting, or before "retired"
     with pytest.raises(Crash):
         play.process("b").retire()
-    assert {segment.key(str(NAME), "log") for segment in play.oracle.state.retiring} == sources
+    assert {object_key(NAME, segment) for segment in play.oracle.state.retiring} == sources
     play.pass_time(TTL_MS * 2)
     assert set(play.process("c").retire().deleted) == sources
     assert play.oracle.state.retiring == ()

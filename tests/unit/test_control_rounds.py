@@ -22,6 +22,7 @@ from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing
 from tests.simulation.symbolic import NAME, SymbolicPlanner, SymbolicWorker
 from tests.simulation.world import TTL_MS, Crash
+from tests.support.keys import object_key
 
 OBJECT = f"create {NAME}/"
 
@@ -192,12 +193,12 @@ class TestFailures:
             assert result.state.quarantine
             assert result.state.quarantine.failures == failures
             assert result.state.intent is None
-        assert set(play.world.data.objects) == {segment.key(str(NAME), "log") for segment in before.live}
+        assert set(play.world.data.objects) == {object_key(NAME, segment) for segment in before.live}
         assert play.process("a").run().state.quarantine is None
 
     def test_a_missing_source_quarantines(self, play: Play) -> None:
         state = play.process("a").state()
-        key = state.live[0].key(str(NAME), "log")
+        key = object_key(NAME, state.live[0])
         kept: list[Any] = []
         play.before(f"get {key}", lambda: kept.append(play.world.data.objects.pop(key)))
         result = play.process("a").run()

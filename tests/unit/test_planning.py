@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from compactor.round.plan import RoundFacts, assess, plan_round
 NOW = 1_000_000
 
 
-def segment(start: int, end: int, size: int = 100, **facts: int) -> RemoteLogSegmentMetadata:
+def segment(start: int, end: int, size: int = 100, **facts: Any) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=f"s{start}",
         start_offset=start,

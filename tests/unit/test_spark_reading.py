@@ -23,6 +23,7 @@ from compactor.spark.source.reading import Reader
 from compactor.upkeep.retire import retire
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
+from tests.support.keys import object_key
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 from tests.support.tier_cli import latest, visible
 
@@ -243,7 +244,7 @@ def numbered(twins: Twins, tmp_path: Path) -> Tier:
 def without(tier: Tier, *numbers: int) -> None:
     """Takes away log objects: who reads them notices."""
     live = state_of(tier).live
-    tier.ports.data.delete([live[number].key(str(NAME), "log") for number in numbers])
+    tier.ports.data.delete([object_key(NAME, live[number]) for number in numbers])
 
 
 def test_offset_options(numbered: Tier) -> None:
@@ -294,7 +295,7 @@ def test_a_split_inside_a_segment_is_found_by_the_index(numbered: Tier, monkeypa
 def test_a_damaged_index_only_costs_time(numbered: Tier) -> None:
     segment = state_of(numbered).live[2]
     store = numbered.ports.data
-    key = segment.key(str(NAME), "index")
+    key = object_key(NAME, segment, "index")
     store.delete([key])
     store.create(key, b"\x00\x00\x00\x09\x00\x00\x00\x00" * 3 + b"\x01")
     assert offsets(read(numbered, startingOffset=27, endingOffset=29)) == [27, 28]
@@ -362,7 +363,7 @@ def test_an_object_that_is_missing_for_good_is_named(numbered: Tier) -> None:
 
 def test_damage_is_located(numbered: Tier) -> None:
     segment = state_of(numbered).live[2]
-    store, key = numbered.ports.data, segment.key(str(NAME), "log")
+    store, key = numbered.ports.data, object_key(NAME, segment)
     data = bytearray(store.get(key))
     data[-3] ^= 1
     store.delete([key])

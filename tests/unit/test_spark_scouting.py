@@ -21,6 +21,7 @@ from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import Cost
 from compactor.spark.round import gate, indexing, worker
 from tests.builders import LZ4, NONE, LogBuilder
+from tests.support.keys import object_key
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
 
 SETTINGS = "[cleaner]\nsegment_bytes = 26000\nmin_cleanable_dirty_ratio = 0.0\nbloom_design_keys = 1000\ndelete_retention_ms = 1000"
@@ -296,7 +297,7 @@ def test_damage_that_is_met_before_the_plan_quarantines_and_leaves_nothing_behin
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
     newest = state_of(it.twins.remote).live[-1]
-    path = tmp_path / "spark" / "a tier" / newest.key(str(NAME), "log")
+    path = tmp_path / "spark" / "a tier" / object_key(NAME, newest)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.chmod(0o644)

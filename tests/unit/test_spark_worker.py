@@ -22,6 +22,7 @@ from compactor.spark.round.gate import Sample, sample_bits
 from compactor.upkeep.retire import retire
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
+from tests.support.keys import object_key
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
 
 SMALL = "[cleaner]\nsegment_bytes = 20000"
@@ -284,7 +285,7 @@ def test_bad_data_decidingsegment_and_offset_and_leaves_everything_as_it_was(tmp
     twins = Twins(tmp_path)
     twins.bring(many_keys(tmp_path / "log", 3000))
     before = state_of(twins.remote)
-    path = tmp_path / "spark" / "a tier" / before.live[1].key(str(NAME), "log")
+    path = tmp_path / "spark" / "a tier" / object_key(NAME, before.live[1])
     data = bytearray(path.read_bytes())
     data[5000] ^= 1
     path.chmod(0o644)

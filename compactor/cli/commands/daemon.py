@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     daemon = Daemon(opened, tell=lambda text: out.note(f"{_now()} {text}"))
     settings = opened.settings.daemon
     with served(settings.listen, Pages(daemon.status, daemon.silent_ms, settings.interval_ms)) as address:
-        out.note(f"{_now()} {opened.ports.holder} watches {opened.ports.data.url}; status at http://{address}/")
+        out.note(f"{_now()} {opened.ports.holder} watches {opened.ports.layout.url}; status at http://{address}/")
 
         def work() -> None:
             warm_up()

@@ -98,7 +98,7 @@ def workplace(shared: Shared, cost: Cost) -> Iterator[Staging]:
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
     os.makedirs(local, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"tiered-compactor-{os.getpid()}-", dir=local))
-    staging = Staging(folder / "staged", tier_of(shared.settings).ports.data, Budget(shared.disk_budget_bytes))
+    staging = Staging(folder / "staged", tier_of(shared.settings).ports.layout, Budget(shared.disk_budget_bytes))
     try:
         yield staging
     finally:
@@ -123,8 +123,10 @@ def sidecars_of(shared: Shared) -> Sidecars | None:
 def local_worker(shared: Shared, staging: Staging, stats: WorkStats | None = None) -> LocalWorker:
     filters = shared.filters
     cleaner = shared.settings.cleaner_for(shared.plan.topic)
+    ports = tier_of(shared.settings).ports
     return LocalWorker(
-        data=tier_of(shared.settings).ports.data,
+        layout=ports.layout,
+        publisher=ports.publisher,
         staging=staging,
         hash_key=shared.hash_key,
         map_budget_bytes=shared.map_budget_bytes,

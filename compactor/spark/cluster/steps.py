@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compactor.control.publication import delete_keys
 from compactor.errors import CompactorError
 from compactor.spark.cluster.executor import Cost, Shared
 from compactor.spark.cluster.jobs import Cluster, Watch, Work
+from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
 
 if TYPE_CHECKING:

@@ -219,7 +219,7 @@ def plan(tier: Tier, request: ReadRequest) -> list[InputPartition]:
     known = sorted(name.partition for name in tier.identity().names if name.topic == request.topic)
     if not known:
         hint = "`tiered-compactor topics` lists what it holds"
-        raise UsageError(f"the tier at {tier.ports.data.url} holds no topic {request.topic}", hint=hint)
+        raise UsageError(f"the tier at {tier.ports.layout.url} holds no topic {request.topic}", hint=hint)
     missing = sorted(set(request.partitions or ()) - set(known))
     if missing:
         raise UsageError(f"{request.topic} has no partition {missing[0]} in the tier")

@@ -14,10 +14,11 @@ from bloom.jit import kernel
 from compactor.cleaner.passes.source import SourceSegment, read_packed_markers
 from compactor.errors import BadData, NotFound
 from compactor.kernels.memory import load_i32
+from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import FRAME, Bytes, read_only, scan_batches
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
-from compactor.storage.port import ObjectStore
+from compactor.tier.ports import SegmentLayout
 
 PIECE_BYTES: Final = 16 << 20
 
@@ -47,8 +48,8 @@ class Piece:
 class SegmentReader:
     """One remote segment. Raises Gone where an object of it is not there, BadData where its bytes are not batches."""
 
-    def __init__(self, store: ObjectStore, partition: str, metadata: RemoteLogSegmentMetadata, inflate_limit: int) -> None:
-        self._store = store
+    def __init__(self, layout: SegmentLayout, partition: TopicPartition, metadata: RemoteLogSegmentMetadata, inflate_limit: int) -> None:
+        self._layout = layout
         self._partition = partition
         self.metadata = metadata
         self._limit = inflate_limit
@@ -71,11 +72,11 @@ class SegmentReader:
 
     def piece(self, position: int, piece_bytes: int = PIECE_BYTES) -> Piece:
         """The whole batches within ``piece_bytes`` from ``position`` on, at least one."""
-        key = self.metadata.key(self._partition, "log")
+        key = self._where("log")
         left = self.metadata.size_bytes - position
         length = min(piece_bytes, left)
         while True:
-            buf = read_only(np.frombuffer(self._get(key, position, length), np.uint8))
+            buf = read_only(np.frombuffer(self._get("log", position, length), np.uint8))
             if not len(buf):
                 raise BadData(f"the object ends at byte {position}, {left} bytes early", segment=key, hint="It was changed. Run `verify`")
             whole, needed = whole_batches(buf)
@@ -113,14 +114,17 @@ class SegmentReader:
         """Empty where there is none: reading from the beginning is always right. A missing object is not: the segment was replaced."""
         if kind not in self.metadata.files:
             return np.empty(0, entry)
-        data = self._get(self.metadata.key(self._partition, kind))
+        data = self._get(kind)
         return np.frombuffer(data[: len(data) // entry.itemsize * entry.itemsize], entry)
 
-    def _get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+    def _get(self, kind: str, start: int = 0, length: int | None = None) -> bytes:
         try:
-            return self._store.get(key, start, length)
+            return self._layout.read(self._partition, self.metadata, kind, start, length)
         except NotFound:
-            raise Gone(key, self.metadata) from None
+            raise Gone(self._where(kind), self.metadata) from None
+
+    def _where(self, kind: str) -> str:
+        return self._layout.where(self._partition, self.metadata, kind)
 
     def _source(self, key: str, buf: Bytes) -> SourceSegment:
         base, stop = self.metadata.start_offset, self.metadata.end_offset + 1

@@ -80,7 +80,7 @@ def first_offset_at(
     for metadata in live:
         if metadata.max_timestamp_ms < timestamp_ms:
             continue
-        reader = SegmentReader(tier.ports.data, str(name), metadata, limit)
+        reader = SegmentReader(tier.ports.layout, name, metadata, limit)
         for piece in reader.pieces(reader.position_of(reader.offset_before(timestamp_ms)), piece_bytes=1 << 20):
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
@@ -189,7 +189,7 @@ class Reader:
         return folds + 1
 
     def _segment(self, metadata: RemoteLogSegmentMetadata) -> SegmentReader:
-        return SegmentReader(self._tier.ports.data, str(self._extent.name), metadata, self._wanted.inflate_limit)
+        return SegmentReader(self._tier.ports.layout, self._extent.name, metadata, self._wanted.inflate_limit)
 
     def _behind(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
         """Live segments that end at or above ``offset``, by a fresh fold."""

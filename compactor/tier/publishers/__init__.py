@@ -1,0 +1,1 @@
+"""SegmentPublisher, by kind of tier. They know nothing of each other."""

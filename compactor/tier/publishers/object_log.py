@@ -1,0 +1,31 @@
+"""Without a broker: readers fold the control log, so that its own record is what switches them over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import Replacement
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.tier.ports import SegmentRef
+
+
+class ObjectLogPublisher:
+    """SegmentPublisher. Who reads knows nothing but the control log: there is nobody else to tell."""
+
+    def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+        """The announced plan has named the id already."""
+
+    def publish(self, name: TopicPartition, replacements: Sequence[Replacement], record: Callable[[], None]) -> None:
+        record()
+
+    def restore(
+        self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
+    ) -> None:
+        record()
+
+    def withdraw(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        """The record that closed the plan has said it already."""
+
+    def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        """The control log's own record follows."""
