@@ -1,0 +1,105 @@
+"""What the plug-in puts into RemoteLogSegmentMetadata.CustomMetadata: tagged fields as in Kafka's protocol (SegmentCustomMetadataSerde).
+
+``remote_size``: bytes of the three objects together, as a zigzag varlong. ``object_prefix``, ``object_key``: compact strings, the
+prefix and the key without suffix under which ``.log`` and ``.indexes`` were uploaded; they go before what is configured now.
+The manifest's key does not: the plug-in always makes it from its configuration. Fields of other tags are kept as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+
+from compactor.tier.layouts.aiven.chunk_index import Misfit
+
+_REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
+
+
+@dataclass(frozen=True)
+class CustomMetadata:
+    """None: the field is not there."""
+
+    remote_size: int | None = None
+    object_prefix: str | None = None
+    object_key: str | None = None
+    unknown: tuple[tuple[int, bytes], ...] = field(default=())
+
+    def encode(self) -> str:
+        """As base64; empty where there is no field, as the plug-in then writes none."""
+        fields = dict(self.unknown)
+        if self.remote_size is not None:
+            fields[_REMOTE_SIZE] = _uvarint(self.remote_size << 1 if self.remote_size >= 0 else (-self.remote_size << 1) - 1)
+        for tag, text in ((_OBJECT_PREFIX, self.object_prefix), (_OBJECT_KEY, self.object_key)):
+            if text is not None:
+                fields[tag] = _uvarint(len(text.encode()) + 1) + text.encode()
+        if not fields:
+            return ""
+        parts = (_uvarint(tag) + _uvarint(len(data)) + data for tag, data in sorted(fields.items()))
+        return base64.b64encode(_uvarint(len(fields)) + b"".join(parts)).decode()
+
+    @staticmethod
+    def decode(text: str) -> CustomMetadata:
+        """Raises Misfit."""
+        if not text:
+            return CustomMetadata()
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise Misfit("the custom metadata is not base64") from None
+        fields: dict[int, bytes] = {}
+        count, at = _read_uvarint(data, 0)
+        last = -1
+        for _ in range(count):
+            tag, at = _read_uvarint(data, at)
+            size, at = _read_uvarint(data, at)
+            if tag <= last or at + size > len(data):
+                raise Misfit("the custom metadata is cut off or out of order")
+            fields[tag], at, last = data[at : at + size], at + size, tag
+        if at != len(data):
+            raise Misfit("the custom metadata goes on behind its last field")
+        known = (_REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY)
+        return CustomMetadata(
+            _varlong(fields[_REMOTE_SIZE]) if _REMOTE_SIZE in fields else None,
+            _string(fields[_OBJECT_PREFIX]) if _OBJECT_PREFIX in fields else None,
+            _string(fields[_OBJECT_KEY]) if _OBJECT_KEY in fields else None,
+            tuple((tag, data) for tag, data in fields.items() if tag not in known),
+        )
+
+
+def _uvarint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _read_uvarint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte, at = data[at], at + 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise Misfit("the custom metadata is cut off")
+
+
+def _varlong(data: bytes) -> int:
+    value, at = _read_uvarint(data, 0)
+    if at != len(data):
+        raise Misfit("the custom metadata's remote size is not one number")
+    return value >> 1 ^ -(value & 1)
+
+
+def _string(data: bytes) -> str:
+    length, at = _read_uvarint(data, 0)
+    try:
+        text = data[at:].decode()
+    except UnicodeDecodeError:
+        raise Misfit("the custom metadata holds no text where a key is due") from None
+    if length - 1 != len(data) - at:
+        raise Misfit("the custom metadata holds a text of another length than it says")
+    return text
