@@ -7,7 +7,7 @@ SEEDS ?= 1000
 KILLS ?= 200
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 test lint conformance simulate kill-test bench clean
+.PHONY: help setup demo demo-s3 test lint conformance simulate model kill-test bench clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -37,6 +37,9 @@ conformance: setup ## SEEDS=1000 random logs through Kafka's own cleaner and our
 
 simulate: setup ## SEEDS=1000 random schedules of crashes, zombies and broken stores
 	@$(RUN) tests.simulation --seeds $(SEEDS)
+
+model: setup ## The replacement protocol, exhaustively, and what goes wrong without each rule (needs Java and Maven)
+	@$(RUN) tests.model
 
 kill-test: setup ## KILLS=200 processes killed at random moments over a tier that grows
 	@$(RUN) tests.kill_test --kills $(KILLS)
