@@ -1,4 +1,4 @@
-"""The five codecs of record batches, in every framing that clients write (KIP-98; spec section 5.6).
+"""The five codecs of record batches, in every framing that clients write (KIP-98; docs/kafka-rules.md 5.6).
 
 Reading takes everything Kafka's Java reader takes: gzip with several members, snappy raw or in Xerial frames, lz4 frames with
 or without checksums and content size (and the wrong header checksum of magic 0), zstd with or without content size and in

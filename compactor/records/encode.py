@@ -1,4 +1,4 @@
-"""Rows -> batches: what Kafka's cleaner writes (MemoryRecords.filterTo, MemoryRecordsBuilder; spec sections 4.4 to 4.7).
+"""Rows -> batches: what Kafka's cleaner writes (MemoryRecords.filterTo, MemoryRecordsBuilder; docs/kafka-rules.md 4.4 to 4.7).
 
 A chunk's batches are each dropped, copied as they are, written anew with the rows that stay, or reduced to their header.
 """

@@ -1,6 +1,6 @@
 """Producer state: what a log says of its producers, and the ``.snapshot`` file that keeps it.
 
-(Kafka: ProducerStateManager, ProducerStateEntry, ProducerAppendInfo with origin REPLICATION; spec section 5.11.)
+(Kafka: ProducerStateManager, ProducerStateEntry, ProducerAppendInfo with origin REPLICATION; docs/kafka-rules.md 5.11.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is a partition due, and what is to be done about it? Pure decisions over the folded state (LogCleanerManager; spec section 1)."""
+"""Is a partition due, and what is to be done about it? Pure decisions over the folded state (LogCleanerManager; docs/kafka-rules.md 1)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pass 1, and the one question that pass 2 asks of it: which rows have a later record of the same key in the mapped range?
 
 Two answers behind one port. ``scan_backwards``: the first record seen of a key survives, so a set of key hashes is enough, and the
-answer for the dirty range is a bitmap. ``scan_bounded``: Kafka's own ascending map that stops when it holds N keys (spec 2.2).
+answer for the dirty range is a bitmap. ``scan_bounded``: Kafka's own ascending map that stops when it holds N keys (kafka-rules 2.2).
 """
 
 from __future__ import annotations

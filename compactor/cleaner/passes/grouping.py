@@ -1,4 +1,4 @@
-"""Which neighbouring segments become one (Kafka: Cleaner.groupSegmentsBySize; spec section 3)."""
+"""Which neighbouring segments become one (Kafka: Cleaner.groupSegmentsBySize; docs/kafka-rules.md 3)."""
 
 from __future__ import annotations
 

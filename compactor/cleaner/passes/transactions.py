@@ -1,4 +1,4 @@
-"""Transactions as one ordered fold over batch headers (Kafka: CleanedTransactionMetadata; spec sections 2.5 and 4.3).
+"""Transactions as one ordered fold over batch headers (Kafka: CleanedTransactionMetadata; docs/kafka-rules.md 2.5 and 4.3).
 
 Run once, before the passes: it gives every batch its verdict, so that everything after it is free of order. Outcomes come from
 the control records; the transaction index is only carried along.
