@@ -1,4 +1,4 @@
-"""Every rule of what stays and what goes, for batches and for records (Kafka: Cleaner.cleanInto, MemoryRecords.filterTo; kafka-rules 4.2, 4.4)."""
+"""What stays and goes, of batches and of records (Kafka: Cleaner.cleanInto, MemoryRecords.filterTo; docs/kafka-rules.md 4.2, 4.4)."""
 
 from __future__ import annotations
 
