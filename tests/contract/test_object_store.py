@@ -1,12 +1,14 @@
 """What every object store does, whichever it is and whatever fails on the way to it.
 
-Adapters: a directory; S3 on moto (behind a lock) and on versitygw; both again behind a proxy that lets every tenth request fail.
+Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock) and on versitygw;
+both servers again behind a proxy that lets every tenth request fail.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,10 +17,12 @@ from pathlib import Path
 import pytest
 
 from compactor.errors import AlreadyExists, NotFound, Refused
+from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.settings import Retries, Transfers
 from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.memory_store import Clock, MemoryStore
 from tests.support.s3_server import Bucket
 
 PART = 5 << 20
@@ -39,6 +43,7 @@ FAULTS = [
 @pytest.fixture(
     params=[
         "directory",
+        "memory",
         "moto",
         "faulty moto",
         pytest.param("versitygw", marks=pytest.mark.slow),
@@ -49,6 +54,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStor
     kind: str = request.param
     if kind == "directory":
         yield open_store((tmp_path / "a tier").as_uri())
+        return
+    if kind == "memory":
+        yield MemoryStore(Clock(time.time_ns() // 1_000_000), Counters())
         return
     bucket: Bucket = request.getfixturevalue("s3_bucket" if "moto" in kind else "versity_bucket")
     if not kind.startswith("faulty"):

@@ -6,11 +6,14 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, NotFound, Unavailable
 from compactor.storage.counting import Counters
+from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range
 from compactor.storage.port import ObjectInfo
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers.object_log import ObjectLogPublisher
@@ -34,6 +37,7 @@ class MemoryStore:
         self._meter = counters
         self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
         self._lock = threading.Lock()
+        self._numbers = count(1)
         self.down = False
 
     @property
@@ -41,25 +45,31 @@ class MemoryStore:
         return "memory://store"
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(start, length)
+        check_key(key)
         self._ask("get")
         data, _ = self._found(key)
         return data[start:] if length is None else data[start : start + length]
 
     def head(self, key: str) -> ObjectInfo:
+        check_key(key)
         self._ask("head")
         return self._found(key)[1]
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        check_key(key)
+        check_metadata(metadata)
         self._ask("put")
         with self._lock:
             if key in self._objects:
-                raise AlreadyExists(f"{key} exists")
+                raise AlreadyExists(f"{key} exists already")
             return self._kept(key, data, metadata)
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self.create(key, path.read_bytes(), metadata)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
+        check_key(key)
         self._ask("put")
         with self._lock:
             return self._kept(key, data, None)
@@ -68,13 +78,15 @@ class MemoryStore:
         return path.write_bytes(self.get(key, start, length))
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
         self._ask("list")
         with self._lock:
-            found = [info for key, (_, info) in sorted(self._objects.items()) if key.startswith(prefix) and key > after]
-        yield from found
+            found = [info for _, info in self._objects.values() if info.key.startswith(prefix) and info.key.encode() > after.encode()]
+        yield from sorted((replace(info, etag="", metadata={}) for info in found), key=lambda info: info.key.encode())
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
+            check_key(key)
             self._ask("delete")
             with self._lock:
                 self._objects.pop(key, None)
@@ -91,11 +103,11 @@ class MemoryStore:
     def _found(self, key: str) -> tuple[bytes, ObjectInfo]:
         with self._lock:
             if key not in self._objects:
-                raise NotFound(f"there is no {key}")
+                raise NotFound(f"{key} does not exist")
             return self._objects[key]
 
     def _kept(self, key: str, data: bytes, metadata: Mapping[str, str] | None) -> ObjectInfo:
-        info = ObjectInfo(key, len(data), self._clock.now_ms, metadata=dict(metadata or {}))
+        info = ObjectInfo(key, len(data), self._clock.now_ms, f"{next(self._numbers)}", dict(metadata or {}))
         self._objects[key] = (bytes(data), info)
         return info
 

@@ -73,6 +73,27 @@ def test_no_path_of_one_machine() -> None:
     assert [f"{name(file)}:{number} {found[0]}" for file in TEXTS for number, line in lines(file) if (found := paths.search(line))] == []
 
 
+def test_only_layouts_make_keys_of_segments() -> None:
+    """A number of 20 digits begins a segment's name in every layout; elsewhere it is that of a local file, or of a control object."""
+    local = ("cleaner/warm", "cleaner/offline", "cleaner/passes/rewrite", "round/sources", "service/demo_data", "transfer/export")
+    control = ("control/control_log", "control/leadership", "upkeep/verify_offsets")
+    allowed = {f"compactor/{module}.py" for module in (*local, "transfer/log_directory", *control)}
+    padded = {name(file) for file in (ROOT / "compactor").rglob("*.py") if re.search(r"20d\}|zfill\(20|rjust\(20", file.read_text("utf-8"))}
+    assert {file for file in padded if not file.startswith("compactor/tier/layouts/")} == allowed
+
+
+def test_nothing_beside_the_layouts_asks_the_store_of_segments() -> None:
+    """``Ports.data`` is there to be wrapped and to be probed; whatever is among a tier's segments, its layout knows."""
+    asked = re.compile(r"\bports\.data\.(?!url\b)\w+|\bdata\.(?:get|head|create|create_from_file|download|list|delete)\(")
+    found = [
+        f"{name(file)}:{number} {match[0]}"
+        for file in sorted((ROOT / "compactor").rglob("*.py"))
+        for number, line in lines(file)
+        if (match := asked.search(line))
+    ]
+    assert found == []
+
+
 def test_tests_assert_something() -> None:
     empty = [
         f"{name(file)}:{node.lineno} {node.name}"
