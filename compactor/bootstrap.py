@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -215,13 +216,14 @@ class Tier:
         engine: Engine | None = None,
         assess_with: AssessWith | None = None,
     ) -> Round:
-        """As Round takes them. ``engine``: None for the one that the tier names."""
-        from compactor.round.compaction import Round, Workshop
+        """As Round takes them. ``force``: whatever the dirty ratio says; ``engine``: None for the one that the tier names."""
+        from compactor.round.compaction import Round, RoundContext
+        from compactor.round.plan import assess
 
         if engine is None and self.engines is not None:
             engine = self.engines(self, name)
         cleaner = self.settings.cleaner_for(name.topic)
-        shop = Workshop(
+        context = RoundContext(
             ports=self.ports,
             lease=self.lease,
             cleaner=cleaner,
@@ -230,7 +232,7 @@ class Tier:
             threads=self.settings.daemon.threads,
             state_dir=self.state_dir,
         )
-        return Round(shop, now_ms, force=force, on_stage=on_stage, disk=disk, engine=engine, assess_with=assess_with)
+        return Round(context, now_ms, assess_with=assess_with or partial(assess, force=force), on_stage=on_stage, disk=disk, engine=engine)
 
     def compact(self, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
         """A round over one partition; other processes are told that something changed. Raises as Round.run."""

@@ -2,7 +2,7 @@
 
 Three tables:
 
-* ``STAGES``: what may follow what in the life of one round. ``Steps`` walks it inside a process and refuses a step out of turn.
+* ``STAGES``: what may follow what in the life of one round. ``Steps`` walks it where the steps are taken and refuses one out of turn.
 * ``REQUIREMENTS``: for each control record the conditions under which it counts. The **fold** asks before it applies a record,
   so that a record which raced past its check changes nothing; the **writer** asks before it appends, so that it learns why.
 * ``protected``: the segment ids whose objects must not be deleted in a given state. Everything that deletes asks here.
@@ -30,8 +30,6 @@ class Stage(StrEnum):
     """The life of a round (I4). What is durable in the log is in capitals in docs/publication.md."""
 
     ANNOUNCED = "announced"
-    REWRITTEN = "rewritten"
-    GATED = "gated"
     UPLOADED = "uploaded"
     VERIFIED = "verified"
     PUBLISHED = "published"
@@ -45,9 +43,7 @@ class Stage(StrEnum):
 _T = Stage
 STAGES: dict[Stage | None, frozenset[Stage]] = {
     None: frozenset({_T.ANNOUNCED}),
-    _T.ANNOUNCED: frozenset({_T.REWRITTEN, _T.UNDONE}),
-    _T.REWRITTEN: frozenset({_T.GATED, _T.UNDONE}),
-    _T.GATED: frozenset({_T.UPLOADED, _T.UNDONE}),
+    _T.ANNOUNCED: frozenset({_T.UPLOADED, _T.UNDONE}),
     _T.UPLOADED: frozenset({_T.VERIFIED, _T.UNDONE}),
     _T.VERIFIED: frozenset({_T.PUBLISHED, _T.UNDONE}),
     _T.PUBLISHED: frozenset({_T.RETIRE_BEGUN, _T.REVERTED}),
@@ -58,21 +54,30 @@ STAGES: dict[Stage | None, frozenset[Stage]] = {
     _T.RETIRED: frozenset(),
 }
 """Before PUBLISHED a round can only go back (UNDONE), after it only forward; REVERTED is a publication of its own (``undo``).
-Of an undone intent there is nothing to retire: DELETED is where it ends. Grace lies between PUBLISHED or REVERTED and RETIRE_BEGUN."""
+Of an undone intent there is nothing to retire: DELETED is where it ends. Grace lies between PUBLISHED or REVERTED and RETIRE_BEGUN.
+
+UPLOADED: all groups have their receipts, that is, each was rewritten, passed the gate and was uploaded, in this order."""
+
+
+def stage_of(intent: Intent) -> Stage:
+    """How far an open intent has come by what the log says of it: where whoever takes it up begins."""
+    return Stage.ANNOUNCED if intent.pending else Stage.UPLOADED
 
 
 class Steps:
-    """One round's way through STAGES in this process. Raises CompactorError (a bug) for a step out of turn."""
+    """A way through STAGES in this process: of one round, or of what is retired together.
+
+    Raises CompactorError (a bug) for a step out of turn.
+    """
 
     def __init__(self, stage: Stage | None = None) -> None:
         self.stage = stage
 
-    def to(self, *stages: Stage) -> None:
-        """Takes the next steps, in this order."""
-        for stage in stages:
-            if stage not in STAGES[self.stage]:
-                raise CompactorError(f"a round cannot go from {self.stage or 'nothing'} to {stage}", hint="This is a bug; please report it")
-            self.stage = stage
+    def to(self, stage: Stage) -> None:
+        """Takes the next step."""
+        if stage not in STAGES[self.stage]:
+            raise CompactorError(f"a round cannot go from {self.stage or 'nothing'} to {stage}", hint="This is a bug; please report it")
+        self.stage = stage
 
 
 # --- who may write -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from compactor.control import publication
 from compactor.control.leadership import RequirementFailed, lead
 from compactor.control.logs import PartitionLog
+from compactor.control.ordering import Stage, Steps
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import RoundUndone
 from compactor.control.state import PartitionState
@@ -38,6 +39,7 @@ def undo(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Partitio
             ports.publisher.restore(log.state.name, sources, _outputs(leadership.state, run_id), record)
         except RequirementFailed as refused:
             raise UsageError(f"run {run_id} of {log.state.name} cannot be undone: {refused}", hint="Nothing was changed") from refused
+        Steps(Stage.PUBLISHED).to(Stage.REVERTED)
         return leadership.state
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,13 +23,13 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_snapshot
-from compactor.round.drive import RoundResult, RoundWork, run_round
-from compactor.round.engines import Engine, Prospect
+from compactor.round.drive import RoundResult, run_round
+from compactor.round.engines import Engine
 from compactor.round.index import Found, Means, Range, Scout
-from compactor.round.plan import Assessment, RoundFacts, assess, plan_round
-from compactor.round.ports import WorkSession, WorkStats
+from compactor.round.plan import Assessment, RoundFacts, assess, draft, plan_round
+from compactor.round.ports import Stats, WorkSession, WorkStats
 from compactor.round.rewrite import LocalWorker, fingerprint, rules_of
-from compactor.round.skip import FilterRecord, Scouted, filter_for, filter_record, filter_stats, keys_to_come, record_of
+from compactor.round.skip import FilterRecord, filter_for, filter_record, filter_stats, keys_to_come, record_of
 from compactor.round.sources import Reading, reading_of
 from compactor.tier.ports import SegmentLayout
 from compactor.tier.recorded import content
@@ -79,7 +80,7 @@ class RoundReport:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class RoundContext:
     """What this process has for rounds over one partition. ``sidecars``: None where there are none to be used (``bloom = false``)."""
 
     ports: Ports
@@ -91,202 +92,109 @@ class Workshop:
     state_dir: Path
 
 
-@dataclass
-class Bench:
-    """Where a round is worked on in this process, from pass 1 to the last upload. ``run_id``: of the plan that ``found`` belongs to."""
+@dataclass(frozen=True)
+class IndexedHere:
+    """Pass 1 of this process, and what pass 2 goes on with."""
 
+    found: Found
     lanes: Lanes
     reading: Reading
-    found: Found | None = None
-    run_id: str = ""
 
-    def close(self) -> None:
-        self.lanes.close()
-        self.reading.staging.close()
+
+@dataclass(frozen=True)
+class GatheredRound:
+    """``facts`` for the plan. ``indexed``: pass 1, where this process does it; ``disk_bytes``: what each group must fit into, then."""
+
+    facts: RoundFacts
+    indexed: IndexedHere | None = None
+    disk_bytes: int | None = None
 
 
 class Round:
-    """What one process brings to a round: work to do it with, and what it cost. Used once."""
+    """One round with what one process brings to it (RoundWork in round.ports), and what it cost. Used once."""
 
     def __init__(
         self,
-        shop: Workshop,
+        context: RoundContext,
         now_ms: int,
         *,
-        force: bool = False,
+        assess_with: AssessWith = assess,
         on_stage: OnStage = lambda s, p: None,
         disk: Budget | None = None,
         engine: Engine | None = None,
-        assess_with: AssessWith | None = None,
     ) -> None:
-        """``disk``: the budget of all rounds of this process together (daemon); None: this round has ``disk_budget_bytes`` to itself.
+        """``now_ms``: the cleaner's clock for a new plan; a resumed plan keeps its own. ``assess_with``: what is due, and up to where.
 
-        ``engine``: None for this process. ``assess_with``: another range than that of an ordinary round (recompact).
+        ``disk``: the budget of all rounds of this process together (daemon); None: this round has ``disk_budget_bytes`` to itself.
+        ``engine``: who does the work; None for this process.
         """
-        self._shop = shop
-        self._cleaner = shop.cleaner
-        self._force = force
+        self._context = context
+        self._cleaner = context.cleaner
+        self._now_ms = now_ms
+        self._assess = assess_with
         self._disk = disk
         self._map_engine = engine.map_engine if engine else ""
-        self._assess_with = assess_with
         self._stats = WorkStats()
         self._remote = engine.worker_of(self._stats) if engine else None
-        self._scouted = Scouted()
-        self._bench: Bench | None = None
-        self.work = RoundWork(
-            now_ms=now_ms,
-            due=self._due,
-            prepare=self._prepare,
-            planner=self._plan,
-            worker=self._remote or self._worker,
-            resumable=self._resume_problem,
-            stats_of=self._run_stats,
-            on_event=on_stage,
-        )
+        self.reached = on_stage
 
     def run(self, log: PartitionLog) -> RoundReport:
         """Raises Leased, Fenced, StoreError, OutOfBudget; bad data is a report with status quarantined."""
-        try:
-            return _report(run_round(self._shop.ports, log, self._shop.lease, self.work), self._stats)
-        finally:
-            self._clear()
+        return _report(run_round(self._context.ports, log, self._context.lease, self), self._stats)
 
-    def _assess(self, state: PartitionState) -> Assessment[RemoteLogSegmentMetadata]:
-        if self._assess_with is not None:
-            return self._assess_with(state, self._cleaner, self.work.now_ms)
-        return assess(state, self._cleaner, self.work.now_ms, force=self._force)
+    def due(self, state: PartitionState) -> bool:
+        return self._assess(state, self._cleaner, self._now_ms).due
 
-    def _due(self, state: PartitionState) -> bool:
-        return self._assess(state).due
-
-    def _prepare(self, state: PartitionState, now_ms: int, check: Callable[[], object]) -> None:
-        """Pass 1, so that the plan can leave out what need not be read."""
-        self._clear()
-        found = self._assess(state)
-        if not found.due:
-            return
-
-        def drafted() -> CompactionPlan:
-            return self._planned(state, found, RoundFacts(self._producers(state), fingerprint(), ""), -1, lambda: "")
-
-        if self._remote is not None:
-            self._scouted = self._remote.scout(Prospect(state, found, drafted, check))
-            return
-        draft = drafted()
-        at_least = [segment for segment in found.segments if segment in found.dirty or segment.id in found.horizon_due]
-        if max(group_room([segment], draft.policy.index_interval_bytes) for segment in at_least) > self._budget().total:
-            self._check_disk(draft, state)
-        bench = self._bench = self._new_bench(state)
-        scout = Scout(
-            bench.reading,
-            Range(found.first_dirty, found.end if found.dirty else found.first_dirty, rules_of(draft)),
-            Means(
-                self._cleaner.map_engine,
-                self._cleaner.map_budget_bytes,
-                self._shop.hash_key,
-                bench.lanes,
-                self._cleaner.verify_before_publish,
-                check,
-            ),
-            self._shop.sidecars,
-            filter_record(state.runs),
-        )
-        bench.found = scout.run()
-        self._scouted = bench.found.scouted
-
-    def _plan(self, state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
-        found = self._assess(state)
-        if not found.due:
-            return None
-        clean = self._scouted
-        facts = RoundFacts(self._producers(state), fingerprint(), self._map_engine, clean.skip, clean.read, clean.due)
-        if self._remote is not None:
-            return self._planned(state, found, facts, leader_epoch, new_id)
-        if self._bench is None or self._bench.found is None:
-            raise CompactorError("a round is planned before pass 1", hint="This is a bug; please report it")
-        plan = self._planned(state, found, replace(facts, map_engine=self._bench.found.engine), leader_epoch, new_id)
-        self._check_disk(plan, state)
-        self._bench.run_id = plan.run_id
-        return plan
-
-    def _planned(
-        self,
-        state: PartitionState,
-        found: Assessment[RemoteLogSegmentMetadata],
-        facts: RoundFacts,
-        leader_epoch: int,
-        new_id: Callable[[], str],
-    ) -> CompactionPlan:
-        return plan_round(state, found, facts, self._cleaner, self.work.now_ms, leader_epoch, new_id)
-
-    def _producers(self, state: PartitionState) -> tuple[ActiveProducer, ...]:
-        return live_producers(self._shop.ports.layout, state, self.work.now_ms, self._cleaner.producer_id_expiration_ms)
-
-    def _new_bench(self, state: PartitionState) -> Bench:
-        reading = reading_of(self._shop.ports, self._cleaner, self._shop.state_dir, state, self._budget(), "round")
-        return Bench(Lanes(self._shop.threads), reading)
-
-    def _clear(self) -> None:
-        if self._bench is not None:
-            self._bench.close()
-            self._bench = None
-        if self._remote is not None:
-            self._remote.close()
-
-    def _budget(self) -> Budget:
-        if self._disk is None:
-            self._disk = Budget(disk_budget(self._cleaner, self._shop.state_dir))
-        return self._disk
-
-    def _check_disk(self, plan: CompactionPlan, state: PartitionState) -> None:
-        """Raises OutOfBudget before anything is announced where the largest group would not fit."""
-        live = state.live_by_id()
-        interval = plan.policy.index_interval_bytes
-        need, group = max((group_room([live[name] for name in task.sources], interval), task.group) for task in plan.tasks)
-        if need > self._budget().total:
-            raise OutOfBudget(
-                f"group {group} of {state.name} needs {need} bytes of local disk, and the disk budget is {self._budget().total}",
-                hint=f"Set disk_budget_bytes to at least {need}, or lower segment_bytes. Nothing was changed",
-            )
-
-    def _resume_problem(self, plan: CompactionPlan) -> str:
-        """Why this process cannot go on with a plan that it finds open."""
+    def resume_problem(self, plan: CompactionPlan) -> str:
         if plan.fingerprint != fingerprint():
             return f"it was made by {plan.fingerprint}, this process is {fingerprint()}"
         return "" if plan.policy == self._cleaner.policy() else "the settings have changed since it was made"
 
-    def _worker(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
-    ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        state = session.state
-        if self._bench is None or self._bench.run_id != plan.run_id:
-            self._clear()
-            self._bench = self._new_bench(state)
-        bench, cleaner = self._bench, self._cleaner
-        keys = bench.found.survivors.keys if bench.found else 0
-        try:
-            yield from LocalWorker(
-                layout=self._shop.ports.layout,
-                publisher=self._shop.ports.publisher,
-                staging=bench.reading.staging,
-                hash_key=self._shop.hash_key,
-                map_budget_bytes=cleaner.map_budget_bytes,
-                threads=self._shop.threads,
-                engine=plan.map_engine if plan.map_engine == "partitioned" else "auto",
-                verify_before_publish=cleaner.verify_before_publish,
-                sidecars=self._shop.sidecars,
-                filter_for=partial(filter_for, cleaner, filter_record(state.runs), keys_to_come(cleaner, state.runs, keys)),
-                found=bench.found,
-                lanes=bench.lanes,
-                stats=self._stats,
-            )(plan, tasks, session)
-            if bench.found is not None:
-                superseded = {state.live[n].id for n in bench.found.survivors.met}
-                self._stats.filters = filter_stats(bench.found.scouted, plan, state, superseded) | {"passes": bench.found.passes}
-        finally:
-            self._clear()
+    @contextmanager
+    def gathered(self, state: PartitionState, check: Callable[[], object]) -> Iterator[GatheredRound | None]:
+        assessment = self._assess(state, self._cleaner, self._now_ms)
+        if not assessment.due:
+            yield None
+            return
+        cleaner, now_ms = self._cleaner, self._now_ms
+        producers = live_producers(self._context.ports.layout, state, now_ms, cleaner.producer_id_expiration_ms)
+        facts = RoundFacts(state, assessment, cleaner, now_ms, producers, fingerprint(), self._map_engine)
+        if self._remote is not None:
+            try:
+                yield GatheredRound(replace(facts, clean=self._remote.scout(facts, check)))
+            finally:
+                self._remote.close()
+            return
+        disk = self._budget()
+        at_least = [s for s in assessment.segments if s in assessment.dirty or s.id in assessment.horizon_due]
+        if max(group_room([segment], cleaner.policy().index_interval_bytes) for segment in at_least) > disk.total:
+            check_disk(draft(facts), state, disk.total)
+        with self._lanes_and_reading(state, disk) as (lanes, reading):
+            found = self._scout(facts, lanes, reading, check).run()
+            known = replace(facts, map_engine=found.engine, clean=found.clean)
+            yield GatheredRound(known, IndexedHere(found, lanes, reading), disk.total)
 
-    def _run_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
+    def plan(self, facts: GatheredRound, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
+        plan = plan_round(facts.facts, leader_epoch, new_id)
+        if facts.disk_bytes is not None:
+            check_disk(plan, facts.facts.state, facts.disk_bytes)
+        return plan
+
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: GatheredRound | None
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        if self._remote is not None:
+            try:
+                yield from self._remote(plan, tasks, session)
+            finally:
+                self._remote.close()
+        elif facts is not None and facts.indexed is not None:
+            yield from self._worked(plan, tasks, session, facts.indexed.lanes, facts.indexed.reading, facts.indexed.found)
+        else:
+            with self._lanes_and_reading(session.state, self._budget()) as (lanes, reading):
+                yield from self._worked(plan, tasks, session, lanes, reading, None)
+
+    def stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {
             "records_read": sum(r.records_read for r in receipts),
             "records_kept": sum(r.records_kept for r in receipts),
@@ -300,6 +208,74 @@ class Round:
             "filter_bytes_written": self._stats.sidecar_bytes_written,
             **self._stats.filters,
         }
+
+    @contextmanager
+    def _lanes_and_reading(self, state: PartitionState, disk: Budget) -> Iterator[tuple[Lanes, Reading]]:
+        context = self._context
+        reading = reading_of(context.ports, self._cleaner, context.state_dir, state, disk, "round")
+        try:
+            with Lanes(context.threads) as lanes:
+                yield lanes, reading
+        finally:
+            reading.staging.close()
+
+    def _scout(self, facts: RoundFacts, lanes: Lanes, reading: Reading, check: Callable[[], object]) -> Scout:
+        """Pass 1, so that the plan can leave out what need not be read."""
+        context, cleaner, assessment = self._context, self._cleaner, facts.assessment
+        return Scout(
+            reading,
+            Range(assessment.first_dirty, assessment.end if assessment.dirty else assessment.first_dirty, rules_of(draft(facts))),
+            Means(cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, lanes, cleaner.verify_before_publish, check),
+            context.sidecars,
+            filter_record(facts.state.runs),
+        )
+
+    def _worked(
+        self,
+        plan: CompactionPlan,
+        tasks: Sequence[CompactionTask],
+        session: WorkSession,
+        lanes: Lanes,
+        reading: Reading,
+        found: Found | None,
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        context, cleaner, state = self._context, self._cleaner, session.state
+        keys = found.survivors.keys if found else 0
+        yield from LocalWorker(
+            layout=context.ports.layout,
+            publisher=context.ports.publisher,
+            staging=reading.staging,
+            hash_key=context.hash_key,
+            map_budget_bytes=cleaner.map_budget_bytes,
+            threads=context.threads,
+            engine=plan.map_engine if plan.map_engine == "partitioned" else "auto",
+            verify_before_publish=cleaner.verify_before_publish,
+            sidecars=context.sidecars,
+            filter_for=partial(filter_for, cleaner, filter_record(state.runs), keys_to_come(cleaner, state.runs, keys)),
+            found=found,
+            lanes=lanes,
+            stats=self._stats,
+        )(plan, tasks, session)
+        if found is not None:
+            superseded = {state.live[n].id for n in found.survivors.met}
+            self._stats.filters = filter_stats(found.clean, plan, state, superseded) | {"passes": found.passes}
+
+    def _budget(self) -> Budget:
+        if self._disk is None:
+            self._disk = Budget(disk_budget(self._cleaner, self._context.state_dir))
+        return self._disk
+
+
+def check_disk(plan: CompactionPlan, state: PartitionState, disk_bytes: int) -> None:
+    """Raises OutOfBudget before anything is announced where the largest group would not fit."""
+    live = state.live_by_id()
+    interval = plan.policy.index_interval_bytes
+    need, group = max((group_room([live[name] for name in task.sources], interval), task.group) for task in plan.tasks)
+    if need > disk_bytes:
+        raise OutOfBudget(
+            f"group {group} of {state.name} needs {need} bytes of local disk, and the disk budget is {disk_bytes}",
+            hint=f"Set disk_budget_bytes to at least {need}, or lower segment_bytes. Nothing was changed",
+        )
 
 
 def live_producers(layout: SegmentLayout, state: PartitionState, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:

@@ -6,29 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from compactor.control.state import PartitionState
-from compactor.model.plan import CompactionPlan
-from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.plan import Assessment
+from compactor.round.plan import RoundFacts
 from compactor.round.ports import Worker, WorkStats
-from compactor.round.skip import Scouted
-
-
-@dataclass(frozen=True)
-class Prospect:
-    """A round that is due, before it is planned. ``draft``: the plan that leaves out nothing; ``check``: raises Fenced."""
-
-    state: PartitionState
-    found: Assessment[RemoteLogSegmentMetadata]
-    draft: Callable[[], CompactionPlan]
-    check: Callable[[], object]
+from compactor.round.skip import CleanVerdicts
 
 
 class RemoteWorker(Worker, Protocol):
     """A Worker outside of this process, with a pass 1 of its own."""
 
-    def scout(self, prospect: Prospect) -> Scouted:
-        """What the plan can leave out. Raises BadData, StoreError, OutOfBudget."""
+    def scout(self, facts: RoundFacts, check: Callable[[], object]) -> CleanVerdicts:
+        """What the plan can leave out, of a round that is due. ``check``: raises Fenced. Raises BadData, StoreError, OutOfBudget."""
 
     def close(self) -> None:
         """Forgets what ``scout`` keeps for a plan that did not come. Raises nothing."""

@@ -38,15 +38,15 @@ from compactor.records.batches import ABORT, NOT_CONTROL, BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from compactor.round.skip import (
     KEY_BYTES,
+    CleanVerdicts,
     FilterRecord,
     Look,
-    Scouted,
+    clean_verdicts,
     engine_for,
     horizon_passed,
     keys_expected,
     look_at,
     records_about,
-    scouted,
 )
 from compactor.round.sources import Reading
 from compactor.tier.sidecars import Head, Sidecars
@@ -94,7 +94,7 @@ class Found:
     opened: set[int]
     engine: str = "memory"
     passes: int = 1
-    scouted: Scouted = field(default_factory=Scouted)
+    clean: CleanVerdicts = field(default_factory=CleanVerdicts)
     gate: GateAhead | None = None
 
     @contextmanager
@@ -268,7 +268,7 @@ class Scout:
             self._opened,
             engine="partitioned" if survivors.spilled else "memory",
             passes=passes,
-            scouted=scouted(
+            clean=clean_verdicts(
                 {live[n].id: look for n, look in clean.looks.items()},
                 {live[n].id: why for n, why in clean.met.items()},
                 {live[n].id: why for n in self._clean if (why := self._due(n))},

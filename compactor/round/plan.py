@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Generic, TypeVar
@@ -14,6 +14,7 @@ from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionFacts, SegmentFacts
 from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, ReadSegment, SkippedSegment
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.round.skip import CleanVerdicts
 
 S = TypeVar("S", bound=SegmentFacts)
 
@@ -96,18 +97,19 @@ def _verdict(
 
 @dataclass(frozen=True)
 class RoundFacts:
-    """What a plan needs besides state and settings. ``producers``: live ones at the tier's end; ``fingerprint``: see CompactionPlan.
+    """All that a plan is made of, gathered once. ``producers``: live ones at the tier's end; ``fingerprint``: see CompactionPlan.
 
-    Clean segments, id -> why: those that need not be read (``skippable``), of the others why they must be (``read``), and those in which
-    the transaction fold finds something to do (``due``).
+    ``clean``: what pass 1 says of clean segments; as long as it says nothing, the plan leaves out nothing.
     """
 
+    state: PartitionState
+    assessment: Assessment[RemoteLogSegmentMetadata]
+    cleaner: Cleaner
+    now_ms: int
     producers: tuple[ActiveProducer, ...]
     fingerprint: str
     map_engine: str
-    skippable: Mapping[str, str] = field(default_factory=dict)
-    read: Mapping[str, str] = field(default_factory=dict)
-    due: Mapping[str, str] = field(default_factory=dict)
+    clean: CleanVerdicts = field(default_factory=CleanVerdicts)
 
 
 @dataclass(frozen=True)
@@ -130,17 +132,15 @@ class Grouped:
 _Assessed = Assessment[RemoteLogSegmentMetadata]
 
 
-def plan_round(
-    state: PartitionState,
-    found: _Assessed,
-    facts: RoundFacts,
-    cleaner: Cleaner,
-    now_ms: int,
-    leader_epoch: int,
-    new_id: Callable[[], str],
-) -> CompactionPlan:
-    """The round that ``found`` calls for, complete: executing it twice gives the same bytes (I7)."""
-    groups, merged = _groups(found, facts, cleaner)
+def draft(facts: RoundFacts) -> CompactionPlan:
+    """The plan without ids, for whoever needs its rules before there is a plan."""
+    return plan_round(facts, -1, lambda: "")
+
+
+def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
+    """The round that the facts call for, complete: executing it twice gives the same bytes (I7)."""
+    state, found, clean, cleaner = facts.state, facts.assessment, facts.clean, facts.cleaner
+    groups, merged = _groups(found, clean, cleaner)
     sources = {segment.id for members in groups for segment in members}
     before = found.clean[-1] if found.clean else None
     if found.dirty and found.dirty[0].start_offset < found.first_dirty:
@@ -151,7 +151,7 @@ def plan_round(
         topic=state.topic,
         partition=state.partition,
         leader_epoch=leader_epoch,
-        now_ms=now_ms,
+        now_ms=facts.now_ms,
         first_dirty_offset=found.first_dirty,
         end_offset=found.end,
         next_dirty_offset=cleaned,
@@ -164,24 +164,24 @@ def plan_round(
         fingerprint=facts.fingerprint,
         producers=facts.producers,
         tasks=tuple(_task(number, members, new_id()) for number, members in enumerate(groups)),
-        skipped=tuple(SkippedSegment(id=s.id, reason=facts.skippable.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
+        skipped=tuple(SkippedSegment(id=s.id, reason=clean.skip.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
         read=tuple(
-            ReadSegment(id=s.id, reason=MERGED if s.id in merged else facts.read.get(s.id, "it is clean, and its keys may be superseded"))
+            ReadSegment(id=s.id, reason=MERGED if s.id in merged else clean.read.get(s.id, "it is clean, and its keys may be superseded"))
             for s in found.clean
             if s.id in sources
         ),
     )
 
 
-def _groups(found: _Assessed, facts: RoundFacts, cleaner: Cleaner) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
+def _groups(found: _Assessed, clean: CleanVerdicts, cleaner: Cleaner) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
     """What becomes one segment, ascending; and the ids of those that only the rule for small neighbours brings in."""
     if not found.dirty:
         # Nothing new: only the segments in which something is due are written anew, each by itself.
-        return [[segment] for segment in found.clean if segment.id in found.horizon_due or segment.id in facts.due], set()
+        return [[segment] for segment in found.clean if segment.id in found.horizon_due or segment.id in clean.due], set()
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
     segments = found.segments
-    for skippable, run in groupby(range(len(segments)), lambda n: segments[n].id in facts.skippable):
+    for skippable, run in groupby(range(len(segments)), lambda n: segments[n].id in clean.skip):
         numbers = list(run)
         end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else found.end
         grouped = group([Grouped(segments[n]) for n in numbers], cleaner.segment_bytes, cleaner.segment_index_bytes, end)

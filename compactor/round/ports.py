@@ -1,29 +1,16 @@
-"""What a round is driven with: a planner, what is gathered for it, a worker, and what the worker may ask of the driver."""
+"""What a round is driven with: its parts in their order, the worker among them, and what the worker may ask of the driver."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from compactor.control.ordering import Stage
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-
-
-class Planner(Protocol):
-    """Pure: the same arguments give the same plan. None where nothing is due."""
-
-    def __call__(self, state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None: ...
-
-
-class Prepare(Protocol):
-    """Gathers what the planner needs besides the state: pass 1. Called under leadership before each plan; may take long.
-
-    ``check`` folds on and raises Fenced; to be called between segments. Raises BadData, StoreError, OutOfBudget: nothing was announced yet.
-    """
-
-    def __call__(self, state: PartitionState, now_ms: int, check: Callable[[], object]) -> None: ...
 
 
 class WorkSession(Protocol):
@@ -74,5 +61,36 @@ class WorkStats:
     """What filters did, for run history (round.skip)."""
 
 
-Resumable = Callable[[CompactionPlan], str]
-"""Why this process cannot resume that plan (other settings, other versions), or an empty string."""
+Stats = dict[str, int | float | str]
+FactsT = TypeVar("FactsT")
+
+
+class RoundWork(Protocol[FactsT]):
+    """One way through: facts -> plan -> work. Each part is given what the one before came to; drive calls them in this order."""
+
+    def due(self, state: PartitionState) -> bool:
+        """Whether there is anything to do, cheaply and before leadership is taken. Raises BadData."""
+
+    def resume_problem(self, plan: CompactionPlan) -> str:
+        """Why this process cannot go on with a plan that it finds open (other settings, other versions), or an empty string."""
+
+    def gathered(self, state: PartitionState, check: Callable[[], object]) -> AbstractContextManager[FactsT | None]:
+        """All that the plan is made of, pass 1 included, as one value; None where nothing is due. Gives back what it holds at the end.
+
+        Asked under leadership, of a fresh fold; may take long: ``check`` folds on and raises Fenced, to be called between segments.
+        Raises BadData, NotFound, GateFailed, StoreError, OutOfBudget: nothing was announced yet.
+        """
+
+    def plan(self, facts: FactsT, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
+        """Pure: the same arguments give the same plan. None where the facts call for none. Raises OutOfBudget where it cannot be done."""
+
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: FactsT | None
+    ) -> Iterable[CompactionReceipt | CompactionFailure]:
+        """As Worker. ``facts``: None where the plan was made by an earlier process."""
+
+    def stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+        """What goes into run history."""
+
+    def reached(self, stage: Stage, plan: CompactionPlan) -> None:
+        """Told of each stage; may raise to leave the round where it is."""

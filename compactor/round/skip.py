@@ -157,7 +157,7 @@ def look_at(head: Head, due: str, *, keys: int, record: FilterRecord, now_ms: in
 
 
 @dataclass(frozen=True)
-class Scouted:
+class CleanVerdicts:
     """What pass 1 says of clean segments, id -> why: those to be read, those that need not be, and in which the transaction fold finds
     something to do (``due``). ``asked``: those whose filter alone decided; ``sidecar_bytes``: fetched for it.
     """
@@ -169,16 +169,18 @@ class Scouted:
     sidecar_bytes: int = 0
 
 
-def scouted(
+def clean_verdicts(
     looks: Mapping[str, Look], met: Mapping[str, str], due: Mapping[str, str], *, asked: Iterable[str], keys: int, sidecar_bytes: int
-) -> Scouted:
+) -> CleanVerdicts:
     """By segment id. ``met``: why filters that were asked do not let a segment be skipped; ``keys``: how many they were asked about."""
     read = {name: look.must or met[name] for name, look in looks.items() if look.must or name in met}
     skip = {name: look.may or f"its filter meets none of {keys} keys" for name, look in looks.items() if name not in read}
-    return Scouted(read, skip, due, frozenset(asked), sidecar_bytes)
+    return CleanVerdicts(read, skip, due, frozenset(asked), sidecar_bytes)
 
 
-def filter_stats(found: Scouted, plan: CompactionPlan, state: PartitionState, superseded: AbstractSet[str]) -> dict[str, int | float | str]:
+def filter_stats(
+    found: CleanVerdicts, plan: CompactionPlan, state: PartitionState, superseded: AbstractSet[str]
+) -> dict[str, int | float | str]:
     """What filters did in a round, once all of its groups are written: for run history, and so for ``filter_record``.
 
     ``superseded``: ids of segments in which the dirty range superseded a record.

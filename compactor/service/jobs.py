@@ -145,7 +145,7 @@ def _round(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Sto
 
 
 def _retire(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Stop) -> tuple[RoundReport | RetireReport, str, str]:
-    work = opened.round(log.state.name, now_ms, on_stage=stop.stage, disk=disk).work
+    work = opened.round(log.state.name, now_ms, on_stage=stop.stage, disk=disk)
     report = retire(opened.ports, log, opened.lease, opened.retention, work=work)
     opened.note_slots([log])
     return report, "retired", ""

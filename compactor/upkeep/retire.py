@@ -13,10 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from compactor.control import grace, ordering
 from compactor.control.leadership import Leadership, lead
 from compactor.control.logs import PartitionLog, tidy
+from compactor.control.ordering import Stage, Steps
 from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.publication import delete_objects
 from compactor.control.records import ImportVoided, RetireBegun, Retired
@@ -24,7 +26,8 @@ from compactor.control.state import Registration, Waiting
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import RoundWork, scratch_prefix, settle
+from compactor.round.drive import scratch_prefix, settle
+from compactor.round.ports import RoundWork
 from compactor.storage.deleting import delete_keys
 from compactor.tier.ports import ListedObject, Named, SegmentLayout
 from compactor.tier.sidecars import segment_id_of, sidecar_prefix
@@ -72,7 +75,7 @@ def retire(
     *,
     now_ms: int | None = None,
     dry_run: bool = False,
-    work: RoundWork | None = None,
+    work: RoundWork[Any] | None = None,
 ) -> RetireReport:
     """Deletes what is due and sweeps what is left over.
 
@@ -89,18 +92,22 @@ def retire(
         return report
 
 
-def led_retire(leadership: Leadership, retention: Retention, *, now_ms: int | None = None, work: RoundWork | None = None) -> RetireReport:
+def led_retire(
+    leadership: Leadership, retention: Retention, *, now_ms: int | None = None, work: RoundWork[Any] | None = None
+) -> RetireReport:
     """The same under a leadership that is held already."""
     ports, log = leadership.ports, leadership.log
     settle(leadership, work)
-    gone = _delete_begun(leadership)
+    gone = _delete_begun(leadership, Steps(Stage.RETIRE_BEGUN))
     due, _ = _by_grace(ports, log, retention, now_ms)
     if due:
+        steps = Steps(Stage.PUBLISHED)
+        steps.to(Stage.RETIRE_BEGUN)
         leadership.append(
             RetireBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
             lambda state: not {segment.id for segment in due}.intersection(ordering.protected(state)),
         )
-        gone += _delete_begun(leadership)
+        gone += _delete_begun(leadership, steps)
     for import_id in _stale(ports, log, retention, now_ms):
         leadership.append(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
@@ -147,16 +154,18 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
     )
 
 
-def _delete_begun(leadership: Leadership) -> tuple[RemoteLogSegmentMetadata, ...]:
+def _delete_begun(leadership: Leadership, steps: Steps) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Deletes the objects of everything whose retiring has begun, by us or by somebody who was interrupted; then the record."""
     state = leadership.state
     segments = state.retiring
     if segments:
         delete_objects(leadership, state, segments)
+        steps.to(Stage.DELETED)
         ids = tuple(segment.id for segment in segments)
         leadership.append(
             Retired(leader_epoch=leadership.epoch, ids=ids), lambda state: not any(segment.id in ids for segment in state.retiring)
         )
+        steps.to(Stage.RETIRED)
     return segments
 
 

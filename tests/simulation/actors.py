@@ -11,10 +11,10 @@ from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.records import BadControlRecord
 from compactor.control.undo import undo
 from compactor.errors import BadData, Fenced, NotFound, StoreError, UsageError
-from compactor.round.drive import RoundWork, run_round
+from compactor.round.drive import run_round
 from compactor.upkeep.retire import retire
 from tests.simulation.oracle import Oracle
-from tests.simulation.symbolic import NAME, Row, Rows, SymbolicPlanner, SymbolicWorker, describe, encode, upload, view
+from tests.simulation.symbolic import NAME, Row, Rows, SymbolicPlanner, SymbolicRound, SymbolicWorker, describe, encode, upload, view
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
 
@@ -34,13 +34,14 @@ class Actors:
         self.retires = world.rng.choice((0.05, 0.2, 0.3))  # the rest is mostly undo
         self.lineage = tuple(EpochEntry(number // EPOCH_SEGMENTS, broker[number][0][0]) for number in range(0, len(broker), EPOCH_SEGMENTS))
 
-    def work(self, ports: Ports, *, fails: bool = False) -> RoundWork:
+    def work(self, ports: Ports, *, fails: bool = False) -> SymbolicRound:
         rng = self.world.rng
         worker = SymbolicWorker(
             ports, keeps_survivors=rng.random() < 0.3, fails=(lambda: rng.random() < 0.05) if fails else (lambda: False)
         )
         refuses = fails and rng.random() < 0.05
-        return RoundWork(
+        return SymbolicRound(
+            ports,
             now_ms=ports.clock_ms(),
             planner=SymbolicPlanner(self.oracle.contents, skips=rng.random() < 0.8),
             worker=worker,

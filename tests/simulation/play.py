@@ -18,12 +18,12 @@ from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import Unavailable
-from compactor.round.drive import RoundResult, RoundWork, run_round
+from compactor.round.drive import RoundResult, run_round
 from compactor.upkeep.retire import RetireReport, retire
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.oracle import Oracle
 from tests.simulation.schedule import watched
-from tests.simulation.symbolic import NAME, Rows, SymbolicPlanner, SymbolicWorker, broker_log
+from tests.simulation.symbolic import NAME, Rows, SymbolicPlanner, SymbolicRound, SymbolicWorker, broker_log
 from tests.simulation.world import NO_FAULTS, Crash, Process, World
 
 
@@ -53,9 +53,9 @@ class Actor:
     def run(self, **changes: Any) -> RoundResult:
         return run_round(self.ports, self.log, LEASE, self.work(**changes))
 
-    def work(self, **changes: Any) -> RoundWork:
+    def work(self, **changes: Any) -> SymbolicRound:
         worker = SymbolicWorker(self.ports, **changes)
-        return RoundWork(self.ports.clock_ms(), SymbolicPlanner(self.play.oracle.contents), worker)
+        return SymbolicRound(self.ports, self.ports.clock_ms(), SymbolicPlanner(self.play.oracle.contents), worker)
 
     def retire(self, **changes: Any) -> RetireReport:
         return retire(self.ports, self.log, LEASE, RETENTION, **changes)

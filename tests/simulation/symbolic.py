@@ -9,9 +9,11 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 
 from checkpoint import lineage
+from compactor.control.ordering import Stage
 from compactor.control.ports import Ports
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
@@ -20,7 +22,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.ports import WorkSession
+from compactor.round.ports import Worker, WorkSession
 from tests.simulation.world import RETENTION_MS
 from tests.support.keys import object_key
 
@@ -87,6 +89,10 @@ def upload(ports: Ports, segment: RemoteLogSegmentMetadata, data: bytes) -> bool
     return True
 
 
+Planner = Callable[[PartitionState, int, int, Callable[[], str]], CompactionPlan | None]
+"""(state, now_ms, leader epoch, new id) -> the plan, or None where nothing is due."""
+
+
 class SymbolicPlanner:
     """Planner. ``contents`` (segment id -> rows) stands in for the sidecars. Which segments it groups depends on the epoch."""
 
@@ -143,6 +149,43 @@ class SymbolicPlanner:
             ),
             skipped=tuple(SkippedSegment(id=segment.id, reason="no dirty key") for segment in skipped),
         )
+
+
+class SymbolicRound:
+    """RoundWork over symbols: the facts are the state, the planner and the worker those that are given."""
+
+    def __init__(
+        self, ports: Ports, now_ms: int, planner: Planner, worker: Worker, resumable: Callable[[CompactionPlan], str] = lambda plan: ""
+    ) -> None:
+        self._ports = ports
+        self._now_ms = now_ms
+        self._planner = planner
+        self._worker = worker
+        self._resumable = resumable
+
+    def due(self, state: PartitionState) -> bool:
+        return self._planner(state, self._now_ms, state.last_epoch + 1, self._ports.new_id) is not None
+
+    def resume_problem(self, plan: CompactionPlan) -> str:
+        return self._resumable(plan)
+
+    @contextmanager
+    def gathered(self, state: PartitionState, check: Callable[[], object]) -> Iterator[PartitionState]:
+        yield state
+
+    def plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
+        return self._planner(facts, self._now_ms, leader_epoch, new_id)
+
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: PartitionState | None
+    ) -> Iterable[CompactionReceipt | CompactionFailure]:
+        return self._worker(plan, tasks, session)
+
+    def stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
+        return {}
+
+    def reached(self, stage: Stage, plan: CompactionPlan) -> None:
+        return None
 
 
 class SymbolicWorker:

@@ -12,16 +12,18 @@ from checkpoint.offsets import CleanerOffset, clean_up_to
 from compactor.control import publication
 from compactor.control.importing import record_lineage
 from compactor.control.leadership import RequirementFailed, acquire, lead
+from compactor.control.ordering import Stage, Steps
 from compactor.control.records import RoundPublished, RunEnded
 from compactor.control.state import PartitionState
+from compactor.control.undo import undo
 from compactor.errors import BadData, Fenced, StoreError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.round.drive import RoundWork, run_round
+from compactor.round.drive import run_round
 from compactor.round.ports import WorkSession
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing
-from tests.simulation.symbolic import NAME, SymbolicPlanner, SymbolicWorker
-from tests.simulation.world import TTL_MS, Crash
+from tests.simulation.symbolic import NAME, SymbolicPlanner, SymbolicRound, SymbolicWorker
+from tests.simulation.world import TTL_MS, UNDO_WINDOW_MS, Crash
 from tests.support.keys import object_key
 
 OBJECT = f"create {NAME}/"
@@ -61,7 +63,9 @@ class TestTheTable:
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
         publication.add_receipts(late, outcomes)
         play.pass_time(TTL_MS * 2)
-        work = RoundWork(0, SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports), resumable=lambda plan: "other settings")
+        work = SymbolicRound(
+            b.ports, 0, SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports), resumable=lambda plan: "other settings"
+        )
         assert run_round(b.ports, b.log, LEASE, work).status == "cleaned"
         published = b.log.state
         with pytest.raises(Fenced):
@@ -101,6 +105,29 @@ def test_a_round_is_one_publication(play: Play) -> None:
     assert (run.status, run.run_id, run.holder, run.outputs) == ("cleaned", result.plan.run_id, "a", len(result.plan.tasks))
 
 
+def test_every_stage_of_the_table_is_entered_somewhere(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Stage] = []
+    to = Steps.to
+
+    def noted(steps: Steps, stage: Stage) -> None:
+        to(steps, stage)
+        entered.append(stage)
+
+    monkeypatch.setattr(Steps, "to", noted)
+    actor = play.process("a")
+    result = actor.run()
+    assert entered == [Stage.ANNOUNCED, Stage.UPLOADED, Stage.VERIFIED, Stage.PUBLISHED]
+    assert result.plan
+    undo(actor.ports, actor.log, LEASE, result.plan.run_id)
+    play.pass_time(UNDO_WINDOW_MS * 2)
+    actor.retire()
+    assert entered[4:] == [Stage.REVERTED, Stage.RETIRE_BEGUN, Stage.DELETED, Stage.RETIRED]
+    crashed_at(play, OBJECT)
+    play.process("b").retire()
+    assert entered[8:] == [Stage.ANNOUNCED, Stage.UNDONE, Stage.DELETED]
+    assert set(entered) == set(Stage)
+
+
 def test_leading_without_publishing_leaves_the_vector(play: Play) -> None:
     before = play.process("a").state().vector
     for _ in range(3):
@@ -112,7 +139,7 @@ def test_leading_without_publishing_leaves_the_vector(play: Play) -> None:
 
 def test_nothing_to_do_writes_nothing(play: Play) -> None:
     actor = play.process("a")
-    work = RoundWork(0, lambda *_: None, SymbolicWorker(actor.ports))
+    work = SymbolicRound(actor.ports, 0, lambda *_: None, SymbolicWorker(actor.ports))
     play.requests.clear()
     assert run_round(actor.ports, actor.log, LEASE, work).status == "nothing_to_do"
     assert not [what for what in play.requests if not what.startswith("get")]
@@ -135,10 +162,11 @@ class TestResume:
                 assert plan.now_ms == before.now_ms
                 return super().__call__(plan, tasks, session)
 
-        work = RoundWork(10**12, SymbolicPlanner(play.oracle.contents), Watching(actor.ports))
+        work = SymbolicRound(actor.ports, 10**12, SymbolicPlanner(play.oracle.contents), Watching(actor.ports))
         result = run_round(actor.ports, actor.log, LEASE, work)
         assert result.status == "resumed"
-        assert result.resumed_groups == {intent.receipts[0].group}
+        assert intent.receipts[0] in result.receipts
+        assert intent.receipts[0].group not in worked
         assert worked == [task.group for task in intent.pending]
         assert result.plan == intent.plan
         assert result.state.vector[-1].leader_epoch == 1  # published by the epoch that finished it
@@ -155,7 +183,9 @@ class TestResume:
     def test_other_settings_undo_it_first_and_then_plan_anew(self, play: Play) -> None:
         crashed_at(play, OBJECT, skip=1)
         actor = play.process("b")
-        work = RoundWork(0, SymbolicPlanner(play.oracle.contents), SymbolicWorker(actor.ports), resumable=lambda plan: "other settings")
+        work = SymbolicRound(
+            actor.ports, 0, SymbolicPlanner(play.oracle.contents), SymbolicWorker(actor.ports), resumable=lambda plan: "other settings"
+        )
         result = run_round(actor.ports, actor.log, LEASE, work)
         assert (result.status, result.undone) == ("cleaned", "other settings")
         assert [run.status for run in result.state.runs] == ["undone", "cleaned"]
@@ -214,7 +244,7 @@ class TestFailures:
         def planner(state: PartitionState, now_ms: int, leader_epoch: int, new_id: object) -> None:
             raise BadData("made up", segment="t-0/x.log")
 
-        result = run_round(actor.ports, actor.log, LEASE, RoundWork(0, planner, SymbolicWorker(actor.ports)))
+        result = run_round(actor.ports, actor.log, LEASE, SymbolicRound(actor.ports, 0, planner, SymbolicWorker(actor.ports)))
         assert (result.status, result.segment) == ("quarantined", "t-0/x.log")
         assert [run.status for run in result.state.runs] == ["quarantined"]
 
@@ -262,7 +292,7 @@ class TestFailures:
         actor = play.process("a")
         objects = set(play.world.data.objects)
         with pytest.raises(OverflowError):
-            run_round(actor.ports, actor.log, LEASE, RoundWork(0, SymbolicPlanner(play.oracle.contents), buggy))
+            run_round(actor.ports, actor.log, LEASE, SymbolicRound(actor.ports, 0, SymbolicPlanner(play.oracle.contents), buggy))
         state = play.oracle.state
         assert state.intent is None
         assert state.leader is not None
@@ -272,7 +302,7 @@ class TestFailures:
 
     def test_a_worker_that_forgets_a_task_is_no_success(self, play: Play) -> None:
         actor = play.process("a")
-        work = RoundWork(0, SymbolicPlanner(play.oracle.contents), lambda plan, tasks, session: ())
+        work = SymbolicRound(actor.ports, 0, SymbolicPlanner(play.oracle.contents), lambda plan, tasks, session: ())
         assert run_round(actor.ports, actor.log, LEASE, work).reason == "worker: the worker left this task undone"
 
     def test_publishing_what_has_no_receipt_is_refused(self, play: Play) -> None:

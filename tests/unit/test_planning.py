@@ -49,7 +49,7 @@ FOUR = (segment(0, 9), segment(10, 19), segment(20, 29), segment(30, 39))
 def planned(given: PartitionState, settings: Cleaner, *, force: bool = True) -> CompactionPlan:
     numbers = count()
     found = assess(given, settings, NOW, force=force)
-    return plan_round(given, found, RoundFacts((), "here", "memory"), settings, NOW, 3, lambda: f"new{next(numbers)}")
+    return plan_round(RoundFacts(given, found, settings, NOW, (), "here", "memory"), 3, lambda: f"new{next(numbers)}")
 
 
 # ---- due or not -------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
             progress.advance()
             try:
                 # An open intent is resumed first, as `run` would.
-                work = opened.round(name, opened.ports.clock_ms()).work
+                work = opened.round(name, opened.ports.clock_ms())
                 log = opened.open(name)
                 report = retire(opened.ports, log, opened.lease, opened.retention, now_ms=args.now, dry_run=args.dry_run, work=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)

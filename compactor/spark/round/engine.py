@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from compactor.bootstrap import Tier
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.round.engines import Engine, Prospect
+from compactor.round.engines import Engine
+from compactor.round.plan import RoundFacts
 from compactor.round.ports import WorkSession, WorkStats
-from compactor.round.skip import Scouted
+from compactor.round.skip import CleanVerdicts
 from compactor.spark.cluster.versions import check_java, check_pyspark
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ class _Worker:
     stats: WorkStats
     _started: SparkWorker | None = field(default=None, init=False)
 
-    def scout(self, prospect: Prospect) -> Scouted:
-        return self._worker().scout(prospect)
+    def scout(self, facts: RoundFacts, check: Callable[[], object]) -> CleanVerdicts:
+        return self._worker().scout(facts, check)
 
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession

@@ -14,7 +14,7 @@ from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.plan import Assessment
-from compactor.round.skip import FilterRecord, Look, Scouted, horizon_passed, keys_expected, look_at, records_about, scouted
+from compactor.round.skip import CleanVerdicts, FilterRecord, Look, clean_verdicts, horizon_passed, keys_expected, look_at, records_about
 from compactor.spark.cluster.balance import balanced
 from compactor.spark.cluster.steps import Steps
 from compactor.spark.round.indexing import Index
@@ -28,7 +28,7 @@ class Scouting:
 
     steps: Steps
     index: Index
-    scouted: Scouted
+    scouted: CleanVerdicts
 
     def is_for(self, plan: CompactionPlan) -> bool:
         """Whether the plan is about the same range at the same time, and leaves out nothing else."""
@@ -56,7 +56,9 @@ def scout(
         raise
 
 
-def _ask(steps: Steps, index: Index, found: Assessment[RemoteLogSegmentMetadata], heads: dict[str, Head], record: FilterRecord) -> Scouted:
+def _ask(
+    steps: Steps, index: Index, found: Assessment[RemoteLogSegmentMetadata], heads: dict[str, Head], record: FilterRecord
+) -> CleanVerdicts:
     now_ms = steps.shared.plan.now_ms
     buckets = tuple(indexed.buckets for indexed in index.found.values() if indexed.buckets and indexed.buckets.dirty_rows)
     rows = sum(each.dirty_rows for each in buckets)
@@ -80,4 +82,4 @@ def _ask(steps: Steps, index: Index, found: Assessment[RemoteLogSegmentMetadata]
     for _, (why_of, fetched) in steps.each(f"filters of {len(asked)} clean segments", ask_filters, items):
         met |= why_of
         size += fetched
-    return scouted(looks, met, due, asked=asked, keys=keys, sidecar_bytes=size)
+    return clean_verdicts(looks, met, due, asked=asked, keys=keys, sidecar_bytes=size)

@@ -11,7 +11,7 @@ what is left of the wave is done again, one partition a job, so that only the cu
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -21,9 +21,9 @@ from compactor.bootstrap import Tier
 from compactor.config import Cleaner
 from compactor.errors import CompactorError, Unavailable
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.round.engines import Prospect
+from compactor.round.plan import RoundFacts
 from compactor.round.ports import WorkSession, WorkStats
-from compactor.round.skip import Scouted
+from compactor.round.skip import CleanVerdicts
 from compactor.spark.cluster.balance import balanced
 from compactor.spark.cluster.executor import Cost
 from compactor.spark.cluster.jobs import LOOK_S, Cluster, Outcome, VersionDiffers, Watch, attempt
@@ -140,9 +140,9 @@ class WaveWorker:
     cleaner: Cleaner
     stats: WorkStats
 
-    def scout(self, prospect: Prospect) -> Scouted:
+    def scout(self, facts: RoundFacts, check: Callable[[], object]) -> CleanVerdicts:
         """The executor that gets the partition reads all of it."""
-        return Scouted()
+        return CleanVerdicts()
 
     def close(self) -> None:
         """Nothing is kept."""

@@ -26,9 +26,9 @@ from compactor.local.staging import group_room
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import scratch_prefix
-from compactor.round.engines import Prospect
+from compactor.round.plan import RoundFacts, draft
 from compactor.round.ports import WorkSession, WorkStats
-from compactor.round.skip import Scouted, filter_record, filter_stats, keys_to_come
+from compactor.round.skip import CleanVerdicts, filter_record, filter_stats, keys_to_come
 from compactor.spark.cluster.executor import Cost, Filters, Shared
 from compactor.spark.cluster.jobs import Cluster, Outcome, VersionDiffers, Watch, attempt
 from compactor.spark.cluster.steps import Steps
@@ -58,22 +58,22 @@ class SparkWorker:
     _used: Cost = field(default_factory=Cost, init=False)
     _scouting: Scouting | None = field(default=None, init=False)
 
-    def scout(self, prospect: Prospect) -> Scouted:
+    def scout(self, facts: RoundFacts, check: Callable[[], object]) -> CleanVerdicts:
         """As RemoteWorker (round.engines)."""
         self.close()
-        state = prospect.state
+        state = facts.state
         sidecars = self.sidecars(state)
-        if sidecars is None or not prospect.found.clean:
-            return Scouted()
+        if sidecars is None or not facts.assessment.clean:
+            return CleanVerdicts()
         scratch = f"{scratch_prefix(self.tier.open(state.name))}{self.tier.ports.new_id()}/"
-        steps = self.steps(prospect.draft(), state, scratch, prospect.check)
+        steps = self.steps(draft(facts), state, scratch, check)
         try:
-            self._scouting = scout(steps, state, prospect.found, sidecars, filter_record(state.runs))
+            self._scouting = scout(steps, state, facts.assessment, sidecars, filter_record(state.runs))
         except VersionDiffers:
-            return Scouted()  # the round meets it again, and then there is a plan that can be given up for it
+            return CleanVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
         finally:
             note(self.stats, self._used)
-        return self._scouting.scouted if self._scouting else Scouted()
+        return self._scouting.scouted if self._scouting else CleanVerdicts()
 
     def close(self) -> None:
         if self._scouting is not None:
