@@ -65,7 +65,7 @@ def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
             continue
         for _ in range(trials):
             asked += 1
-            wrong += found.may_hold(dice.integers(0, 2**64, (dirty, 2), np.uint64))
+            wrong += bool(found.filter.contains_all(dice.integers(0, 2**64, (dirty, 2), np.uint64)).any())
     return asked, wrong
 
 

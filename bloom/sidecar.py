@@ -100,12 +100,6 @@ class Sidecar:
     made_for: FilterDesign | None = None
     filter: KeyFilter | None = field(default=None, repr=False)
 
-    def may_hold(self, hashes: Hashes) -> bool:
-        """Whether any of the keys of shape (n, 2) may be in the segment. Only False can be relied upon."""
-        if self.distinct_keys == 0 or len(hashes) == 0:
-            return False
-        return self.filter is None or bool(self.filter.contains_all(hashes).any())
-
     def useless_rate(self, probes: int) -> float:
         """The probability that so many keys, none of them in the segment, do not let it be skipped."""
         if self.distinct_keys == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from compactor.cleaner.gate.judge import Gate
+from compactor.cleaner.gate.judge import Gate, GateTerms
 from compactor.cleaner.keys.keysets import BoundedOffsetMap, KeySet
 from compactor.cleaner.keys.survivors import PassOne, Survivors, scan_backwards, scan_bounded
 from compactor.cleaner.passes.chunks import FinishedChunks
@@ -174,15 +173,8 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
 def _gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules) -> Gate | None:
     if not request.gate_budget_bytes:
         return None
-    return Gate(
-        opened.sources,
-        rules,
-        first_dirty=opened.first_dirty,
-        hash_key=hashlib.sha256(b"gate" + request.hash_key).digest()[:16],
-        seed=0,
-        budget_bytes=request.gate_budget_bytes,
-        inflate_limit=request.max_decompressed_batch_bytes,
-    )
+    terms = GateTerms(rules, opened.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
+    return Gate.over(opened.sources, terms, seed=0, budget_bytes=request.gate_budget_bytes)
 
 
 def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:

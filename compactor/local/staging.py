@@ -75,9 +75,7 @@ class Staging:
         self.budget = budget
         self.account = Account()
         self.bytes_fetched = 0
-        """Of segments, from the store."""
-        self.bytes_local = 0
-        """Of segments, from a broker's log directory instead."""
+        """Of segments, from the store; what a broker's log directory had instead is not counted."""
         self._sleep = sleep
         self._on_pause = on_pause
         self._local = tuple(local_log_dirs)
@@ -239,8 +237,6 @@ class Staging:
             except (FileNotFoundError, PermissionError):
                 continue
             if wanted.file.sha256 and found == wanted.file.sha256:
-                with self._lock:
-                    self.bytes_local += wanted.file.size
                 return True
             path.unlink()
         return False

@@ -11,7 +11,6 @@ turns out wrong; with several parts of the keys, one scan a part, where the disk
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ import numpy as np
 from bloom.filter import Hashes
 from bloom.runs import due_by_fold
 from compactor.cleaner.gate.ahead import GateAhead
+from compactor.cleaner.gate.judge import Gate, GateTerms, gate_seed
+from compactor.cleaner.gate.table import KeyTable
 from compactor.cleaner.keys.buckets import ROW_BYTES, KeyBuckets, passes_needed
 from compactor.cleaner.keys.keysets import LEAST_BYTES, KeySet
 from compactor.cleaner.keys.spilling import SpillingSurvivors
@@ -95,7 +96,7 @@ class Found:
     engine: str = "memory"
     passes: int = 1
     clean: CleanVerdicts = field(default_factory=CleanVerdicts)
-    gate: GateAhead | None = None
+    gate: Gate | None = None
 
     @contextmanager
     def source(self, reading: Reading, ordinal: int, grant: Grant | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
@@ -259,7 +260,7 @@ class Scout:
     def _found(self, survivors: SpillingSurvivors, finished: FinishedChunks, clean: _Clean, passes: int) -> Found:
         live = self._reading.live
         if self._gate is not None:
-            self._gate.refold(self._sources)  # some were opened since
+            self._gate.gate.refold(self._sources)  # some were opened since
         return Found(
             self._sources,
             self._verdicts,
@@ -276,7 +277,7 @@ class Scout:
                 keys=survivors.keys,
                 sidecar_bytes=self._bytes,
             ),
-            gate=self._gate,
+            gate=self._gate.gate if self._gate else None,
         )
 
     def _pass_one(self, finished: FinishedChunks, gate_share: int) -> PassOne:
@@ -284,16 +285,9 @@ class Scout:
         extent, limit, hash_key = self._range, self._reading.inflate_limit, self._means.hash_key
         self._gate = None
         if self._means.gate:
-            seed = hashlib.sha256(f"{extent.first_dirty} {extent.end} {extent.rules.now_ms}".encode()).digest()[:4]
-            self._gate = GateAhead(
-                extent.rules,
-                first_dirty=extent.first_dirty,
-                hash_key=hashlib.sha256(b"gate" + hash_key).digest()[:16],
-                seed=int.from_bytes(seed, "big"),
-                budget_bytes=gate_share,
-                inflate_limit=limit,
-                records=sum(records_about(self._reading.live[n]) for n in self._dirty),
-            )
+            seed = gate_seed(extent.first_dirty, extent.end, extent.rules.now_ms)
+            keys = KeyTable(gate_share, sum(records_about(self._reading.live[n]) for n in self._dirty), seed)
+            self._gate = GateAhead(GateTerms(extent.rules, extent.first_dirty, hash_key, limit), keys)
         sources = self._sources
         return PassOne(sources, self._verdicts, extent.first_dirty, extent.end, hash_key, limit, finished, extent.rules, self._gate)
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compactor.cleaner.gate.ahead import GateAhead
-from compactor.cleaner.gate.judge import GateFailed, GateReport
+from compactor.cleaner.gate.judge import GateFailed, GateReport, GateTerms
+from compactor.cleaner.gate.table import KeyTable
 from compactor.cleaner.offline import open_round
 from compactor.cleaner.passes.grouping import group
 from tests.builders import LZ4, NONE, LogBuilder
@@ -22,9 +23,7 @@ def judged(round_: Round, *, behind: bool = True) -> list[GateReport]:
     """As Round.judged, newest segment first; ``behind``: it is told what lies behind the range."""
     opened = open_round(round_.log_dir, round_.request)
     rules = replace(opened.rules, latest_offset=round_.next_dirty_offset - 1)
-    gate = GateAhead(
-        rules, first_dirty=opened.first_dirty, hash_key=GATE_KEY, seed=0, budget_bytes=AMPLE, inflate_limit=1 << 24, records=10_000
-    )
+    gate = GateAhead(GateTerms(rules, opened.first_dirty, GATE_KEY, 1 << 24), KeyTable(AMPLE, 10_000, seed=0))
     for source in reversed(opened.sources):
         if source.base > rules.latest_offset:
             if behind:
@@ -34,7 +33,7 @@ def judged(round_: Round, *, behind: bool = True) -> list[GateReport]:
     gate.settle(opened.sources)
     inputs = [source for source in opened.sources if source.base < round_.next_dirty_offset]
     groups = group(inputs, round_.request.segment_bytes, round_.request.segment_index_bytes, opened.upper)
-    return [gate.check(members, round_.paths(members[0].base), end_offset=None) for members in groups]
+    return [gate.gate.check(members, round_.paths(members[0].base), end_offset=None) for members in groups]
 
 
 @st.composite

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compactor.cleaner.gate.judge import Gate, GateFailed, GateReport
+from compactor.cleaner.gate.judge import Gate, GateFailed, GateReport, GateTerms
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_round
 from compactor.cleaner.passes.grouping import group
 from compactor.cleaner.passes.source import SourceSegment
@@ -41,10 +41,8 @@ class Round:
     def gate(self, budget_bytes: int = AMPLE, seed: int = 0) -> tuple[Gate, list[list[SourceSegment]]]:
         """A gate that has read the dirty range, and the groups to be compared."""
         opened = open_round(self.log_dir, self.request)
-        gate = Gate(
-            opened.sources, replace(opened.rules, latest_offset=self.next_dirty_offset - 1), first_dirty=opened.first_dirty,
-            hash_key=GATE_KEY, seed=seed, budget_bytes=budget_bytes, inflate_limit=1 << 24,
-        )  # fmt: skip
+        rules = replace(opened.rules, latest_offset=self.next_dirty_offset - 1)
+        gate = Gate.over(opened.sources, GateTerms(rules, opened.first_dirty, GATE_KEY, 1 << 24), seed=seed, budget_bytes=budget_bytes)
         for source in gate.dirty:
             gate.read(source)
         inputs = [source for source in opened.sources if source.base < self.next_dirty_offset]

@@ -1,6 +1,6 @@
 """The gate beside a pass 1 that reads the dirty range from its end, once: before the fold of all transactions is known.
 
-GateAhead(rules)          before the first segment
+GateAhead(terms, table)   before the first segment
 behind(source)            what lies behind the range, newest first: its markers tell outcomes
 begin, look, note         each dirty segment, newest first (``Witness``); what it needs of the fold is told by what lies behind it
 settle(sources)           the fold over everything, which must say the same; then ``check`` as ever
@@ -13,22 +13,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from compactor.cleaner.gate.batches import Fates, Flags, resolve
-from compactor.cleaner.gate.judge import Gate, GateFailed
+from compactor.cleaner.gate.judge import Gate, GateFailed, GateTerms, KeysSeen
 from compactor.cleaner.gate.table import KeyTable
-from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.lanes import Lane
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, TRANSACTIONAL, BatchTable
+from compactor.records.rows import Chunk
 
 
-class GateAhead(Gate):
-    def __init__(
-        self, rules: RoundRules, *, first_dirty: int, hash_key: bytes, seed: int, budget_bytes: int, inflate_limit: int, records: int
-    ) -> None:
-        """``records``: about how many there are in the dirty range; the others as for Gate."""
-        super().__init__(
-            (), rules, first_dirty=first_dirty, hash_key=hash_key, seed=seed, budget_bytes=budget_bytes, inflate_limit=inflate_limit
-        )
-        self._table = KeyTable(budget_bytes, records, seed)
+class GateAhead:
+    """Witness of pass 1. ``gate``: what ``check`` is asked of, once the fold over everything is settled."""
+
+    def __init__(self, terms: GateTerms, table: KeyTable) -> None:
+        self.gate = Gate(terms, table)
+        self._ahead: dict[int, tuple[SourceSegment, Flags]] = {}
         self._outcomes: dict[int, int] = {}
         """Each producer's next marker behind what was read so far."""
         self._settled = False
@@ -37,12 +35,25 @@ class GateAhead(Gate):
         self._aborted(source.table)
 
     def begin(self, source: SourceSegment) -> None:
-        if not self._settled and source.ordinal not in self._wanted:
-            none = np.zeros(len(source.table), np.bool_)
-            self._fates[source.ordinal] = Fates(self._aborted(source.table), none, np.full(len(none), -1, np.int64))
-            self._wanted[source.ordinal] = self._may_be_last(source)
-            self._unread[source.ordinal] = int(np.count_nonzero(self._wanted[source.ordinal]))
-        super().begin(source)
+        if not self._settled and source.ordinal not in self._ahead:
+            none, aborted = np.zeros(len(source.table), np.bool_), self._aborted(source.table)
+            self._ahead[source.ordinal] = source, aborted
+            self.gate.admit(source, Fates(aborted, none, np.full(len(none), -1, np.int64)))
+        self.gate.begin(source)
+
+    def read(self, source: SourceSegment) -> None:
+        """Where the cleaner's pass 1 does not show it."""
+        self.begin(source)
+        self.gate.read(source)
+
+    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> KeysSeen:
+        return self.gate.look(lane, source, chunk)
+
+    def note(self, source: SourceSegment, looked: KeysSeen) -> None:
+        self.gate.note(source, looked)
+
+    def expect(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> None:
+        self.gate.expect(lane, source, chunk)
 
     def settle(self, sources: Sequence[SourceSegment]) -> None:
         """Raises GateFailed where the fold says something else. The first call counts.
@@ -51,11 +62,9 @@ class GateAhead(Gate):
         """
         if self._settled:
             return
-        before = self._fates
-        self.refold(sources)
-        self.dirty = tuple(source for source in sources if source.ordinal in self._wanted)
-        for source in self.dirty:
-            if not np.array_equal(before[source.ordinal].aborted, self._fates[source.ordinal].aborted):
+        self.gate.refold(sources)
+        for source, aborted in self._ahead.values():
+            if not np.array_equal(aborted, self.gate.aborted(source)):
                 raise GateFailed("read from its end and from its beginning the log has other aborted batches", segment=source.name)
         self._settled = True
 

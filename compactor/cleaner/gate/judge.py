@@ -1,8 +1,8 @@
 """The equivalence gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
 
-    Gate(sources, rules)     once per round: what became of the transactions, from the batch tables
-    read(source)             each segment of the dirty range, in any order: the last committed record of every key, in a table of its own
-    check(group, cleaned)    each group: GateReport, or GateFailed with key, offset and segment
+    Gate.over(sources, terms)  once per round: what became of the transactions, from the batch tables
+    read(source)               each segment of the dirty range, in any order: the last committed record of every key, in a table of its own
+    check(group, cleaned)      each group: GateReport, or GateFailed with key, offset and segment
 
 In the dirty range an output record passes if it is its key's last one, unchanged and there once; then the counts must agree. Elsewhere each
 source batch says how many records must be left of it and what their digests come to, one after the other, and its output batch must say the
@@ -14,9 +14,10 @@ The cleaner may show the gate the chunks that it has inflated (``Witness``), so 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -96,7 +97,7 @@ class GateReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class KeysSeen:
     """Hashes of shape (n, 2), offsets and digests of the records in so many batches that may be their keys' last."""
 
     batches: int
@@ -104,8 +105,8 @@ class Looked:
     offsets: Int64s
     digests: npt.NDArray[np.uint64]
 
-    def detached(self) -> Looked:
-        return Looked(self.batches, self.hashes.copy(), self.offsets.copy(), self.digests.copy())
+    def detached(self) -> KeysSeen:
+        return KeysSeen(self.batches, self.hashes.copy(), self.offsets.copy(), self.digests.copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,57 +132,96 @@ class _Pairs:
         return _Pairs(source, group.origin[mine] - begin, group.output[:, mine])
 
 
+def gate_seed(first_dirty: int, end: int, now_ms: int) -> int:
+    """Which keys are looked up where memory does not allow for all: other ones each round, the same before and after its plan has an id."""
+    return int.from_bytes(hashlib.sha256(f"{first_dirty} {end} {now_ms}".encode()).digest()[:4], "big")
+
+
+@dataclass(frozen=True, slots=True)
+class GateTerms:
+    """What a round's segments are held against.
+
+    :param rules: as for the cleaner; the mapped range is [first_dirty, rules.latest_offset].
+    :param hash_key: the cleaner's, 16 bytes.
+    :param opened: transactions that were open where the first source begins: producer id -> first offset.
+    """
+
+    rules: RoundRules
+    first_dirty: int
+    hash_key: bytes
+    inflate_limit: int
+    opened: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def halves(self) -> tuple[int, int]:
+        """The gate's own key: what makes two keys meet in the cleaner's map does not here."""
+        return key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
+
+    def is_dirty(self, source: SourceSegment) -> bool:
+        return self.first_dirty <= self.rules.latest_offset and source.end > self.first_dirty and source.base <= self.rules.latest_offset
+
+
 class Gate:
     """One round's gate. ``read`` (or the cleaner's pass 1, see ``look``) wants every segment of ``dirty`` before the first ``check``.
 
     Not for two threads, but for ``look`` and ``expect``, which work in a lane.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[SourceSegment],
-        rules: RoundRules,
-        *,
-        first_dirty: int,
-        hash_key: bytes,
-        seed: int,
-        budget_bytes: int,
-        inflate_limit: int,
-        opened: Mapping[int, int] | None = None,
-    ) -> None:
+    def __init__(self, terms: GateTerms, table: KeyTable, fates: Mapping[int, Fates] | None = None) -> None:
         """
-        :param sources: all live segments, the round's and those behind it, whose markers tell outcomes; only the tables are looked at here.
-        :param rules: as for the cleaner; the mapped range is [first_dirty, rules.latest_offset].
-        :param hash_key: 16 secret bytes, others than the cleaner's.
-        :param seed: which keys are looked up where the budget does not allow for all; another one each round.
-        :param opened: transactions that were open where the first source begins: producer id -> first offset.
+        :param table: takes the keys of the segments that are admitted.
+        :param fates: what became of transactions, by ordinal, for as far as it is known; see ``refold``.
         """
-        self._rules = rules
-        self._first_dirty = first_dirty
-        self._opened = opened or {}
-        self.refold(sources)
-        self.dirty = tuple(
-            s for s in sources if first_dirty <= rules.latest_offset and s.end > first_dirty and s.base <= rules.latest_offset
-        )
-        """The segments that ``read`` wants."""
-        self._wanted = {source.ordinal: self._may_be_last(source) for source in self.dirty}
-        self._unread = {ordinal: int(np.count_nonzero(wanted)) for ordinal, wanted in self._wanted.items()}
+        self._rules = terms.rules
+        self._first_dirty = terms.first_dirty
+        self._opened = terms.opened
+        self._fates = dict(fates or {})
+        self._dirty: dict[int, SourceSegment] = {}
+        self._wanted: dict[int, Flags] = {}
+        self._unread: dict[int, int] = {}
         self._crcs: dict[int, npt.NDArray[np.uint32]] = {}
         self._told: dict[int, _Told] = {}
-        self._key = (*key_halves(hash_key), inflate_limit)
+        self._key = (*terms.halves, terms.inflate_limit)
         self._reader = RecordReader(*self._key)
         self._other = RecordReader(*self._key)
-        self._table = KeyTable(budget_bytes, sum(_most_records(source) for source in self.dirty), seed)
+        self._table = table
         self._live: dict[int, int] = {}
 
+    @staticmethod
+    def over(sources: Sequence[SourceSegment], terms: GateTerms, *, seed: int, budget_bytes: int) -> Gate:
+        """A gate that looks up what fits ``budget_bytes``; with less, ``seed`` says which keys (``gate_seed``).
+
+        :param sources: all live segments, the round's and those behind it, whose markers tell outcomes; only the tables are looked at here.
+        """
+        dirty = [source for source in sources if terms.is_dirty(source)]
+        gate = Gate(terms, KeyTable(budget_bytes, sum(_most_records(source) for source in dirty), seed))
+        gate.refold(sources)
+        for source in dirty:
+            gate.admit(source)
+        return gate
+
+    @property
+    def dirty(self) -> tuple[SourceSegment, ...]:
+        """The segments that ``read`` wants, ascending."""
+        return tuple(self._dirty[ordinal] for ordinal in sorted(self._dirty))
+
+    def admit(self, source: SourceSegment, fates: Fates | None = None, *, read: bool = False) -> None:
+        """A segment of the dirty range, of known ``fates`` (else those that it has by now). ``read``: its keys are in the table already."""
+        if fates is not None:
+            self._fates[source.ordinal] = fates
+        table = source.table
+        wanted = (table.control == NOT_CONTROL) & ~self._fates[source.ordinal].aborted & (table.last_offset >= self._first_dirty)
+        self._dirty[source.ordinal] = source
+        self._wanted[source.ordinal] = wanted
+        self._unread[source.ordinal] = 0 if read else int(np.count_nonzero(wanted))
+
     def refold(self, sources: Sequence[SourceSegment]) -> None:
-        """The same segments again, some of which were known by stand-ins for their transactions only and have their batches now."""
+        """What became of all transactions, by the fold over all segments, or what stands in for the batches of some."""
         self._fates = {source.ordinal: fates for source, fates in zip(sources, fates_of(sources, self._opened), strict=True)}
 
-    def _may_be_last(self, source: SourceSegment) -> Flags:
-        """Data batches whose records may be last of their keys."""
-        table = source.table
-        return (table.control == NOT_CONTROL) & ~self._fates[source.ordinal].aborted & (table.last_offset >= self._first_dirty)
+    def aborted(self, source: SourceSegment) -> Flags:
+        """By the fates that are known now."""
+        return self._fates[source.ordinal].aborted
 
     # ---- the keys of the dirty range
 
@@ -210,10 +250,10 @@ class Gate:
         if read != len(table):
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
-        if not self._all_in_table(source):
+        if not self.has_whole(source):
             self._told[source.ordinal] = _Told(np.full(len(table), _NOT_TOLD, np.int64), np.zeros(len(table), np.uint64))
 
-    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> Looked:
+    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> KeysSeen:
         """What pass 1 inflated, read by the gate itself, for ``note``. It lives in the lane."""
         if not np.array_equal(chunk.wanted, self._wanted[source.ordinal][chunk.first : chunk.last]):
             offset = int(source.table.last_offset[chunk.first])
@@ -221,14 +261,14 @@ class Gate:
         headers, records = self._look(lane, source, chunk, chunk.wanted)
         return self._looked(records, headers, source)
 
-    def note(self, source: SourceSegment, looked: Looked) -> None:
+    def note(self, source: SourceSegment, looked: KeysSeen) -> None:
         """Takes the keys; the segment is read when all its chunks were noted."""
         self._table.put(looked.hashes, looked.offsets, looked.digests)
         self._unread[source.ordinal] -= looked.batches
 
     def expect(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> None:
         """What pass 2 inflated, of a segment that is not wholly in the key table: says what must be left of it."""
-        if not self._all_in_table(source):
+        if not self.has_whole(source):
             some = slice(chunk.first, chunk.last)
             mine = chunk.wanted & (source.table.control[some] == NOT_CONTROL) & ~self._fates[source.ordinal].aborted[some]
             headers, records = self._look(lane, source, chunk, mine)
@@ -264,15 +304,15 @@ class Gate:
         _, records = next(self._walk(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
         return headers, records
 
-    def _looked(self, records: Records, headers: Headers, source: SourceSegment) -> Looked:
+    def _looked(self, records: Records, headers: Headers, source: SourceSegment) -> KeysSeen:
         batches, digests = headers.shape[1], records.digest
         due = self._due(records, headers, source)
         if due.any():
             digests = np.where(due, digests | DUE, digests)
         picked = (records.flags & KEYLESS == 0) & (records.offset >= self._first_dirty) & (records.offset <= self._rules.latest_offset)
         if picked.all():
-            return Looked(batches, records.hashes, records.offset, digests)
-        return Looked(batches, records.hashes[picked], records.offset[picked], digests[picked])
+            return KeysSeen(batches, records.hashes, records.offset, digests)
+        return KeysSeen(batches, records.hashes[picked], records.offset[picked], digests[picked])
 
     def _due(self, records: Records, headers: Headers, source: SourceSegment) -> Flags:
         """Tombstones that this round removes."""
@@ -297,8 +337,8 @@ class Gate:
         stays = self._fate(records, headers, source) == _STAY
         told.count[batches], told.chain[batches] = chains(records, stays)
 
-    def _all_in_table(self, source: SourceSegment) -> bool:
-        """Whether the key table tells everything that may be left of a segment."""
+    def has_whole(self, source: SourceSegment) -> bool:
+        """Whether the key table tells everything that may be left of a segment. Then ``look`` wants the batches that the map wants."""
         table = source.table
         if counts_from_zero(table) or source.base < self._first_dirty:
             return False
@@ -340,7 +380,7 @@ class Gate:
                     self.begin(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
             self._compare_markers(_Pairs.of(group, source, begin, dated), output, mapped)
-            compare = self._tick_off if self._all_in_table(source) else self._compare
+            compare = self._tick_off if self.has_whole(source) else self._compare
             records += compare(_Pairs.of(group, source, begin, data), output, mapped)
             begin += len(source.table)
         for cause, offset in copy_problems(group):
@@ -376,7 +416,7 @@ class Gate:
         """The group without its filler, which stands where the last source batch is gone."""
         source = SourceBatches([s.table for s in sources])
         parts = [self._fates[s.ordinal] for s in sources]
-        fates = Fates(*(np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began")))
+        fates = Fates(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("aborted", "idle", "began")))
         filler = False
         if end_offset is not None and _is_filler(output[:, -1], end_offset):
             # The header of a batch that must stay can look just like one.
@@ -552,4 +592,4 @@ def _most_records(source: SourceSegment) -> int:
 def _is_filler(batch: Int64s, end_offset: int) -> bool:
     plain = {col.BASE: end_offset, col.LAST: end_offset, col.SIZE: 61, col.MAGIC: 2, col.COUNT: 0, col.ATTRIBUTES: 0,
              col.PRODUCER_ID: -1, col.PRODUCER_EPOCH: -1, col.BASE_SEQUENCE: -1}  # fmt: skip
-    return all(int(batch[field]) == value for field, value in plain.items())
+    return all(int(batch[name]) == value for name, value in plain.items())

@@ -35,16 +35,21 @@ Words = npt.NDArray[np.uint64]
 class KeyTable:
     """At most ``budget_bytes``, of which a third is only needed when the table narrows."""
 
-    def __init__(self, budget_bytes: int, rows: int, seed: int) -> None:
-        """``rows``: no more records than so many will be put. ``seed``: which keys stay where not all do."""
+    def __init__(self, budget_bytes: int, rows: int, seed: int, bits: int = 0) -> None:
+        """``rows``: no more records than so many will be put. ``seed``: which keys stay where not all do; ``bits``: one of 2^bits does."""
         cells = max(8, min(budget_bytes // (CELL_BYTES * 3 // 2), int(rows / _LOAD) + 64))
         self._seed = seed
         self._cells: Words = np.zeros(CELL * cells, np.uint64)
-        self._state = np.array([0, cells, int(cells * _LOAD), 0, 0], np.int64)
+        self._state = np.array([0, cells, int(cells * _LOAD), bits, seed & ((1 << bits) - 1)], np.int64)
 
     @property
     def keys(self) -> int:
         return int(self._state[ENTRIES])
+
+    @property
+    def bits(self) -> int:
+        """The table speaks for one of 2^bits keys."""
+        return int(self._state[BITS])
 
     @property
     def coverage(self) -> float:
@@ -64,6 +69,11 @@ class KeyTable:
             if start == len(hashes):
                 return
             self._narrow()
+
+    def taken(self) -> Words:
+        """The cells that have a key, one a row, as another table can put them."""
+        cells = self._cells.reshape(-1, CELL)
+        return cells[cells[:, 0] != 0]
 
     def latest(self, hashes: Words) -> Int64s:
         """The last offset of each key; ABSENT: not in the dirty range; UNKNOWN: the table does not speak for this key."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from compactor.bootstrap import Tier, open_tier
 from compactor.cleaner.gate.batches import Fates
+from compactor.cleaner.gate.judge import Gate
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.config import Settings
 from compactor.local.staging import Budget, Staging
@@ -25,7 +26,7 @@ from compactor.model.plan import CompactionPlan
 from compactor.round.ports import WorkStats
 from compactor.round.rewrite import LocalWorker
 from compactor.round.skip import FilterRecord, filter_for
-from compactor.spark.round.gate import PartGate, Sample
+from compactor.spark.round.gate import Sample, part_gate
 from compactor.tier.sidecars import Sidecars
 
 
@@ -143,5 +144,5 @@ def _no_filter(records: int, segment_bytes: int) -> None:
     return None
 
 
-def gate_of(shared: Shared, sources: Sequence[SourceSegment], fates: Sequence[Fates], sample: Sample, *, full: bool) -> PartGate | None:
-    return PartGate(shared.plan, shared.hash_key, sources, fates, sample, full=full) if shared.gate_bits else None
+def gate_of(shared: Shared, sources: Sequence[SourceSegment], fates: Sequence[Fates], sample: Sample, *, full: bool) -> Gate | None:
+    return part_gate(shared.plan, shared.hash_key, sources, fates, sample, full=full) if shared.gate_bits else None

@@ -10,7 +10,6 @@ on one machine: what became of transactions (folded here a second time, from the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.cleaner.gate.batches import Fates
-from compactor.cleaner.gate.judge import Gate
-from compactor.cleaner.gate.table import BITS, CELL, CELL_BYTES, DIGEST, DUE, VALUE, KeyTable
+from compactor.cleaner.gate.judge import Gate, GateTerms, gate_seed
+from compactor.cleaner.gate.table import CELL_BYTES, DIGEST, DUE, KeyTable
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.plan import CompactionPlan
 from compactor.records.batches import Int64s
@@ -44,14 +43,7 @@ def sample_bits(records: int, budget_bytes: int) -> int:
 
 
 def seed_of(plan: CompactionPlan) -> int:
-    """The same before and after a plan has its id."""
-    said = f"{plan.first_dirty_offset} {plan.end_offset} {plan.now_ms}"
-    return int.from_bytes(hashlib.sha256(said.encode()).digest()[:4], "big")
-
-
-def gate_key(hash_key: bytes) -> bytes:
-    """Another one than the cleaner's: what makes two keys meet there does not here."""
-    return hashlib.sha256(b"gate" + hash_key).digest()[:16]
+    return gate_seed(plan.first_dirty_offset, plan.end_offset, plan.now_ms)
 
 
 class Sample(KeyTable):
@@ -60,18 +52,10 @@ class Sample(KeyTable):
     def __init__(self, records: int, seed: int, bits: int) -> None:
         """``records``: of which the sample is taken."""
         share = (records >> bits) + 64
-        super().__init__(_SLACK * share * CELL_BYTES * 3 // 2, _SLACK * share, seed)
-        self._state[BITS] = bits
-        self._state[VALUE] = seed & ((1 << bits) - 1)
-
-    @property
-    def bits(self) -> int:
-        return int(self._state[BITS])
+        super().__init__(_SLACK * share * CELL_BYTES * 3 // 2, _SLACK * share, seed, bits)
 
     def arrays(self) -> Arrays:
-        cells = self._cells.reshape(-1, CELL)
-        taken = cells[cells[:, 0] != 0]
-        return {"gate_keys": taken, "gate_bits": np.array([self.bits], np.int64)}
+        return {"gate_keys": self.taken(), "gate_bits": np.array([self.bits], np.int64)}
 
     def take(self, cells: npt.NDArray[np.uint64]) -> None:
         """Puts what ``arrays`` gave of another one; keys that this one does not speak for are left out."""
@@ -117,27 +101,16 @@ def decode_fates(arrays: Arrays, batches: int) -> Fates:
     return Fates(aborted, idle, arrays["gate_began"].astype(np.int64))
 
 
-class PartGate(Gate):
-    """The gate over some segments of a log, whose fates and keys come from elsewhere."""
+def part_gate(
+    plan: CompactionPlan, hash_key: bytes, sources: Sequence[SourceSegment], fates: Sequence[Fates], sample: Sample, *, full: bool
+) -> Gate:
+    """The gate over some segments of a log, whose fates and keys come from elsewhere.
 
-    def __init__(
-        self, plan: CompactionPlan, hash_key: bytes, sources: Sequence[SourceSegment], fates: Sequence[Fates], sample: Sample, *, full: bool
-    ) -> None:
-        """``full``: the sample has the keys of the whole dirty range, and nothing is to be read for it."""
-        super().__init__(
-            sources,
-            rules_of(plan),
-            first_dirty=plan.first_dirty_offset,
-            hash_key=gate_key(hash_key),
-            seed=0,
-            budget_bytes=0,
-            inflate_limit=plan.policy.max_decompressed_batch_bytes,
-        )
-        self._fates = {source.ordinal: known for source, known in zip(sources, fates, strict=True)}
-        self._wanted = {source.ordinal: self._may_be_last(source) for source in self.dirty}
-        self._unread = {ordinal: 0 if full else int(np.count_nonzero(wanted)) for ordinal, wanted in self._wanted.items()}
-        self._table = sample
-
-    def has_whole(self, source: SourceSegment) -> bool:
-        """Whether every batch that may enter the map is wanted here too, so that ``look`` can share the cleaner's reading."""
-        return bool(self.dirty) and self._all_in_table(source)
+    ``hash_key``: the cleaner's; ``full``: the sample has the keys of the whole dirty range, and nothing is to be read for it.
+    """
+    terms = GateTerms(rules_of(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)
+    gate = Gate(terms, sample, {source.ordinal: known for source, known in zip(sources, fates, strict=True)})
+    for source in sources:
+        if terms.is_dirty(source):
+            gate.admit(source, read=full)
+    return gate

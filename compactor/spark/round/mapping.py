@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import key_halves
+from compactor.cleaner.gate.judge import Gate
 from compactor.cleaner.keys.buckets import survive_if_absent, survive_if_first
 from compactor.cleaner.keys.keysets import KeySet
 from compactor.cleaner.passes.lanes import Lane, Lanes
@@ -43,7 +44,7 @@ from compactor.spark.round.exchange import (
     tombstone_batches,
     wanted_batches,
 )
-from compactor.spark.round.gate import PartGate, Sample, SparseFates, encode_fates, no_fates, seed_of
+from compactor.spark.round.gate import Sample, SparseFates, encode_fates, no_fates, seed_of
 from compactor.storage.port import ObjectStore
 
 Flags = npt.NDArray[np.bool_]
@@ -124,7 +125,7 @@ def index_segment(shared: Shared, item: ToIndex, cost: Cost) -> Indexed:
 
 
 def _write_buckets(
-    shared: Shared, item: ToIndex, source: SourceSegment, aborted: Flags, staging: Staging, gate: PartGate | None, cost: Cost
+    shared: Shared, item: ToIndex, source: SourceSegment, aborted: Flags, staging: Staging, gate: Gate | None, cost: Cost
 ) -> BucketIndex:
     with ExitStack() as reserved:
 
@@ -149,7 +150,7 @@ def _write_buckets(
 
 
 def _scan(
-    shared: Shared, source: SourceSegment, wanted: Flags, dirty: RowSorter, clean: RowSorter, gate: PartGate | None
+    shared: Shared, source: SourceSegment, wanted: Flags, dirty: RowSorter, clean: RowSorter, gate: Gate | None
 ) -> tuple[Arrays, int]:
     """Sorts the segment's rows, backwards; (what ``BucketIndex.facts`` says, number of ordinals). What is inflated the gate sees, too."""
     table, plan, lane = source.table, shared.plan, Lane()
@@ -159,7 +160,7 @@ def _scan(
     tombstones = np.zeros(len(table), np.bool_)
     counts = np.where(wanted, table.count.astype(np.int64), 0)
     behind = 0
-    witness = gate if gate is not None and gate.has_whole(source) else None
+    witness = gate if gate is not None and gate.dirty and gate.has_whole(source) else None
     if witness is not None:
         witness.begin(source)
     for first, last in reversed(source.ranges()):
