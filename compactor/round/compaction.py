@@ -25,10 +25,11 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_snapshot
 from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import Engine
-from compactor.round.index import Found, Means, Range, Scout
+from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one
 from compactor.round.plan import Assessment, RoundFacts, assess, draft, plan_round
 from compactor.round.ports import Stats, WorkSession, WorkStats
 from compactor.round.rewrite import LocalWorker, fingerprint, rules_of
+from compactor.round.roles import RoundExtent
 from compactor.round.skip import FilterRecord, filter_for, filter_record, filter_stats, keys_to_come, record_of
 from compactor.round.sources import Reading, reading_of
 from compactor.tier.ports import SegmentLayout
@@ -96,7 +97,7 @@ class RoundContext:
 class IndexedHere:
     """Pass 1 of this process, and what pass 2 goes on with."""
 
-    found: Found
+    found: PassOneFound
     lanes: Lanes
     reading: Reading
 
@@ -170,7 +171,7 @@ class Round:
         if max(group_room([segment], cleaner.policy().index_interval_bytes) for segment in at_least) > disk.total:
             check_disk(draft(facts), state, disk.total)
         with self._lanes_and_reading(state, disk) as (lanes, reading):
-            found = self._scout(facts, lanes, reading, check).run()
+            found = self._pass_one(facts, lanes, reading, check)
             known = replace(facts, map_engine=found.engine, clean=found.clean)
             yield GatheredRound(known, IndexedHere(found, lanes, reading), disk.total)
 
@@ -219,16 +220,15 @@ class Round:
         finally:
             reading.staging.close()
 
-    def _scout(self, facts: RoundFacts, lanes: Lanes, reading: Reading, check: Callable[[], object]) -> Scout:
-        """Pass 1, so that the plan can leave out what need not be read."""
+    def _pass_one(self, facts: RoundFacts, lanes: Lanes, reading: Reading, check: Callable[[], object]) -> PassOneFound:
+        """So that the plan can leave out what need not be read."""
         context, cleaner, assessment = self._context, self._cleaner, facts.assessment
-        return Scout(
-            reading,
-            Range(assessment.first_dirty, assessment.end if assessment.dirty else assessment.first_dirty, rules_of(draft(facts))),
-            Means(cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, lanes, cleaner.verify_before_publish, check),
-            context.sidecars,
-            filter_record(facts.state.runs),
+        end = assessment.end if assessment.dirty else assessment.first_dirty
+        settings = PassOneSettings(
+            cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, lanes, cleaner.verify_before_publish, check
         )
+        extent = RoundExtent(assessment.first_dirty, end, rules_of(draft(facts)))
+        return run_pass_one(reading, extent, settings, CleanInquiry(context.sidecars, filter_record(facts.state.runs)))
 
     def _worked(
         self,
@@ -237,7 +237,7 @@ class Round:
         session: WorkSession,
         lanes: Lanes,
         reading: Reading,
-        found: Found | None,
+        found: PassOneFound | None,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         context, cleaner, state = self._context, self._cleaner, session.state
         keys = found.survivors.keys if found else 0

@@ -7,17 +7,18 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from bloom.sizing import FilterDesign
 from compactor import __version__
 from compactor.cleaner.gate.judge import Gate, GateFailed
-from compactor.cleaner.keys.survivors import Survivors
+from compactor.cleaner.keys.survivors import Survivors, Witness
 from compactor.cleaner.passes.chunks import FinishedChunks
 from compactor.cleaner.passes.describe import content_of, due_ms
 from compactor.cleaner.passes.lanes import Lanes
@@ -26,7 +27,6 @@ from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import Verdicts
-from compactor.errors import CompactorError
 from compactor.local.budget import BLOCK, Grant, Overrun
 from compactor.local.staging import Staging, group_room
 from compactor.model.ids import TopicPartition
@@ -34,8 +34,9 @@ from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionRe
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records import codecs
 from compactor.records.producers import ENTRY, ProducerStates
-from compactor.round.index import Found, Means, Range, Scout
+from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one
 from compactor.round.ports import WorkSession, WorkStats
+from compactor.round.roles import RoundExtent
 from compactor.round.skip import FilterRecord
 from compactor.round.sources import Reading
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
@@ -69,7 +70,7 @@ class LocalWorker:
     verify_before_publish: bool = True
     sidecars: Sidecars | None = None
     filter_for: Callable[[int, int], FilterDesign | None] = lambda records, size: None
-    found: Found | None = None
+    found: PassOneFound | None = None
     lanes: Lanes | None = None
     stats: WorkStats = field(default_factory=WorkStats)
 
@@ -84,22 +85,22 @@ class LocalWorker:
         try:
             with nullcontext(self.lanes) if self.lanes else Lanes(self.threads) as lanes:
                 reading = Reading(self.staging, TopicPartition(plan.topic, plan.partition), live, plan.policy.max_decompressed_batch_bytes)
-                found = self.found or self._scouted(plan, tasks, session, reading, lanes)
+                found = self.found or self._pass_one(plan, tasks, session, reading, lanes)
                 self.stats.peak_map_bytes = found.survivors.peak_bytes
                 self.stats.map_entries = found.survivors.keys
-                yield from self._in_order(Execution(self, plan, live, lanes, found), tasks, session)
+                yield from self._in_order(Execution(self, plan, reading, lanes, found), tasks, session)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
 
-    def _scouted(
+    def _pass_one(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, reading: Reading, lanes: Lanes
-    ) -> Found:
+    ) -> PassOneFound:
         """Pass 1 of a plan that was announced before: the clean segments that it reads are settled."""
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reading.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
-        means = Means(self.engine, self.map_budget_bytes, self.hash_key, lanes, self.verify_before_publish, session.check)
-        extent = Range(plan.first_dirty_offset, plan.end_offset, rules_of(plan))
-        return Scout(reading, extent, means, self.sidecars, FilterRecord(), clean).run()
+        settings = PassOneSettings(self.engine, self.map_budget_bytes, self.hash_key, lanes, self.verify_before_publish, session.check)
+        extent = RoundExtent(plan.first_dirty_offset, plan.end_offset, rules_of(plan))
+        return run_pass_one(reading, extent, settings, CleanInquiry(self.sidecars, FilterRecord(), clean))
 
     def _in_order(
         self, round_: Execution, tasks: Sequence[CompactionTask], session: WorkSession
@@ -132,51 +133,42 @@ class Written:
     grant: Grant
 
 
-class Execution:
-    """One execution of a plan. Batch tables of the segments that are read stay in memory (about 80 bytes a batch); bytes do not.
-
-    Who has sources, verdicts and survivors from elsewhere (an executor) sets them in a subclass and begins with ``work_on``.
-    """
-
-    def __init__(
-        self,
-        worker: LocalWorker,
-        plan: CompactionPlan,
-        live: Sequence[RemoteLogSegmentMetadata],
-        lanes: Lanes,
-        found: Found | None = None,
-    ) -> None:
-        self._worker = worker
-        self._plan = plan
-        self._live = live
-        self._lanes = lanes
-        self._found = found
-        self._partition = TopicPartition(plan.topic, plan.partition)
-        self._limit = plan.policy.max_decompressed_batch_bytes
-        self._reading = Reading(worker.staging, self._partition, live, self._limit)
-        self._finished = found.finished if found else FinishedChunks(0)
-        self._rules = rules_of(plan)
-        self._sources: list[SourceSegment] = []
-        self._verdicts: list[Verdicts] = []
-        self._survivors: Survivors | None = found.survivors if found else None
-        self._gate: Gate | None = found.gate if found else None
+class Answers(Protocol):
+    """What pass 2 asks of pass 1. ``gate`` is asked about each group, ``witness`` is shown what pass 2 inflates."""
 
     @property
-    def survivors(self) -> Survivors:
-        if self._survivors is None:
-            raise CompactorError("a group is rewritten before pass 1", hint="This is a bug; please report it")
-        return self._survivors
+    def survivors(self) -> Survivors: ...
 
-    def opened(self, ordinal: int, metadata: RemoteLogSegmentMetadata) -> SourceSegment:
-        """One segment's batch headers; ``ordinal`` is its place in ``live``. Its bytes are gone again (see ``mapped``)."""
-        with self._reading.opened(ordinal) as source:
-            return source
+    @property
+    def finished(self) -> FinishedChunks: ...
 
-    @contextmanager
-    def mapped(self, source: SourceSegment, grant: Grant | None = None) -> Iterator[None]:
-        """The source's bytes are there while the block runs."""
-        with self._reading.mapped(source, grant):
-            yield
+    @property
+    def gate(self) -> Gate | None: ...
+
+    @property
+    def witness(self) -> Witness | None: ...
+
+    @property
+    def sources(self) -> Sequence[SourceSegment]:
+        """By ordinal; those that ``source`` was asked for have their batches."""
+
+    def source(self, ordinal: int, grant: Grant | None) -> AbstractContextManager[tuple[SourceSegment, Verdicts]]:
+        """A segment with its bytes while the block runs, and the verdicts on its batches. Raises BadData, StoreError, OutOfBudget."""
+
+
+class Execution:
+    """One execution of a plan: each group from its sources to its receipt."""
+
+    def __init__(self, worker: LocalWorker, plan: CompactionPlan, reading: Reading, lanes: Lanes, answers: Answers) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._live = reading.live
+        self._lanes = lanes
+        self._answers = answers
+        self._partition = reading.partition
+        self._limit = reading.inflate_limit
+        self._reading = reading
+        self._rules = rules_of(plan)
 
     def work_on(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
         """Pass 2 for one group, then upload under the announced id."""
@@ -221,30 +213,23 @@ class Execution:
     def _rewrite(self, task: CompactionTask, members: tuple[int, ...], grant: Grant, folder: Path) -> Written:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
-        rewriting = RewritePass(self.survivors, self._rules, interval, self._limit, self._finished, self._gate)
+        answers = self._answers
+        rewriting = RewritePass(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.witness)
         grant.take(len(FILE_KINDS) * BLOCK)  # no file fills its last block
         cleaned = rewriting.rewrite(
             task.start_offset,
-            [partial(self._member, ordinal, grant) for ordinal in members],
+            [partial(answers.source, ordinal, grant) for ordinal in members],
             folder,
             self._lanes,
             end_offset=task.end_offset,
             room=grant.take,
         )
-        if self._gate is not None and self._found is not None:
-            sources = [self._found.sources[ordinal] for ordinal in members]
-            report = self._gate.check(sources, cleaned.paths, end_offset=task.end_offset, mapped=lambda source: self.mapped(source, grant))
+        if answers.gate is not None:
+            sources = [answers.sources[ordinal] for ordinal in members]
+            mapped = partial(self._reading.mapped, grant=grant)
+            report = answers.gate.check(sources, cleaned.paths, end_offset=task.end_offset, mapped=mapped)
             self._worker.stats.gate_coverage = report.coverage
         return Written(task, members, cleaned, folder, grant.handed_over())
-
-    @contextmanager
-    def _member(self, ordinal: int, grant: Grant) -> Iterator[tuple[SourceSegment, Verdicts]]:
-        if self._found is not None:
-            with self._found.source(self._reading, ordinal, grant) as member:
-                yield member
-        else:
-            with self.mapped(self._sources[ordinal], grant):
-                yield self._sources[ordinal], self._verdicts[ordinal]
 
     def delivered(self, written: Written) -> CompactionReceipt | CompactionFailure:
         """Uploads a group and frees its room. May run beside ``rewritten`` of another group."""

@@ -115,7 +115,7 @@ def keys_expected(heads: Sequence[Head], records: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Look:
+class SidecarLook:
     """What a clean segment's sidecar says before its filter is asked.
 
     One of: ``must`` (why it is read), ``may`` (why it is skipped), neither.
@@ -134,7 +134,7 @@ def horizon_passed(segment: SegmentFacts, now_ms: int) -> str:
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
-def look_at(head: Head, due: str, *, keys: int, record: FilterRecord, now_ms: int) -> Look:
+def look_at(head: Head, due: str, *, keys: int, record: FilterRecord, now_ms: int) -> SidecarLook:
     """
     :param due: why it must be read whatever its sidecar says.
     :param keys: of the dirty range, or a bound on their number.
@@ -142,18 +142,18 @@ def look_at(head: Head, due: str, *, keys: int, record: FilterRecord, now_ms: in
     """
     sidecar = head.sidecar
     if sidecar is None:
-        return Look(None, must=due or head.problem)
+        return SidecarLook(None, must=due or head.problem)
     must = due or sidecar.due.reason(now_ms)
     askable = sidecar.made_for is not None and sidecar.useless_rate(keys) <= WORTH_ASKING
     if must or keys == 0 or sidecar.distinct_keys == 0:
-        return Look(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)
+        return SidecarLook(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)
     if sidecar.made_for is None:
-        return Look(sidecar, must="no filter pays for it")
+        return SidecarLook(sidecar, must="no filter pays for it")
     if not record.pays:
-        return Look(sidecar, must=f"filters do not pay on this partition and are off: {record.text()}")
+        return SidecarLook(sidecar, must=f"filters do not pay on this partition and are off: {record.text()}")
     if not askable:
-        return Look(sidecar, must=f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {keys}")
-    return Look(sidecar, askable=True)
+        return SidecarLook(sidecar, must=f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {keys}")
+    return SidecarLook(sidecar, askable=True)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class CleanVerdicts:
 
 
 def clean_verdicts(
-    looks: Mapping[str, Look], met: Mapping[str, str], due: Mapping[str, str], *, asked: Iterable[str], keys: int, sidecar_bytes: int
+    looks: Mapping[str, SidecarLook], met: Mapping[str, str], due: Mapping[str, str], *, asked: Iterable[str], keys: int, sidecar_bytes: int
 ) -> CleanVerdicts:
     """By segment id. ``met``: why filters that were asked do not let a segment be skipped; ``keys``: how many they were asked about."""
     read = {name: look.must or met[name] for name, look in looks.items() if look.must or name in met}

@@ -22,10 +22,13 @@ from compactor.cleaner.gate.judge import Gate
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.config import Settings
 from compactor.local.staging import Budget, Staging
+from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.ports import WorkStats
 from compactor.round.rewrite import LocalWorker
 from compactor.round.skip import FilterRecord, filter_for
+from compactor.round.sources import Reading
 from compactor.spark.round.gate import Sample, part_gate
 from compactor.tier.sidecars import Sidecars
 
@@ -59,6 +62,11 @@ class Shared:
     @property
     def partition(self) -> str:
         return f"{self.plan.topic}-{self.plan.partition}"
+
+    def reading(self, staging: Staging, segments: Sequence[RemoteLogSegmentMetadata]) -> Reading:
+        """These segments as sources, in their order."""
+        name = TopicPartition(self.plan.topic, self.plan.partition)
+        return Reading(staging, name, segments, self.plan.policy.max_decompressed_batch_bytes)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from bloom.siphash import key_halves
 from compactor.cleaner.gate.judge import Gate
 from compactor.cleaner.keys.buckets import survive_if_absent, survive_if_first
 from compactor.cleaner.keys.keysets import KeySet
-from compactor.cleaner.passes.lanes import Lane, Lanes
+from compactor.cleaner.passes.lanes import Lane
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.control.records import ScratchObject
@@ -27,8 +27,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, BatchTable
 from compactor.records.indexes import TxnEntries
 from compactor.records.rows import parse
-from compactor.round.rewrite import Execution
-from compactor.spark.cluster.executor import Cost, Shared, gate_of, local_worker, note_memory, sidecars_of, tier_of, workplace
+from compactor.spark.cluster.executor import Cost, Shared, gate_of, note_memory, sidecars_of, tier_of, workplace
 from compactor.spark.round.exchange import (
     MAX_OFFSET,
     Arrays,
@@ -100,9 +99,10 @@ class SparseVerdicts:
 
 def index_segment(shared: Shared, item: ToIndex, cost: Cost) -> Indexed:
     """Headers of one segment and, where wanted, the rows of its keys as one scratch object. Raises BadData, StoreError, OutOfBudget."""
-    with workplace(shared, cost) as staging, Lanes(1) as lanes:
-        execution = Execution(local_worker(shared, staging), shared.plan, (item.metadata,), lanes)
-        source = execution.opened(0, item.metadata)
+    with workplace(shared, cost) as staging:
+        reading = shared.reading(staging, (item.metadata,))
+        with reading.opened(0) as source:
+            pass  # its headers
         table = source.table
         data = table.is_transactional & (table.control == NOT_CONTROL)
         places = np.flatnonzero(data | (table.control != NOT_CONTROL))
@@ -112,7 +112,7 @@ def index_segment(shared: Shared, item: ToIndex, cost: Cost) -> Indexed:
             aborted = item.verdicts.whole().aborted if item.verdicts else np.zeros(len(table), np.bool_)
             seen = Sample(max(item.metadata.records, len(table)), seed_of(shared.plan), shared.gate_bits)
             gate = gate_of(shared, [source], [item.fates.whole() if item.fates else no_fates(len(table))], seen, full=False)
-            with execution.mapped(source):
+            with reading.mapped(source):
                 buckets = _write_buckets(shared, item, source, aborted, staging, gate, cost)
                 if gate is not None and gate.dirty:
                     if not gate.has_whole(source):

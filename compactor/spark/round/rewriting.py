@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+from compactor.cleaner.gate.judge import Gate
+from compactor.cleaner.passes.chunks import FinishedChunks
 from compactor.cleaner.passes.lanes import Lanes
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.transactions import Verdicts
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
 from compactor.local.budget import Grant
-from compactor.local.staging import Staging
 from compactor.model.plan import CompactionFailure, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.ports import WorkStats
-from compactor.round.rewrite import Execution, Written
+from compactor.round.rewrite import Execution
+from compactor.round.sources import Reading
 from compactor.spark.cluster.executor import Cost, Shared, gate_of, local_worker, tier_of, workplace
 from compactor.spark.round.exchange import StoredSurvivors, decode_verdicts, read_scratch
 from compactor.spark.round.gate import Sample, decode_fates, seed_of
@@ -30,51 +34,49 @@ class ToRewrite:
     sample: ScratchObject | None = None
 
 
+@dataclass(frozen=True)
+class StoredAnswers:
+    """Pass 1 as the second stage wrote it down, of the sources of one group (Answers of round.rewrite)."""
+
+    reading: Reading
+    sources: Sequence[SourceSegment]
+    verdicts: Sequence[Verdicts]
+    survivors: StoredSurvivors
+    gate: Gate | None
+    finished: FinishedChunks = field(default_factory=lambda: FinishedChunks(0))
+    witness: None = None
+
+    @contextmanager
+    def source(self, ordinal: int, grant: Grant | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
+        with self.reading.mapped(self.sources[ordinal], grant):
+            yield self.sources[ordinal], self.verdicts[ordinal]
+
+
 def rewrite_group(shared: Shared, item: ToRewrite, cost: Cost) -> CompactionReceipt | CompactionFailure:
     """One group's new segment, uploaded under the announced id. Raises BadData, StoreError, OutOfBudget, GateFailed."""
     with workplace(shared, cost) as staging, Lanes(1) as lanes:
-        stats = WorkStats()
-        receipt = _Group(shared, item, staging, lanes, stats).work_on(item.task)
+        stats, reading = WorkStats(), shared.reading(staging, item.sources)
+        answers = _stored_answers(shared, item, reading)
+        receipt = Execution(local_worker(shared, staging, stats), shared.plan, reading, lanes, answers).work_on(item.task)
         cost.gate_coverage, cost.sidecar_bytes = stats.gate_coverage, stats.sidecar_bytes_written
         return receipt
 
 
-class _Group(Execution):
-    """An execution that knows the sources of one group only, and their survivors from the scratch prefix."""
-
-    def __init__(self, shared: Shared, item: ToRewrite, staging: Staging, lanes: Lanes, stats: WorkStats) -> None:
-        super().__init__(local_worker(shared, staging, stats), shared.plan, item.sources, lanes)
-        survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
-        store = tier_of(shared.settings).ports.control
-        fates = []
-        for ordinal, (metadata, stored) in enumerate(zip(item.sources, item.survivors, strict=True)):
-            source = self.opened(ordinal, metadata)
-            arrays = read_scratch(store, stored)
-            verdicts = decode_verdicts(arrays, len(source.table))
-            survivors.add(source, verdicts, arrays)
-            self._sources.append(source)
-            self._verdicts.append(verdicts)
-            if shared.gate_bits:
-                fates.append(decode_fates(arrays, len(source.table)))
-        self._survivors = survivors
-        parts = [read_scratch(store, item.sample)] if shared.gate_bits and item.sample else []
-        self._judge = gate_of(shared, self._sources, fates, Sample.of(parts, seed_of(shared.plan), max(1, shared.gate_bits)), full=True)
-
-    def _rewrite(self, task: CompactionTask, members: tuple[int, ...], grant: Grant, folder: Path) -> Written:
-        written = super()._rewrite(task, members, grant, folder)
-        if self._judge is not None:
-            try:
-                report = self._judge.check(
-                    self._sources,
-                    written.cleaned.paths,
-                    end_offset=task.end_offset,
-                    mapped=lambda source: self.mapped(source, written.grant),
-                )
-            except BaseException:
-                written.grant.release()
-                raise
-            self._worker.stats.gate_coverage = report.coverage
-        return written
+def _stored_answers(shared: Shared, item: ToRewrite, reading: Reading) -> StoredAnswers:
+    survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
+    store = tier_of(shared.settings).ports.control
+    sources, verdicts, fates = [], [], []
+    for ordinal, stored in enumerate(item.survivors):
+        with reading.opened(ordinal) as source:
+            sources.append(source)
+        arrays = read_scratch(store, stored)
+        verdicts.append(decode_verdicts(arrays, len(source.table)))
+        survivors.add(source, verdicts[-1], arrays)
+        if shared.gate_bits:
+            fates.append(decode_fates(arrays, len(source.table)))
+    parts = [read_scratch(store, item.sample)] if shared.gate_bits and item.sample else []
+    sample = Sample.of(parts, seed_of(shared.plan), max(1, shared.gate_bits))
+    return StoredAnswers(reading, sources, verdicts, survivors, gate_of(shared, sources, fates, sample, full=True))
 
 
 @dataclass(frozen=True)

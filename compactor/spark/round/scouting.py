@@ -14,7 +14,16 @@ from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.plan import Assessment
-from compactor.round.skip import CleanVerdicts, FilterRecord, Look, clean_verdicts, horizon_passed, keys_expected, look_at, records_about
+from compactor.round.skip import (
+    CleanVerdicts,
+    FilterRecord,
+    SidecarLook,
+    clean_verdicts,
+    horizon_passed,
+    keys_expected,
+    look_at,
+    records_about,
+)
 from compactor.spark.cluster.balance import balanced
 from compactor.spark.cluster.steps import Steps
 from compactor.spark.round.indexing import Index
@@ -66,7 +75,7 @@ def _ask(
     # Without a key every clean segment may be skipped, so 0 is said only where there is none.
     keys = max(1, min(rows, estimate)) if rows else 0
     due: dict[str, str] = {}
-    looks: dict[str, Look] = {}
+    looks: dict[str, SidecarLook] = {}
     for segment in found.clean:
         source, verdicts, _ = index.folded[segment.id]
         why = due_by_fold(source.table, verdicts.aborted, verdicts.discardable, now_ms)
