@@ -108,7 +108,7 @@ class Aiven(_Section):
         return self
 
 
-class Tier(_Section):
+class TierSettings(_Section):
     """Where the segments lie."""
 
     kind: Literal["object-log", "kafka"] = "object-log"
@@ -180,13 +180,13 @@ class Publish(_Section):
     orphan_age_ms: Milliseconds = 86_400_000
 
 
-class Lease(_Section):
+class LeaseSettings(_Section):
     """Leadership of a partition."""
 
     ttl_ms: int = Field(30_000, ge=100, le=86_400_000)
 
 
-class Daemon(_Section):
+class DaemonSettings(_Section):
     """The `daemon` command."""
 
     interval_ms: int = Field(15_000, ge=100, le=_MAX_MS)
@@ -204,14 +204,14 @@ class Spark(_Section):
 class Settings(Value):
     """Everything that can be set. ``topics`` maps a regular expression to [cleaner] with that table's overrides applied."""
 
-    tier: Tier = Tier()
+    tier: TierSettings = TierSettings()
     s3: S3 = S3()
     kafka: Kafka = Kafka()
     cleaner: Cleaner = Cleaner()
     limits: Limits = Limits()
     publish: Publish = Publish()
-    lease: Lease = Lease()
-    daemon: Daemon = Daemon()
+    lease: LeaseSettings = LeaseSettings()
+    daemon: DaemonSettings = DaemonSettings()
     spark: Spark = Spark()
     topics: dict[str, Cleaner] = {}
 

@@ -41,7 +41,7 @@ def viewed(args: argparse.Namespace) -> Tier:
     return read_only(opened(args))
 
 
-def summaries(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: Outcomes) -> list[PartitionSummary]:
+def summaries(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionSummary]:
     """A look at each of these partitions; those that cannot be read are reported and left out."""
     from compactor.views.overview import overview
 
@@ -74,7 +74,7 @@ def plain(value: Any) -> dict[str, Any]:
     return asdict(value)
 
 
-class Outcomes:
+class PartitionOutcomes:
     """Exit codes of a command over several partitions: a failing one does not stop the others (I9)."""
 
     def __init__(self, out: Output, named: bool) -> None:

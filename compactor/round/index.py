@@ -120,7 +120,7 @@ class PassOneFound:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _PassOneJob:
     """What all attempts at one pass 1 have in common. Segments that one of them has opened stay open for the next."""
 
     reading: Reading
@@ -158,7 +158,7 @@ class _Room:
 class _Scan:
     """One attempt: where dirty keys go, who looks on, and what room there is."""
 
-    job: _Job
+    job: _PassOneJob
     survivors: SpillingSurvivors
     gate: GateAhead | None
     finished: FinishedChunks
@@ -180,7 +180,7 @@ def run_pass_one(reading: Reading, extent: RoundExtent, settings: PassOneSetting
     """
     roles = SegmentRoles.of(reading.live, extent, inquiry.sidecars)
     cost = _SidecarCost(sum(head.bytes for head in roles.heads.values()))
-    job = _Job(reading, extent, settings, inquiry, roles, SourceTable(reading, roles), cost)
+    job = _PassOneJob(reading, extent, settings, inquiry, roles, SourceTable(reading, roles), cost)
     expected, rows = roles.dirty_keys, roles.dirty_records
     if engine_for(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
@@ -200,7 +200,7 @@ def run_pass_one(reading: Reading, extent: RoundExtent, settings: PassOneSetting
 # ---- the engines ------------------------------------------------------------------------------------------------------------
 
 
-def _in_memory(job: _Job, expected: int, rows: int) -> PassOneFound:
+def _in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneFound:
     """Goes over to the disk in the middle where the keys turn out not to fit. Raises Overrun where the disk has no room at once."""
     settings, staging, room = job.settings, job.reading.staging, _Room()
     spare = max(0, settings.map_budget_bytes - expected * KEY_BYTES * 5 // 4 - LEAST_BYTES)
@@ -235,7 +235,7 @@ def _in_memory(job: _Job, expected: int, rows: int) -> PassOneFound:
     return _found(scan, looks, answers, 1)
 
 
-def _on_disk(job: _Job, rows: int, parts: int) -> PassOneFound:
+def _on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneFound:
     settings, staging = job.settings, job.reading.staging
     gate_share = max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - LEAST_BYTES)) if settings.gate else 0
     map_budget = settings.map_budget_bytes - gate_share
@@ -264,7 +264,7 @@ def _on_disk(job: _Job, rows: int, parts: int) -> PassOneFound:
     return _found(scan, looks or {}, answers, parts)
 
 
-def _keys_on_disk(job: _Job, rows: int) -> int:
+def _keys_on_disk(job: _PassOneJob, rows: int) -> int:
     """Rows on the disk are not told apart before ``finish``, and ``rows`` is an estimate.
 
     Without a key every clean segment may be skipped, so 0 is said only where nothing was scanned.
@@ -272,7 +272,7 @@ def _keys_on_disk(job: _Job, rows: int) -> int:
     return max(1, rows) if job.roles.dirty else 0
 
 
-def _parts(job: _Job, rows: int) -> int:
+def _parts(job: _PassOneJob, rows: int) -> int:
     """How many scans, so that a part's rows and the segment that is read fit the budget."""
     budget, largest = job.reading.staging.budget.total, job.roles.largest
     parts = passes_needed(rows, budget - largest)
@@ -286,7 +286,7 @@ def _parts(job: _Job, rows: int) -> int:
     return parts
 
 
-def _gate(job: _Job, budget_bytes: int) -> GateAhead | None:
+def _gate(job: _PassOneJob, budget_bytes: int) -> GateAhead | None:
     if not job.settings.gate:
         return None
     extent = job.extent
@@ -294,7 +294,7 @@ def _gate(job: _Job, budget_bytes: int) -> GateAhead | None:
     return GateAhead(GateTerms(extent.rules, extent.first_dirty, job.settings.hash_key, job.reading.inflate_limit), table)
 
 
-def _rules_of_scan(job: _Job, finished: FinishedChunks, gate: GateAhead | None) -> PassOne:
+def _rules_of_scan(job: _PassOneJob, finished: FinishedChunks, gate: GateAhead | None) -> PassOne:
     extent, opened = job.extent, job.opened
     return PassOne(
         opened.sources, opened.verdicts, extent.first_dirty, extent.end, job.settings.hash_key, job.reading.inflate_limit,
@@ -343,7 +343,7 @@ def _fold(scan: _Scan) -> None:
         scan.gate.settle(job.opened.sources)
 
 
-def _looks(job: _Job, keys: int) -> dict[int, SidecarLook]:
+def _looks(job: _PassOneJob, keys: int) -> dict[int, SidecarLook]:
     """What the sidecars of clean segments say. ``keys``: of the dirty range, or as many records as it has."""
     live, inquiry = job.roles.live, job.inquiry
     if inquiry.only is not None:
@@ -356,7 +356,7 @@ def _looks(job: _Job, keys: int) -> dict[int, SidecarLook]:
     return found
 
 
-def _due(job: _Job, ordinal: int) -> str:
+def _due(job: _PassOneJob, ordinal: int) -> str:
     """What the fold finds to do in a segment: the same whether it was opened or something stands in for it."""
     verdicts = job.opened.verdicts[ordinal]
     return due_by_fold(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)

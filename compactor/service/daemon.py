@@ -24,9 +24,9 @@ from compactor.service.metrics import Status, Tallies, tally
 from compactor.service.scheduling import (
     POLL_MS,
     Job,
-    Outcome,
+    JobOutcome,
+    PartitionWatch,
     Sight,
-    Watch,
     choose,
     discovered,
     finished,
@@ -59,7 +59,7 @@ class Daemon:
         self._tell = tell
         self._random = random.Random(seed)  # noqa: S311 - only the order of partitions depends on it
         self._watching = Watching(self._opened)
-        self._watches: dict[TopicPartition, Watch] = {}
+        self._watches: dict[TopicPartition, PartitionWatch] = {}
         self._running: dict[TopicPartition, Job] = {}
         self._done: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
         self._tallies = Tallies()
@@ -176,7 +176,7 @@ class Daemon:
                 if not watch.unreadable:
                     self._tell(f"{name}: {reason}")
 
-    def _look(self, watch: Watch, now_ms: int) -> Sight:
+    def _look(self, watch: PartitionWatch, now_ms: int) -> Sight:
         self.stop.check()
         return self._watching.look(watch.name, watch.hint, watch.sight, now_ms)
 
@@ -202,7 +202,7 @@ class Daemon:
             seen = self._watching.take(done.log, watch.hint, now) if done.log is not None else None
         except CompactorError:
             seen = None
-        outcome = Outcome(done.status, done.reason, seen)
+        outcome = JobOutcome(done.status, done.reason, seen)
         self._watches[job.name] = finished(watch, job, outcome, now, self._opened.lease.ttl_ms)
         self._tallies = tally(self._tallies, done, self._opened.settings.cleaner_for(job.name.topic).map_budget_bytes)
         if line := told(done):

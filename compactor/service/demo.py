@@ -16,7 +16,7 @@ from compactor.round.compaction import OnStage, RoundReport
 from compactor.service.demo_check import View, differences, read_view
 from compactor.service.demo_data import Shape, write_topic
 from compactor.transfer.export import export_partition
-from compactor.transfer.import_ import ImportReport, Progress, import_directory
+from compactor.transfer.import_ import ImportProgress, ImportReport, import_directory
 from compactor.upkeep.verify_tier import Problem, verify_partition
 from compactor.views.forecast import Forecast, forecast
 
@@ -75,7 +75,7 @@ class Demo:
         for count in write_topic(self.log_dir, self.shape):
             on_records(count)
 
-    def import_topic(self, progress: Progress) -> ImportReport:
+    def import_topic(self, progress: ImportProgress) -> ImportReport:
         return import_directory(self._tier, self.log_dir, NAME, self._cleaner.policy(), progress)
 
     def plan(self) -> Forecast:

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from compactor.round.compaction import RoundReport
 from compactor.service.jobs import Done
-from compactor.service.scheduling import NEVER, Job, Watch
+from compactor.service.scheduling import NEVER, Job, PartitionWatch
 from compactor.storage.counting import Usage
 from compactor.upkeep.retire import RetireReport
 
@@ -84,7 +84,7 @@ class Status:
     ready: bool
     stopping: bool
     problem: str
-    watches: tuple[Watch, ...]
+    watches: tuple[PartitionWatch, ...]
     running: tuple[Job, ...]
     usage: Usage
     tallies: Tallies
@@ -93,7 +93,7 @@ class Status:
     disk_total: int
 
     @property
-    def uncleanable(self) -> tuple[Watch, ...]:
+    def uncleanable(self) -> tuple[PartitionWatch, ...]:
         return tuple(watch for watch in self.watches if watch.uncleanable)
 
 

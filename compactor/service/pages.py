@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from compactor.errors import UsageError
 from compactor.service.metrics import Exporter, Status
-from compactor.service.scheduling import Watch
+from compactor.service.scheduling import PartitionWatch
 from compactor.views.difference import iso
 
 TEXT = "text/plain; charset=utf-8"
@@ -137,7 +137,7 @@ def status_page(status: Status) -> str:
     )
 
 
-def _row(watch: Watch, status: Status) -> str:
+def _row(watch: PartitionWatch, status: Status) -> str:
     seen = watch.sight
     if seen is None:
         return f"<tr><td>{escape(str(watch.name))}</td><td colspan=7 class=bad>{escape(watch.unreadable or 'not looked at yet')}</td></tr>"

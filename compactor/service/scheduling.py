@@ -1,7 +1,7 @@
 """What the daemon does next, as pure functions over frozen values: no store, no clock, no threads, no randomness.
 
     Sight   what one look at a partition came to: everything that scheduling needs of its folded state
-    Watch   what the daemon remembers of a partition: the last sight, and when what may be done next
+    PartitionWatch   what the daemon remembers of a partition: the last sight, and when what may be done next
     choose  the jobs to begin now
 
 Looking is what costs while nothing happens. A partition is looked at when the tier-wide log hints that it changed, when time alone
@@ -131,7 +131,7 @@ def _retire_at_ms(known: PartitionSummary, retention: Retention, since_ms: Mappi
 
 
 @dataclass(frozen=True)
-class Watch:
+class PartitionWatch:
     """What the daemon remembers of one partition; times in milliseconds of its own clock.
 
     ``hint``: the catalog's slot that was followed last. ``alone``: its next round needs the budgets for itself. ``failures``: of jobs
@@ -164,7 +164,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended. ``status``: one of `run`'s, or retired, failed, out_of_budget, stopped. ``sight``: after it, None where unknown."""
 
     status: str
@@ -184,25 +184,25 @@ def backoff_ms(failures: int, first_ms: int = RETRY_MS, most_ms: int = MOST_RETR
     return 0 if failures <= 0 else min(most_ms, first_ms << min(failures - 1, 40))
 
 
-def hinted(watch: Watch, slot: int, now_ms: int) -> Watch:
+def hinted(watch: PartitionWatch, slot: int, now_ms: int) -> PartitionWatch:
     """Somebody says that the partition changed."""
     return replace(watch, hint=slot, look_at_ms=now_ms, quiet=0)
 
 
-def discovered(name: TopicPartition, slot: int, now_ms: int) -> Watch:
-    return Watch(name=name, hint=slot, look_at_ms=now_ms)
+def discovered(name: TopicPartition, slot: int, now_ms: int) -> PartitionWatch:
+    return PartitionWatch(name=name, hint=slot, look_at_ms=now_ms)
 
 
-def remembered(name: TopicPartition, slot: int, seen: Sight, checked_ms: int) -> Watch:
+def remembered(name: TopicPartition, slot: int, seen: Sight, checked_ms: int) -> PartitionWatch:
     """A partition that an earlier process looked at; nobody has hinted at it since."""
-    return Watch(name=name, hint=slot, sight=seen, look_at_ms=checked_ms + POLL_MS, quiet=LONG_QUIET, swept_slot=seen.undone_slot)
+    return PartitionWatch(name=name, hint=slot, sight=seen, look_at_ms=checked_ms + POLL_MS, quiet=LONG_QUIET, swept_slot=seen.undone_slot)
 
 
-def needs_look(watch: Watch, now_ms: int) -> bool:
+def needs_look(watch: PartitionWatch, now_ms: int) -> bool:
     return now_ms >= watch.look_at_ms or (watch.sight is not None and now_ms >= watch.sight.wake_ms)
 
 
-def looked(watch: Watch, seen: Sight, now_ms: int, spread: float) -> Watch:
+def looked(watch: PartitionWatch, seen: Sight, now_ms: int, spread: float) -> PartitionWatch:
     """After a look. ``spread`` (0 to 1) keeps the looks of many partitions apart: the first waits for that share of POLL_MS."""
     before = watch.sight
     changed = before is not None and before.slot != seen.slot
@@ -226,12 +226,12 @@ def looked(watch: Watch, seen: Sight, now_ms: int, spread: float) -> Watch:
     )
 
 
-def look_failed(watch: Watch, reason: str, now_ms: int) -> Watch:
+def look_failed(watch: PartitionWatch, reason: str, now_ms: int) -> PartitionWatch:
     failures = watch.look_failures + 1
     return replace(watch, look_failures=failures, unreadable=reason, look_at_ms=now_ms + backoff_ms(failures))
 
 
-def wanted(watch: Watch, now_ms: int) -> Action | None:
+def wanted(watch: PartitionWatch, now_ms: int) -> Action | None:
     """What there is to do about a partition now."""
     seen = watch.sight
     if seen is None or needs_look(watch, now_ms):
@@ -243,7 +243,7 @@ def wanted(watch: Watch, now_ms: int) -> Action | None:
     return None
 
 
-def finished(watch: Watch, job: Job, outcome: Outcome, now_ms: int, ttl_ms: int) -> Watch:
+def finished(watch: PartitionWatch, job: Job, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionWatch:
     """After a job: when the next one may begin."""
     before, seen = watch.sight, outcome.sight or watch.sight
     changed = replace(watch, sight=seen, alone=False, look_at_ms=now_ms if outcome.sight is None else watch.look_at_ms)
@@ -266,11 +266,11 @@ def finished(watch: Watch, job: Job, outcome: Outcome, now_ms: int, ttl_ms: int)
     return replace(changed, repeats=repeats, repeat_at_ms=now_ms + backoff_ms(repeats - 1))
 
 
-def choose(watches: Iterable[Watch], running: Mapping[TopicPartition, Job], threads: int, now_ms: int) -> list[Job]:
+def choose(watches: Iterable[PartitionWatch], running: Mapping[TopicPartition, Job], threads: int, now_ms: int) -> list[Job]:
     """The jobs to begin now, in the order of ``watches``: at most ``threads`` at once, one a partition; one that is alone by itself."""
     if any(job.alone for job in running.values()):
         return []
-    wants: list[tuple[Watch, Action]] = []
+    wants: list[tuple[PartitionWatch, Action]] = []
     for watch in watches:
         action = wanted(watch, now_ms)
         if watch.name not in running and action is not None and action is not Action.LOOK:

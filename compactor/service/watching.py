@@ -20,7 +20,7 @@ from compactor.views.overview import is_fresh
 
 
 @dataclass(frozen=True)
-class Known:
+class WatchedPartition:
     """``seen`` None where nothing ties the summary to the log. ``since_ms``: the store's times of slots that something waits from."""
 
     summary: PartitionSummary
@@ -33,7 +33,7 @@ class Watching:
 
     def __init__(self, opened: Tier) -> None:
         self._opened = opened
-        self._known: dict[TopicPartition, Known] = {}
+        self._known: dict[TopicPartition, WatchedPartition] = {}
         self._confirmed: dict[TopicPartition, Seen] = {}
         self._lock = threading.Lock()
 
@@ -44,7 +44,7 @@ class Watching:
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if fresh and not summary.waiting and self._opened.floor(summary.name) <= seen.slot:  # what waits has to be asked for its time
-                self._known[summary.name] = Known(summary, seen, {})
+                self._known[summary.name] = WatchedPartition(summary, seen, {})
                 found[summary.name] = self._sight(summary.name, now_ms), seen.checked_ms
         return found
 
@@ -69,7 +69,7 @@ class Watching:
         since = since_ms(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.mark()
         seen = Seen(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
-        self._known[log.state.name] = Known(summarize(log.state), seen, since)
+        self._known[log.state.name] = WatchedPartition(summarize(log.state), seen, since)
         return self._sight(log.state.name, now_ms)
 
     def write_down(self) -> None:
@@ -79,12 +79,12 @@ class Watching:
         if self._opened.local and confirmed:
             self._opened.local.checked(confirmed)
 
-    def _is_news(self, known: Known) -> bool:
+    def _is_news(self, known: WatchedPartition) -> bool:
         name = known.summary.name
         log = open_partition(self._opened.ports, name, self._opened.floor(name))
         return known.seen is None or log.poll_from(known.seen.slot, known.seen.mark)
 
-    def _confirm(self, known: Known, hint: int, now_ms: int) -> None:
+    def _confirm(self, known: WatchedPartition, hint: int, now_ms: int) -> None:
         if known.seen is not None:
             with self._lock:
                 self._confirmed[known.summary.name] = known.seen.model_copy(update={"hint": hint, "checked_ms": now_ms})

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from compactor.round.compaction import RoundReport
     from compactor.round.engines import Engine
     from compactor.spark.cluster.executor import Cost
-    from compactor.spark.cluster.jobs import Cluster, Watch
+    from compactor.spark.cluster.jobs import Cluster, JobWatch
 
 WAVE: Final = 64
 """Partitions led at a time: each has a lease to keep alive."""
@@ -55,7 +55,7 @@ class Finished:
 class Listener:
     """``watch``: of the work on the cluster; ``on_done``: a partition is done with. Called from several threads."""
 
-    watch: Watch
+    watch: JobWatch
     on_done: Callable[[Finished], None]
 
 

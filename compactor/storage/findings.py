@@ -7,7 +7,7 @@ from typing import Literal
 from compactor.model.base import Value
 
 
-class Finding(Value):
+class StoreFinding(Value):
     """``error``: do not run on this store. ``warning``: it works, but not as one may expect. ``note``: good to know."""
 
     severity: Literal["error", "warning", "note"]
@@ -16,13 +16,13 @@ class Finding(Value):
     hint: str = ""
 
     @staticmethod
-    def error(kind: str, detail: str, hint: str) -> Finding:
-        return Finding(severity="error", kind=kind, detail=detail, hint=hint)
+    def error(kind: str, detail: str, hint: str) -> StoreFinding:
+        return StoreFinding(severity="error", kind=kind, detail=detail, hint=hint)
 
     @staticmethod
-    def warning(kind: str, detail: str, hint: str) -> Finding:
-        return Finding(severity="warning", kind=kind, detail=detail, hint=hint)
+    def warning(kind: str, detail: str, hint: str) -> StoreFinding:
+        return StoreFinding(severity="warning", kind=kind, detail=detail, hint=hint)
 
     @staticmethod
-    def note(kind: str, detail: str, hint: str) -> Finding:
-        return Finding(severity="note", kind=kind, detail=detail, hint=hint)
+    def note(kind: str, detail: str, hint: str) -> StoreFinding:
+        return StoreFinding(severity="note", kind=kind, detail=detail, hint=hint)

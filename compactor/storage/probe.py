@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, StoreError
-from compactor.storage.findings import Finding
+from compactor.storage.findings import StoreFinding
 from compactor.storage.port import ObjectStore
 from compactor.storage.s3 import S3Store
 
@@ -22,7 +22,7 @@ ROUNDS = 8
 _SKEW_WARNING_MS = 60_000
 
 
-def probe(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[Finding]:
+def probe(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[StoreFinding]:
     """Leaves nothing but the marker below ``prefix``. Raises nothing that the store says: that is what findings are for."""
     findings = _permissions(store, prefix)
     if any(finding.severity == "error" for finding in findings):
@@ -39,7 +39,7 @@ def probe(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-
     return findings
 
 
-def conditional_puts(store: ObjectStore, prefix: str, threads: int = THREADS, rounds: int = ROUNDS) -> list[Finding]:
+def conditional_puts(store: ObjectStore, prefix: str, threads: int = THREADS, rounds: int = ROUNDS) -> list[StoreFinding]:
     """The race: every round ``threads`` writers create one key, and exactly one may win. Remembered where it went well."""
     try:
         store.head(prefix + MARKER)
@@ -59,7 +59,7 @@ def conditional_puts(store: ObjectStore, prefix: str, threads: int = THREADS, ro
             if len(winners) == 1:
                 said = "one of the writers that created an object at once was told that it won, and the object is another's"
             return [
-                Finding.error(
+                StoreFinding.error(
                     "conditional-puts",
                     f"{store.url}: {said}",
                     "Two compactors would publish over each other. Use a store with atomic conditional puts (If-None-Match)",
@@ -100,7 +100,7 @@ def _race(store: ObjectStore, key: str, threads: int) -> list[bytes]:
         return [content for content in pool.map(one, range(threads)) if content is not None]
 
 
-def _permissions(store: ObjectStore, prefix: str) -> list[Finding]:
+def _permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
     """Tries each kind of request on an object of its own; goes on where access is denied, so that all that is missing is named at once."""
     key = f"{prefix}{secrets.token_hex(8)}-permissions"
     tries: list[tuple[str, str, Callable[[], object]]] = [
@@ -118,7 +118,7 @@ def _permissions(store: ObjectStore, prefix: str) -> list[Finding]:
             continue  # it could not be written: that is already said
         except Refused as error:
             hint = f"{error.hint} ({action})" if isinstance(store, S3Store) else error.hint
-            findings.append(Finding.error(f"cannot-{verb}", error.message, hint))
+            findings.append(StoreFinding.error(f"cannot-{verb}", error.message, hint))
             if "denied" not in error.message.lower():
                 return findings  # no such bucket, wrong region, ...: all others would say the same
         except CompactorError as error:
@@ -126,7 +126,7 @@ def _permissions(store: ObjectStore, prefix: str) -> list[Finding]:
     return findings
 
 
-def _clock(store: ObjectStore, now_ms: Callable[[], int]) -> list[Finding]:
+def _clock(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
     before = now_ms()
     there = store.clock_ms()
     difference = there - (before + now_ms()) // 2
@@ -134,7 +134,7 @@ def _clock(store: ObjectStore, now_ms: Callable[[], int]) -> list[Finding]:
         return []
     side = "ahead of" if difference > 0 else "behind"
     return [
-        Finding.warning(
+        StoreFinding.warning(
             "clock",
             f"the clock of {store.url} is {abs(difference) / 1000:.0f} s {side} this machine's",
             "Set the clocks (NTP). S3 refuses requests from 15 minutes on; leadership does not depend on clocks",
@@ -142,5 +142,5 @@ def _clock(store: ObjectStore, now_ms: Callable[[], int]) -> list[Finding]:
     ]
 
 
-def _broken(error: CompactorError, store: ObjectStore) -> Finding:
-    return Finding.error("store", f"{store.url}: {error.message}", error.hint)
+def _broken(error: CompactorError, store: ObjectStore) -> StoreFinding:
+    return StoreFinding.error("store", f"{store.url}: {error.message}", error.hint)

@@ -9,7 +9,7 @@ from typing import Any
 
 from compactor.errors import Refused
 from compactor.model.base import Value
-from compactor.storage.findings import Finding
+from compactor.storage.findings import StoreFinding
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_errors import PreconditionFailed
 from compactor.storage.s3_transfer import MultipartUpload
@@ -42,16 +42,16 @@ def bucket_state(store: S3Store) -> BucketState:
     )
 
 
-def bucket_findings(store: S3Store, prefix: str, now_ms: int) -> list[Finding]:
+def bucket_findings(store: S3Store, prefix: str, now_ms: int) -> list[StoreFinding]:
     state = bucket_state(store)
     return [*_versions(store, state), *_completion(store, prefix), *_archived(store), *_unfinished(store, now_ms)]
 
 
-def _versions(store: S3Store, state: BucketState) -> list[Finding]:
+def _versions(store: S3Store, state: BucketState) -> list[StoreFinding]:
     findings = []
     if state.versioning:
         findings.append(
-            Finding.warning(
+            StoreFinding.warning(
                 "versioning",
                 f"the bucket of {store.url} keeps versions ({state.versioning}): a deleted object stays as an old version, and is paid for",
                 "Add a lifecycle rule NoncurrentVersionExpiration for the tier's prefix, or use a bucket without versioning",
@@ -59,7 +59,7 @@ def _versions(store: S3Store, state: BucketState) -> list[Finding]:
         )
     if state.object_lock:
         findings.append(
-            Finding.warning(
+            StoreFinding.warning(
                 "object-lock",
                 f"the bucket of {store.url} has Object Lock: replaced objects cannot be removed before their retention ends",
                 "Use a bucket without Object Lock, or expect no saving before the retention ends",
@@ -67,7 +67,7 @@ def _versions(store: S3Store, state: BucketState) -> list[Finding]:
         )
     if state.versioning is None or state.object_lock is None:
         findings.append(
-            Finding.note(
+            StoreFinding.note(
                 "versioning-unknown",
                 f"these credentials may not ask whether {store.url} keeps versions or locks objects, so no saving is promised",
                 "Grant s3:GetBucketVersioning and s3:GetBucketObjectLockConfiguration (conf/iam-policy.json)",
@@ -76,7 +76,7 @@ def _versions(store: S3Store, state: BucketState) -> list[Finding]:
     return findings
 
 
-def _completion(store: S3Store, prefix: str) -> list[Finding]:
+def _completion(store: S3Store, prefix: str) -> list[StoreFinding]:
     """Large objects become visible by CompleteMultipartUpload: it must keep off an existing key too."""
     key = f"{prefix}{secrets.token_hex(8)}-multipart"
     store.create(key, b"first")
@@ -92,7 +92,7 @@ def _completion(store: S3Store, prefix: str) -> list[Finding]:
     finally:
         store.delete([key])
     return [
-        Finding.error(
+        StoreFinding.error(
             "conditional-multipart",
             f"{store.url}: CompleteMultipartUpload with If-None-Match wrote over an existing object",
             "Use a store that honours If-None-Match for multipart uploads",
@@ -100,14 +100,14 @@ def _completion(store: S3Store, prefix: str) -> list[Finding]:
     ]
 
 
-def _archived(store: S3Store) -> list[Finding]:
+def _archived(store: S3Store) -> list[StoreFinding]:
     """A sample: the first 1000 objects."""
     page = store.requests.call("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
     archived = [entry for entry in page.get("Contents", []) if entry.get("StorageClass") in _ARCHIVED]
     if not archived:
         return []
     return [
-        Finding.warning(
+        StoreFinding.warning(
             "archived",
             f"{len(archived)} of the first {len(page['Contents'])} objects of {store.url} are archived"
             f" (storage class {archived[0]['StorageClass']}, for example {archived[0]['Key']}) and cannot be read",
@@ -116,14 +116,14 @@ def _archived(store: S3Store) -> list[Finding]:
     ]
 
 
-def _unfinished(store: S3Store, now_ms: int) -> list[Finding]:
+def _unfinished(store: S3Store, now_ms: int) -> list[StoreFinding]:
     """What killed processes leave: parts that nobody sees and somebody pays."""
     answer = _asked(store, "list_multipart_uploads", Prefix=store.requests.prefix)
     old = [upload for upload in (answer or {}).get("Uploads", []) if now_ms - upload["Initiated"].timestamp() * 1000 > _DAY_MS]
     if not old:
         return []
     return [
-        Finding.note(
+        StoreFinding.note(
             "unfinished-uploads",
             f"{len(old)} multipart uploads below {store.url} were begun more than a day ago and never finished ({old[0]['Key']})",
             "Add a lifecycle rule AbortIncompleteMultipartUpload of 7 days to the bucket",

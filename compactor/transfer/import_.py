@@ -46,7 +46,7 @@ class ImportReport:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ImportProgress:
     """Who wants to know: each step with the bytes that it is about, then the bytes as they are done."""
 
     at: Callable[[str, int], None] = lambda step, size: None
@@ -54,7 +54,7 @@ class Progress:
 
 
 def import_directory(
-    opened: Tier, log_dir: Path, name: TopicPartition, policy: CleanerPolicy, progress: Progress | None = None, *, gaps: bool = False
+    opened: Tier, log_dir: Path, name: TopicPartition, policy: CleanerPolicy, progress: ImportProgress | None = None, *, gaps: bool = False
 ) -> ImportReport:
     """Copies all segments of ``log_dir`` behind the partition's end.
 
@@ -64,7 +64,7 @@ def import_directory(
     :raises Fenced: the import was voided because it slept too long.
     :raises StoreError: what was uploaded is found again by the next attempt, or swept.
     """
-    progress = progress or Progress()
+    progress = progress or ImportProgress()
     with _reading(log_dir):
         sources = open_directory(log_dir, policy.index_interval_bytes, policy.max_decompressed_batch_bytes)
         size = sum(source.size for source in sources)

@@ -19,7 +19,7 @@ from compactor.model.ids import TopicPartition
 
 
 @dataclass(frozen=True)
-class Finding:
+class OffsetFinding:
     """``severity``: ``error``, or ``note`` for what is as it may be. ``kind`` is one word for scripts; ``object``: the control object."""
 
     severity: str
@@ -30,10 +30,10 @@ class Finding:
     detail: str
 
 
-def verify_all(opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> list[Finding]:
+def verify_all(opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> list[OffsetFinding]:
     """The same of several partitions, in their order."""
 
-    def verify(name: TopicPartition) -> list[Finding]:
+    def verify(name: TopicPartition) -> list[OffsetFinding]:
         found = verify_checkpoints(opened, name)
         on_partition()
         return found
@@ -42,13 +42,13 @@ def verify_all(opened: Tier, names: Sequence[TopicPartition], on_partition: Call
         return [finding for found in pool.map(verify, names) for finding in found]
 
 
-def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[Finding]:
+def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[OffsetFinding]:
     """All that is wrong, or remarkable, about one partition's cleaner offsets and its control log. Raises StoreError."""
     log = opened.open(name)
-    found: list[Finding] = []
+    found: list[OffsetFinding] = []
 
     def add(kind: str, detail: str, where: str = "", severity: str = "error") -> None:
-        found.append(Finding(severity, kind, name.topic, name.partition, where, detail))
+        found.append(OffsetFinding(severity, kind, name.topic, name.partition, where, detail))
 
     # LIST before the fold, as everywhere: what is listed and unknown to a later fold is really nobody's.
     slots = _numbers(opened, f"{log.prefix}/log/")

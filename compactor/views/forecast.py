@@ -85,14 +85,14 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Known:
+class SidecarEvidence:
     """What sidecars say. ``heads``: by segment id; ``record``: what filters have brought on the partition so far."""
 
     heads: Mapping[str, Head]
     record: FilterRecord
 
 
-def known_of(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> Known | None:
+def known_of(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
     """Reads the heads of sidecars, where a round is due that would ask for them. Raises StoreError."""
     cleaner = opened.settings.cleaner_for(summary.topic)
     found = assess(summary, cleaner, now_ms, force=force)
@@ -101,7 +101,7 @@ def known_of(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: boo
     if not found.clean and sum(records_about(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
     runs = opened.open(summary.name).refresh().runs if found.clean else ()
-    return Known(opened.sidecars(summary.name).heads([segment.id for segment in found.segments]), filter_record(runs))
+    return SidecarEvidence(opened.sidecars(summary.name).heads([segment.id for segment in found.segments]), filter_record(runs))
 
 
 def forecast(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False) -> Forecast:
@@ -112,7 +112,13 @@ def forecast(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = F
 
 
 def forecast_of(
-    opened: Tier, summary: PartitionSummary, frees_space: bool | None, now_ms: int, *, force: bool = False, known: Known | None = None
+    opened: Tier,
+    summary: PartitionSummary,
+    frees_space: bool | None,
+    now_ms: int,
+    *,
+    force: bool = False,
+    known: SidecarEvidence | None = None,
 ) -> Forecast:
     """Makes no request. ``frees_space``: as ``deletes_free_space`` has it. ``known``: None where no sidecar is to be asked."""
     cleaner = opened.settings.cleaner_for(summary.topic)
@@ -166,7 +172,7 @@ _NO_HEAD = Head(None, MISSING, 0)
 
 
 def _segments(
-    summary: PartitionSummary, found: Assessment[SegmentSummary], known: Known | None, keys: int, now_ms: int
+    summary: PartitionSummary, found: Assessment[SegmentSummary], known: SidecarEvidence | None, keys: int, now_ms: int
 ) -> list[SegmentForecast]:
     """One for each live segment: what becomes of it, and why. Actions: rewrite, skip, or filter (its filter will tell)."""
     dirty, clean = {segment.id for segment in found.dirty}, {segment.id for segment in found.clean}

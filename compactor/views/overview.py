@@ -29,7 +29,7 @@ Kept = tuple[Seen, PartitionSummary]
 
 
 @dataclass(frozen=True)
-class Look:
+class PartitionLook:
     """What a look at one partition came to: one of the two."""
 
     name: TopicPartition
@@ -44,7 +44,7 @@ def overview(
     max_age_ms: int = MAX_AGE_MS,
     marks: bool = False,
     on_partition: OnPartition = lambda: None,
-) -> list[Look]:
+) -> list[PartitionLook]:
     """A look at each of them, in their order. ``max_age_ms`` 0: the tier is asked about each. Raises StoreError for the catalog only.
 
     ``marks``: one request for each of those that would be believed without, to see that its log was not set back.
@@ -52,7 +52,7 @@ def overview(
     hints = opened.identity().partitions
     now = opened.ports.clock_ms()
     kept = opened.local.summaries() if opened.local else {}
-    found: dict[TopicPartition, Look] = {}
+    found: dict[TopicPartition, PartitionLook] = {}
     asked: list[TopicPartition] = []
     trusted: set[TopicPartition] = set()
     for name in names:
@@ -61,16 +61,16 @@ def overview(
         if fresh and marks:
             trusted.add(name)
         if known and fresh and not marks:
-            found[name] = Look(name, known[1])
+            found[name] = PartitionLook(name, known[1])
             on_partition()
         else:
             asked.append(name)
     confirmed: dict[TopicPartition, Seen] = {}
 
-    def ask(name: TopicPartition) -> Look:
+    def ask(name: TopicPartition) -> PartitionLook:
         known = kept.get(str(name))
         if known and name in trusted and _is_tied(opened, name, known[0]):
-            look = Look(name, known[1])
+            look = PartitionLook(name, known[1])
         else:
             look = _ask(opened, name, hints.get(str(name), 0), known, confirmed, now)
         on_partition()
@@ -99,16 +99,18 @@ def _is_tied(opened: Tier, name: TopicPartition, seen: Seen) -> bool:
         return False
 
 
-def _ask(opened: Tier, name: TopicPartition, hint: int, kept: Kept | None, confirmed: dict[TopicPartition, Seen], now_ms: int) -> Look:
+def _ask(
+    opened: Tier, name: TopicPartition, hint: int, kept: Kept | None, confirmed: dict[TopicPartition, Seen], now_ms: int
+) -> PartitionLook:
     try:
         if kept:
             seen, summary = kept
             if not open_partition(opened.ports, name, opened.floor(name)).poll_from(seen.slot, seen.mark):
                 confirmed[name] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
-                return Look(name, summary)
+                return PartitionLook(name, summary)
         log = opened.open(name)
         state = log.refresh()
         opened.keep(log, hint)
-        return Look(name, summarize(state))
+        return PartitionLook(name, summarize(state))
     except CompactorError as error:
-        return Look(name, error=error)
+        return PartitionLook(name, error=error)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.config import Settings
-from compactor.config import Tier as TierSettings
+from compactor.config import Settings, TierSettings
 from compactor.service.daemon import Daemon
 from compactor.service.jobs import shared_settings
 from compactor.service.scheduling import Action

@@ -15,7 +15,7 @@ import pytest
 from compactor.storage import s3_requests
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
-from compactor.storage.findings import Finding
+from compactor.storage.findings import StoreFinding
 from compactor.storage.probe import MARKER, probe
 from compactor.storage.probe_s3 import bucket_state
 from compactor.storage.s3 import S3Store
@@ -32,7 +32,7 @@ def now() -> int:
     return int(time.time() * 1000)
 
 
-def found(bucket: Bucket, **options: Any) -> dict[str, Finding]:
+def found(bucket: Bucket, **options: Any) -> dict[str, StoreFinding]:
     return {finding.kind: finding for finding in probe(bucket.open(retries=QUICK, **options), now)}
 
 

@@ -29,7 +29,7 @@ from compactor.model.ids import TopicPartition
 from compactor.round.engines import Engine
 from compactor.spark import register
 from compactor.spark.cluster.executor import Cost
-from compactor.spark.cluster.jobs import Outcome, Watch
+from compactor.spark.cluster.jobs import JobWatch, TaskOutcome
 from compactor.spark.cluster.session import Started, cluster
 from compactor.spark.recompact import WAVE
 from compactor.spark.round.rewriting import ToClean
@@ -304,7 +304,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_jobs_say_what_they_do_to_which_partition(started: Started, twins: Twins) -> None:
     steps: list[tuple[str, int]] = []
     tasks: list[None] = []
-    watch = Watch(lambda step, count: steps.append((step, count)), lambda: tasks.append(None))
+    watch = JobWatch(lambda step, count: steps.append((step, count)), lambda: tasks.append(None))
     cost = Cost()
     engine = Engine("spark", lambda stats: replace(spark_worker(started.cluster, twins.remote, cost, stats), watch=watch))
     report = twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
@@ -356,7 +356,7 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: Started, t
     settings = twins.remote.settings
     short = replace(zombie, settings=settings.model_copy(update={"lease": settings.lease.model_copy(update={"ttl_ms": 100})}))
     worker = partial(spark_worker, started.cluster, short, Cost())
-    engine = Engine("spark", lambda stats: replace(worker(stats), watch=Watch(on_step=take_over)))
+    engine = Engine("spark", lambda stats: replace(worker(stats), watch=JobWatch(on_step=take_over)))
     with pytest.raises(Fenced):
         short.round(NAME, NOW_MS, force=True, engine=engine).run(short.open(NAME))
     state = state_of(twins.remote)
@@ -446,7 +446,7 @@ def test_where_spark_gives_up_the_others_are_done_alone(started: Started, tmp_pa
     assert "\tat " not in answer.stderr
 
 
-def deadly_bin(place: int, items: Sequence[tuple[int, ToClean]], cost: Cost) -> list[Outcome]:
+def deadly_bin(place: int, items: Sequence[tuple[int, ToClean]], cost: Cost) -> list[TaskOutcome]:
     if any(item.shared.partition == "orders-1" for _, item in items):
         os._exit(9)
     return clean_bin(place, items, cost)

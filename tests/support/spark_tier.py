@@ -21,7 +21,7 @@ from compactor.round.engines import Engine
 from compactor.round.plan import Assessment, assess
 from compactor.round.ports import WorkStats
 from compactor.spark.cluster.executor import Cost
-from compactor.spark.cluster.jobs import Cluster, Outcome, Watch, Work, attempt
+from compactor.spark.cluster.jobs import Cluster, JobWatch, TaskOutcome, Work, attempt
 from compactor.spark.round.worker import SparkWorker
 from compactor.transfer.import_ import import_directory
 
@@ -59,8 +59,8 @@ class HereCluster:
         *,
         plan: CompactionPlan | None = None,
         check: Callable[[], None] = lambda: None,
-        watch: Watch | None = None,
-    ) -> Iterator[Outcome]:
+        watch: JobWatch | None = None,
+    ) -> Iterator[TaskOutcome]:
         self.said.append(what)
         assert len(rdd) == count
         for index, item in rdd:

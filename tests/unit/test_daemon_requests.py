@@ -8,9 +8,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.bootstrap import Tier
-from compactor.config import Cleaner, Settings
-from compactor.config import Daemon as DaemonSettings
-from compactor.config import Tier as TierSettings
+from compactor.config import Cleaner, DaemonSettings, Settings, TierSettings
 from compactor.control import importing
 from compactor.control.leadership import acquire, lead
 from compactor.control.logs import open_catalog

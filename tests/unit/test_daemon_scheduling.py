@@ -28,9 +28,9 @@ from compactor.service.scheduling import (
     RETRY_MS,
     Action,
     Job,
-    Outcome,
+    JobOutcome,
+    PartitionWatch,
     Sight,
-    Watch,
     backoff_ms,
     choose,
     discovered,
@@ -72,8 +72,8 @@ def seen(known: PartitionState, cleaner: Cleaner | None = None, since: dict[int,
     return sight(summarize(known), cleaner or Cleaner(), RETENTION, since or {}, NOW)
 
 
-def watch(name: TopicPartition = A, **of_sight: Any) -> Watch:
-    return Watch(name=name, sight=Sight(name=name, slot=7, **of_sight), look_at_ms=NOW + POLL_MS, swept_slot=0)
+def watch(name: TopicPartition = A, **of_sight: Any) -> PartitionWatch:
+    return PartitionWatch(name=name, sight=Sight(name=name, slot=7, **of_sight), look_at_ms=NOW + POLL_MS, swept_slot=0)
 
 
 class TestSight:
@@ -211,14 +211,14 @@ class TestWanted:
     def test_what_an_undone_round_left_is_swept_once(self) -> None:
         left = watch(undone_slot=6)
         assert wanted(left, NOW) is Action.RETIRE
-        assert wanted(finished(left, Job(A, Action.RETIRE), Outcome("retired", sight=left.sight), NOW, TTL), NOW) is None
+        assert wanted(finished(left, Job(A, Action.RETIRE), JobOutcome("retired", sight=left.sight), NOW, TTL), NOW) is None
 
 
 class TestFinished:
     ROUND = Job(A, Action.ROUND)
 
-    def end(self, before: Watch, status: str, job: Job = ROUND, **of_sight: Any) -> Watch:
-        return finished(before, job, Outcome(status, "why", Sight(A, 8, **of_sight)), NOW, TTL)
+    def end(self, before: PartitionWatch, status: str, job: Job = ROUND, **of_sight: Any) -> PartitionWatch:
+        return finished(before, job, JobOutcome(status, "why", Sight(A, 8, **of_sight)), NOW, TTL)
 
     def test_a_partition_that_somebody_else_leads_is_left_alone_for_one_ttl(self) -> None:
         for status in ("leased", "fenced"):
@@ -258,7 +258,7 @@ class TestFinished:
         assert after.retire_at_ms == NOW + RETRY_MS
 
     def test_without_a_sight_the_partition_is_looked_at(self) -> None:
-        after = finished(watch(due=True), self.ROUND, Outcome("stopped"), NOW, TTL)
+        after = finished(watch(due=True), self.ROUND, JobOutcome("stopped"), NOW, TTL)
         assert needs_look(after, NOW)
 
 
@@ -288,4 +288,4 @@ def test_a_failing_partition_is_tried_again_within_bounds() -> None:
 def test_quarantine_in_the_log_is_what_the_status_page_says(failures: int) -> None:
     why = Quarantine(reason="bad data", segment="s", failures=failures, slot=3, at_ms=NOW)
     found = seen(state(segment(0), quarantine=why))
-    assert Watch(A, sight=found).uncleanable == "bad data"
+    assert PartitionWatch(A, sight=found).uncleanable == "bad data"

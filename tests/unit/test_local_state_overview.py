@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from compactor.bootstrap import Tier, open_tier
-from compactor.config import Settings
-from compactor.config import Tier as TierSettings
+from compactor.config import Settings, TierSettings
 from compactor.control.importing import register, tier
 from compactor.control.leadership import acquire
 from compactor.control.logs import open_partition

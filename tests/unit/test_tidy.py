@@ -110,6 +110,17 @@ def test_names_of_test_files_are_unique() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+def test_one_class_name_means_one_thing() -> None:
+    found: dict[str, list[str]] = {}
+    for file in PYTHON:
+        if file.is_relative_to(ROOT / "tests") or file.is_relative_to(ROOT / "benchmarks"):
+            continue
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(f"{name(file)}:{node.lineno}")
+    assert {kind: places for kind, places in found.items() if len(places) > 1} == {}
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_command_has_a_page(command: Command) -> None:
     page = ROOT / "docs" / "commands" / f"{command.name}.md"

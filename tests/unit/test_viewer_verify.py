@@ -8,13 +8,12 @@ import pytest
 
 from checkpoint.offsets import CleanerOffset
 from compactor.bootstrap import Tier
-from compactor.config import Settings
-from compactor.config import Tier as TierSettings
+from compactor.config import Settings, TierSettings
 from compactor.control import records
 from compactor.control.control_log import Snapshot
 from compactor.control.logs import open_catalog
 from compactor.control.state import PartitionState
-from compactor.upkeep.verify_offsets import Finding, first_difference, ungranted, vector_problems, verify_checkpoints, view_problems
+from compactor.upkeep.verify_offsets import OffsetFinding, first_difference, ungranted, vector_problems, verify_checkpoints, view_problems
 from compactor.views.checkpoints import read_only
 from tests.support.crafted import ORDERS, Author, Crafted, kip_table, segment, vector
 
@@ -24,7 +23,7 @@ def crafted() -> Crafted:
     return kip_table()[0]
 
 
-def verify(crafted: Crafted) -> list[Finding]:
+def verify(crafted: Crafted) -> list[OffsetFinding]:
     ports = crafted.author("viewer").ports
     tier = Tier(Settings(tier=TierSettings(url="file:///nowhere")), ports, open_catalog(ports), crafted.counters)
     return verify_checkpoints(read_only(tier), ORDERS)

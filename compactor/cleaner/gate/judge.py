@@ -110,7 +110,7 @@ class KeysSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _MustBeLeft:
     """Per batch of a segment that is not wholly in the key table: how many records must be left, and what their digests come to."""
 
     count: Int64s
@@ -180,7 +180,7 @@ class Gate:
         self._wanted: dict[int, Flags] = {}
         self._unread: dict[int, int] = {}
         self._crcs: dict[int, npt.NDArray[np.uint32]] = {}
-        self._told: dict[int, _Told] = {}
+        self._told: dict[int, _MustBeLeft] = {}
         self._key = (*terms.halves, terms.inflate_limit)
         self._reader = RecordReader(*self._key)
         self._other = RecordReader(*self._key)
@@ -251,7 +251,7 @@ class Gate:
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
         if not self.has_whole(source):
-            self._told[source.ordinal] = _Told(np.full(len(table), _NOT_TOLD, np.int64), np.zeros(len(table), np.uint64))
+            self._told[source.ordinal] = _MustBeLeft(np.full(len(table), _NOT_TOLD, np.int64), np.zeros(len(table), np.uint64))
 
     def look(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> KeysSeen:
         """What pass 1 inflated, read by the gate itself, for ``note``. It lives in the lane."""

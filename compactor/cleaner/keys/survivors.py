@@ -59,7 +59,7 @@ class Survivors(Protocol):
         """One flag per row of the chunk."""
 
 
-class Looked(Protocol):
+class WitnessNote(Protocol):
     """What a witness makes of one chunk; it lives in the lane."""
 
     def detached(self) -> Self: ...
@@ -75,7 +75,7 @@ class Witness(Protocol):
         """The segment's bytes are there, and its chunks follow."""
 
     def look(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> Any:
-        """Pass 1: every batch of the chunk that may enter the map. Returns Looked."""
+        """Pass 1: every batch of the chunk that may enter the map. Returns WitnessNote."""
 
     def note(self, source: SourceSegment, looked: Any) -> None:
         """Takes what ``look`` returned."""
@@ -151,7 +151,7 @@ class Hashed:
     offset: Int64s
     value_length: Int32s
     rows: Rows | None
-    looked: Looked | None
+    looked: WitnessNote | None
 
     def detached(self) -> Hashed:
         looked = None if self.looked is None else self.looked.detached()

@@ -49,7 +49,7 @@ def show_list(args: argparse.Namespace, out: Output) -> int:
     if files:
         raise UsageError("files and partitions together", hint="List them one after the other")
     opened = tiers.viewed(args)
-    outcomes = tiers.Outcomes(out, named=bool(args.targets))
+    outcomes = tiers.PartitionOutcomes(out, named=bool(args.targets))
     found = []
     names = opened.partitions(args.targets)
     with out.progress("reading", len(names), "partitions") as progress:

@@ -69,7 +69,7 @@ def _show(args: argparse.Namespace, folder: Path, out: Output, *, kept: bool) ->
 
 def _work(demo: Demo, out: Output) -> float:
     """Steps 1 to 6; returns the seconds of the round."""
-    from compactor.transfer.import_ import Progress
+    from compactor.transfer.import_ import ImportProgress
 
     with out.progress("making a topic", demo.shape.records, "records") as progress:
         demo.make(progress.advance)
@@ -77,7 +77,7 @@ def _work(demo: Demo, out: Output) -> float:
         f"1. make      {demo.shape.records:,} changes of a customers table, as a broker writes them: all codecs, deletes, transactions"
     )
     with out.progress("importing", unit="bytes") as progress:
-        imported = demo.import_topic(Progress(progress.at, progress.advance))
+        imported = demo.import_topic(ImportProgress(progress.at, progress.advance))
     out.note(f"2. import    {imported.segments} segments, {size(imported.bytes)}, offsets {imported.start_offset} to {imported.end_offset}")
     plan = demo.plan()
     reads = f"{size(plan.bytes_to_read)} to read, {size(plan.bytes_to_write)} to write at most, {plan.map_keys:,} keys at most"

@@ -22,14 +22,14 @@ def add_arguments(parser: frame.Parser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> None:
     from compactor.model.ids import TopicPartition
-    from compactor.transfer.import_ import Progress, import_directory
+    from compactor.transfer.import_ import ImportProgress, import_directory
 
     name = TopicPartition.of(args.topic, args.partition)
     opened = tiers.opened(args)
     policy = opened.settings.cleaner_for(name.topic).policy()
     warm_up(out, gate=False)
     with out.progress("importing", unit="bytes") as bar:
-        progress = Progress(lambda step, size: bar.at(f"{step} {name}", size), bar.advance)
+        progress = ImportProgress(lambda step, size: bar.at(f"{step} {name}", size), bar.advance)
         report = import_directory(opened, args.log_dir, name, policy, progress, gaps=args.allow_gaps)
     if report.repeated:
         out.note(f"{name}: this directory was imported before; nothing to do")

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.views.forecast import forecast_of, known_of
 
     with tiers.opened(args, local_state=True) as opened:
-        outcomes = tiers.Outcomes(out, named=bool(args.partitions))
+        outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
         summaries = tiers.summaries(opened, opened.partitions(args.partitions), out, outcomes)
         frees = deletes_free_space(opened.ports.data)
         now, found = tiers.now_ms(args), []

@@ -29,11 +29,11 @@ def run(args: argparse.Namespace, out: Output) -> int:
     names = opened.partitions(args.partitions)
     check_pyspark()
     from compactor.spark.cluster.executor import Cost
-    from compactor.spark.cluster.jobs import Watch
+    from compactor.spark.cluster.jobs import JobWatch
     from compactor.spark.cluster.session import cluster
     from compactor.spark.recompact import Listener, recompact
 
-    outcomes = tiers.Outcomes(out, named=bool(args.partitions))
+    outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
     cost = Cost()
     with ExitStack() as stack:
         with out.progress("starting Spark"):
@@ -41,14 +41,14 @@ def run(args: argparse.Namespace, out: Output) -> int:
         if started.ui:
             out.note(f"Spark runs on {started.master}; its pages are at {started.ui}")
         with out.progress("re-compacting", unit="tasks") as progress:
-            listener = Listener(Watch(progress.at, progress.advance), lambda finished: _tell(finished, out, outcomes))
+            listener = Listener(JobWatch(progress.at, progress.advance), lambda finished: _tell(finished, out, outcomes))
             finished = recompact(opened, started.cluster, names, tiers.now_ms(args), cost, listener)
     rows = [_row(one) for one in finished]
     out.result({"partitions": rows, "spark": _spark(started, cost)}, _table(rows), summary=_summary(started, cost))
     return outcomes.exit_code()
 
 
-def _tell(finished: Finished, out: Output, outcomes: tiers.Outcomes) -> None:
+def _tell(finished: Finished, out: Output, outcomes: tiers.PartitionOutcomes) -> None:
     """As soon as a partition is done with: who breaks the job off knows what is finished."""
     report = finished.report
     if finished.error is not None:

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.upkeep.retire import retire
 
     opened = tiers.opened(args)
-    outcomes = tiers.Outcomes(out, named=False)
+    outcomes = tiers.PartitionOutcomes(out, named=False)
     deleted: list[str] = []
     swept: list[str] = []
     waiting: list[str] = []

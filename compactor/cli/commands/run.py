@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
     with tiers.opened(args, local_state=True) as opened:
         names = opened.partitions(args.partitions)
-        outcomes = tiers.Outcomes(out, named=bool(args.partitions))
+        outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
         now = tiers.now_ms(args)
         rows = {}
         held = []
@@ -80,7 +80,7 @@ def _rounds(
     args: argparse.Namespace,
     now: int,
     out: Output,
-    outcomes: tiers.Outcomes,
+    outcomes: tiers.PartitionOutcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
     from compactor.local.spool import process_folder
     from compactor.round.compaction import not_done

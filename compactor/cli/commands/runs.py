@@ -28,7 +28,7 @@ def show_list(args: argparse.Namespace, out: Output) -> int:
 
     opened = tiers.viewed(args)
     names = opened.partitions(args.partitions)
-    outcomes = tiers.Outcomes(out, named=bool(args.partitions))
+    outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
     found: list[RunReport] = []
     with out.progress("reading", len(names), "partitions") as progress:
         for name, log in zip(names, opened.read_logs(names, progress.advance), strict=True):

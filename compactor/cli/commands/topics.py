@@ -16,7 +16,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    outcomes = tiers.Outcomes(out, named=False)
+    outcomes = tiers.PartitionOutcomes(out, named=False)
     with tiers.opened(args, local_state=True) as opened:
         found = [summary for summary in tiers.summaries(opened, opened.partitions(), out, outcomes) if summary.segments]
     fields = ("topic", "partition", "segments", "bytes", "start_offset", "end_offset")

@@ -45,7 +45,7 @@ def _nothing(*_: object) -> None:
 
 
 @dataclass(frozen=True)
-class Watch:
+class JobWatch:
     """Who wants to know how it goes. ``on_step``: what is done now, and in how many tasks; ``on_task``: one of them has ended."""
 
     on_step: Callable[[str, int], None] = _nothing
@@ -53,7 +53,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """What became of one item. ``index``: its place in the job; -1 for work that belongs to no single item."""
 
     index: int
@@ -66,7 +66,7 @@ class VersionDiffers(CompactorError):
     """An executor would not make the same bytes (I7)."""
 
 
-def attempt(index: int, work: Callable[[Cost], Any], plan: CompactionPlan | None = None) -> Outcome:
+def attempt(index: int, work: Callable[[Cost], Any], plan: CompactionPlan | None = None) -> TaskOutcome:
     """Runs in a task. Every error becomes a value that says in one line what is wrong."""
     cost, begin = Cost(), time.process_time()
     outcome = _attempt(index, work, plan, cost)
@@ -74,24 +74,24 @@ def attempt(index: int, work: Callable[[Cost], Any], plan: CompactionPlan | None
     return outcome
 
 
-def _attempt(index: int, work: Callable[[Cost], Any], plan: CompactionPlan | None, cost: Cost) -> Outcome:
+def _attempt(index: int, work: Callable[[Cost], Any], plan: CompactionPlan | None, cost: Cost) -> TaskOutcome:
     try:
         _same_version(plan)
-        return Outcome(index, work(cost), None, cost)
+        return TaskOutcome(index, work(cost), None, cost)
     except CompactorError as error:
-        return Outcome(index, None, error, cost)
+        return TaskOutcome(index, None, error, cost)
     except MemoryError:
-        return Outcome(index, None, OutOfBudget("an executor ran out of memory", hint="Lower map_budget_bytes or give it more"), cost)
+        return TaskOutcome(index, None, OutOfBudget("an executor ran out of memory", hint="Lower map_budget_bytes or give it more"), cost)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return Outcome(index, None, OutOfBudget("an executor's local disk is full", hint="Lower disk_budget_bytes"), cost)
-        return Outcome(index, None, StoreError(f"{error.strerror or error} ({error.filename or 'on an executor'})"), cost)
+            return TaskOutcome(index, None, OutOfBudget("an executor's local disk is full", hint="Lower disk_budget_bytes"), cost)
+        return TaskOutcome(index, None, StoreError(f"{error.strerror or error} ({error.filename or 'on an executor'})"), cost)
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver has to hear of it
         where = error.__traceback__
         while where is not None and where.tb_next is not None:
             where = where.tb_next
         place = f" ({where.tb_frame.f_code.co_filename}:{where.tb_lineno})" if where else ""
-        return Outcome(index, None, CompactorError(f"a bug on an executor: {type(error).__name__}: {error}{place}"), cost)
+        return TaskOutcome(index, None, CompactorError(f"a bug on an executor: {type(error).__name__}: {error}{place}"), cost)
 
 
 def _same_version(plan: CompactionPlan | None) -> None:
@@ -99,22 +99,22 @@ def _same_version(plan: CompactionPlan | None) -> None:
         raise VersionDiffers(f"the plan is for {plan.fingerprint}, an executor is {fingerprint()}")
 
 
-class _Funnel(AccumulatorParam[list[tuple[int, Outcome]]]):
+class _Funnel(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
     """On an executor a list; on the driver the inboxes of its jobs."""
 
     def __init__(self) -> None:
-        self.inboxes: dict[int, queue.SimpleQueue[Outcome]] = {}
+        self.inboxes: dict[int, queue.SimpleQueue[TaskOutcome]] = {}
         self.on_driver = True
 
     def __getstate__(self) -> dict[str, Any]:
         return {"inboxes": {}, "on_driver": False}
 
-    def zero(self, value: list[tuple[int, Outcome]]) -> list[tuple[int, Outcome]]:
+    def zero(self, value: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
         return []
 
     def addInPlace(  # noqa: N802, Spark's name
-        self, value1: list[tuple[int, Outcome]], value2: list[tuple[int, Outcome]]
-    ) -> list[tuple[int, Outcome]]:
+        self, value1: list[tuple[int, TaskOutcome]], value2: list[tuple[int, TaskOutcome]]
+    ) -> list[tuple[int, TaskOutcome]]:
         if not self.on_driver:
             return [*value1, *value2]
         for job, outcome in value2:
@@ -131,13 +131,13 @@ class Task:
     job: int
     work: Work
     plan: CompactionPlan | None
-    funnel: Accumulator[list[tuple[int, Outcome]]]
+    funnel: Accumulator[list[tuple[int, TaskOutcome]]]
 
     def __call__(self, items: Iterable[tuple[int, Any]]) -> None:
         for index, item in items:
             self.deliver(attempt(index, partial(self.work, index, item), self.plan))
 
-    def deliver(self, outcome: Outcome) -> None:
+    def deliver(self, outcome: TaskOutcome) -> None:
         self.funnel.add([(self.job, outcome)])
 
 
@@ -173,8 +173,8 @@ class Cluster:
         *,
         plan: CompactionPlan | None = None,
         check: Callable[[], object] = _nothing,
-        watch: Watch | None = None,
-    ) -> Iterator[Outcome]:
+        watch: JobWatch | None = None,
+    ) -> Iterator[TaskOutcome]:
         """Runs ``work`` over an RDD of (place, item) with ``count`` different places; an outcome for each as its task ends.
 
         :param what: what the Spark UI says of it: which partition, and what is done.
@@ -182,7 +182,7 @@ class Cluster:
         :param check: called every few seconds; raises Fenced.
         :raises Unavailable: Spark gives up. The outcomes that came before were right.
         """
-        watch = watch or Watch()
+        watch = watch or JobWatch()
         watch.on_step(what, count)
         with _Running(self, what, rdd, work, plan) as running:
             seen: set[int] = set()
@@ -206,7 +206,7 @@ class _Running:
         self._context = rdd.context
         self._number = next(cluster._numbers)
         self._group = f"tiered-compactor-{self._number}"
-        self._inbox: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[TaskOutcome] = queue.SimpleQueue()
         self._error: BaseException | None = None
         task = Task(self._number, work, plan, cluster._accumulator)
 
@@ -224,7 +224,7 @@ class _Running:
         self._thread.start()
         return self
 
-    def next(self, check: Callable[[], object]) -> Outcome:
+    def next(self, check: Callable[[], object]) -> TaskOutcome:
         while True:
             over = not self._thread.is_alive()
             try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from compactor.errors import CompactorError
 from compactor.spark.cluster.executor import Cost, Shared
-from compactor.spark.cluster.jobs import Cluster, Watch, Work
+from compactor.spark.cluster.jobs import Cluster, JobWatch, Work
 from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Steps:
+class TaskSteps:
     """:param control: the driver's own. :param check: called while a step runs; raises Fenced where somebody else leads."""
 
     cluster: Cluster
     control: ObjectStore
     shared: Shared
     cost: Cost
-    watch: Watch
+    watch: JobWatch
     check: Callable[[], object]
 
     def each(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:

@@ -17,13 +17,13 @@ from compactor.cleaner.passes.portraits import NOTHING, stand_in
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts, fold
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.spark.cluster.steps import Steps
+from compactor.spark.cluster.steps import TaskSteps
 from compactor.spark.round.gate import SparseFates
 from compactor.spark.round.mapping import Indexed, SparseVerdicts, ToGather, ToIndex, index_segment
 
 
 @dataclass(frozen=True)
-class Known:
+class FoldedSegment:
     """What pass 1 found out about one segment that was read."""
 
     indexed: Indexed
@@ -43,7 +43,7 @@ class Index:
     found: dict[str, Indexed] = field(default_factory=dict)
     folded: dict[str, tuple[SourceSegment, Verdicts, Fates]] = field(default_factory=dict)
 
-    def read(self, steps: Steps, rows: AbstractSet[str], sources: AbstractSet[str] = frozenset()) -> None:
+    def read(self, steps: TaskSteps, rows: AbstractSet[str], sources: AbstractSet[str] = frozenset()) -> None:
         """Reads what is not known yet (ids): the keys of ``rows``; headers of ``sources``, and of all that nothing stands in for.
 
         A segment of which only the headers are known is read again where its keys are wanted now. Raises BadData, StoreError, OutOfBudget.
@@ -66,19 +66,19 @@ class Index:
                 second.append(ToIndex(item.metadata, True, known.verdicts, known.fates))
         self._run(steps, f"pass 1, keys of {len(second)} segments with transactions", second)
 
-    def known(self, segment_id: str) -> Known:
+    def known(self, segment_id: str) -> FoldedSegment:
         """Of a segment that was read."""
         indexed = self.found[segment_id]
         _, verdicts, fates = self.folded[segment_id]
         places = indexed.batches, indexed.places
-        return Known(indexed, SparseVerdicts(*places, verdicts), SparseFates(*places, fates))
+        return FoldedSegment(indexed, SparseVerdicts(*places, verdicts), SparseFates(*places, fates))
 
     @property
     def scratch(self) -> list[str]:
         """Keys of the objects that were written."""
         return [part.key for found in self.found.values() for part in (found.buckets, found.sample) if part]
 
-    def _run(self, steps: Steps, step: str, items: Sequence[ToIndex]) -> None:
+    def _run(self, steps: TaskSteps, step: str, items: Sequence[ToIndex]) -> None:
         for place, result in steps.each(step, index_segment, items):
             self.found[items[place].metadata.id] = result
 

@@ -25,7 +25,7 @@ from compactor.round.skip import (
     records_about,
 )
 from compactor.spark.cluster.balance import balanced
-from compactor.spark.cluster.steps import Steps
+from compactor.spark.cluster.steps import TaskSteps
 from compactor.spark.round.indexing import Index
 from compactor.spark.round.mapping import ToAsk, ask_filters
 from compactor.tier.sidecars import Head, Sidecars
@@ -35,7 +35,7 @@ from compactor.tier.sidecars import Head, Sidecars
 class Scouting:
     """Pass 1 so far, for the plan that follows it. ``index`` has the dirty segments, with their rows as ``steps`` cut them into ranges."""
 
-    steps: Steps
+    steps: TaskSteps
     index: Index
     scouted: CleanVerdicts
 
@@ -48,7 +48,7 @@ class Scouting:
 
 
 def scout(
-    steps: Steps, state: PartitionState, found: Assessment[RemoteLogSegmentMetadata], sidecars: Sidecars, record: FilterRecord
+    steps: TaskSteps, state: PartitionState, found: Assessment[RemoteLogSegmentMetadata], sidecars: Sidecars, record: FilterRecord
 ) -> Scouting | None:
     """None where no clean segment has a sidecar, and nothing is gained by knowing more. Raises BadData, StoreError, OutOfBudget."""
     heads = sidecars.heads([segment.id for segment in state.live])
@@ -66,7 +66,7 @@ def scout(
 
 
 def _ask(
-    steps: Steps, index: Index, found: Assessment[RemoteLogSegmentMetadata], heads: dict[str, Head], record: FilterRecord
+    steps: TaskSteps, index: Index, found: Assessment[RemoteLogSegmentMetadata], heads: dict[str, Head], record: FilterRecord
 ) -> CleanVerdicts:
     now_ms = steps.shared.plan.now_ms
     buckets = tuple(indexed.buckets for indexed in index.found.values() if indexed.buckets and indexed.buckets.dirty_rows)

@@ -26,7 +26,7 @@ from compactor.round.ports import WorkSession, WorkStats
 from compactor.round.skip import CleanVerdicts
 from compactor.spark.cluster.balance import balanced
 from compactor.spark.cluster.executor import Cost
-from compactor.spark.cluster.jobs import LOOK_S, Cluster, Outcome, VersionDiffers, Watch, attempt
+from compactor.spark.cluster.jobs import LOOK_S, Cluster, JobWatch, TaskOutcome, VersionDiffers, attempt
 from compactor.spark.round.rewriting import ToClean, clean_partition
 from compactor.spark.round.worker import note, shared_by
 
@@ -41,13 +41,13 @@ BINS_PER_SLOT: Final = 3
 class _Ticket:
     item: ToClean
     bytes: int
-    answer: SimpleQueue[Outcome] = field(default_factory=SimpleQueue)
+    answer: SimpleQueue[TaskOutcome] = field(default_factory=SimpleQueue)
 
 
 class Wave:
     """``participants``: threads that will submit, or leave without having done so."""
 
-    def __init__(self, cluster: Cluster, tier: Tier, hash_key: bytes, participants: int, cost: Cost, watch: Watch) -> None:
+    def __init__(self, cluster: Cluster, tier: Tier, hash_key: bytes, participants: int, cost: Cost, watch: JobWatch) -> None:
         self.cluster = cluster
         self.tier = tier
         self.hash_key = hash_key
@@ -112,9 +112,9 @@ class Wave:
         try:
             self._job(f"{ticket.item.shared.partition}: by itself, after its wave was given up", tickets, [[number]], set())
         except CompactorError as error:
-            ticket.answer.put(Outcome(number, None, error, Cost()))
+            ticket.answer.put(TaskOutcome(number, None, error, Cost()))
         except Exception as error:  # noqa: BLE001 - somebody waits for this answer
-            ticket.answer.put(Outcome(number, None, CompactorError(f"a bug: {type(error).__name__}: {error}"), Cost()))
+            ticket.answer.put(TaskOutcome(number, None, CompactorError(f"a bug: {type(error).__name__}: {error}"), Cost()))
 
     def _job(self, what: str, tickets: list[_Ticket], bins: list[list[int]], done: set[int]) -> None:
         items = [[(number, tickets[number].item) for number in members] for members in bins]
@@ -127,7 +127,7 @@ class Wave:
                 tickets[one.index].answer.put(one)
 
 
-def clean_bin(place: int, items: Sequence[tuple[int, ToClean]], cost: Cost) -> list[Outcome]:
+def clean_bin(place: int, items: Sequence[tuple[int, ToClean]], cost: Cost) -> list[TaskOutcome]:
     """One task: its partitions one after the other, each with its own outcome."""
     return [attempt(number, partial(clean_partition, item), item.shared.plan) for number, item in items]
 
@@ -166,7 +166,7 @@ class WaveWorker:
         else:
             yield from outcome.value
 
-    def _answer(self, ticket: _Ticket, session: WorkSession) -> Outcome:
+    def _answer(self, ticket: _Ticket, session: WorkSession) -> TaskOutcome:
         while True:
             try:
                 return ticket.answer.get(timeout=LOOK_S)

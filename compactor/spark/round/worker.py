@@ -30,8 +30,8 @@ from compactor.round.plan import RoundFacts, draft
 from compactor.round.ports import WorkSession, WorkStats
 from compactor.round.skip import CleanVerdicts, filter_record, filter_stats, keys_to_come
 from compactor.spark.cluster.executor import Cost, Filters, Shared
-from compactor.spark.cluster.jobs import Cluster, Outcome, VersionDiffers, Watch, attempt
-from compactor.spark.cluster.steps import Steps
+from compactor.spark.cluster.jobs import Cluster, JobWatch, TaskOutcome, VersionDiffers, attempt
+from compactor.spark.cluster.steps import TaskSteps
 from compactor.spark.round.gate import sample_bits
 from compactor.spark.round.indexing import Index
 from compactor.spark.round.mapping import SAMPLE, Gathered, ToGather, answer_range, gather_sample, gather_survivors
@@ -54,7 +54,7 @@ class SparkWorker:
     hash_key: bytes
     stats: WorkStats = field(default_factory=WorkStats)
     cost: Cost = field(default_factory=Cost)
-    watch: Watch = field(default_factory=Watch)
+    watch: JobWatch = field(default_factory=JobWatch)
     _used: Cost = field(default_factory=Cost, init=False)
     _scouting: Scouting | None = field(default=None, init=False)
 
@@ -95,9 +95,9 @@ class SparkWorker:
             self.cost.add(self._used)
             self._used = Cost()
 
-    def steps(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: Callable[[], object]) -> Steps:
+    def steps(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: Callable[[], object]) -> TaskSteps:
         shared = shared_by(self.cluster, self.tier, self.cleaner, self.hash_key, plan, scratch, state)
-        return Steps(self.cluster, self.tier.ports.control, shared, self._used, self.watch, check)
+        return TaskSteps(self.cluster, self.tier.ports.control, shared, self._used, self.watch, check)
 
     def sidecars(self, state: PartitionState) -> Sidecars | None:
         return self.tier.sidecars(state.name) if self.cleaner.bloom else None
@@ -265,7 +265,7 @@ class _Answer:
     segments: tuple[ToGather, ...]
     places: frozenset[int]
 
-    def __call__(self, number: int) -> Iterator[tuple[int, bytes | Outcome]]:
+    def __call__(self, number: int) -> Iterator[tuple[int, bytes | TaskOutcome]]:
         pairs: list[tuple[int, bytes]] = []
         outcome = attempt(-1, lambda cost: pairs.extend(answer_range(self.shared, number, self.segments, cost)), self.shared.plan)
         if outcome.error is not None:
@@ -285,7 +285,7 @@ class _Gather:
     segments: tuple[ToGather, ...]
     samples: tuple[ScratchObject, ...]
 
-    def __call__(self, place: int, answers: Iterable[bytes | Outcome], cost: Cost) -> Gathered:
+    def __call__(self, place: int, answers: Iterable[bytes | TaskOutcome], cost: Cost) -> Gathered:
         some = _bytes_of(answers, cost)
         if place < len(self.segments):
             return gather_survivors(self.shared, self.segments[place], some, cost)
@@ -293,7 +293,7 @@ class _Gather:
         return gather_sample(self.shared, self.samples, cost)
 
 
-def _bytes_of(answers: Iterable[bytes | Outcome], cost: Cost) -> Iterator[bytes]:
+def _bytes_of(answers: Iterable[bytes | TaskOutcome], cost: Cost) -> Iterator[bytes]:
     for answer in answers:
         if isinstance(answer, bytes):
             yield answer

@@ -27,7 +27,7 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.spark.source.pieces import Gone
-from compactor.spark.source.reading import FOLDS, Extent, Latest, Reader, Wanted, first_offset_at, last_stable_offset
+from compactor.spark.source.reading import FOLDS, Extent, Latest, Reader, WantedRecords, first_offset_at, last_stable_offset
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,7 +117,7 @@ class KafkaTieredReader(DataSourceReader):
 class Split(InputPartition):
     """What one task reads."""
 
-    def __init__(self, extent: Extent, wanted: Wanted) -> None:
+    def __init__(self, extent: Extent, wanted: WantedRecords) -> None:
         super().__init__(f"{extent.name} {extent.first}..{extent.last}")
         self.extent = extent
         self.wanted = wanted
@@ -252,7 +252,7 @@ def _splits(tier: Tier, request: ReadRequest, name: TopicPartition, state: Parti
     segments = [segment for segment in state.live if segment.end_offset >= first and segment.start_offset < end]
     if request.latest:
         return _latest_splits(request, name, segments, first, end, limit)
-    wanted = Wanted(request.committed, limit)
+    wanted = WantedRecords(request.committed, limit)
     parts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut(segments, request.split_bytes)]
     return [Split(Extent(name, a, b, of), wanted) for a, b, of in parts if a <= b]
 
@@ -284,4 +284,4 @@ def _latest_splits(
     budget = max(request.settings.cleaner.map_budget_bytes, 1 << 16)
     ranges = request.key_ranges or -(-sum(segment.records for segment in segments) * KEY_BYTES // budget) or 1
     extent = Extent(name, first, end - 1, tuple(segments))
-    return [Split(extent, Wanted(request.committed, limit, Latest(number, ranges, budget))) for number in range(ranges)]
+    return [Split(extent, WantedRecords(request.committed, limit, Latest(number, ranges, budget))) for number in range(ranges)]

@@ -21,7 +21,7 @@ MOST_HELD: Final = 4
 """Pieces that were read ahead and are kept for the reader, which will come to them."""
 
 
-class Outcomes:
+class TransactionOutcomes:
     """Verdicts for pieces that are read in one direction.
 
     :param behind: live segments that end at or above an offset, by a fresh fold.

@@ -28,7 +28,7 @@ from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.codecs import ByteBuffer
 from compactor.records.rows import Int32s, RowBuffers, parse
 from compactor.spark.source.columns import Selection
-from compactor.spark.source.outcomes import Outcomes
+from compactor.spark.source.outcomes import TransactionOutcomes
 from compactor.spark.source.pieces import Gone, Piece, SegmentReader
 
 Flags = npt.NDArray[np.bool_]
@@ -57,7 +57,7 @@ class Latest:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedRecords:
     """What is read of an extent. ``latest`` None: every record."""
 
     committed: bool
@@ -114,12 +114,12 @@ class _Scratch:
 class Reader:
     """One task's reading. Not for two threads."""
 
-    def __init__(self, tier: Tier, extent: Extent, wanted: Wanted) -> None:
+    def __init__(self, tier: Tier, extent: Extent, wanted: WantedRecords) -> None:
         self._tier = tier
         self._extent = extent
         self._wanted = wanted
         self._segments = extent.segments
-        self._outcomes = Outcomes(self._behind, self._segment)
+        self._outcomes = TransactionOutcomes(self._behind, self._segment)
         self._scratch = _Scratch()
 
     def selections(self) -> Iterator[Selection]:
