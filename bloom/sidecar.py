@@ -2,7 +2,7 @@
 
     magic:8 version:4 key fingerprint:8 head length:4 filter length:8 | head MAC:16 filter MAC:16 | head | filter
 
-The head is a JSON object (its length before it), the two tables of bloom.runs and the cardinality sketch; the filter is pybloom-live's
+The head is a JSON object (its length before it), the two tables of bloom.producer_runs and a sketch; the filter is pybloom-live's
 own file. Everything is little-endian. The MACs are BLAKE2b under the tier's hash key, so a sidecar can be neither damaged nor forged
 without being seen. A reader that only plans needs no filter: ``head_length`` says how much of the object to fetch, ``read_head`` takes
 that much.
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from bloom.cardinality import REGISTERS, Registers, empty_sketch, estimate, observe, union
 from bloom.filter import Hashes, KeyFilter
-from bloom.runs import BATCH_RUNS, MARKERS, Table
+from bloom.producer_runs import BATCH_RUNS, MARKERS, Table
 from bloom.sizing import FilterDesign, useless_rate
 
 MAGIC = b"tc-side\n"
@@ -61,7 +61,7 @@ class SidecarUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What forces a clean segment to be read in spite of its filter, as far as its records say. Markers: bloom.runs.due_by_fold.
+    """What forces a clean segment to be read in spite of its filter, as far as its records say. Markers: bloom.producer_runs.due_by_fold.
 
     A tombstone without a horizon gets one when it is next read; v0/v1 tombstones count as such. Keyless records go when they are next read.
     """
@@ -94,7 +94,7 @@ class Sidecar:
     records: int
     distinct_keys: int
     due: Due
-    runs: Table
+    producer_runs: Table
     markers: Table
     sketch: Registers
     made_for: FilterDesign | None = None
@@ -166,11 +166,11 @@ def write(sidecar: Sidecar, hash_key: bytes) -> bytes:
         "distinct_keys": sidecar.distinct_keys,
         "due": asdict(sidecar.due),
         "made_for": asdict(sidecar.made_for) if sidecar.made_for else None,
-        "runs": len(sidecar.runs),
+        "runs": len(sidecar.producer_runs),
         "markers": len(sidecar.markers),
     }
     text = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
-    head = b"".join([_COUNT.pack(len(text)), text, sidecar.runs.tobytes(), sidecar.markers.tobytes(), sidecar.sketch.tobytes()])
+    head = b"".join([_COUNT.pack(len(text)), text, sidecar.producer_runs.tobytes(), sidecar.markers.tobytes(), sidecar.sketch.tobytes()])
     body = io.BytesIO()
     if sidecar.filter is not None:
         sidecar.filter.tofile(body)
@@ -241,7 +241,7 @@ def _parse_head(head: memoryview) -> Sidecar:
         records=about["records"],
         distinct_keys=about["distinct_keys"],
         due=Due(**about["due"]),
-        runs=runs,
+        producer_runs=runs,
         markers=markers,
         sketch=sketch.view(np.uint8),
         made_for=FilterDesign(**about["made_for"]) if about["made_for"] else None,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bloom.filter import Hashes
-from bloom.runs import due_by_fold
+from bloom.producer_runs import due_by_fold
 from compactor.cleaner.gate.ahead import GateAhead
 from compactor.cleaner.gate.judge import Gate, GateTerms, gate_seed
 from compactor.cleaner.gate.table import KeyTable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Generic, TypeVar
 
@@ -57,8 +57,9 @@ def assess(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, force: bo
     total = sum(segment.size_bytes for segment in below)
     ratio = sum(segment.size_bytes for segment in dirty) / total if total else 0.0
     horizon_due = tuple(segment.id for segment in below if 0 <= segment.due_ms <= now_ms)
-    due, reason = _verdict(cleaner, now_ms, dirty, ratio, horizon_due, bound, force)
-    return Assessment(due, reason, first_dirty, end, ratio, dirty, clean, horizon_due)
+    found = Assessment(False, "", first_dirty, end, ratio, dirty, clean, horizon_due)
+    due, reason = _verdict(found, cleaner, now_ms, bound, force=force)
+    return replace(found, due=due, reason=reason)
 
 
 def _range_end(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_dirty: int) -> tuple[int, str]:
@@ -78,9 +79,9 @@ def _range_end(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_di
     return max(end, min(first_dirty, state.end_offset + 1)), why
 
 
-def _verdict(
-    cleaner: Cleaner, now_ms: int, dirty: Sequence[SegmentFacts], ratio: float, horizon_due: Sequence[str], bound: str, force: bool
-) -> tuple[bool, str]:
+def _verdict(found: Assessment[S], cleaner: Cleaner, now_ms: int, bound: str, *, force: bool) -> tuple[bool, str]:
+    """``bound``: why the round's end is not the tier's."""
+    dirty, ratio = found.dirty, found.dirty_ratio
     late = [s for s in dirty if 0 < s.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms]
     if dirty and force:
         return True, "forced"
@@ -88,8 +89,8 @@ def _verdict(
         return True, f"dirty ratio {ratio:.2f} is above {cleaner.min_cleanable_dirty_ratio:g}"
     if late:
         return True, "max_compaction_lag_ms has passed"
-    if horizon_due:
-        return True, f"a delete horizon has passed in {len(horizon_due)} segments"
+    if found.horizon_due:
+        return True, f"a delete horizon has passed in {len(found.horizon_due)} segments"
     if dirty:
         return False, f"dirty ratio {ratio:.2f} is not above {cleaner.min_cleanable_dirty_ratio:g}"
     return False, bound or "nothing is dirty"

@@ -90,7 +90,6 @@ class _Job:
         self._now_ms = now_ms
         self._cost = cost
         self._listener = listener
-        self._hash_key = tier.hash_key()
         self._lock = threading.Lock()
         self.finished: dict[TopicPartition, Finished] = {}
 
@@ -139,7 +138,7 @@ class _Job:
         cleaner = self._tier.settings.cleaner_for(name.topic)
 
         def worker_of(stats: WorkStats) -> SparkWorker:
-            return SparkWorker(self._cluster, self._tier, cleaner, self._hash_key, stats, self._cost, self._listener.watch)
+            return SparkWorker(self._cluster, self._tier, cleaner, stats, self._cost, self._listener.watch)
 
         return self._rounds(name, Engine("spark", worker_of))
 
@@ -148,7 +147,7 @@ class _Job:
         from compactor.round.engines import Engine
         from compactor.spark.round.wave import Wave
 
-        wave = Wave(self._cluster, self._tier, self._hash_key, len(names), self._cost, self._listener.watch)
+        wave = Wave(self._cluster, self._tier, len(names), self._cost, self._listener.watch)
 
         def rounds(name: TopicPartition) -> RoundReport:
             cleaner = self._tier.settings.cleaner_for(name.topic)

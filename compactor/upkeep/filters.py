@@ -86,7 +86,7 @@ def _about(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict[str, A
         "due": due.reason(now_ms),
         "tombstones": due.tombstones,
         "next_horizon_ms": due.earliest_tombstone_horizon_ms if due.earliest_tombstone_horizon_ms != NEVER_MS else None,
-        "producer_runs": len(sidecar.runs),
+        "producer_runs": len(sidecar.producer_runs),
         "markers": len(sidecar.markers),
     }
 

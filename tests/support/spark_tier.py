@@ -117,7 +117,7 @@ def state_of(tier: Tier) -> PartitionState:
 
 
 def spark_worker(cluster: Any, tier: Tier, cost: Cost, stats: WorkStats) -> SparkWorker:
-    return SparkWorker(cast(Cluster, cluster), tier, tier.settings.cleaner_for(NAME.topic), tier.hash_key(), stats, cost)
+    return SparkWorker(cast(Cluster, cluster), tier, tier.settings.cleaner_for(NAME.topic), stats, cost)
 
 
 def from_offset(first_dirty: int, state: PartitionState, cleaner: Cleaner, now_ms: int) -> Assessment[RemoteLogSegmentMetadata]:

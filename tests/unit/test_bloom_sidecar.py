@@ -13,7 +13,7 @@ import pytest
 
 from bloom import sidecar as sidecars
 from bloom.cardinality import estimate
-from bloom.runs import BATCH_RUNS, MARKERS
+from bloom.producer_runs import BATCH_RUNS, MARKERS
 from bloom.sidecar import Due, Portrait, Sidecar, SidecarUnusable, Unusable, estimate_together
 from bloom.sizing import design
 
@@ -55,7 +55,7 @@ def test_what_is_written_is_read() -> None:
     assert after.filter.bitarray.tobytes() == before.filter.bitarray.tobytes()
     assert after.distinct_keys == before.distinct_keys == 5_000
     assert (after.records, after.due, after.made_for) == (before.records, before.due, before.made_for)
-    assert after.runs.tolist() == before.runs.tolist()
+    assert after.producer_runs.tolist() == before.producer_runs.tolist()
     assert after.markers.tolist() == before.markers.tolist()
     assert after.sketch.tolist() == before.sketch.tolist()
     assert sidecars.write(after, KEY) == data
@@ -72,7 +72,7 @@ def test_the_head_alone_says_everything_but_the_filter() -> None:
     assert read.made_for is not None
     assert read.useless_rate(10_000) == pytest.approx(0.01)
     assert read.distinct_keys == 5_000
-    assert len(read.runs) == 3
+    assert len(read.producer_runs) == 3
     assert estimate(read.sketch) == pytest.approx(5_000, rel=0.08)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from bloom.runs import BATCH_RUNS, MARKERS
+from bloom.producer_runs import BATCH_RUNS, MARKERS
 from bloom.sidecar import Due, Portrait, Sidecar
 from bloom.sizing import design
 from compactor.storage.counting import Counters

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from bloom.runs import events, runs_and_markers
+from bloom.producer_runs import events, runs_and_markers
 from bloom.sidecar import NEVER_MS, Due, Portrait, Sidecar
 from bloom.siphash import hash_keys, key_halves
 from bloom.sizing import FilterDesign
@@ -93,7 +93,7 @@ def _joined(pieces: list[_Piece]) -> _Piece:
 
 def stand_in(ordinal: int, name: str, base: int, end: int, mtime_ms: int, sidecar: Sidecar) -> SourceSegment:
     """A source without bytes whose table has what the transaction fold asks of a segment: the sidecar's runs and markers."""
-    happened = events(sidecar.runs, sidecar.markers)
+    happened = events(sidecar.producer_runs, sidecar.markers)
     table = BatchTable.empty(len(happened))
     for column in fields(BatchTable):
         getattr(table, column.name)[:] = getattr(happened, column.name, 0)

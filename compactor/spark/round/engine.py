@@ -81,5 +81,5 @@ class _Worker:
 
         if self._started is None:
             cleaner = self.tier.settings.cleaner_for(self.name.topic)
-            self._started = SparkWorker(self.engines.cluster(self.tier), self.tier, cleaner, self.tier.hash_key(), self.stats)
+            self._started = SparkWorker(self.engines.cluster(self.tier), self.tier, cleaner, self.stats)
         return self._started

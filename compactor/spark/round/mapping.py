@@ -113,7 +113,9 @@ def index_segment(shared: Shared, item: ToIndex, cost: Cost) -> Indexed:
             seen = Sample(max(item.metadata.records, len(table)), seed_of(shared.plan), shared.gate_bits)
             gate = gate_of(shared, [source], [item.fates.whole() if item.fates else no_fates(len(table))], seen, full=False)
             with reading.mapped(source):
-                buckets = _write_buckets(shared, item, source, aborted, staging, gate, cost)
+                buckets = _write_buckets(shared, item.metadata.id, source, aborted, staging, gate)
+                cost.rows += buckets.rows
+                cost.exchanged_bytes += buckets.size
                 if gate is not None and gate.dirty:
                     if not gate.has_whole(source):
                         gate.read(source)
@@ -125,7 +127,7 @@ def index_segment(shared: Shared, item: ToIndex, cost: Cost) -> Indexed:
 
 
 def _write_buckets(
-    shared: Shared, item: ToIndex, source: SourceSegment, aborted: Flags, staging: Staging, gate: Gate | None, cost: Cost
+    shared: Shared, segment_id: str, source: SourceSegment, aborted: Flags, staging: Staging, gate: Gate | None
 ) -> BucketIndex:
     with ExitStack() as reserved:
 
@@ -141,11 +143,9 @@ def _write_buckets(
             clean = dirty[-1] + sorters[1].write(file)
             reserve(len(facts))
             file.write(facts)
-        index = BucketIndex(f"{shared.scratch}keys-{item.metadata.id}", dirty, clean, most, len(facts))
+        index = BucketIndex(f"{shared.scratch}keys-{segment_id}", dirty, clean, most, len(facts))
         create_once(tier_of(shared.settings).ports.control, index.key, path)
         path.unlink()
-    cost.rows += index.rows
-    cost.exchanged_bytes += index.size
     return index
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bloom.runs import due_by_fold
+from bloom.producer_runs import due_by_fold
 from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata

@@ -47,10 +47,9 @@ class _Ticket:
 class Wave:
     """``participants``: threads that will submit, or leave without having done so."""
 
-    def __init__(self, cluster: Cluster, tier: Tier, hash_key: bytes, participants: int, cost: Cost, watch: JobWatch) -> None:
+    def __init__(self, cluster: Cluster, tier: Tier, participants: int, cost: Cost, watch: JobWatch) -> None:
         self.cluster = cluster
         self.tier = tier
-        self.hash_key = hash_key
         self.over = False
         self._cost = cost
         self._watch = watch
@@ -151,7 +150,7 @@ class WaveWorker:
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         wave, live = self.wave, session.state.live
-        shared = shared_by(wave.cluster, wave.tier, self.cleaner, wave.hash_key, plan, session.scratch_key(""), session.state)
+        shared = shared_by(wave.cluster, wave.tier, self.cleaner, plan, session.scratch_key(""), session.state)
         ticket = _Ticket(ToClean(shared, tuple(tasks), live), sum(segment.size_bytes for segment in live))
         wave.submit(ticket)
         try:

@@ -51,7 +51,6 @@ class SparkWorker:
     cluster: Cluster
     tier: Tier
     cleaner: Cleaner
-    hash_key: bytes
     stats: WorkStats = field(default_factory=WorkStats)
     cost: Cost = field(default_factory=Cost)
     watch: JobWatch = field(default_factory=JobWatch)
@@ -96,7 +95,7 @@ class SparkWorker:
             self._used = Cost()
 
     def steps(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: Callable[[], object]) -> TaskSteps:
-        shared = shared_by(self.cluster, self.tier, self.cleaner, self.hash_key, plan, scratch, state)
+        shared = shared_by(self.cluster, self.tier, self.cleaner, plan, scratch, state)
         return TaskSteps(self.cluster, self.tier.ports.control, shared, self._used, self.watch, check)
 
     def sidecars(self, state: PartitionState) -> Sidecars | None:
@@ -113,9 +112,7 @@ def note(stats: WorkStats, cost: Cost) -> None:
     stats.sidecar_bytes_written = cost.sidecar_bytes
 
 
-def shared_by(
-    cluster: Cluster, tier: Tier, cleaner: Cleaner, hash_key: bytes, plan: CompactionPlan, scratch: str, state: PartitionState
-) -> Shared:
+def shared_by(cluster: Cluster, tier: Tier, cleaner: Cleaner, plan: CompactionPlan, scratch: str, state: PartitionState) -> Shared:
     """A round's settings as its tasks get them; budgets are shared out among the tasks that run on one executor at a time.
 
     Only dirty keys are kept in memory, by the map and by the gate: clean records are looked up there.
@@ -131,7 +128,7 @@ def shared_by(
     filters = None
     if cleaner.bloom:
         filters = Filters(tier.open(state.name).prefix, filter_record(state.runs), keys_to_come(cleaner, state.runs, 0))
-    return Shared(tier.settings, hash_key, plan, scratch, ranges, budget, disk, bits, filters)
+    return Shared(tier.settings, tier.hash_key(), plan, scratch, ranges, budget, disk, bits, filters)
 
 
 def _dirty(live: Sequence[RemoteLogSegmentMetadata], plan: CompactionPlan) -> list[RemoteLogSegmentMetadata]:

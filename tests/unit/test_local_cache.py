@@ -169,7 +169,7 @@ import json, sys
 from pathlib import Path
 from compactor.local.cache import LocalState
 from compactor.control.state import CatalogState
-from tests.unit.test_local_state import MARK, NAME, opened
+from tests.unit.test_local_cache import MARK, NAME, opened
 local = opened(Path(sys.argv[1]))
 known = local.state(NAME)
 local.keep(known[0].model_copy(update={"slot": 50}), MARK, 1, 1)

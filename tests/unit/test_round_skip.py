@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bloom.runs import BATCH_RUNS, MARKERS
+from bloom.producer_runs import BATCH_RUNS, MARKERS
 from bloom.sidecar import Due, Portrait, Sidecar
 from bloom.sizing import FilterDesign, design
 from compactor.config import Cleaner

@@ -22,7 +22,7 @@ from compactor.model.ids import TopicPartition
 from compactor.storage.counting import Usage
 from compactor.views import overview as overview_module
 from compactor.views.overview import MAX_AGE_MS, overview
-from tests.unit.test_local_state import segment
+from tests.unit.test_local_cache import segment
 
 NAMES = [TopicPartition("orders", number) for number in range(4)]
 OTHER = NAMES[2]

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloom import runs as producer_runs
-from bloom.runs import Events, due_by_fold, events, runs_and_markers
+from bloom import producer_runs
+from bloom.producer_runs import Events, due_by_fold, events, runs_and_markers
 from compactor.cleaner.passes.transactions import Verdicts, fold
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
