@@ -30,7 +30,7 @@ _ATTEMPTS = 3
 _FOLDED_AT_ONCE = 256
 
 
-class Progress(NamedTuple):
+class FollowProgress(NamedTuple):
     """``records``: folded by this call. ``behind``: how many records are still unread, by metadata partition. ``anew``: why all was."""
 
     records: int
@@ -64,7 +64,7 @@ class FollowedTopic:
         self._checked: set[int] = set()
         self._identity: TopicIdentity | None = None
 
-    def catch_up(self, timeout_s: float) -> Progress:
+    def catch_up(self, timeout_s: float) -> FollowProgress:
         """Folds all that stood in the topic when this was called, as far as the time allows. Raises Unavailable, Refused, NotFound."""
         deadline = time.monotonic() + timeout_s
         why = ""
@@ -103,7 +103,7 @@ class FollowedTopic:
         with self._lock:
             return dict(self._reached)
 
-    def _follow(self, deadline: float) -> Progress:
+    def _follow(self, deadline: float) -> FollowProgress:
         identity = self._topic.identity()
         if identity != self._identity:
             self._reached = self._kept.begin(identity)
@@ -115,7 +115,7 @@ class FollowedTopic:
             read = self._chunk(bounds, deadline)
             for number in sorted(read):
                 folded += self._fold(number, read[number])
-        return Progress(folded, self._behind(bounds))
+        return FollowProgress(folded, self._behind(bounds))
 
     def _begin(self, bounds: Mapping[int, Bounds]) -> None:
         """Reads on where each partition ended, from its last record where that was not looked at yet by this process."""
