@@ -16,13 +16,12 @@ from compactor.control.ordering import Stage
 from compactor.control.ports import Lease, Ports
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionSummary
-from compactor.errors import BadData, CompactorError, Fenced, Leased, NotFound, OutOfBudget
+from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import Budget
 from compactor.local.staging import group_room
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producers import parse_snapshot
 from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import Engine
 from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one
@@ -31,9 +30,8 @@ from compactor.round.ports import Stats, WorkSession, WorkStats
 from compactor.round.rewrite import LocalWorker, fingerprint, rules_of
 from compactor.round.roles import RoundExtent
 from compactor.round.skip import FilterRecord, filter_for, filter_record, filter_stats, keys_to_come, record_of
-from compactor.round.sources import Reading, reading_of
+from compactor.round.sources import Reading, producers_at_end, reading_of
 from compactor.tier.ports import SegmentLayout
-from compactor.tier.recorded import content
 from compactor.tier.sidecars import Sidecars
 
 OnStage = Callable[[Stage, CompactionPlan], None]
@@ -283,14 +281,7 @@ def live_producers(layout: SegmentLayout, state: PartitionState, now_ms: int, ex
 
     Raises BadData where the snapshot of the last segment is missing or cannot be read.
     """
-    last = state.live[-1]
-    if "snapshot" not in last.files:
-        return ()
-    key = layout.where(state.name, last, "snapshot")
-    try:
-        entries = parse_snapshot(content(layout, state.name, last, "snapshot"), key).entries
-    except NotFound:
-        raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
+    entries = producers_at_end(layout, state).entries
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
     return tuple(ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive)
 

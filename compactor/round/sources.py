@@ -14,6 +14,7 @@ from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.config import Cleaner
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
+from compactor.errors import BadData, NotFound
 from compactor.local.budget import Budget, Grant
 from compactor.local.spool import process_folder
 from compactor.local.staging import Staging, Wanted
@@ -21,6 +22,9 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
+from compactor.records.producers import ProducerStates, parse_snapshot
+from compactor.tier.ports import SegmentLayout
+from compactor.tier.recorded import content
 
 
 def reading_of(ports: Ports, cleaner: Cleaner, state_dir: Path, state: PartitionState, budget: Budget, purpose: str) -> Reading:
@@ -33,6 +37,21 @@ def reading_of(ports: Ports, cleaner: Cleaner, state_dir: Path, state: Partition
         local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
     )
     return Reading(staging, state.name, state.live, cleaner.max_decompressed_batch_bytes)
+
+
+def producers_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerStates:
+    """What the tier knows of the producers at its end, whose transactions what comes there may end.
+
+    Raises BadData where the snapshot of the last segment is missing or cannot be read.
+    """
+    if not state.live or "snapshot" not in state.live[-1].files:
+        return ProducerStates.none()
+    last = state.live[-1]
+    key = layout.where(state.name, last, "snapshot")
+    try:
+        return parse_snapshot(content(layout, state.name, last, "snapshot"), key)
+    except NotFound:
+        raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
 
 
 class Reading:

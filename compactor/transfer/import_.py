@@ -21,13 +21,12 @@ from compactor.cleaner.passes.portraits import portray
 from compactor.control.importing import register, tier
 from compactor.control.logs import PartitionLog
 from compactor.control.state import ClosedImport, PartitionState
-from compactor.errors import BadData, NotFound, OutOfBudget, StoreError, UsageError
+from compactor.errors import BadData, OutOfBudget, StoreError, UsageError
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producers import ProducerStates, parse_snapshot
+from compactor.round.sources import producers_at_end
 from compactor.storage.factory import is_s3, local_path
-from compactor.tier.recorded import content
 from compactor.tier.sidecars import Sidecars
 from compactor.transfer.log_directory import Member, check, check_unchanged, lineage_for, members, prepare, room_for
 
@@ -74,7 +73,7 @@ def import_directory(
     log = opened.open(name)
     state = log.check_whole()
     with _reading(log_dir):
-        found = members(log_dir, sources, _producers_at_end(opened, state))
+        found = members(log_dir, sources, producers_at_end(opened.ports.layout, state))
     intake = _Intake(opened, log_dir, name, policy, found, log)
     progress.at("uploading", size)
     repeated = intake.run(progress.advance)
@@ -159,19 +158,6 @@ def _import_ids(found: Sequence[Member]) -> Iterator[str]:
     identity = "\n".join(f"{member.start} {member.end} {member.sha256}" for member in found).encode()
     for attempt in range(MOST_ATTEMPTS):
         yield segment_id(hashlib.sha256(identity + attempt.to_bytes(4, "big")).digest()[:16])
-
-
-def _producers_at_end(opened: Tier, state: PartitionState) -> ProducerStates:
-    """What the tier knows of the producers at its end: a log that continues there may end their transactions."""
-    if not state.live or "snapshot" not in state.live[-1].files:
-        return ProducerStates.none()
-    last = state.live[-1]
-    layout = opened.ports.layout
-    key = layout.where(state.name, last, "snapshot")
-    try:
-        return parse_snapshot(content(layout, state.name, last, "snapshot"), key)
-    except NotFound:
-        raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
 
 
 def _check_position(state: PartitionState, name: TopicPartition, found: Sequence[Member]) -> None:
