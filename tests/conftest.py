@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.support.servers", "tests.support.bucket_cli"]
+pytest_plugins = ["tests.support.servers", "tests.support.bucket_cli", "tests.support.broker_fixtures"]
 
 TESTS = Path(__file__).parent
 

@@ -1,0 +1,77 @@
+"""The jars of a Kafka broker: Maven fetches the pinned ones once, afterwards no network is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+POMS = Path(__file__).parents[1] / "broker"
+VERSIONS = ("4.4.0", "3.9.2")
+TOOLS = "tools"
+
+
+class BrokerUnavailable(Exception):
+    """Java, Maven or the jars are missing; says which and how to get it."""
+
+
+@dataclass(frozen=True)
+class BrokerJars:
+    """What it takes to start one version of Kafka, or its tools."""
+
+    version: str
+    class_path: str
+    home: Path  # a directory of this version and this pom.xml, for what is made once
+
+    def command(self, main: str, *flags: str, heap_mb: int = 128) -> list[str]:
+        """A JVM that starts fast and stays small; the program's own arguments follow."""
+        return [
+            "java", f"-Xmx{heap_mb}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.showDateTime=true",
+            "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS", *flags, "-cp", self.class_path, main,
+        ]  # fmt: skip
+
+
+def broker_jars(version: str) -> BrokerJars:
+    """One of VERSIONS, or TOOLS. Raises BrokerUnavailable."""
+    for tool, package in (("java", "Java 17"), ("mvn", "Maven 3.8")):
+        if not shutil.which(tool):
+            raise BrokerUnavailable(f"'{tool}' is not installed: tests with a real broker need {package} (Debian: apt install maven)")
+    pom = POMS / ("tools.xml" if version == TOOLS else "pom.xml")
+    digest = hashlib.sha256(pom.read_bytes()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-compactor"
+    home = cache / f"broker-{version}-{digest}"
+    ready = home / "class-path.txt"
+    if not ready.exists() or not all(Path(jar).exists() for jar in ready.read_text().split(os.pathsep)):
+        home.mkdir(parents=True, exist_ok=True)
+        class_path = _resolve(version, pom)
+        partial = home / f"class-path.{os.getpid()}"
+        partial.write_text(class_path)
+        partial.replace(ready)
+    return BrokerJars(version, ready.read_text(), home)
+
+
+def _resolve(version: str, pom: Path) -> str:
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copy(pom, Path(scratch) / "pom.xml")
+        goals = [
+            *([] if version == TOOLS else ["-P", version]),
+            "dependency:build-classpath",
+            "-Dmdep.outputFile=jars.txt",
+            "-Dmdep.includeScope=runtime",
+        ]
+        # What was resolved before must do; the network is for the first time.
+        done = _maven(scratch, "-o", *goals)
+        if done.returncode:
+            done = _maven(scratch, *goals)
+        if done.returncode:
+            words = [line for line in done.stdout.splitlines() if line.startswith("[ERROR]")][:3]
+            raise BrokerUnavailable(f"Maven could not fetch Kafka {version} (is there a network, this first time?): {' '.join(words)}")
+        return (Path(scratch) / "jars.txt").read_text().strip()
+
+
+def _maven(directory: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["mvn", "-q", "-B", *arguments], cwd=directory, capture_output=True, text=True, check=False)
