@@ -7,7 +7,7 @@ SEEDS ?= 1000
 KILLS ?= 200
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 test lint conformance simulate model kill-test bench clean
+.PHONY: help setup demo demo-s3 test broker-tests-all lint conformance simulate model kill-test bench clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -25,6 +25,9 @@ demo-s3: setup ## The same on an S3 server that it starts: versitygw where Go is
 test: setup ## All tests
 	@sh .ci/java || true
 	@$(RUN) pytest -n $(WORKERS) $(TESTS)
+
+broker-tests-all: setup ## Those with real Kafka brokers, the long ones and older brokers too (needs Java and Maven)
+	@$(RUN) pytest -n $(WORKERS) -m "broker or slow_broker" tests
 
 lint: setup ## ruff, mypy --strict, and who may import whom
 	@$(RUN) ruff check --quiet .

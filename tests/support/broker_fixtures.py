@@ -5,6 +5,8 @@
 ``told``              a TopicStory on it, tiered, for all tests of a run: read it, leave it as it is
 ``new_cluster``       ``new_cluster(version="4.4.0", brokers=1, users=..., settings=...)``: a cluster that the test may stop and break
 
+A test that gets ``broker`` by ``request.getfixturevalue`` marks itself ``broker``.
+
 Without Java and Maven they are skipped; with CI=true in the environment that is a failure. Those marked ``slow_broker`` (older
 brokers, long ones) run only where a marker expression names that marker: ``make broker-tests-all``.
 """
@@ -35,10 +37,10 @@ SHARED = ("broker", "broker_admin", "told")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         wanted = set(getattr(item, "fixturenames", ())) & {OWN, *SHARED}
+        if wanted & set(SHARED) or item.get_closest_marker("broker"):
+            item.add_marker(pytest.mark.xdist_group("broker"))
         if wanted:
             item.add_marker("broker")
-        if wanted & set(SHARED):
-            item.add_marker(pytest.mark.xdist_group("broker"))
     if "slow_broker" not in str(config.option.markexpr):
         left_out = [item for item in items if item.get_closest_marker("slow_broker")]
         config.hook.pytest_deselected(items=left_out)

@@ -172,15 +172,19 @@ class ClusterAdmin:
 
     def metadata_events(self) -> list[str]:
         """All of ``__remote_log_metadata`` as Kafka's own formatter prints it, a line each, partition by partition."""
+        [described] = self._client.describe_topics([METADATA_TOPIC])
+        offsets = [self.offsets(METADATA_TOPIC, one["partition_index"]) for one in described["partitions"]]
+        count = sum(one.latest - one.earliest for one in offsets)
         command = [
             *broker_jars(TOOLS).command("org.apache.kafka.tools.consumer.ConsoleConsumer"),
-            "--bootstrap-server", self.cluster.bootstrap, "--topic", METADATA_TOPIC, "--from-beginning", "--timeout-ms", "3000",
+            "--bootstrap-server", self.cluster.bootstrap, "--topic", METADATA_TOPIC, "--from-beginning", "--timeout-ms", "60000",
+            "--max-messages", str(count),
             "--formatter", FORMATTER,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = [line for line in done.stdout.splitlines() if line.startswith("partition: ")]
-        if not lines:
-            raise NotYet(f"the console consumer printed nothing: {done.stderr[-1000:]}")
+        if len(lines) != count:
+            raise NotYet(f"the console consumer printed {len(lines)} of {count} records: {done.stderr[-1000:]}")
         return lines
 
 
