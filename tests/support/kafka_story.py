@@ -44,10 +44,15 @@ class TopicStory:
         self.admin.create_topic(self.topic, replicas=replicas, segment_bytes=self.segment_bytes, settings=settings)
         return self
 
-    def tell(self, chapters: int = 1) -> TopicStory:
-        """A chapter: every codec, both ends of a transaction, one that spans segments; between chapters the leader epoch grows."""
+    def tell(self, chapters: int = 1, *, calm: bool = True) -> TopicStory:
+        """A chapter: every codec, both ends of a transaction, one that spans segments; between chapters the leader epoch grows.
+
+        Not ``calm``: in the midst of tiering, so that a copy may be cut short and begun again under another id.
+        """
         for chapter in range(chapters):
             if chapter:
+                if calm:
+                    self.tiered()
                 self.new_epoch()
             for partition in self.partitions:
                 self.plain(partition)
