@@ -90,6 +90,12 @@ def _key_pairs(files: dict[str, str]) -> dict[str, str]:
     return files
 
 
+def _storage_class(name: str) -> str:
+    if name in ("GLACIER", "DEEP_ARCHIVE"):
+        raise ValueError("brokers could not read what lies there without being restored first")
+    return name
+
+
 class Aiven(_Section):
     """For ``layout = "aiven"``: as the brokers' ``rsm.config`` has it, so that both read what the other wrote."""
 
@@ -99,7 +105,7 @@ class Aiven(_Section):
     chunk_size: int = Field(4 << 20, ge=1, le=2**30 - 1)
     compression: Literal["none", "zstd", "heuristic"] = "none"
     custom_metadata_fields: tuple[Literal["REMOTE_SIZE", "OBJECT_PREFIX", "OBJECT_KEY"], ...] = Field((), strict=False)
-    storage_class: str = ""
+    storage_class: Annotated[str, AfterValidator(_storage_class)] = ""
 
     @model_validator(mode="after")
     def _active_key_is_there(self) -> Self:

@@ -182,6 +182,7 @@ class S3Store:
                 ChecksumCRC32=checksum,
                 Metadata={**metadata, _MARK: token},
                 IfNoneMatch="*",
+                **self._transfers.of_new_objects,
             )
             self._check_stored(key, data, answer.get("ChecksumCRC32", ""), _etag(answer))
             return _written(key, len(data), answer, metadata)

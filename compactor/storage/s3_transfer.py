@@ -143,7 +143,8 @@ class MultipartUpload:
         self._requests = requests
         self._transfers = transfers
         self._key = key
-        answer = requests.call("create_multipart_upload", "write", key, ChecksumAlgorithm="CRC32", Metadata=dict(metadata))
+        about = {"Metadata": dict(metadata), **transfers.of_new_objects}
+        answer = requests.call("create_multipart_upload", "write", key, ChecksumAlgorithm="CRC32", **about)
         self._id = answer.get("UploadId", "")
         if not self._id:
             raise Unavailable(f"cannot write {requests.where(key)}: the store began no upload")

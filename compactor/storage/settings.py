@@ -27,8 +27,17 @@ class Retries(Value):
 
 
 class Transfers(Value):
-    """How large objects travel: parts of ``part_bytes``, ``threads`` at once (S3 wants at least 5 MiB); keys per LIST request."""
+    """How large objects travel: parts of ``part_bytes``, ``threads`` at once (S3 wants at least 5 MiB); keys per LIST request.
+
+    ``storage_class``: of objects that are created on S3; empty: the bucket's own.
+    """
 
     part_bytes: int = Field(default=8 << 20, ge=5 << 20)
     threads: int = Field(default=4, ge=1)
     list_page: int = Field(default=1000, ge=1, le=1000)
+    storage_class: str = ""
+
+    @property
+    def of_new_objects(self) -> dict[str, str]:
+        """What a request that creates an object says of it."""
+        return {"StorageClass": self.storage_class} if self.storage_class else {}

@@ -118,6 +118,10 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
             '[tier.aiven]\nkey_pairs = {a = "/a.pem"}\nactive_key_pair = "b"',
             '[tier.aiven]: active_key_pair is "b", which is not among key_pairs',
         ),
+        (
+            '[tier.aiven]\nstorage_class = "GLACIER"',
+            'FILE: [tier.aiven] storage_class = "GLACIER": brokers could not read what lies there without being restored first',
+        ),
         ("[tier.aiven]\nchunk_size = 0", "FILE: [tier.aiven] chunk_size = 0: allowed is a whole number from 1 to 1073741823"),
         (
             '[tier.aiven]\ncustom_metadata_fields = ["SIZE"]',
