@@ -25,8 +25,11 @@ from compactor.model.ids import TopicPartition
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from compactor.storage.settings import Retries
+from compactor.storage.settings import Retries, Transfers
+from compactor.tier.layouts.aiven.layout import AivenLayout
+from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.names import TopicIdOf
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 from compactor.tier.sidecars import Sidecars
@@ -53,6 +56,12 @@ KINDS: Mapping[tuple[str, str], KindOfTier] = {
     ("object-log", "native"): KindOfTier(layout=lambda _, store: NativeLayout(store), publisher=lambda *_: ObjectLogPublisher()),
 }
 """By ``tier.kind`` and ``tier.layout``. A new kind of tier is one row here."""
+
+BROKER_LAYOUTS: Mapping[str, Callable[[Settings, ObjectStore, TopicIdOf], SegmentLayout]] = {
+    "kafka-local": lambda _, store, topic_id: KafkaLocalLayout(store, topic_id),
+    "aiven": lambda settings, store, topic_id: AivenLayout(store, topic_id, settings.tier.aiven),
+}
+"""By ``tier.layout``: those of brokers' plug-ins, whose names hold the ids of topics."""
 
 
 def kind_of(settings: Settings) -> KindOfTier:
@@ -271,10 +280,15 @@ def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
     """
     counters = Counters()
 
-    def store(url: str, limits: Limits, retries: Retries | None = None) -> ObjectStore:
-        return open_store(url, s3=settings.s3, limits=limits, retries=retries, counters=counters)
+    def store(url: str, limits: Limits, retries: Retries | None = None, storage_class: str = "") -> ObjectStore:
+        transfers = Transfers(storage_class=storage_class)
+        return open_store(url, s3=settings.s3, limits=limits, retries=retries, transfers=transfers, counters=counters)
 
-    kind, data = kind_of(settings), store(settings.tier_url, settings.limits)
+    tier = settings.tier
+    kind, data = (
+        kind_of(settings),
+        store(settings.tier_url, settings.limits, storage_class=tier.aiven.storage_class * (tier.layout == "aiven")),
+    )
     ports = Ports(
         control=store(settings.control_url, settings.limits),
         data=data,

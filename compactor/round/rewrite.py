@@ -229,6 +229,7 @@ class Execution:
             mapped = partial(self._reading.mapped, grant=grant)
             report = answers.gate.check(sources, cleaned.paths, end_offset=task.end_offset, mapped=mapped)
             self._worker.stats.gate_coverage = report.coverage
+        grant.take(self._worker.layout.upload_room(cleaned.size))
         return Written(task, members, cleaned, folder, grant.handed_over())
 
     def delivered(self, written: Written) -> CompactionReceipt | CompactionFailure:
@@ -263,6 +264,8 @@ class Execution:
             open_txn_offset=last.open_txn_offset,
             records=content.records,
         )
+        told = self._worker.layout.custom_metadata(self._partition, metadata, contents)
+        metadata = metadata.model_copy(update={"custom_metadata": told}) if told else metadata
         self._worker.publisher.begin(self._partition, metadata)
         problem = self._worker.layout.upload(self._partition, metadata, contents)
         if problem:

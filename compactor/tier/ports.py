@@ -74,6 +74,12 @@ class SegmentLayout(Protocol):
     def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         """Creates a segment's objects. What exists with equal content is done; the answer names what differs (I7), or is empty."""
 
+    def upload_room(self, log_bytes: int) -> int:
+        """Bytes of local disk that ``upload`` writes beside a log of this size, and frees when it ends."""
+
+    def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+        """What metadata has to say of the objects that ``upload`` will make of this (base64; empty: nothing). Known before any exists."""
+
     def problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Read back: whether every object of the segment is there as recorded; says what is wrong, or nothing."""
 

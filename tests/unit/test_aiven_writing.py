@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -320,6 +321,18 @@ def test_strangers_are_listed_as_such_and_neighbours_are_not(tmp_path: Path) -> 
     ]
     layout.delete(NAME, [segment_of(files)])
     assert [o.segment_id for o in layout.list(NAME)] == [""] * len(strangers)
+
+
+@pytest.mark.parametrize("chunk_size", [100, 5000, 1 << 20])
+@pytest.mark.parametrize("kind", ["plain", "zstd", "encrypted", "zstd encrypted"])
+def test_the_room_that_is_asked_for_suffices(kind: str, chunk_size: int, key_files: dict[str, str], tmp_path: Path) -> None:
+    """Also for a log that cannot be compressed."""
+    files = {**files_of(), "log": random.Random(1).randbytes(200_000)}
+    layout = layout_on(tmp_path, settings_of(kind, key_files, chunk_size))
+    assert layout.upload(NAME, segment_of(files), files) == ""
+    staged = 0 if kind == "plain" else (tmp_path / f"{MAIN}.log").stat().st_size
+    assert staged <= layout.upload_room(200_000)
+    assert layout.upload_room(200_000) == 0 if kind == "plain" else staged > 190_000
 
 
 def test_an_unpacked_log_is_not_staged(tmp_path: Path) -> None:

@@ -68,6 +68,12 @@ class KafkaLocalLayout:
                 return f"{key} exists already with other content"
         return ""
 
+    def upload_room(self, log_bytes: int) -> int:
+        return 0
+
+    def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+        return ""
+
     def problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Files with a recorded digest are read. Where nothing is recorded, all that a broker cannot do without must be there."""
         for kind in segment.files or [kind for kind in FILE_KINDS if kind not in _OPTIONAL]:

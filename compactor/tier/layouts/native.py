@@ -59,6 +59,12 @@ class NativeLayout:
                     return f"{key} exists already with other content"
         return ""
 
+    def upload_room(self, log_bytes: int) -> int:
+        return 0
+
+    def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+        return ""
+
     def problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """The digest is taken from the object's metadata, as the store has it from the upload; an object without is read."""
         for kind, expected in segment.files.items():

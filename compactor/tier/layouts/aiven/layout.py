@@ -108,6 +108,9 @@ class AivenLayout:
                     return "" if self._reads_back(name, segment, contents) else f"{key} exists already with other content"
         return ""
 
+    def upload_room(self, log_bytes: int) -> int:
+        return self._packer.room(log_bytes)
+
     def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         return self._packer.custom_metadata(name, segment, contents).encode()
 
@@ -119,7 +122,9 @@ class AivenLayout:
             for kind, recorded in segment.files.items():
                 if recorded.sha256 and self._digest(name, segment, opened, kind) != recorded.sha256:
                     return f"the {kind} in {self.where(name, segment, kind)} has another digest than was recorded"
-        except (NotFound, BadData) as error:
+        except NotFound as error:
+            return f"missing: {error}"
+        except BadData as error:
             return str(error)
         return ""
 

@@ -27,6 +27,7 @@ from compactor.tier.layouts.aiven.manifest import INDEX_KINDS, OPTIONAL_KIND, In
 from compactor.tier.layouts.aiven.transform import IV_BYTES, OVERHEAD, TAG_BYTES, compress
 
 _HEAD_BYTES: Final = 23
+_ZSTD_BOUND: Final = 512
 _LOG, _INDEX_FILES = 0, 1  # streams of encryption.iv
 
 
@@ -65,6 +66,13 @@ class Packer:
         finally:
             if staged is not None:
                 staged.unlink(missing_ok=True)
+
+    def room(self, log_bytes: int) -> int:
+        """Bytes of disk that packing a log of this size may stage."""
+        if not self._settings.active_key_pair and self._settings.compression == "none":
+            return 0
+        chunks = -(-log_bytes // self._settings.chunk_size)
+        return log_bytes + log_bytes // 255 + chunks * (OVERHEAD + _ZSTD_BOUND)  # ZSTD_compressBound, where nothing can be compressed
 
     def custom_metadata(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
