@@ -1,0 +1,197 @@
+"""The MetadataTopic port over confluent-kafka: one consumer for all partitions, one producer when something is appended."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from compactor.errors import Refused, Unavailable
+from compactor.metadata_topic.codec import TOPIC, uuid_text
+from compactor.metadata_topic.connection import KafkaConnection, Listener, ask, load, mapped, resolved
+from compactor.metadata_topic.ports import Bounds, Polled, TopicIdentity, TopicRecord
+
+_GROUP = "tiered-compactor"
+"""librdkafka wants one; nothing is ever joined or committed."""
+_QUEUE_KIB = 16 << 10
+_POLL_S = 0.05
+
+
+class ConfluentMetadataTopic:
+    """:param topic: another name than the brokers' default only in tests. For one thread at a time; connects on first use."""
+
+    def __init__(self, connection: KafkaConnection, topic: str = TOPIC) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._listener = Listener()
+        self._consumer: Any = None
+        self._admin: Any = None
+        self._producer: Any = None
+        self._partitions = 0
+        self._writable: frozenset[int] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return self._topic
+
+    def identity(self) -> TopicIdentity:
+        kafka = load()
+        admin = self._administrator()
+        futures = admin.describe_topics(kafka.TopicCollection([self._topic]), request_timeout=self._connection.timeout_s)
+        described = self._ask(resolved(futures[self._topic], admin.poll))
+        cluster = self._ask(resolved(admin.describe_cluster(request_timeout=self._connection.timeout_s), admin.poll))
+        self._partitions = len(described.partitions)
+        return TopicIdentity(cluster.cluster_id, uuid_text(raw_uuid(described.topic_id)), self._partitions)
+
+    def bounds(self) -> Mapping[int, Bounds]:
+        kafka = load()
+        if not self._partitions:
+            self.identity()
+        spec = kafka.admin.OffsetSpec
+        starts, ends = (self._offsets(one) for one in (spec.earliest(), spec.latest()))
+        return {number: Bounds(starts[number], ends[number]) for number in range(self._partitions)}
+
+    def seek(self, positions: Mapping[int, int]) -> None:
+        kafka = load()
+        consumer = self._reader()
+        consumer.unassign()
+        consumer.assign([kafka.TopicPartition(self._topic, number, offset) for number, offset in positions.items()])
+
+    def poll(self, limit: int, timeout_s: float) -> Polled:
+        kafka = load()
+        consumer = self._reader()
+        deadline = time.monotonic() + timeout_s
+        records: list[TopicRecord] = []
+        reached: dict[int, int] = {}
+        while not records and not reached:
+            for message in consumer.consume(limit, min(_POLL_S, timeout_s)):
+                error = message.error()
+                if error is None:
+                    records.append(TopicRecord(message.partition(), message.offset(), message.key(), message.value()))
+                elif error.code() == kafka.KafkaError._PARTITION_EOF:
+                    reached[message.partition()] = message.offset()
+                elif not _passing(error):
+                    raise mapped(error, self._connection.bootstrap_servers, self._topic)
+            refusal = self._listener.refusal(self._connection.bootstrap_servers, self._topic)
+            if refusal is not None:
+                raise refusal
+            if time.monotonic() >= deadline:
+                break
+        if records or reached:
+            self._listener.forget()
+        return Polled(records, reached)
+
+    def append(self, partition: int, value: bytes) -> int:
+        kafka = load()
+        producer = self._writer()
+        what = f"append to {self._topic}-{partition}"
+        if partition not in self._writable:
+            raise Refused(f"{what}: there is no such partition")
+        answers: list[tuple[Any, Any]] = []
+        try:
+            producer.produce(self._topic, value=value, partition=partition, on_delivery=lambda *answer: answers.append(answer))
+        except kafka.KafkaException as raised:
+            raise mapped(raised.args[0], self._connection.bootstrap_servers, what) from None
+        deadline = time.monotonic() + 2 * self._connection.timeout_s
+        while not answers and time.monotonic() < deadline:
+            producer.poll(_POLL_S)
+            refusal = self._listener.refusal(self._connection.bootstrap_servers, what)
+            if refusal is not None and not answers:
+                self._abandon()
+                raise refusal
+        if not answers:
+            self._abandon()
+            raise Unavailable(f"{what}: no answer", hint="The record may stand; read the topic to know")
+        error, message = answers[0]
+        if error is None:
+            self._listener.forget()
+            return int(message.offset())
+        if error.fatal():
+            self._abandon()
+        heard = self._listener.last if error.name() == "_MSG_TIMED_OUT" else None
+        found = mapped(heard or error, self._connection.bootstrap_servers, what)
+        if isinstance(found, Unavailable):
+            raise Unavailable(found.message, hint="The record may stand; read the topic to know")
+        raise found
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+        self._abandon()
+        self._consumer = self._admin = None
+
+    def _offsets(self, spec: Any) -> dict[int, int]:
+        kafka = load()
+        admin = self._administrator()
+        wanted = {kafka.TopicPartition(self._topic, number): spec for number in range(self._partitions)}
+        isolation = kafka.IsolationLevel.READ_UNCOMMITTED
+        futures = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=self._connection.timeout_s)
+        return {where.partition: int(self._ask(resolved(future, admin.poll)).offset) for where, future in futures.items()}
+
+    def _ask(self, attempt: Any) -> Any:
+        return ask(self._connection, self._listener, self._topic, attempt)
+
+    def _administrator(self) -> Any:
+        if self._admin is None:
+            self._admin = _made(lambda: load().admin.AdminClient(self._connection.settings(self._listener)))
+        return self._admin
+
+    def _reader(self) -> Any:
+        if self._consumer is None:
+            settings = self._connection.settings(
+                self._listener,
+                group_id=_GROUP,
+                enable_auto_commit=False,
+                enable_auto_offset_store=False,
+                isolation_level="read_uncommitted",
+                auto_offset_reset="error",
+                enable_partition_eof=True,
+                fetch_wait_max_ms=100,
+                queued_max_messages_kbytes=_QUEUE_KIB,
+            )
+            self._consumer = _made(lambda: load().Consumer(settings))
+        return self._consumer
+
+    def _writer(self) -> Any:
+        if self._producer is None:
+            settings = self._connection.settings(
+                self._listener, enable_idempotence=True, acks="all", linger_ms=0, message_timeout_ms=int(self._connection.timeout_s * 1000)
+            )
+            producer = _made(lambda: load().Producer(settings))
+            # A producer waits long for a topic that is not there; who asks first is told at once.
+            listed = self._ask(lambda seconds: [producer.poll(0), producer.list_topics(self._topic, timeout=seconds)][1])
+            found = listed.topics[self._topic]
+            if found.error is not None:
+                raise mapped(found.error, self._connection.bootstrap_servers, f"append to {self._topic}")
+            self._producer, self._writable = producer, frozenset(found.partitions)
+        return self._producer
+
+    def _abandon(self) -> None:
+        """What it has not sent yet is not sent any more; what is on its way may arrive."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer.flush(0)
+            self._producer = None
+
+
+def raw_uuid(uuid: Any) -> bytes:
+    """The 16 bytes of confluent-kafka's Uuid, whose own text is base64 of another alphabet than Kafka's."""
+    return struct.pack(">qq", uuid.get_most_significant_bits(), uuid.get_least_significant_bits())
+
+
+def _made(make: Any) -> Any:
+    """A client; properties that librdkafka does not know, or files that it cannot read, are the user's mistake."""
+    kafka = load()
+    try:
+        return make()
+    except (kafka.KafkaException, ValueError, TypeError) as error:
+        raise Refused(f"the Kafka client cannot be made: {error}", hint="Look at the properties of the connection") from None
+
+
+_PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "LEADER_NOT_AVAILABLE", "GROUP_AUTHORIZATION_FAILED")
+
+
+def _passing(error: Any) -> bool:
+    """What librdkafka tells and then mends by itself; it looks for the group's coordinator, too, whom nobody here needs."""
+    return bool(error.retriable()) or error.name() in _PASSING

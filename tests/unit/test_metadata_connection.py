@@ -1,0 +1,132 @@
+"""What goes wrong before a broker answers: one clear line each. No broker is needed for these."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
+from compactor.metadata_topic.admin import KafkaAdmin, LeaderFacts, Setting, TopicFacts, metadata_topic_problem
+from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.metadata_topic.connection import KafkaConnection, Listener, mapped
+
+ASKS: dict[str, Callable[[KafkaConnection], object]] = {
+    "identity": lambda connection: ConfluentMetadataTopic(connection).identity(),
+    "append": lambda connection: ConfluentMetadataTopic(connection).append(0, b"x"),
+    "cluster": lambda connection: KafkaAdmin(connection).cluster(),
+    "names": lambda connection: KafkaAdmin(connection).topic_names(),
+    "topics": lambda connection: KafkaAdmin(connection).metadata_topic(),
+}
+
+
+def nobody_there() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("what", ASKS)
+def test_no_broker(what: str) -> None:
+    servers = nobody_there()
+    with pytest.raises(Unavailable, match=f"no broker answers at {servers}.*Connection refused"):
+        ASKS[what](KafkaConnection(servers, timeout_s=2))
+
+
+@pytest.mark.parametrize("what", ASKS)
+def test_properties_that_librdkafka_does_not_take(what: str) -> None:
+    with pytest.raises(Refused, match="No such configuration property"):
+        ASKS[what](KafkaConnection("127.0.0.1:1", {"no.such.thing": "1"}))
+    with pytest.raises(Refused, match=r"ssl\.ca\.location failed"):
+        ASKS[what](KafkaConnection("127.0.0.1:1", {"security.protocol": "SSL", "ssl.ca.location": "missing.pem"}))
+
+
+@pytest.mark.parametrize("what", ASKS)
+def test_without_the_client_it_says_what_to_install(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(UsageError, match=r"pip install 'tiered-compactor\[kafka\]'"):
+        ASKS[what](KafkaConnection("127.0.0.1:1"))
+
+
+@pytest.mark.parametrize("name", ["acks", "transactional.id", "isolation.level", "group.id", "enable.auto.commit"])
+def test_properties_that_are_not_free(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        KafkaConnection("127.0.0.1:1", {name: "x"})
+
+
+def test_a_connection_needs_brokers() -> None:
+    with pytest.raises(UsageError, match="no broker is named"):
+        KafkaConnection(" ")
+
+
+def test_nothing_takes_part_in_a_transaction_or_commits() -> None:
+    settings = KafkaConnection("b:1", {"client.id": "mine"}).settings(Listener(), group_id="g", enable_auto_commit=False)
+    assert "transactional.id" not in settings
+    assert (settings["client.id"], settings["group.id"], settings["enable.auto.commit"]) == ("mine", "g", False)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (KafkaError._SSL, Refused, "TLS"),
+        (KafkaError._AUTHENTICATION, Refused, "refuses the login"),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, Refused, "refuses the login"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, Refused, "not authorized"),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, Refused, "no such topic"),
+        (KafkaError._UNKNOWN_TOPIC, Refused, "no such topic"),
+        (KafkaError.OFFSET_OUT_OF_RANGE, NotFound, "not there any more"),
+        (KafkaError._AUTO_OFFSET_RESET, NotFound, "not there any more"),
+        (KafkaError._TRANSPORT, Unavailable, "no broker answers"),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, Unavailable, "NOT_LEADER"),
+        (KafkaError.NOT_ENOUGH_REPLICAS, Unavailable, "NOT_ENOUGH_REPLICAS"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, Refused, "MSG_SIZE_TOO_LARGE"),
+    ],
+)
+def test_errors_are_sorted_by_what_to_do_next(code: int, kind: type[CompactorError], said: str) -> None:
+    found = mapped(KafkaError(code), "b:1", "append")
+    assert type(found) is kind
+    assert said in str(found)
+
+
+def test_the_gravest_word_of_a_connection_is_kept() -> None:
+    listener = Listener()
+    listener.heard(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    listener.heard(KafkaError(KafkaError._AUTHENTICATION))
+    listener.heard(KafkaError(KafkaError._TRANSPORT))
+    assert isinstance(listener.refusal("b:1", "read"), Refused)
+    listener.forget()
+    assert listener.refusal("b:1", "read") is None
+
+
+def topic(log_start: int = 0, **settings: str) -> TopicFacts:
+    known = {"cleanup_policy": "delete", "retention_ms": "-1", "retention_bytes": "-1"} | settings
+    listed = {name.replace("_", "."): Setting(value, "topic") for name, value in known.items() if value}
+    return TopicFacts("__remote_log_metadata", b"i" * 16, {0: LeaderFacts(1, 0, log_start, 9, 9)}, listed)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (topic(), ""),
+        (topic(cleanup_policy="compact"), "cleanup.policy of __remote_log_metadata is compact, it must be delete"),
+        (topic(cleanup_policy="compact,delete"), "compact,delete"),
+        (topic(retention_ms="604800000"), "--add-config retention.ms=-1"),
+        (topic(retention_bytes="1000"), "retention.bytes"),
+        (topic(retention_ms=""), "retention.ms of __remote_log_metadata is unknown"),
+        (topic(log_start=7), "lost its beginning in partitions [0]"),
+    ],
+)
+def test_a_metadata_topic_that_loses_records_is_a_problem(facts: TopicFacts, said: str) -> None:
+    found: Any = metadata_topic_problem(facts)
+    assert (said in found) if said else found == ""
+
+
+def test_what_the_owner_has_set_is_told_from_defaults() -> None:
+    settings = {"delete.retention.ms": Setting("5", "topic"), "segment.bytes": Setting("9", "default")}
+    facts = TopicFacts("orders", b"i" * 16, {}, settings)
+    assert facts.set_on_topic() == {"delete.retention.ms": "5"}
+    assert str(facts.of(3)).endswith(":orders-3")
