@@ -5,14 +5,14 @@ A cluster's administrator decides what may be asked. What may not is a Finding o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from compactor.errors import Refused, StoreError
 from compactor.metadata_topic.codec import TOPIC, TopicIdPartition
 from compactor.metadata_topic.confluent_topic import raw_uuid
-from compactor.metadata_topic.connection import KafkaConnection, Listener, ask, load, resolved
+from compactor.metadata_topic.connection import Answers, KafkaConnection, Listener, ask, load
 
 TOPIC_SETTINGS = (
     "cleanup.policy", "retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes", "remote.storage.enable",
@@ -103,7 +103,7 @@ class KafkaAdmin:
     def cluster(self) -> ClusterFacts:
         admin = self._admin()
         timeout = self.connection.timeout_s
-        described = self._ask(admin.describe_cluster(request_timeout=timeout), "describe the cluster")
+        described = self._ask(lambda: {"": admin.describe_cluster(request_timeout=timeout)}, "describe the cluster")[""]
         versions: dict[int, str] = {}
         missing = []
         for node in described.nodes:
@@ -128,8 +128,10 @@ class KafkaAdmin:
         admin = self._admin()
         wanted = kafka.TopicCollection(list(names))
         timeout = self.connection.timeout_s
-        futures = admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=timeout)
-        described = {name: self._ask(future, f"describe {name}") for name, future in futures.items()}
+        described = self._ask(
+            lambda: admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=timeout),
+            f"describe {', '.join(names)}",
+        )
         offsets = self._offsets({name: [one.id for one in topic.partitions if one.leader is not None] for name, topic in described.items()})
         return {name: self._facts(name, topic, offsets, write=write) for name, topic in described.items()}
 
@@ -178,16 +180,18 @@ class KafkaAdmin:
     def _list(self, wanted: Sequence[Any], spec: Any, isolation: Any) -> dict[tuple[str, int], Any]:
         admin = self._admin()
         requests = dict.fromkeys(wanted, spec)
-        futures = admin.list_offsets(requests, isolation_level=isolation, request_timeout=self.connection.timeout_s)
-        return {(at.topic, at.partition): self._ask(future, f"offsets of {at.topic}-{at.partition}") for at, future in futures.items()}
+        timeout = self.connection.timeout_s
+        found = self._ask(lambda: admin.list_offsets(requests, isolation_level=isolation, request_timeout=timeout), "list offsets")
+        return {(at.topic, at.partition): answer for at, answer in found.items()}
 
     def _settings(self, kind: str, name: str) -> dict[str, Setting]:
         """Of a topic those that this program looks at; of a broker all."""
         kafka = load()
         resource = kafka.admin.ConfigResource(kafka.admin.ResourceType[kind], name)
         admin = self._admin()
-        [future] = admin.describe_configs([resource], request_timeout=self.connection.timeout_s).values()
-        entries = self._ask(future, f"settings of {kind.lower()} {name}")
+        timeout = self.connection.timeout_s
+        found = self._ask(lambda: admin.describe_configs([resource], request_timeout=timeout), f"settings of {kind.lower()} {name}")
+        [entries] = found.values()
         chosen = entries if kind == "BROKER" else [entry for entry in TOPIC_SETTINGS if entry in entries]
         return {entry: Setting(entries[entry].value or "", _SOURCES.get(entries[entry].source, "unknown")) for entry in chosen}
 
@@ -200,8 +204,8 @@ class KafkaAdmin:
                 raise Refused(f"the Kafka client cannot be made: {error}", hint="Look at the properties of the connection") from None
         return self._client
 
-    def _ask(self, future: Any, what: str) -> Any:
-        return ask(self.connection, self._listener, what, resolved(future, self._admin().poll))
+    def _ask(self, send: Callable[[], Any], what: str) -> Any:
+        return ask(self.connection, self._listener, what, Answers(self._admin().poll, send))
 
 
 def metadata_topic_problem(facts: TopicFacts) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from compactor.errors import Refused, Unavailable
 from compactor.metadata_topic.codec import TOPIC, uuid_text
-from compactor.metadata_topic.connection import KafkaConnection, Listener, ask, load, mapped, resolved
+from compactor.metadata_topic.connection import Answers, KafkaConnection, Listener, ask, load, mapped
 from compactor.metadata_topic.ports import Bounds, Polled, TopicIdentity, TopicRecord
 
 _GROUP = "tiered-compactor"
@@ -38,9 +39,10 @@ class ConfluentMetadataTopic:
     def identity(self) -> TopicIdentity:
         kafka = load()
         admin = self._administrator()
-        futures = admin.describe_topics(kafka.TopicCollection([self._topic]), request_timeout=self._connection.timeout_s)
-        described = self._ask(resolved(futures[self._topic], admin.poll))
-        cluster = self._ask(resolved(admin.describe_cluster(request_timeout=self._connection.timeout_s), admin.poll))
+        timeout, wanted = self._connection.timeout_s, kafka.TopicCollection([self._topic])
+        topics = self._ask(Answers(admin.poll, lambda: admin.describe_topics(wanted, request_timeout=timeout)))
+        described = topics[self._topic]
+        cluster = self._ask(Answers(admin.poll, lambda: {"": admin.describe_cluster(request_timeout=timeout)}))[""]
         self._partitions = len(described.partitions)
         return TopicIdentity(cluster.cluster_id, uuid_text(raw_uuid(described.topic_id)), self._partitions)
 
@@ -89,17 +91,18 @@ class ConfluentMetadataTopic:
         if partition not in self._writable:
             raise Refused(f"{what}: there is no such partition")
         answers: list[tuple[Any, Any]] = []
+        deadline = time.monotonic() + 2 * self._connection.timeout_s
         try:
             producer.produce(self._topic, value=value, partition=partition, on_delivery=lambda *answer: answers.append(answer))
+            while not answers and time.monotonic() < deadline:
+                producer.poll(_POLL_S)
+                refusal = self._listener.refusal(self._connection.bootstrap_servers, what)
+                if refusal is not None and not answers:
+                    self._abandon()
+                    raise refusal
         except kafka.KafkaException as raised:
+            self._abandon()
             raise mapped(raised.args[0], self._connection.bootstrap_servers, what) from None
-        deadline = time.monotonic() + 2 * self._connection.timeout_s
-        while not answers and time.monotonic() < deadline:
-            producer.poll(_POLL_S)
-            refusal = self._listener.refusal(self._connection.bootstrap_servers, what)
-            if refusal is not None and not answers:
-                self._abandon()
-                raise refusal
         if not answers:
             self._abandon()
             raise Unavailable(f"{what}: no answer", hint="The record may stand; read the topic to know")
@@ -126,8 +129,9 @@ class ConfluentMetadataTopic:
         admin = self._administrator()
         wanted = {kafka.TopicPartition(self._topic, number): spec for number in range(self._partitions)}
         isolation = kafka.IsolationLevel.READ_UNCOMMITTED
-        futures = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=self._connection.timeout_s)
-        return {where.partition: int(self._ask(resolved(future, admin.poll)).offset) for where, future in futures.items()}
+        timeout = self._connection.timeout_s
+        asked = Answers(admin.poll, lambda: admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout))
+        return {where.partition: int(found.offset) for where, found in self._ask(asked).items()}
 
     def _ask(self, attempt: Any) -> Any:
         return ask(self._connection, self._listener, self._topic, attempt)
@@ -169,10 +173,12 @@ class ConfluentMetadataTopic:
 
     def _abandon(self) -> None:
         """What it has not sent yet is not sent any more; what is on its way may arrive."""
-        if self._producer is not None:
-            self._producer.purge()
-            self._producer.flush(0)
-            self._producer = None
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        with suppress(load().KafkaException):  # it may be beyond help
+            producer.purge()
+            producer.flush(0)
 
 
 def raw_uuid(uuid: Any) -> bytes:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _SLICE_S = 0.5
+_PAUSE_S = 0.1
 _OURS = (
     "bootstrap.servers", "group.id", "enable.auto.commit", "enable.auto.offset.store", "isolation.level", "auto.offset.reset",
     "enable.partition.eof", "enable.idempotence", "acks", "transactional.id", "allow.auto.create.topics",
@@ -37,6 +38,7 @@ _WAITING = (
     "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "BROKER_NOT_AVAILABLE", "_PURGE_QUEUE", "_PURGE_INFLIGHT",
     "REPLICA_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE", "NETWORK_EXCEPTION",
 )  # fmt: skip
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -130,6 +132,7 @@ def ask(connection: KafkaConnection, listener: Listener, what: str, attempt: Cal
             error: KafkaError = raised.args[0]
             if error.name() not in (*_NETWORK, *_WAITING) or left <= _SLICE_S:
                 raise _failed(error, connection, listener, what) from None
+            time.sleep(_PAUSE_S)
         except TimeoutError:
             if left <= _SLICE_S:
                 raise _silent(connection, listener, what) from None
@@ -141,14 +144,26 @@ def ask(connection: KafkaConnection, listener: Listener, what: str, attempt: Cal
             raise refusal
 
 
-def resolved(future: Future[T], poll: Callable[[float], object]) -> Callable[[float], T]:
-    """An attempt for ``ask``: waits for an answer of the admin client, whose callbacks need to be called."""
+class Answers(Generic[K, T]):
+    """An attempt for ``ask`` over the admin client: all answers to one request, which is sent again where one of them is an error."""
 
-    def attempt(seconds: float) -> T:
-        poll(0)
-        return future.result(seconds)
+    def __init__(self, poll: Callable[[float], object], send: Callable[[], Mapping[K, Future[T]]]) -> None:
+        self._poll = poll
+        self._send = send
+        self._sent: Mapping[K, Future[T]] | None = None
 
-    return attempt
+    def __call__(self, seconds: float) -> dict[K, T]:
+        self._poll(0)  # callbacks are made by it
+        if self._sent is None:
+            self._sent = self._send()
+        deadline = time.monotonic() + seconds
+        try:
+            return {key: future.result(max(0.0, deadline - time.monotonic())) for key, future in self._sent.items()}
+        except TimeoutError:
+            raise
+        except Exception:
+            self._sent = None
+            raise
 
 
 def mapped(error: KafkaError, servers: str, what: str) -> StoreError:

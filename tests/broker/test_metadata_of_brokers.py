@@ -1,0 +1,166 @@
+"""The metadata topic of real brokers, read and folded: we say of a tier what its broker says; and what users without rights are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from checkpoint.lineage import EpochEntry
+from compactor.errors import Refused, Unavailable
+from compactor.local.rocks import Rocks
+from compactor.metadata_topic import chain
+from compactor.metadata_topic.admin import KafkaAdmin, metadata_topic_problem
+from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.metadata_topic.connection import KafkaConnection
+from compactor.metadata_topic.follow import FollowedTopic
+from compactor.metadata_topic.kept import FoldedPartition, KeptStates
+from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin
+from tests.support.kafka_broker import KafkaCluster
+from tests.support.kafka_story import TopicStory
+
+TIMEOUT_S = 60.0
+PASSWORD = "reader-secret"
+Follower = Callable[[], FollowedTopic]
+
+
+@pytest.fixture
+def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
+    """A new process's view, each time; what the one before it kept lies in the same folder."""
+    opened: list[tuple[ConfluentMetadataTopic, Rocks]] = []
+
+    def start() -> FollowedTopic:
+        for topic, store in opened:
+            topic.close()
+            store.close()
+        opened.append((ConfluentMetadataTopic(KafkaConnection(broker.bootstrap)), Rocks(tmp_path / "state")))
+        return FollowedTopic(opened[-1][0], KeptStates(opened[-1][1]))
+
+    yield start
+    for topic, store in opened:
+        topic.close()
+        store.close()
+
+
+def folded(followed: FollowedTopic, admin: KafkaAdmin, topic: str, partition: int) -> FoldedPartition:
+    progress = followed.catch_up(TIMEOUT_S)
+    assert progress.behind == {}
+    found = followed.partition(admin.topics([topic])[topic].topic_id, partition)
+    assert found is not None
+    return found
+
+
+def lineage_in(tier: list[Path]) -> tuple[EpochEntry, ...]:
+    """Of the newest segment: it knows all epochs before it."""
+    newest = max((path for path in tier if path.suffix == ".leader_epoch_checkpoint"), key=lambda path: path.name[:20])
+    return tuple(EpochEntry(*map(int, line.split())) for line in newest.read_text().splitlines()[2:])
+
+
+def test_the_broker_and_our_fold_agree(broker: KafkaCluster, broker_admin: ClusterAdmin, told: TopicStory, follower: Follower) -> None:
+    admin = KafkaAdmin(KafkaConnection(broker.bootstrap))
+    facts = admin.topics([told.topic])[told.topic]
+    followed = follower()
+    for partition in told.partitions:
+        found = folded(followed, admin, told.topic, partition)
+        tier = broker_admin.tier_files(told.topic, partition)
+        lineage = lineage_in(tier)
+        offsets = broker_admin.offsets(told.topic, partition)
+        links = chain.chain(found.cache, lineage)
+        assert {path.name.split(".")[0] for path in tier} == {f"{one.start_offset:020d}-{one.id}" for one in found.cache.list_all()}
+        assert (links[0].first, links[-1].last, chain.gaps(links)) == (offsets.earliest, offsets.latest_tiered, [])
+        assert chain.latest_tiered(found.cache, lineage, offsets.latest)[0] == offsets.latest_tiered
+        assert (list(found.cache.holes()), found.findings) == ([], [])
+        for link in links[:: max(1, len(links) // 5)]:
+            wanted = link.segment.max_timestamp_ms
+            chosen = chain.segment_by_timestamp(found.cache, lineage, offsets.latest, wanted, 0)
+            assert chosen is not None
+            theirs = broker_admin.offset_by_timestamp(told.topic, partition, wanted)
+            assert chosen.start_offset <= theirs.offset <= chosen.end_offset
+        leadership = broker_admin.leadership(told.topic, partition)
+        mine = facts.partitions[partition]
+        assert (mine.leader, mine.leader_epoch) == (leadership.leader, leadership.leader_epoch)
+        assert (mine.log_start, mine.log_end, mine.last_stable) == (offsets.earliest, offsets.latest, offsets.latest)
+    assert facts.settings["remote.storage.enable"].value == "true"
+    assert facts.set_on_topic()["retention.ms"] == "-1"
+    assert "segment.index.bytes" not in facts.set_on_topic()
+
+
+def test_a_second_start_reads_on_while_the_broker_goes_on_tiering(
+    broker: KafkaCluster, broker_admin: ClusterAdmin, follower: Follower
+) -> None:
+    admin = KafkaAdmin(KafkaConnection(broker.bootstrap))
+    story = TopicStory(broker, broker_admin, "followed").create()
+    story.plain(count=300)
+    story.tiered()
+    before = folded(follower(), admin, story.topic, 0).cache.list_all()
+    story.plain(count=300)
+    story.tiered()
+    again = follower()
+    after = folded(again, admin, story.topic, 0).cache.list_all()
+    assert after[: len(before)] == before
+    assert len(after) > len(before) > 1
+    assert again.catch_up(TIMEOUT_S).anew == ""
+    assert story.topic in {one.partition.topic for one in again.partitions()}
+
+
+def test_rights(new_cluster: Callable[..., KafkaCluster]) -> None:
+    """Read and Describe on the topic are enough to read it; without more, facts are missing and said to be."""
+    cluster = new_cluster(users={"reader": PASSWORD})
+    settings = cluster.client_settings("reader")
+    servers = settings.pop("bootstrap.servers")
+    connection = KafkaConnection(servers, settings, timeout_s=10)
+    topic, admin = ConfluentMetadataTopic(connection), KafkaAdmin(connection)
+    with pytest.raises(Refused, match="not authorized"):
+        topic.identity()
+    with pytest.raises(Refused, match="not authorized"):
+        topic.append(0, b"x")
+    with ClusterAdmin(cluster) as rights:
+        rights.allow("reader", ("TOPIC", METADATA_TOPIC, "READ"), ("TOPIC", METADATA_TOPIC, "DESCRIBE"))
+    wait_allowed(topic)
+    bounds = topic.bounds()
+    assert set(bounds) == set(range(topic.identity().partitions))
+    topic.seek({number: one.start for number, one in bounds.items()})
+    for _ in range(5):
+        topic.poll(10, 0.5)
+    with pytest.raises(Refused, match="not authorized"):
+        topic.append(0, b"x")
+    assert topic.bounds() == bounds
+    facts = admin.metadata_topic(write=True)
+    assert {(one.resource, one.operation) for one in facts.missing_rights} == {
+        (f"topic {METADATA_TOPIC}", "WRITE"), (f"topic {METADATA_TOPIC}", "DESCRIBE_CONFIGS")
+    }  # fmt: skip
+    assert "is unknown" in metadata_topic_problem(facts)
+    [missing] = admin.cluster().missing_rights
+    assert missing.operation == "DESCRIBE_CONFIGS"
+    topic.close()
+
+    wrong = KafkaConnection(servers, settings | {"sasl.password": "wrong"}, timeout_s=10)
+    with pytest.raises(Refused, match="refuses the login"):
+        ConfluentMetadataTopic(wrong).identity()
+    with pytest.raises(Refused, match="refuses the login"):
+        ConfluentMetadataTopic(wrong).append(0, b"x")
+    with pytest.raises(Unavailable, match=r"no broker answers.*SSL"):
+        KafkaAdmin(KafkaConnection(cluster.bootstrap, {"security.protocol": "SSL"}, timeout_s=3)).cluster()
+    with pytest.raises(Refused, match="no such topic"):
+        KafkaAdmin(KafkaConnection(cluster.bootstrap)).topics(["no-such-topic"])
+
+
+def test_the_cluster_and_its_metadata_topic(broker: KafkaCluster) -> None:
+    admin = KafkaAdmin(KafkaConnection(broker.bootstrap))
+    facts = admin.cluster()
+    assert ([one.id for one in facts.brokers], facts.brokers[0].version, facts.missing_rights) == ([1], "4", ())
+    topic = admin.metadata_topic(write=True)
+    assert (metadata_topic_problem(topic), topic.missing_rights) == ("", ())
+    assert METADATA_TOPIC in admin.topic_names()
+
+
+def wait_allowed(topic: ConfluentMetadataTopic) -> None:
+    """A controller's word takes a moment to reach the broker."""
+    for _ in range(50):
+        try:
+            topic.identity()
+        except Refused:
+            continue
+        return
+    topic.identity()
