@@ -12,7 +12,7 @@ from typing import Any
 from compactor.errors import Refused, StoreError
 from compactor.metadata_topic.codec import TOPIC, TopicIdPartition
 from compactor.metadata_topic.confluent_topic import raw_uuid
-from compactor.metadata_topic.connection import Answers, KafkaConnection, Listener, ask, load
+from compactor.metadata_topic.connection import AdminAnswers, ClientErrors, KafkaConnection, ask, load
 
 TOPIC_SETTINGS = (
     "cleanup.policy", "retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes", "remote.storage.enable",
@@ -97,7 +97,7 @@ class KafkaAdmin:
     """Connects on first use. All methods raise Unavailable, Refused (TLS, login, no such topic, no right to describe it)."""
 
     connection: KafkaConnection
-    _listener: Listener = field(default_factory=Listener, repr=False)
+    _listener: ClientErrors = field(default_factory=ClientErrors, repr=False)
     _client: Any = field(default=None, repr=False)
 
     def cluster(self) -> ClusterFacts:
@@ -205,7 +205,7 @@ class KafkaAdmin:
         return self._client
 
     def _ask(self, send: Callable[[], Any], what: str) -> Any:
-        return ask(self.connection, self._listener, what, Answers(self._admin().poll, send))
+        return ask(self.connection, self._listener, what, AdminAnswers(self._admin().poll, send))
 
 
 def metadata_topic_problem(facts: TopicFacts) -> str:

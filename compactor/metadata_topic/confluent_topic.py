@@ -10,7 +10,7 @@ from typing import Any
 
 from compactor.errors import Refused, Unavailable
 from compactor.metadata_topic.codec import TOPIC, uuid_text
-from compactor.metadata_topic.connection import Answers, KafkaConnection, Listener, ask, load, mapped
+from compactor.metadata_topic.connection import AdminAnswers, ClientErrors, KafkaConnection, ask, load, mapped
 from compactor.metadata_topic.ports import Bounds, Polled, TopicIdentity, TopicRecord
 
 _GROUP = "tiered-compactor"
@@ -25,7 +25,7 @@ class ConfluentMetadataTopic:
     def __init__(self, connection: KafkaConnection, topic: str = TOPIC) -> None:
         self._connection = connection
         self._topic = topic
-        self._listener = Listener()
+        self._listener = ClientErrors()
         self._consumer: Any = None
         self._admin: Any = None
         self._producer: Any = None
@@ -40,9 +40,9 @@ class ConfluentMetadataTopic:
         kafka = load()
         admin = self._administrator()
         timeout, wanted = self._connection.timeout_s, kafka.TopicCollection([self._topic])
-        topics = self._ask(Answers(admin.poll, lambda: admin.describe_topics(wanted, request_timeout=timeout)))
+        topics = self._ask(AdminAnswers(admin.poll, lambda: admin.describe_topics(wanted, request_timeout=timeout)))
         described = topics[self._topic]
-        cluster = self._ask(Answers(admin.poll, lambda: {"": admin.describe_cluster(request_timeout=timeout)}))[""]
+        cluster = self._ask(AdminAnswers(admin.poll, lambda: {"": admin.describe_cluster(request_timeout=timeout)}))[""]
         self._partitions = len(described.partitions)
         return TopicIdentity(cluster.cluster_id, uuid_text(raw_uuid(described.topic_id)), self._partitions)
 
@@ -130,7 +130,7 @@ class ConfluentMetadataTopic:
         wanted = {kafka.TopicPartition(self._topic, number): spec for number in range(self._partitions)}
         isolation = kafka.IsolationLevel.READ_UNCOMMITTED
         timeout = self._connection.timeout_s
-        asked = Answers(admin.poll, lambda: admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout))
+        asked = AdminAnswers(admin.poll, lambda: admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout))
         return {where.partition: int(found.offset) for where, found in self._ask(asked).items()}
 
     def _ask(self, attempt: Any) -> Any:

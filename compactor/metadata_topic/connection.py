@@ -1,7 +1,7 @@
 """How clients reach the brokers, and what their errors mean: librdkafka's own properties in, one clear line out.
 
 confluent-kafka (the extra ``kafka``) is imported on first use. librdkafka tries a broker that refuses it again and again and tells why
-only in a callback, so Listener keeps what it said, and ``ask`` gives up on what will not get better.
+only in a callback, so ClientErrors keeps what it said, and ``ask`` gives up on what will not get better.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class KafkaConnection:
             if name in _OURS:
                 raise UsageError(f"the property {name} cannot be set", hint="Reading and writing the metadata topic safely depends on it")
 
-    def settings(self, listener: Listener, **ours: object) -> dict[str, Any]:
+    def settings(self, listener: ClientErrors, **ours: object) -> dict[str, Any]:
         """For a client of confluent-kafka; ``ours`` with underscores in the place of dots."""
         fixed = {name.replace("_", "."): value for name, value in ours.items()}
         return {
@@ -72,7 +72,7 @@ class KafkaConnection:
         }
 
 
-class Listener:
+class ClientErrors:
     """What librdkafka last said of its connections: the gravest since the last answer that came."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def load() -> Any:
     return confluent_kafka
 
 
-def ask(connection: KafkaConnection, listener: Listener, what: str, attempt: Callable[[float], T]) -> T:
+def ask(connection: KafkaConnection, listener: ClientErrors, what: str, attempt: Callable[[float], T]) -> T:
     """``attempt(seconds)`` again and again until it answers. Raises Unavailable, Refused, NotFound."""
     kafka = load()
     deadline = time.monotonic() + connection.timeout_s
@@ -144,7 +144,7 @@ def ask(connection: KafkaConnection, listener: Listener, what: str, attempt: Cal
             raise refusal
 
 
-class Answers(Generic[K, T]):
+class AdminAnswers(Generic[K, T]):
     """An attempt for ``ask`` over the admin client: all answers to one request, which is sent again where one of them is an error."""
 
     def __init__(self, poll: Callable[[float], object], send: Callable[[], Mapping[K, Future[T]]]) -> None:
@@ -188,7 +188,7 @@ def mapped(error: KafkaError, servers: str, what: str) -> StoreError:
     return Refused(f"{what}: {said} ({name})")
 
 
-def _failed(error: KafkaError, connection: KafkaConnection, listener: Listener, what: str) -> StoreError:
+def _failed(error: KafkaError, connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
     refusal = listener.refusal(connection.bootstrap_servers, what)
     if refusal is not None:
         return refusal
@@ -197,7 +197,7 @@ def _failed(error: KafkaError, connection: KafkaConnection, listener: Listener, 
     return mapped(error, connection.bootstrap_servers, what)
 
 
-def _silent(connection: KafkaConnection, listener: Listener, what: str) -> StoreError:
+def _silent(connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
     heard = listener.last
     if heard is not None:
         return mapped(heard, connection.bootstrap_servers, what)

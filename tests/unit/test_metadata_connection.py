@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 from compactor.metadata_topic.admin import KafkaAdmin, LeaderFacts, Setting, TopicFacts, metadata_topic_problem
 from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
-from compactor.metadata_topic.connection import KafkaConnection, Listener, mapped
+from compactor.metadata_topic.connection import ClientErrors, KafkaConnection, mapped
 
 ASKS: dict[str, Callable[[KafkaConnection], object]] = {
     "identity": lambda connection: ConfluentMetadataTopic(connection).identity(),
@@ -64,7 +64,7 @@ def test_a_connection_needs_brokers() -> None:
 
 
 def test_nothing_takes_part_in_a_transaction_or_commits() -> None:
-    settings = KafkaConnection("b:1", {"client.id": "mine"}).settings(Listener(), group_id="g", enable_auto_commit=False)
+    settings = KafkaConnection("b:1", {"client.id": "mine"}).settings(ClientErrors(), group_id="g", enable_auto_commit=False)
     assert "transactional.id" not in settings
     assert (settings["client.id"], settings["group.id"], settings["enable.auto.commit"]) == ("mine", "g", False)
 
@@ -93,7 +93,7 @@ def test_errors_are_sorted_by_what_to_do_next(code: int, kind: type[CompactorErr
 
 
 def test_the_gravest_word_of_a_connection_is_kept() -> None:
-    listener = Listener()
+    listener = ClientErrors()
     listener.heard(KafkaError(KafkaError._ALL_BROKERS_DOWN))
     listener.heard(KafkaError(KafkaError._AUTHENTICATION))
     listener.heard(KafkaError(KafkaError._TRANSPORT))
