@@ -24,6 +24,7 @@ from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import fold
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
+from compactor.records.batches import Bytes, map_file
 from compactor.records.indexes import build, read_txn_index
 from compactor.records.producers import ProducerStates, parse_snapshot
 
@@ -202,6 +203,11 @@ def _compare(gate: Gate, inputs: Sequence[Sequence[SourceSegment]], cleaned: Seq
 
 def open_directory(log_dir: Path, index_interval_bytes: int, inflate_limit: int) -> list[SourceSegment]:
     """All segments of a Kafka log directory, ascending. Raises UsageError, BadData."""
+    return open_segments(log_dir, bases_in(log_dir), None, index_interval_bytes, inflate_limit)
+
+
+def bases_in(log_dir: Path, *, live: bool = False) -> list[int]:
+    """The base offsets of its segments, ascending. ``live``: a broker is at work there. Raises UsageError, BadData."""
     if not log_dir.is_dir():
         raise UsageError(f"{log_dir} is not a directory", hint="Name a Kafka log directory, such as /var/lib/kafka/orders-0")
     bases = []
@@ -209,23 +215,33 @@ def open_directory(log_dir: Path, index_interval_bytes: int, inflate_limit: int)
         match = _LOG_NAME.fullmatch(path.name)
         if match and int(match[1]) < 2**63:
             bases.append(int(match[1]))
-        elif path.suffix == ".log" or path.name.endswith((".log.cleaned", ".log.swap")):
+        elif not live and (path.suffix == ".log" or path.name.endswith((".log.cleaned", ".log.swap"))):
             raise BadData(
                 "not the name of a sealed segment",
                 segment=path.name,
                 hint="Segments are called <20 digits>.log; a broker that is shut down cleanly leaves no .cleaned or .swap files",
             )
+    return sorted(bases)
+
+
+def open_segments(
+    log_dir: Path,
+    bases: Sequence[int],
+    end: int | None,
+    index_interval_bytes: int,
+    inflate_limit: int,
+    read: Callable[[Path], Bytes] = map_file,
+) -> list[SourceSegment]:
+    """Neighbouring segments by their bases. ``end``: base of the one behind them, None for the newest. Raises UsageError, BadData."""
     if not bases:
         raise UsageError(f"{log_dir} holds no segments", hint="Segments are called <20 digits>.log")
-    bases.sort()
     sources: list[SourceSegment] = []
     previous_last = -1
-    for ordinal, base in enumerate(bases):
+    for ordinal, (base, following) in enumerate(zip(bases, [*bases[1:], end], strict=True)):
         path = log_dir / f"{base:020d}.log"
-        end = bases[ordinal + 1] if ordinal + 1 < len(bases) else None
         mtime_ms = path.stat().st_mtime_ns // 1_000_000
         txn_entries = read_txn_index(path.with_suffix(".txnindex"))
-        source = open_source(ordinal, path, base, end, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries)
+        source = open_source(ordinal, path, base, following, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries, read=read)
         if len(source.table) and int(source.table.last_offset[-1]) - base > MAX32:
             raise BadData(
                 "its last offset lies more than 2147483647 above its base, which no index can hold",

@@ -1,47 +1,100 @@
-"""``import``: the sealed segments of a Kafka log directory into the tier (register ids < upload < tiered).
+"""``import``: a Kafka log directory into the tier, as far as the tier does not have it yet.
 
-Everything is read and checked before the first thing is written. An import that was cut short is taken up where it stopped: its id
-is made of what it brings, and the ids of its segments stand in the control log.
+    listed -> opened from where the tier ends -> the same log? -> checked -> taken in (transfer.intake)
+
+The position is the last offset that the control log has, plus one; never a file's name. Everything that one import brings is read and
+checked before the first thing of it is written.
 """
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from checkpoint.lineage import EpochEntry, Lineage, extend, merge
 from compactor.bootstrap import Tier
-from compactor.cleaner.offline import open_directory
 from compactor.cleaner.passes.lanes import Lanes
 from compactor.cleaner.passes.portraits import portray
-from compactor.control.importing import register, tier
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.control import ordering
+from compactor.control.fold import TAIL
 from compactor.control.logs import PartitionLog
-from compactor.control.state import ClosedImport, PartitionState
-from compactor.errors import BadData, OutOfBudget, StoreError, UsageError
-from compactor.model.ids import TopicPartition, segment_id
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, OutOfBudget, UsageError
+from compactor.local.spool import process_folder
+from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.producers import ProducerStates
 from compactor.round.sources import producers_at_end
 from compactor.storage.factory import is_s3, local_path
 from compactor.tier.sidecars import Sidecars
-from compactor.transfer.log_directory import Member, check, check_unchanged, lineage_for, members, prepare, room_for
+from compactor.transfer.intake import Arrival, take_in
+from compactor.transfer.log_directory import (
+    CHECKPOINT,
+    LogPiece,
+    Member,
+    check,
+    check_indexes,
+    check_lineage,
+    check_missing,
+    check_unchanged,
+    given_lineage,
+    members,
+    prepare,
+    room_for,
+    tail_of,
+    told_lineage,
+)
+from compactor.transfer.seam import Listing, above, below, check_tail, listing, opened, parting
+from compactor.transfer.truncation import accept_truncation
 
-MOST_ATTEMPTS = 1000
+LIVE_BYTES = 256 << 20
+"""Of a live log, whose segments are held in memory while they are imported, so much goes at once, and at least one segment."""
+
+LOOKS = 3
+"""How often a live directory is looked at anew because a segment was gone when it was to be read."""
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """How a log directory is taken.
+
+    ``live``: a broker is at work there; its newest segment is left out. ``gaps``: the caller knows that the log was compacted before, so
+    that gaps are in order. ``accept_truncation``: what the broker's leader epochs disown is discarded in the tier, too.
+    ``below``: an exclusive bound, such as the high watermark; a segment that reaches it is left for later. ``lineage``: the
+    broker's, where the caller knows better than the directory's file. ``older``: offsets before the tier's first are wanted.
+    ``refill``: a partition that was deleted is begun anew. ``may_be_empty``: a directory without records is nothing to say.
+    """
+
+    live: bool = False
+    gaps: bool = False
+    accept_truncation: bool = False
+    below: int | None = None
+    lineage: Lineage = ()
+    older: bool = True
+    refill: bool = True
+    may_be_empty: bool = False
 
 
 @dataclass(frozen=True)
 class ImportReport:
-    """``end_offset`` is inclusive. ``repeated``: the same import was done before; nothing was written."""
+    """What was added; ``end_offset`` is inclusive. Where nothing was, both offsets stand around the tier's end. ``notes``: for people."""
 
     segments: int
     bytes: int
     start_offset: int
     end_offset: int
-    repeated: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> str:
+        return "imported" if self.segments else "up_to_date"
 
 
 @dataclass(frozen=True)
@@ -53,31 +106,37 @@ class ImportProgress:
 
 
 def import_directory(
-    opened: Tier, log_dir: Path, name: TopicPartition, policy: CleanerPolicy, progress: ImportProgress | None = None, *, gaps: bool = False
+    tier: Tier,
+    log_dir: Path,
+    name: TopicPartition,
+    policy: CleanerPolicy,
+    progress: ImportProgress | None = None,
+    options: ImportOptions | None = None,
+    *,
+    threads: int | None = None,
+    note_change: Callable[[PartitionLog], None] | None = None,
 ) -> ImportReport:
-    """Copies all segments of ``log_dir`` behind the partition's end.
+    """Takes what the tier does not have of a log directory.
 
-    :param gaps: see ``logdir.check``.
-    :raises UsageError: not a log directory, or one that cannot be read.
-    :raises BadData: a segment that cannot be read; a gap or an overlap. The tier is as it was.
+    :param note_change: in the place of ``tier.note_change``, where several imports share one catalog.
+    :raises UsageError: not a log directory, or one that cannot be read; a partition that was deleted, without ``refill``.
+    :raises BadData: a segment that cannot be read; a gap; another log; a discarded tail. The tier is as it was.
     :raises Fenced: the import was voided because it slept too long.
     :raises StoreError: what was uploaded is found again by the next attempt, or swept.
     """
-    progress = progress or ImportProgress()
+    options = options or ImportOptions()
+    log = tier.open(name)
+    work = _Import(
+        tier, log_dir, name, policy, progress or ImportProgress(), options, log, threads or tier.settings.daemon.threads,
+        note_change or tier.note_change,
+    )  # fmt: skip
     with _reading(log_dir):
-        sources = open_directory(log_dir, policy.index_interval_bytes, policy.max_decompressed_batch_bytes)
-        size = sum(source.size for source in sources)
-        progress.at("checking", size)
-        threads = opened.settings.daemon.threads
-        check(log_dir, sources, policy.max_decompressed_batch_bytes, threads, gaps=gaps, on_bytes=progress.advance)
-    log = opened.open(name)
-    state = log.check_whole()
-    with _reading(log_dir):
-        found = members(log_dir, sources, producers_at_end(opened.ports.layout, state))
-    intake = _Intake(opened, log_dir, name, policy, found, log)
-    progress.at("uploading", size)
-    repeated = intake.run(progress.advance)
-    return ImportReport(len(found), size, found[0].start, found[-1].end, repeated)
+        for _ in range(LOOKS if options.live else 0):
+            try:
+                return work.run()
+            except FileNotFoundError:
+                continue  # the broker has deleted a segment meanwhile: what is there now?
+        return work.run()
 
 
 @contextmanager
@@ -85,91 +144,270 @@ def _reading(log_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise UsageError(
             f"cannot read {error.filename or log_dir}: {error.strerror}", hint="Check the path, its owner and its mode"
         ) from error
 
 
-class _Intake:
+@dataclass
+class _Import:
     """One import: what it brings and where to."""
 
-    def __init__(
-        self, opened: Tier, log_dir: Path, name: TopicPartition, policy: CleanerPolicy, found: Sequence[Member], log: PartitionLog
-    ) -> None:
-        self._opened = opened
-        self._log_dir = log_dir
-        self._name = name
-        self._policy = policy
-        self._members = found
-        self._log = log
+    tier: Tier
+    log_dir: Path
+    name: TopicPartition
+    policy: CleanerPolicy
+    progress: ImportProgress
+    options: ImportOptions
+    log: PartitionLog
+    threads: int
+    note_change: Callable[[PartitionLog], None]
+    notes: list[str] = field(default_factory=list)
+    done: list[Member] = field(default_factory=list)
+    bases: tuple[int, ...] = ()
+    too_late: str = ""
 
-    def run(self, on_bytes: Callable[[int], None]) -> bool:
-        """True where this very import was complete before, or a twin of this process was faster."""
-        for import_id in _import_ids(self._members):
-            if self._closed(import_id) is None and self._attempt(import_id, on_bytes):
-                return False
-            closed = self._closed(import_id)
-            if closed is not None and not closed.voided:
-                return True
-        raise StoreError("this import was voided too often", hint="See why with `explain`, or raise publish.orphan_age_ms")
+    def run(self) -> ImportReport:
+        found = listing(self.log_dir, live=self.options.live)
+        if not found.bases and not self.options.live and not self.options.may_be_empty:
+            raise UsageError(f"{self.log_dir} holds no segments", hint="Segments are called <20 digits>.log")
+        self.bases = found.bases
+        state = self.log.check_whole()
+        self._check_refill(state)
+        self._add_older(found, state)
+        found = found.from_offset(self._seam(state))
+        while found.bases:
+            part = found.first(LIVE_BYTES) if self.options.live else found
+            if self._add_newer(part):
+                break
+            found = replace(found, bases=found.bases[len(part.bases) :])
+        if self.too_late and not self.done:
+            hint = "`topics delete` the partition and import the whole directory anew"
+            raise BadData(self.too_late, segment=str(self.log_dir), hint=hint)
+        self.notes += [self.too_late] if self.too_late else []
+        return self._report()
 
-    def _portray(self, metadata: RemoteLogSegmentMetadata, member: Member, sidecars: Sidecars) -> None:
-        """A sidecar without a filter: how many keys a round will meet, and what became of transactions without reading it again."""
-        limit = self._policy.max_decompressed_batch_bytes
-        with Lanes(self._opened.settings.daemon.threads) as lanes:
-            sidecars.add(portray(metadata.id, member.source, None, sidecars.hash_key, limit, lanes, sketch=True))
+    def _seam(self, state: PartitionState) -> int:
+        """From where on the directory is looked at: the batches that are remembered, else the tier's end."""
+        if not state.live:
+            return 0
+        return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
-    def _closed(self, import_id: str) -> ClosedImport | None:
-        return next((entry for entry in self._log.state.closed_imports if entry.import_id == import_id), None)
+    def _check_refill(self, state: PartitionState) -> None:
+        if state.deleted_slot and not self.options.refill:
+            raise UsageError(
+                f"{self.name} was deleted from the tier and is not filled again by itself", hint="`import` its log directory to begin anew"
+            )
 
-    def _attempt(self, import_id: str, on_bytes: Callable[[int], None]) -> bool:
-        """False where it is closed by now, or an earlier attempt with other settings left other objects: the next one takes new ids."""
-        opened, state = self._opened, self._log.state
-        _check_position(state, self._name, self._members)
-        lineage = lineage_for(self._log_dir, self._members, state.lineage)
-        if import_id not in state.registrations:
-            _check_room(opened.ports.layout.url, sum(room_for(member, self._policy.index_interval_bytes) for member in self._members))
-        opened.create()
-        state = register(opened.ports, self._log, import_id, [opened.ports.new_id() for _ in self._members])
-        # Listed before the upload: what a killed import leaves behind is found by `retire`.
-        opened.note_change(self._log)
-        entry = state.registrations.get(import_id)
-        if entry is None or len(entry.ids) != len(self._members):
-            return False
-        segments = []
-        sidecars = opened.sidecars(self._name) if opened.settings.cleaner_for(self._name.topic).bloom else None
-        for member, registered in zip(self._members, entry.ids, strict=True):
-            with tempfile.TemporaryDirectory(prefix="import-") as scratch:
-                metadata, paths = prepare(self._log_dir, member, registered, lineage, self._policy, Path(scratch))
-                if opened.ports.layout.upload(self._name, metadata, paths):
-                    return False
-                check_unchanged(self._log_dir, member)
-            if sidecars is not None:
-                self._portray(metadata, member, sidecars)
-            segments.append(metadata)
-            on_bytes(metadata.size_bytes)
-        tier(opened.ports, self._log, import_id, segments, lineage)
-        opened.note_change(self._log)
-        return True
+    # --- at the end ---
+
+    def _add_newer(self, found: Listing) -> bool:
+        """Whether the bound was reached."""
+        state = self.log.state
+        sources = self._opened(found)
+        given = self._given(sources)
+        if state.live:
+            state = self._same_log(state, sources, given)
+        pieces = above(self.log_dir, sources, state.end_offset) if state.live else above(self.log_dir, sources, -1)
+        bounded = self._bounded(pieces)
+        reached, pieces = len(bounded) < len(pieces), bounded
+        if not any(piece.source.size for piece in pieces):
+            empty = len(sources) == len(self.bases) and not any(source.size for source in sources)
+            if empty and not self.options.may_be_empty and not self.options.live:
+                raise BadData("all its segments are empty", segment=str(self.log_dir), hint="There is nothing to import")
+            return reached
+        pieces = self._joined_to(state, pieces)
+        self._checked(pieces)
+        before = producers_at_end(self.tier.ports.layout, state)
+        found_members = members(self.log_dir, pieces, before)
+        told = extend(state.lineage, told_lineage([member.source for member in found_members]))
+        lineage = _lineage_until(given, found_members[-1].end) or told
+        tail = tail_of([member.source for member in found_members], TAIL)
+        self._take(found_members, Arrival(lineage, tail, fits=self._continues(found_members[0]), noted=self._noted))
+        return reached
+
+    def _given(self, sources: Sequence[SourceSegment]) -> Lineage:
+        """The lineage that goes with the directory, empty where there is none. Raises BadData where its batches contradict it."""
+        given = self.options.lineage or given_lineage(self.log_dir)
+        if given:
+            check_lineage(self.log_dir / CHECKPOINT, given, sources)
+        return given
+
+    def _opened(self, found: Listing) -> list[SourceSegment]:
+        return opened(found, self.policy, live=self.options.live)
+
+    def _same_log(self, state: PartitionState, sources: Sequence[SourceSegment], given: Lineage) -> PartitionState:
+        """Raises BadData for another log. A tail that the broker has discarded is discarded, if that is accepted."""
+        parted = parting(state, sources, given)
+        if parted is None:
+            check_tail(state, sources)
+            return state
+        check_tail(state, sources, parted.offset)
+        if not (parted.newer and self.options.accept_truncation) or parted.offset <= state.start_offset:
+            raise parted.error(state, self.log_dir)
+        self.notes += accept_truncation(self.tier, self.log, parted.offset, self.policy)
+        self.note_change(self.log)
+        return self.log.state
+
+    def _bounded(self, pieces: list[LogPiece]) -> list[LogPiece]:
+        """Without the first segment that reaches the bound, and what follows it."""
+        limit = self.options.below
+        if limit is None:
+            return pieces
+        reaching = (place for place, piece in enumerate(pieces) if piece.source.size and int(piece.source.table.last_offset[-1]) >= limit)
+        return pieces[: next(reaching, len(pieces))]
+
+    def _joined_to(self, state: PartitionState, pieces: list[LogPiece]) -> list[LogPiece]:
+        """Raises BadData for a gap between the tier and the directory; where gaps are in order the first segment covers it."""
+        first = pieces[0].source
+        if not state.live or first.base == state.end_offset + 1:
+            return pieces
+        if not self.options.gaps:
+            raise BadData(
+                f"the directory begins at offset {first.base}, and {self.name} ends at {state.end_offset} in the tier: it leaves a gap",
+                segment=first.name,
+                hint=f"Give a directory that begins at {state.end_offset + 1} or before; if what is missing is gone, say --allow-gaps",
+            )
+        self.notes.append(f"offsets {state.end_offset + 1} to {first.base - 1} are missing in {self.name}, and stay so")
+        return [replace(pieces[0], source=replace(first, base=state.end_offset + 1)), *pieces[1:]]
+
+    def _continues(self, first: Member) -> Callable[[PartitionState], None]:
+        def check_position(state: PartitionState) -> None:
+            if state.live and first.start != state.end_offset + 1:
+                raise BadData(
+                    f"{self.name} ends at {state.end_offset} by now, and the import begins at {first.start}",
+                    segment=first.source.name,
+                    hint="Another import was faster. Import again what is still missing",
+                )
+
+        return check_position
+
+    # --- before the beginning ---
+
+    def _add_older(self, found: Listing, state: PartitionState) -> None:
+        if not state.live or not found.bases or found.bases[0] >= state.start_offset or not self.options.older:
+            return
+        problem = ordering.compacted(state)
+        if problem:
+            self.too_late = f"offsets {found.bases[0]} to {state.start_offset - 1} cannot be added before what the tier has: {problem}"
+            return
+        part = found.until(state.start_offset)
+        pieces = below(self.log_dir, self._opened(part), state.start_offset)
+        if not any(piece.source.size for piece in pieces):
+            return
+        given = self._given([piece.source for piece in pieces])
+        last = pieces[-1].source
+        if last.end != state.start_offset and not self.options.gaps:
+            raise BadData(
+                f"offsets {last.end} to {state.start_offset - 1} are missing between the directory and {self.name} in the tier",
+                segment=last.name,
+                hint="Restore the segment in between; if a cleaner took them away, say --allow-gaps",
+            )
+        pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
+        self._checked(pieces)
+        found_members = members(self.log_dir, pieces, ProducerStates.none())
+        self._check_older(state, found_members, given)
+        older = merge(told_lineage([piece.source for piece in pieces if piece.source.size]), _lineage_until(given, found_members[-1].end))
+        self._take(found_members, Arrival(older, before=True, noted=self._noted))
+
+    def _check_older(self, state: PartitionState, found: list[Member], given: Lineage) -> None:
+        """Raises BadData for another log, and for a transaction that would come to its end in segments which do not know of it."""
+        last = (given or told_lineage([found[-1].source]))[-1].epoch
+        if not given and state.lineage and last > state.lineage[0].epoch:
+            raise BadData(
+                f"it was written in leader epoch {last}, and {self.name} begins with epoch {state.lineage[0].epoch} in the tier",
+                segment=found[-1].source.name,
+                hint="This is another log",
+            )
+        undecided = found[-1].states.first_open_offset()
+        if undecided is not None:
+            raise BadData(
+                f"a transaction that begins at offset {undecided} is open where the tier begins, whose indexes do not tell how it ended",
+                segment=found[-1].source.name,
+                hint="`topics delete` the partition and import the whole directory anew",
+            )
+        if given:
+            parted = parting(state, [member.source for member in found], given)
+            if parted is not None and parted.offset < state.start_offset:
+                raise parted.error(state, self.log_dir)
+
+    # --- both ---
+
+    def _checked(self, pieces: Sequence[LogPiece]) -> None:
+        sources = [piece.source for piece in pieces]
+        size = sum(source.size for source in sources)
+        self.progress.at("checking", size)
+        if not self.options.live:
+            check_indexes(self.log_dir, self.bases)
+        if not self.options.gaps:
+            check_missing(sources)
+        negative = check(pieces, self.policy.max_decompressed_batch_bytes, self.threads, self.progress.advance)
+        if negative:
+            self.notes.append(
+                f"{negative} records of {self.name} have negative timestamps: Kafka's cleaner refuses to rewrite a batch with such a "
+                "record, and so does a round here, which then leaves the partition as it is"
+            )
+
+    def _take(self, found: list[Member], arrival: Arrival) -> None:
+        tier, interval = self.tier, self.policy.index_interval_bytes
+        _check_room(tier.ports.layout.url, sum(room_for(member, interval) for member in found))
+        if not tier.catalog.state.tier_id:
+            tier.create()
+            tier.catalog.refresh()
+        self.progress.at("uploading", sum(member.source.size for member in found))
+        sidecars = tier.sidecars(self.name) if tier.settings.cleaner_for(self.name.topic).bloom else None
+        older = arrival.lineage if arrival.before else merge(self.log.state.lineage, arrival.lineage)
+        incoming = [_File(self, member, older, sidecars) for member in found]
+        if take_in(tier.ports, self.log, incoming, arrival):
+            self.done += found
+
+    def _noted(self) -> None:
+        self.note_change(self.log)
+
+    def _report(self) -> ImportReport:
+        state = self.log.state
+        if not self.done:
+            return ImportReport(0, 0, state.end_offset + 1, state.end_offset, tuple(self.notes))
+        size = sum(member.source.size for member in self.done)
+        start, end = min(member.start for member in self.done), max(member.end for member in self.done)
+        return ImportReport(len(self.done), size, start, end, tuple(self.notes))
 
 
-def _import_ids(found: Sequence[Member]) -> Iterator[str]:
-    """The ids of the first, second, ... attempt at one import: the same whenever offsets and bytes are the same."""
-    identity = "\n".join(f"{member.start} {member.end} {member.sha256}" for member in found).encode()
-    for attempt in range(MOST_ATTEMPTS):
-        yield segment_id(hashlib.sha256(identity + attempt.to_bytes(4, "big")).digest()[:16])
+@dataclass(frozen=True)
+class _File:
+    """Incoming (transfer.intake): a segment of the directory."""
+
+    work: _Import
+    member: Member
+    lineage: tuple[EpochEntry, ...]
+    sidecars: Sidecars | None
+
+    @property
+    def identity(self) -> str:
+        return f"{self.member.start} {self.member.end} {self.member.sha256}"
+
+    def bring(self, registered: str) -> RemoteLogSegmentMetadata | None:
+        work = self.work
+        with tempfile.TemporaryDirectory(prefix="import-", dir=process_folder(work.tier.state_dir)) as scratch:
+            metadata, paths = prepare(self.member, registered, self.lineage, work.policy, Path(scratch))
+            if work.tier.ports.layout.upload(work.name, metadata, paths):
+                return None
+        if self.sidecars is not None:
+            # Without a filter: how many keys a round will meet, and what became of transactions without reading it again.
+            limit = work.policy.max_decompressed_batch_bytes
+            with Lanes(work.threads) as lanes:
+                self.sidecars.add(portray(metadata.id, self.member.source, None, self.sidecars.hash_key, limit, lanes, sketch=True))
+        work.progress.advance(metadata.size_bytes)
+        return metadata
+
+    def check_unchanged(self) -> None:
+        check_unchanged(self.member)
 
 
-def _check_position(state: PartitionState, name: TopicPartition, found: Sequence[Member]) -> None:
-    start = found[0].start
-    if not state.live or start == state.end_offset + 1:
-        return
-    what = "overlaps what the tier holds" if start <= state.end_offset else "leaves a gap"
-    raise BadData(
-        f"the directory begins at offset {start}, and {name} ends at {state.end_offset} in the tier: it {what}",
-        segment=found[0].source.name,
-        hint=f"Give a directory whose first segment begins at {state.end_offset + 1}",
-    )
+def _lineage_until(given: Lineage, end: int) -> Lineage:
+    return tuple(entry for entry in given if entry.start_offset <= end)
 
 
 def _check_room(url: str, needed: int) -> None:

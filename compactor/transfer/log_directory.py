@@ -8,28 +8,53 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
-from checkpoint.lineage import EpochEntry, Lineage, extend
+from checkpoint.lineage import EpochEntry, Lineage
 from compactor.cleaner.passes.describe import content_of, due_ms, epochs_within, lineage_of
 from compactor.cleaner.passes.lanes import Lane, Lanes
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import fold, txnindex_misfit
+from compactor.control.records import TailBatch
 from compactor.errors import BadData
 from compactor.local.budget import BLOCK, blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.batches import HORIZON
+from compactor.records.batches import HEADER, HORIZON, BatchTable
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build, index_misfit, timeindex_misfit
 from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot
 from compactor.records.rows import parse
 from compactor.tier.recorded import digest
 
+CHECKPOINT = "leader-epoch-checkpoint"
+DELETED = ".deleted"
+NO_TIMESTAMP = -1
+
 _INDEX_NAME = re.compile(r"(\d{20})\.(index|timeindex|txnindex)")
+
+
+def log_path(log_dir: Path, base: int) -> Path:
+    """Where a segment lies in a log directory."""
+    return log_dir / f"{base:020d}.log"
+
+
+@dataclass(frozen=True)
+class LogPiece:
+    """A segment file, or those of its batches that are taken. ``skipped``: bytes before them; ``file_size``: of the whole file."""
+
+    source: SourceSegment
+    path: Path
+    skipped: int
+    file_size: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the file is taken, as it is."""
+        return self.source.size == self.file_size and self.path.name == f"{self.source.base:020d}.log"
 
 
 @dataclass(frozen=True)
@@ -39,58 +64,79 @@ class Member:
     ``states``: the producers at its end. ``sha256``: of its bytes as they were checked.
     """
 
-    source: SourceSegment
+    piece: LogPiece
     start: int
     end: int
     states: ProducerStates
     txn_entries: TxnEntries
     sha256: str
 
+    @property
+    def source(self) -> SourceSegment:
+        return self.piece.source
+
 
 # ---- what can be wrong ------------------------------------------------------------------------------------------------------
 
 
-def check(
-    log_dir: Path, sources: Sequence[SourceSegment], limit: int, threads: int, *, gaps: bool, on_bytes: Callable[[int], None]
-) -> None:
-    """Reads every record. Raises BadData: a wrong CRC, a batch that is not what it says, a missing segment, a transaction index that lies.
+def check(pieces: Sequence[LogPiece], limit: int, threads: int, on_bytes: Callable[[int], None]) -> int:
+    """Reads every record. Returns how many have a negative timestamp that is none of Kafka's (-1 means that there is none).
 
     :param limit: bytes that one batch may inflate to.
-    :param gaps: the caller knows that the log was compacted before, so that gaps between its segments are in order.
+    :raises BadData: a wrong CRC, a batch that is not what it says, a transaction index that lies.
     """
-    _check_missing(log_dir, sources, gaps)
-    for source in sources:
-        problem = txnindex_misfit(source.txn_entries, source)
+    for piece in pieces:
+        problem = txnindex_misfit(piece.source.txn_entries, piece.source)
         if problem:
             raise BadData(
                 problem,
-                segment=Path(source.name).with_suffix(".txnindex").name,
+                segment=piece.path.with_suffix(".txnindex").name,
                 hint="Delete this index file: it is rebuilt from the control records",
             )
+    negative = 0
     with Lanes(threads) as lanes:
-        for source in sources:
+        for piece in pieces:
 
-            def read(lane: Lane, job: tuple[int, int], source: SourceSegment = source) -> int:
+            def read(lane: Lane, job: tuple[int, int], source: SourceSegment = piece.source) -> tuple[int, int]:
                 first, last = job
+                found = 0
                 for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), limit, lane.bodies):
-                    parse(source.table, chunk, lane.rows, source.name)
-                return int(source.table.size[first:last].sum())
+                    rows, _ = parse(source.table, chunk, lane.rows, source.name)
+                    found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
+                return int(source.table.size[first:last].sum()), found
 
-            for size in lanes.run(read, source.ranges()):
-                on_bytes(size)
+            try:
+                for size, found in lanes.run(read, piece.source.ranges()):
+                    negative += found
+                    on_bytes(size)
+            except BadData as error:
+                raise _placed(error, piece) from None
+    return negative
 
 
-def _check_missing(log_dir: Path, sources: Sequence[SourceSegment], gaps: bool) -> None:
-    bases = {source.base for source in sources}
+def _placed(error: BadData, piece: LogPiece) -> BadData:
+    """The same with its position in the file."""
+    if error.position < 0 or not piece.skipped:
+        return error
+    return BadData(error.cause, segment=error.segment, position=error.position + piece.skipped, offset=error.offset, hint=error.hint)
+
+
+def check_indexes(log_dir: Path, bases: Sequence[int]) -> None:
+    """Raises BadData for an index whose segment is missing."""
+    known = set(bases)
     for path in sorted(log_dir.iterdir()):
         match = _INDEX_NAME.fullmatch(path.name)
-        if match and int(match[1]) not in bases:
+        if match and int(match[1]) not in known:
             raise BadData(
                 f"an index without its segment {match[1]}.log",
                 segment=path.name,
                 hint="Restore the segment, or delete the index if it is a leftover",
             )
-    hole = None if gaps else _hole(sources)
+
+
+def check_missing(sources: Sequence[SourceSegment]) -> None:
+    """Raises BadData for a gap between segments in which nothing shows that the log was ever compacted."""
+    hole = _hole(sources)
     if hole is not None:
         before, after, last = hole
         raise BadData(
@@ -121,32 +167,50 @@ def _hole(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSegmen
 # ---- what its segments cover ------------------------------------------------------------------------------------------------
 
 
-def members(log_dir: Path, sources: Sequence[SourceSegment], before: ProducerStates) -> list[Member]:
+def members(log_dir: Path, pieces: Sequence[LogPiece], before: ProducerStates) -> list[Member]:
     """Segments that hold batches; a zero-byte one joins the one before it, or the one behind it where it is the first.
 
-    :param before: the producers where the directory begins, as far as anybody but its own snapshots knows. Raises BadData.
+    :param before: the producers where the pieces begin, as far as anybody but the directory's snapshots knows. Raises BadData.
     """
-    if not any(source.size for source in sources):
-        raise BadData("all its segments are empty", segment=str(log_dir), hint="There is nothing to import")
+    sources = [piece.source for piece in pieces]
     states = _states_at(log_dir, sources[0].base, before)
-    verdicts = fold(list(sources), _open_transactions(states))
+    # Verdicts stand in the order of the sources.
+    verdicts = fold([replace(source, ordinal=place) for place, source in enumerate(sources)], _open_transactions(states))
     found: list[Member] = []
     start = sources[0].base
-    for source in sources:
+    for piece, verdict in zip(pieces, verdicts, strict=True):
+        source = piece.source
         # Nobody knows where an empty last segment ends: it may still be written to.
-        end = (int(source.table.last_offset[-1]) if source.size else source.base - 1) if source is sources[-1] else source.end - 1
+        end = (int(source.table.last_offset[-1]) if source.size else source.base - 1) if source.is_last else source.end - 1
         states = _states_at(log_dir, end + 1, states.replay(source.table))
         if source.size:
             # Indexes count from the segment's start in 32 bits.
             start = max(start, int(source.table.last_offset[-1]) - MAX32)
-            entries = _joined(verdicts[source.ordinal].txn_entries, source.txn_entries)
-            found.append(Member(source, start, end, states, entries, hashlib.sha256(source.buf.data).hexdigest()))
+            entries = _joined(verdict.txn_entries, source.txn_entries)
+            found.append(Member(piece, start, end, states, entries, hashlib.sha256(source.buf.data).hexdigest()))
             start = end + 1
         elif found:
-            last = found[-1]
-            found[-1] = Member(last.source, last.start, end, states, last.txn_entries, last.sha256)
+            found[-1] = replace(found[-1], end=end, states=states)
             start = end + 1
     return found
+
+
+def tail_of(sources: Sequence[SourceSegment], batches: int) -> tuple[TailBatch, ...]:
+    """The last batches of these segments, so that they are known again. A header holds the CRC of what follows it."""
+    found: list[TailBatch] = []
+    for source in reversed(sources):
+        first = max(0, len(source.table) - batches + len(found))
+        found += [batch_of(source, batch) for batch in reversed(range(first, len(source.table)))]
+    return tuple(reversed(found))
+
+
+def batch_of(source: SourceSegment, batch: int) -> TailBatch:
+    """One batch by its header; of a wrapper of v0 or v1 only the last offset is known."""
+    table = source.table
+    last, base = int(table.last_offset[batch]), int(table.base_offset[batch])
+    position, size = int(table.position[batch]), int(table.size[batch])
+    header = source.buf[position : position + min(size, HEADER)].tobytes()
+    return TailBatch(base_offset=base if base >= 0 else last, last_offset=last, digest=hashlib.sha256(header).hexdigest()[:32])
 
 
 def _states_at(log_dir: Path, offset: int, replayed: ProducerStates) -> ProducerStates:
@@ -174,27 +238,31 @@ def _joined(told: TxnEntries, given: TxnEntries) -> TxnEntries:
     return both[np.argsort(both["last_offset"].astype(np.int64), kind="stable")]
 
 
-def lineage_for(log_dir: Path, found: Sequence[Member], known: Lineage) -> Lineage:
-    """The broker's whole lineage: as given, else what the tier knows and the batches add to it. Raises BadData."""
-    path = log_dir / "leader-epoch-checkpoint"
-    if path.exists():
-        given = parse_leader_epoch_checkpoint(path.read_text(encoding="utf-8", errors="replace"), str(path))
-        if given:
-            _check_lineage(path, given, found)
-            return tuple(entry for entry in given if entry.start_offset <= found[-1].end)
-    told = lineage_of([member.source.table for member in found])
-    return extend(known, (EpochEntry(told[0].epoch, found[0].start), *told[1:]))
+def given_lineage(log_dir: Path) -> Lineage:
+    """The directory's ``leader-epoch-checkpoint``; empty where there is none. Raises BadData."""
+    path = log_dir / CHECKPOINT
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ()
+    return parse_leader_epoch_checkpoint(text, str(path))
 
 
-def _check_lineage(path: Path, given: Lineage, found: Sequence[Member]) -> None:
+def told_lineage(sources: Sequence[SourceSegment]) -> Lineage:
+    """The epochs that the batches name, from the beginning of the first segment on."""
+    told = lineage_of([source.table for source in sources])
+    return (EpochEntry(told[0].epoch, sources[0].base), *told[1:]) if told else ()
+
+
+def check_lineage(path: Path, given: Lineage, sources: Sequence[SourceSegment]) -> None:
     """Another partition's file, or a stale one, would cut off clean offsets and hide segments from readers. Raises BadData.
 
     Batches that name no epoch, and those before the first entry (Kafka forgets the epochs before a batch of v0 or v1), fit any.
     """
     epochs = np.array([entry.epoch for entry in given], np.int64)
     starts = np.array([entry.start_offset for entry in given], np.int64)
-    for member in found:
-        table = member.source.table
+    for source in sources:
+        table = source.table
         place = np.searchsorted(starts, table.base_offset, side="right") - 1
         wrong = np.flatnonzero((table.leader_epoch >= 0) & (place >= 0) & (epochs[place] != table.leader_epoch))
         if len(wrong):
@@ -211,16 +279,16 @@ def _check_lineage(path: Path, given: Lineage, found: Sequence[Member]) -> None:
 
 
 def prepare(
-    log_dir: Path, member: Member, new_id: str, lineage: Lineage, policy: CleanerPolicy, folder: Path
+    member: Member, new_id: str, lineage: Lineage, policy: CleanerPolicy, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
     """Metadata and files of one segment: given indexes where they fit the log, else made from it, in ``folder``.
 
     Raises BadData where the segment changed since it was checked.
     """
-    check_unchanged(log_dir, member)
+    check_unchanged(member)
     source = member.source
-    log = log_dir / source.name
-    beside = _indexes(log, member, policy, folder)
+    log = file_of(member.piece) if member.piece.whole else _written(folder / "log", source.buf.data)
+    beside = _indexes(member, policy, folder)
     if len(member.txn_entries):
         beside["txnindex"] = _written(folder / "txnindex", member.txn_entries.tobytes())
     beside["snapshot"] = _written(folder / "snapshot", format_snapshot(member.states))
@@ -246,16 +314,23 @@ def prepare(
     return metadata, {"log": log, **beside}
 
 
-def check_unchanged(log_dir: Path, member: Member) -> None:
+def file_of(piece: LogPiece) -> Path:
+    """Where the segment lies: a broker that deletes it renames it first."""
+    return piece.path if piece.path.exists() else piece.path.with_name(piece.path.name + DELETED)
+
+
+def check_unchanged(member: Member) -> None:
     """Whether the segment is still what was checked. Raises BadData."""
-    source = member.source
+    piece = member.piece
     try:
-        now = (log_dir / source.name).stat()
+        now = file_of(piece).stat()
     except FileNotFoundError:
         now = None
-    if now is None or (now.st_size, now.st_mtime_ns // 1_000_000) != (source.size, source.mtime_ms):
+    if now is None or (now.st_size, now.st_mtime_ns // 1_000_000) != (piece.file_size, piece.source.mtime_ms):
         raise BadData(
-            "it changed while it was imported", segment=source.name, hint="Stop the broker, or import a copy without the active segment"
+            "it changed while it was imported",
+            segment=piece.path.name,
+            hint="Where a broker is at work say --live, which leaves its newest segment out; else import a copy",
         )
 
 
@@ -266,17 +341,25 @@ def room_for(member: Member, index_interval_bytes: int) -> int:
     return blocks(member.source.size) + batches * per_batch + member.states.entries.nbytes + member.txn_entries.nbytes + 6 * BLOCK
 
 
-def _indexes(log: Path, member: Member, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
+def _indexes(member: Member, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
     table = member.source.table
     made = build(member.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}
     for kind, data, misfit_of in (("index", made[0], index_misfit), ("timeindex", made[1], timeindex_misfit)):
-        given = log.with_suffix(f".{kind}")
-        usable = member.start == member.source.base and given.exists() and not misfit_of(given.read_bytes(), member.start, table)
-        paths[kind] = given if usable else _written(folder / kind, data)
+        given = member.piece.path.with_suffix(f".{kind}")
+        usable = member.piece.whole and member.start == member.source.base and _fits(given, misfit_of, member.start, table)
+        # Copied, as a broker that deletes the segment deletes it too.
+        paths[kind] = _written(folder / kind, given.read_bytes() if usable else data)
     return paths
 
 
-def _written(path: Path, data: bytes) -> Path:
+def _fits(given: Path, misfit_of: Callable[[bytes, int, BatchTable], str], start: int, table: BatchTable) -> bool:
+    try:
+        return not misfit_of(given.read_bytes(), start, table)
+    except FileNotFoundError:
+        return False
+
+
+def _written(path: Path, data: bytes | memoryview) -> Path:
     path.write_bytes(data)
     return path

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
@@ -151,9 +151,13 @@ def open_source(
     limit: int,
     *,
     txn_entries: TxnEntries | None = None,
+    read: Callable[[Path], Bytes] = map_file,
 ) -> SourceSegment:
-    """Maps a segment and reads its batch headers. ``end`` None: the segment is the last one. Raises BadData."""
-    buf = map_file(path)
+    """Maps a segment and reads its batch headers. ``end`` None: the segment is the last one. Raises BadData.
+
+    :param read: how to get at its bytes, where they must not be mapped: those of a file that shrinks meanwhile end the process.
+    """
+    buf = read(path)
     table = scan_batches(buf, path.name, max(previous_last, base - 1))
     last = int(table.last_offset[-1]) if len(table) else base - 1
     if end is not None and last >= end:
@@ -170,6 +174,20 @@ def open_source(
     )  # fmt: skip
     read_packed_markers(source, limit)
     return source
+
+
+def cut_source(source: SourceSegment, first: int, last: int, base: int, end: int) -> SourceSegment:
+    """Its batches [first, last) as a segment of their own that covers [base, end)."""
+    table = source.table
+    columns = {column.name: getattr(table, column.name)[first:last] for column in fields(BatchTable)}
+    begin = int(table.position[first]) if first < len(table) else source.size
+    stop = int(table.position[last - 1] + table.size[last - 1]) if last > first else begin
+    columns["position"] = columns["position"] - begin
+    marks = source.txn_entries["last_offset"].astype(np.int64)
+    return SourceSegment(
+        source.ordinal, source.name, base, end, source.mtime_ms, source.buf[begin:stop], BatchTable(**columns),
+        txn_entries=source.txn_entries[(marks >= base) & (marks < end)], is_last=source.is_last and last == len(table),
+    )  # fmt: skip
 
 
 def read_packed_markers(source: SourceSegment, limit: int) -> None:

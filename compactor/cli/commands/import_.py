@@ -1,38 +1,125 @@
-"""``import LOG_DIR --topic T --partition P``: the sealed segments of a Kafka log directory into the tier."""
+"""``import LOG_DIR`` and ``import LOG_ROOT``: what the tier does not have yet of a partition, or of all of a broker's."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
 from compactor.cli.warming import warm_up
 
+if TYPE_CHECKING:
+    from compactor.model.ids import TopicPartition
+    from compactor.transfer.import_ import ImportOptions
+    from compactor.transfer.import_root import PartitionImport
+
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument(
-        "log_dir", metavar="LOG_DIR", type=Path, help="<20 digits>.log and what belongs to them; all segments count as sealed"
+        "log_dir",
+        metavar="LOG_DIR|LOG_ROOT",
+        type=Path,
+        help="a partition's directory (<20 digits>.log and what belongs to them), or one with <topic>-<partition> directories in it",
     )
-    parser.add_argument("--topic", required=True, metavar="T")
-    parser.add_argument("--partition", required=True, type=frame.whole(0, 2**31 - 1), metavar="P")
+    parser.add_argument("--topic", metavar="T", help="default: by the directory's name")
+    parser.add_argument("--partition", type=frame.whole(0, 2**31 - 1), metavar="P", help="default: by the directory's name")
+    parser.add_argument("--topics", metavar="REGEX", help="of a LOG_ROOT: topics whose whole name matches")
+    parser.add_argument("--live", action="store_true", help="a broker is at work there: its newest segment is left out")
     parser.add_argument("--allow-gaps", action="store_true", help="a cleaner took away what is missing between segments")
+    parser.add_argument(
+        "--accept-truncation", action="store_true", help="the tier discards what the broker has discarded after an unclean election"
+    )
     parser.runs(run)
 
 
-def run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.model.ids import TopicPartition
+def run(args: argparse.Namespace, out: Output) -> int:
+    from compactor.transfer.import_ import ImportOptions
+    from compactor.transfer.import_root import is_log_root
+
+    options = ImportOptions(live=args.live, gaps=args.allow_gaps, accept_truncation=args.accept_truncation)
+    if args.topic is None and args.partition is None and is_log_root(args.log_dir):
+        return _import_root(args, out, options)
+    _import_directory(args, out, options)
+    return 0
+
+
+def _import_directory(args: argparse.Namespace, out: Output, options: ImportOptions) -> None:
     from compactor.transfer.import_ import ImportProgress, import_directory
 
-    name = TopicPartition.of(args.topic, args.partition)
+    name = _name(args, out)
     opened = tiers.opened(args)
     policy = opened.settings.cleaner_for(name.topic).policy()
     warm_up(out, gate=False)
     with out.progress("importing", unit="bytes") as bar:
         progress = ImportProgress(lambda step, size: bar.at(f"{step} {name}", size), bar.advance)
-        report = import_directory(opened, args.log_dir, name, policy, progress, gaps=args.allow_gaps)
-    if report.repeated:
-        out.note(f"{name}: this directory was imported before; nothing to do")
-    document = {key: value for key, value in tiers.plain(report).items() if key != "repeated"}
+        report = import_directory(opened, args.log_dir, name, policy, progress, options)
+    for note in report.notes:
+        out.note(f"note: {note}")
+    if not report.segments:
+        out.note(f"{name}: the tier has all of this directory; nothing to do")
+    document = {key: value for key, value in tiers.plain(report).items() if key != "notes"}
     row = (str(name), report.segments, size(report.bytes), report.start_offset, report.end_offset)
     out.result(document, Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))
+
+
+def _name(args: argparse.Namespace, out: Output) -> TopicPartition:
+    """By the options, else by the directory's name."""
+    from compactor.errors import UsageError
+    from compactor.model.ids import TopicPartition
+    from compactor.transfer.import_root import named_by
+
+    told = named_by(args.log_dir)
+    if told is None and (args.topic is None or args.partition is None):
+        raise UsageError(
+            f"{args.log_dir} is neither a <topic>-<partition> directory nor one with such directories in it",
+            hint="Name a broker's directory, such as /var/lib/kafka/orders-0 or /var/lib/kafka, or say --topic and --partition",
+        )
+    topic = args.topic if told is None or args.topic is not None else told.topic
+    partition = args.partition if told is None or args.partition is not None else told.partition
+    name = TopicPartition.of(topic, partition)
+    if told is not None and told != name:
+        out.note(f"warning: {args.log_dir} is named like partition {told}, and is imported as {name}")
+    return name
+
+
+def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
+    from compactor.transfer.import_root import import_root, partition_dirs
+
+    directories = partition_dirs(args.log_dir, args.topics)
+    opened = tiers.opened(args)
+    outcomes = tiers.PartitionOutcomes(out, named=True)
+    warm_up(out, gate=False)
+
+    def tell(done: PartitionImport) -> None:
+        bar.advance()
+        if done.error is not None:
+            outcomes.failed(str(done.name), done.error)
+        elif done.reason:
+            out.note(f"note: {done.reason}")
+
+    with out.progress("importing", len(directories), "partitions") as bar:
+        done = import_root(opened, directories, options, on_partition=tell)
+    rows = [_row(entry) for entry in done]
+    columns = ("topic", "partition", "status", "segments", "bytes", "start_offset", "end_offset", "reason")
+    shown = [tuple(size(row[c]) if c == "bytes" else row[c] for c in columns) for row in rows]
+    counts = {status: sum(entry.status == status for entry in done) for status in ("imported", "up_to_date", "refused")}
+    summary = f"{counts['imported']} imported, {counts['up_to_date']} up to date, {counts['refused']} refused"
+    titles = ("topic", "partition", "status", "segments", "size", "start offset", "end offset", "reason")
+    out.result({"partitions": rows}, Table("", titles, shown), summary=summary)
+    return outcomes.exit_code()
+
+
+def _row(entry: PartitionImport) -> dict[str, Any]:
+    report = entry.report
+    return {
+        "topic": entry.name.topic,
+        "partition": entry.name.partition,
+        "status": entry.status,
+        "segments": report.segments if report else 0,
+        "bytes": report.bytes if report else 0,
+        "start_offset": report.start_offset if report else -1,
+        "end_offset": report.end_offset if report else -1,
+        "reason": entry.reason,
+    }

@@ -1,0 +1,108 @@
+"""The order in which segments come into the tier: ids registered < objects created < sources looked at again < tiered.
+
+An import that was cut short is taken up where it stopped: its id is made of what it brings, and the ids of its segments stand in the
+control log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from checkpoint.lineage import Lineage
+from compactor.control.importing import prepend, register, tier
+from compactor.control.logs import PartitionLog
+from compactor.control.ports import Ports
+from compactor.control.records import TailBatch
+from compactor.control.state import ClosedImport, PartitionState
+from compactor.errors import StoreError
+from compactor.model.ids import segment_id
+from compactor.model.segment import RemoteLogSegmentMetadata
+
+MOST_ATTEMPTS = 1000
+
+
+class Incoming(Protocol):
+    """One segment on its way into the tier."""
+
+    @property
+    def identity(self) -> str:
+        """The same whenever offsets and bytes are the same."""
+
+    def bring(self, registered: str) -> RemoteLogSegmentMetadata | None:
+        """Creates its objects under this id; None where other objects have it already."""
+
+    def check_unchanged(self) -> None:
+        """Raises BadData where its source is no longer what ``bring`` was told to bring."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What goes with the segments. ``before``: the segments stand before the beginning of the log, not at its end.
+
+    ``fits``: raises where the state has gone on so that they no longer fit. ``noted``: called when others should know of the partition.
+    """
+
+    lineage: Lineage
+    tail: tuple[TailBatch, ...] = ()
+    before: bool = False
+    fits: Callable[[PartitionState], None] = lambda state: None
+    noted: Callable[[], None] = lambda: None
+
+
+def take_in(ports: Ports, log: PartitionLog, incoming: Sequence[Incoming], arrival: Arrival) -> bool:
+    """All of them become readable, or none. False where this very import was complete before, or a twin of this process was faster.
+
+    :raises BadData: a source changed meanwhile, or another process was faster.
+    :raises Fenced: the import was voided because it slept too long.
+    :raises StoreError: what was created is found again by the next attempt, or swept.
+    """
+    for import_id in _import_ids(incoming):
+        if _closed(log.state, import_id) is None and _attempt(ports, log, import_id, incoming, arrival):
+            return True
+        closed = _closed(log.state, import_id)
+        if closed is not None and not closed.voided:
+            return False
+    raise StoreError("this import was voided too often", hint="See why with `explain`, or raise publish.orphan_age_ms")
+
+
+def _attempt(ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence[Incoming], arrival: Arrival) -> bool:
+    """False where it is closed by now, or an earlier attempt with other settings left other objects: the next one takes new ids."""
+    arrival.fits(log.state)
+    state = register(ports, log, import_id, [ports.new_id() for _ in incoming])
+    # Listed before the upload: what a killed import leaves behind is found by `retire`.
+    arrival.noted()
+    entry = state.registrations.get(import_id)
+    if entry is None or len(entry.ids) != len(incoming):
+        return False
+    segments = []
+    for one, registered in zip(incoming, entry.ids, strict=True):
+        metadata = one.bring(registered)
+        if metadata is None:
+            return False
+        look_again(one)
+        segments.append(metadata)
+    if arrival.before:
+        prepend(ports, log, import_id, segments, arrival.lineage)
+    else:
+        tier(ports, log, import_id, segments, arrival.lineage, arrival.tail)
+    arrival.noted()
+    return True
+
+
+def look_again(one: Incoming) -> None:
+    """What was created may be of a file that changed while it was read: it must not become readable."""
+    one.check_unchanged()
+
+
+def _closed(state: PartitionState, import_id: str) -> ClosedImport | None:
+    return next((entry for entry in state.closed_imports if entry.import_id == import_id), None)
+
+
+def _import_ids(incoming: Sequence[Incoming]) -> Iterator[str]:
+    """The ids of the first, second, ... attempt at one import: the same whenever offsets and bytes are the same."""
+    identity = "\n".join(one.identity for one in incoming).encode()
+    for attempt in range(MOST_ATTEMPTS):
+        yield segment_id(hashlib.sha256(identity + attempt.to_bytes(4, "big")).digest()[:16])

@@ -1,0 +1,332 @@
+"""Import again: increments, replicas that roll elsewhere, live directories, another log under the same name, deleted partitions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.bootstrap import Tier, open_tier
+from compactor.config import load
+from compactor.errors import BadData, UsageError
+from compactor.model.ids import TopicPartition
+from compactor.transfer import intake
+from compactor.transfer.import_ import ImportOptions, import_directory
+from tests.builders import LogBuilder
+from tests.support.tier_cli import TierCli, batches_of, latest
+
+ORDERS = TopicPartition("orders", 0)
+
+
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> TierCli:
+    return TierCli(tmp_path / "a tier", {"publish": {"grace_ms": 0, "orphan_age_ms": 0}})
+
+
+def batches(folder: Path) -> list[bytes]:
+    return [batch.raw for batch in batches_of(folder)]
+
+
+class Broker:
+    """A log that grows, and its directory as replicas have it, who roll where they like."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = LogBuilder()
+        self.epochs = "0 0\n"
+
+    def write(self, count: int = 4) -> None:
+        for number in range(count):
+            self.log.put(f"k{number % 3}={self.log.next_offset}", f"x{self.log.next_offset}=1")
+
+    def roll(self) -> None:
+        self.log.roll()
+
+    def replica(self, name: str, *rolls: int, start: int = 0) -> Path:
+        """The log as a directory with a segment from each of these offsets on."""
+        folder = self.folder / name / "orders-0"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        written = [batch for _, parts in self.log.segments for batch in parts]
+        bases = sorted({start, *rolls})
+        for base in bases:
+            (folder / f"{base:020}.log").touch()
+        for raw in written:
+            offset = int.from_bytes(raw[:8], "big")
+            if offset >= start:
+                base = max(base for base in bases if base <= offset)
+                with (folder / f"{base:020}.log").open("ab") as file:
+                    file.write(raw)
+        (folder / "leader-epoch-checkpoint").write_text(f"0\n{self.epochs.count(chr(10))}\n{self.epochs}")
+        return folder
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    made = Broker(tmp_path / "brokers")
+    made.write()
+    return made
+
+
+def test_the_directory_says_whose_it_is(cli: TierCli, broker: Broker) -> None:
+    folder = broker.replica("a")
+    assert cli.do("import", folder) == {"segments": 1, "bytes": 4 * 81, "start_offset": 0, "end_offset": 7}
+    again = cli.ask("import", folder)
+    assert (again.code, again.document) == (0, {"segments": 0, "bytes": 0, "start_offset": 8, "end_offset": 7})
+    assert "nothing to do" in again.stderr
+    other = cli.ask("import", folder, "--partition", 3)
+    assert other.code == 0
+    assert "imported as orders-3" in other.stderr
+    nameless = broker.folder / "something"
+    shutil.copytree(folder, nameless)
+    assert "--topic" in cli.ask("import", nameless).stderr
+    assert cli.ask("import", nameless).code == 2
+
+
+def test_increments_of_replicas_that_roll_elsewhere(cli: TierCli, broker: Broker) -> None:
+    """Position is the tier's last offset + 1: a new leader's segment that holds it is cut there, also once the tier is compacted."""
+    cli.do("import", broker.replica("a", 4))
+    broker.write()
+    assert cli.do("import", broker.replica("b", 6))["start_offset"] == 8
+    assert cli.run("orders-0")["status"] == "cleaned"
+    broker.write(5)
+    assert cli.do("import", broker.replica("a", 4, 10, 20)) == {"segments": 2, "bytes": 5 * 83, "start_offset": 16, "end_offset": 25}
+    assert cli.ask("import", broker.replica("c")).document["segments"] == 0
+    assert latest(cli.export(broker.folder / "out")) == latest(broker.replica("whole"))
+    assert cli.do("verify")["ok"]
+
+
+def test_retention_may_have_cut_what_the_tier_has(cli: TierCli, broker: Broker) -> None:
+    cli.do("import", broker.replica("a"))
+    broker.write()
+    assert cli.do("import", broker.replica("b", start=6))["end_offset"] == 15
+    broker.write()
+    (gap,) = [cli.ask("import", broker.replica("c", start=18))]
+    assert (gap.code, gap.document) == (3, None)
+    assert "--allow-gaps" in gap.stderr
+    assert cli.do("import", broker.replica("c", start=18), "--allow-gaps")["start_offset"] == 16
+    assert cli.do("verify")["ok"]
+
+
+def test_another_log_under_the_same_name(cli: TierCli, broker: Broker, tmp_path: Path) -> None:
+    cli.do("import", broker.replica("a"))
+    stranger = Broker(tmp_path / "elsewhere")
+    stranger.log.time = 5_000
+    stranger.write(9)
+    before = cli.digest()
+    for compacted in (False, True):
+        answer = cli.ask("import", stranger.replica("a", 4))
+        assert (answer.code, answer.document) == (3, None)
+        assert "other content under known offsets" in answer.stderr
+        if not compacted:
+            assert cli.digest() == before
+            assert cli.run("orders-0")["status"] == "cleaned"
+
+
+def test_live_leaves_out_the_newest_segment(cli: TierCli, broker: Broker) -> None:
+    folder = broker.replica("a", 4)
+    assert cli.do("import", folder, "--live")["end_offset"] == 3
+    assert cli.do("import", folder, "--live")["segments"] == 0
+    broker.write()
+    folder = broker.replica("a", 4, 8, 12)
+    (folder / f"{8:020}.log.cleaned").touch()
+    (folder / f"{0:020}.log").rename(folder / f"{0:020}.log.deleted")
+    assert cli.do("import", folder, "--live") == {"segments": 2, "bytes": 3 * 81 + 83, "start_offset": 4, "end_offset": 11}
+    assert cli.do("import", broker.replica("b", 12))["end_offset"] == 15
+    assert latest(cli.export(broker.folder / "out")) == latest(broker.replica("whole"))
+
+
+def test_a_whole_broker(cli: TierCli, broker: Broker, tmp_path: Path) -> None:
+    root = tmp_path / "kafka-logs"
+    for number in range(3):
+        shutil.copytree(broker.replica("a", 4), root / f"orders-{number}")
+        shutil.copytree(broker.replica("a"), root / f"other-{number}")
+    (root / "orders-7.0123abc-delete").mkdir()
+    (root / "empty-0").mkdir()
+    (root / "recovery-point-offset-checkpoint").write_text("0\n0\n")
+    damaged = root / "orders-1" / f"{4:020}.log"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    answer = cli.ask("import", root, "--topics", "orders|empty")
+    assert answer.code == 3
+    rows = {(row["topic"], row["partition"]): row for row in answer.document["partitions"]}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        ("empty", 0): "up_to_date",
+        ("orders", 0): "imported",
+        ("orders", 1): "refused",
+        ("orders", 2): "imported",
+    }
+    assert "truncated" in rows["orders", 1]["reason"]
+    assert {key: rows["orders", 0][key] for key in ("segments", "bytes", "start_offset", "end_offset", "reason")} == {
+        "segments": 2, "bytes": 4 * 81, "start_offset": 0, "end_offset": 7, "reason": "",
+    }  # fmt: skip
+    assert [row["status"] for row in cli.do("import", root, "--topics", "other")["partitions"]] == ["imported"] * 3
+    assert cli.ask("import", root, "--topics", "(").code == 2
+    assert len(cli.do("topics")["partitions"]) == 5
+
+
+def test_offsets_before_the_first(cli: TierCli, broker: Broker) -> None:
+    broker.write()
+    cli.do("import", broker.replica("late", start=6))
+    assert cli.do("import", broker.replica("whole", 4)) == {"segments": 2, "bytes": 3 * 81, "start_offset": 0, "end_offset": 5}
+    assert batches(cli.export(broker.folder / "out")) == batches(broker.replica("whole"))
+    assert cli.do("verify")["ok"]
+
+
+def test_no_offsets_before_what_is_compacted(cli: TierCli, broker: Broker) -> None:
+    broker.write()
+    cli.do("import", broker.replica("late", start=6))
+    assert cli.run("orders-0")["status"] == "cleaned"
+    answer = cli.ask("import", broker.replica("whole"))
+    assert answer.code == 3
+    assert "was compacted up to offset 16" in answer.stderr
+    broker.write()
+    answer = cli.ask("import", broker.replica("whole"))  # what it has at the end is taken all the same
+    assert (answer.code, answer.document["start_offset"]) == (0, 16)
+    assert "cannot be added before" in answer.stderr
+
+
+def truncated(broker: Broker, offset: int) -> None:
+    """An unclean election: the log goes on from ``offset`` in a new epoch."""
+    kept = [(base, [raw for raw in parts if int.from_bytes(raw[:8], "big") < offset]) for base, parts in broker.log.segments]
+    broker.log.segments = kept
+    broker.log.next_offset = offset
+    broker.log.leader_epoch += 1
+    broker.log.time += 1_000_000
+    broker.epochs += f"{broker.log.leader_epoch} {offset}\n"
+    broker.write()
+
+
+@pytest.mark.parametrize("rolls", [(), (12,), (10,)])
+def test_a_truncated_log(rolls: tuple[int, ...], cli: TierCli, broker: Broker) -> None:
+    broker.write()
+    cli.do("import", broker.replica("a", *rolls))
+    truncated(broker, 12)
+    folder = broker.replica("a", 6)
+    before = cli.digest()
+    answer = cli.ask("import", folder)
+    assert (answer.code, answer.document) == (3, None)
+    for word in ("from offset 12 on", "epochs 0 from 0, this log has 0 from 0, 1 from 12", "--accept-truncation"):
+        assert word in answer.stderr
+    assert cli.digest() == before
+    accepted = cli.ask("import", folder, "--accept-truncation")
+    assert accepted.document["start_offset"] == 12
+    assert "were discarded" in accepted.stderr
+    assert batches(cli.export(broker.folder / "out")) == batches(broker.replica("whole"))
+    assert cli.do("retire")["deleted"]
+    assert cli.do("verify") == {"ok": True, "problems": []}
+    assert cli.do("import", folder)["segments"] == 0
+
+
+def test_a_truncation_undoes_what_was_compacted_beyond_it(cli: TierCli, broker: Broker) -> None:
+    broker.write()
+    cli.do("import", broker.replica("a", 4, 12))
+    assert cli.run("orders-0")["status"] == "cleaned"
+    truncated(broker, 10)
+    cli.do("import", broker.replica("b"), "--accept-truncation")
+    assert batches(cli.export(broker.folder / "out")) == batches(broker.replica("whole"))
+    assert cli.run("orders-0")["first_dirty_offset"] <= 10
+    assert latest(cli.export(broker.folder / "after")) == latest(broker.replica("whole"))
+
+
+def test_a_truncation_behind_a_round_that_is_final(cli: TierCli, broker: Broker) -> None:
+    broker.write()
+    cli.do("import", broker.replica("a", 4, 12))
+    cli.run("orders-0")
+    assert cli.do("retire")["deleted"]
+    truncated(broker, 10)
+    answer = cli.ask("import", broker.replica("b"), "--accept-truncation")
+    assert answer.code == 0
+    assert "cannot be undone any more" in answer.stderr
+    assert cli.do("checkpoints", "show", "orders-0")["cleaner_offsets"][-1]["offset"] <= 10
+    view = latest(cli.export(broker.folder / "out"))
+    assert {key: value for key, value in latest(broker.replica("whole")).items() if view.get(key) != value} == {}
+    assert cli.do("verify")["ok"]
+
+
+def test_an_older_copy_is_no_truncation(cli: TierCli, broker: Broker) -> None:
+    older = broker.replica("old")
+    truncated(broker, 8)
+    cli.do("import", broker.replica("a"))
+    assert cli.do("import", older)["segments"] == 0
+    stale = Broker(broker.folder / "stale")
+    stale.write(6)
+    answer = cli.ask("import", stale.replica("a"))
+    assert answer.code == 3
+    assert "has missed a truncation" in answer.stderr
+    assert cli.ask("import", stale.replica("a"), "--accept-truncation").code == 3
+
+
+def test_a_checkpoint_that_retention_has_cut_extends_the_lineage(cli: TierCli, broker: Broker) -> None:
+    cli.do("import", broker.replica("a"))
+    truncated(broker, 8)
+    folder = broker.replica("b", start=6)
+    (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 6\n1 8\n")
+    cli.do("import", folder)
+    state = opened(cli).open(ORDERS).refresh()
+    assert [(entry.epoch, entry.start_offset) for entry in state.lineage] == [(0, 0), (1, 8)]
+
+
+def test_a_partition_is_deleted_and_imported_anew(cli: TierCli, broker: Broker) -> None:
+    cli.do("import", broker.replica("a"))
+    cli.run("orders-0")
+    document = cli.do("topics", "delete", "orders-0")
+    assert (document["status"], document["end_offset"]) == ("deleted", 7)
+    assert cli.do("topics")["partitions"] == []
+    assert cli.ask("topics", "delete", "orders-0").code == 2
+    assert cli.ask("topics", "delete", "orders-9").code == 2
+    tier = opened(cli)
+    with pytest.raises(UsageError, match="not filled again"):
+        bring(tier, broker.replica("a"), refill=False)
+    cli.do("retire")
+    assert list((cli.tier / "orders-0").glob("0*")) == []
+    assert cli.do("import", broker.replica("a"))["end_offset"] == 7
+    assert batches(cli.export(broker.folder / "out")) == batches(broker.replica("a"))
+    assert cli.do("verify")["ok"]
+
+
+def opened(cli: TierCli) -> Tier:
+    return open_tier(load(str(cli.config)))
+
+
+def bring(tier: Tier, folder: Path, **options: Any) -> Any:
+    return import_directory(tier, folder, ORDERS, tier.settings.cleaner_for("orders").policy(), options=ImportOptions(**options))
+
+
+def test_an_agent_brings_what_is_below_the_high_watermark(cli: TierCli, broker: Broker) -> None:
+    broker.write()
+    tier, folder = opened(cli), broker.replica("a", 4, 8)
+    assert bring(tier, folder, live=True, below=6).end_offset == 3
+    assert bring(tier, folder, live=True, below=8).end_offset == 7
+    assert bring(tier, folder, live=True, below=16).status == "up_to_date"
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_segment_that_changes_while_it_is_imported(live: bool, cli: TierCli, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, folder = opened(cli), broker.replica("a", 4)
+    segment = folder / f"{0:020}.log"
+
+    def shrink(one: intake.Incoming) -> None:
+        segment.write_bytes(segment.read_bytes()[:-100])
+        one.check_unchanged()
+
+    monkeypatch.setattr(intake, "look_again", shrink)
+    with pytest.raises(BadData, match="changed while it was imported"):
+        bring(tier, folder, live=live)
+    assert cli.do("topics")["partitions"] == []
+
+
+def test_negative_timestamps_are_told_at_the_door(cli: TierCli, tmp_path: Path) -> None:
+    log = LogBuilder(time=-5_000)
+    log.put("a=1", "b=2")
+    folder = log.write(tmp_path / "orders-0")
+    answer = cli.ask("import", folder)
+    assert answer.code == 0
+    assert "2 records of orders-0 have negative timestamps" in answer.stderr
