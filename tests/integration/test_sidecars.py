@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compactor.round import index as scouting
+from compactor.round import roles
 from tests.builders import LZ4, LogBuilder, entry, wrapper
 from tests.support.tier_cli import TierCli, latest, visible
 from tests.support.watching import Watch
@@ -253,7 +253,7 @@ def test_an_estimate_that_was_wrong_changes_over_in_the_middle(tmp_path: Path, m
     wrong.tail("s3-k1=new")
     (plan,) = wrong.tier.do("plan", "--now", NOW)["partitions"]
     assert plan["map_engine"] == "partitioned"
-    monkeypatch.setattr(scouting, "keys_expected", lambda heads, records: 10)
+    monkeypatch.setattr(roles, "keys_expected", lambda heads, records: 10)
     row = wrong.tier.run("--now", NOW)
     assert (row["status"], row["map_engine"]) == ("cleaned", "partitioned")
     assert row["peak_map_bytes"] <= 8192 * 2

@@ -11,7 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from compactor.cleaner.keys import keysets
-from compactor.round import index as scouting
+from compactor.round import index, roles
 from tests.builders import LZ4, NONE, LogBuilder, entry, wrapper
 from tests.plain_log import control_type
 from tests.support.tier_cli import TierCli, batches_of, visible
@@ -96,8 +96,8 @@ def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, eng
     """``changes over``: the estimate is wrong, and the set of keys full after some dozens."""
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         if engine == "changes over":
-            patch.setattr(scouting, "keys_expected", lambda heads, records: 1)
-            patch.setattr(scouting, "LEAST_BYTES", (16 + keysets.ROOM) * keysets.ENTRY_BYTES)
+            patch.setattr(roles, "keys_expected", lambda heads, records: 1)
+            patch.setattr(index, "LEAST_BYTES", (16 + keysets.ROOM) * keysets.ENTRY_BYTES)
             patch.setattr(keysets, "SMALLEST", 16)
         tiers = []
         for bloom in (True, False):
