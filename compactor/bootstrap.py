@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
@@ -213,6 +215,16 @@ class Tier:
         from compactor.round.sources import reading_of
 
         return reading_of(self.ports, self.settings.cleaner_for(state.topic), self.state_dir, state, budget, purpose)
+
+    def opening(self, name: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], purpose: str) -> AbstractContextManager[Reading]:
+        """Any of a partition's segments, one after the other within ``disk_budget_bytes`` (I10): for whoever looks into them."""
+        from compactor.local.budget import Budget
+        from compactor.round.compaction import disk_budget
+        from compactor.round.sources import closing, reading_over
+
+        cleaner = self.settings.cleaner_for(name.topic)
+        budget = Budget(disk_budget(cleaner, self.state_dir))
+        return closing(reading_over(self.ports, cleaner, self.state_dir, name, segments, budget, purpose))
 
     def round(
         self,

@@ -29,6 +29,28 @@ from compactor.tier.recorded import content
 
 def reading_of(ports: Ports, cleaner: Cleaner, state_dir: Path, state: PartitionState, budget: Budget, purpose: str) -> Reading:
     """A partition's live segments, staged in a new folder of this process. Whoever asked for it closes ``staging``."""
+    return reading_over(ports, cleaner, state_dir, state.name, state.live, budget, purpose)
+
+
+@contextmanager
+def closing(reading: Reading) -> Iterator[Reading]:
+    """Whatever is staged goes when the block ends."""
+    try:
+        yield reading
+    finally:
+        reading.staging.close()
+
+
+def reading_over(
+    ports: Ports,
+    cleaner: Cleaner,
+    state_dir: Path,
+    name: TopicPartition,
+    segments: Sequence[RemoteLogSegmentMetadata],
+    budget: Budget,
+    purpose: str,
+) -> Reading:
+    """The same over any of its segments: replaced ones, too, as long as they are there."""
     staging = Staging(
         Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_folder(state_dir))),
         ports.layout,
@@ -36,7 +58,7 @@ def reading_of(ports: Ports, cleaner: Cleaner, state_dir: Path, state: Partition
         sleep=ports.sleep,
         local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
     )
-    return Reading(staging, state.name, state.live, cleaner.max_decompressed_batch_bytes)
+    return Reading(staging, name, segments, cleaner.max_decompressed_batch_bytes)
 
 
 def producers_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerStates:
@@ -64,13 +86,16 @@ class Reading:
         self.partition = partition
 
     @contextmanager
-    def opened(self, ordinal: int, grant: Grant | None = None) -> Iterator[SourceSegment]:
-        """A segment with its batch headers, and its bytes while the block runs. Raises BadData, StoreError, OutOfBudget."""
+    def opened(self, ordinal: int, grant: Grant | None = None, *, txn_index: bool = True) -> Iterator[SourceSegment]:
+        """A segment with its batch headers, and its bytes while the block runs. Raises BadData, StoreError, OutOfBudget.
+
+        :param txn_index: False for one who does not ask what became of its transactions: the index is not fetched.
+        """
         metadata = self.live[ordinal]
         with self.staging.opened(self.log(ordinal), grant) as path:
             source = open_source(
                 ordinal, path, metadata.start_offset, metadata.end_offset + 1, metadata.mtime_ms, -1, self.inflate_limit,
-                txn_entries=self.txn_entries(metadata),
+                txn_entries=self.txn_entries(metadata) if txn_index else None,
             )  # fmt: skip
             source.name = self.name(ordinal)
             try:

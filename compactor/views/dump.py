@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import base64
-import tempfile
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compactor.bootstrap import Tier
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.source import SourceSegment
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
@@ -20,7 +18,6 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records import codecs
 from compactor.records.batches import ABORT, COMMIT, HORIZON, LOG_APPEND, NOT_CONTROL
 from compactor.records.rows import Chunk, RowBuffers, Rows, parse
-from compactor.tier.recorded import download
 
 SHOWN_BYTES = 60
 
@@ -67,12 +64,7 @@ def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_li
     if len(matching) != 1:
         raise UsageError(f"{name} has {len(matching)} segments whose id begins with {segment_id!r}", hint=f"See `segments list {name}`")
     (segment,) = matching
-    layout = opened.ports.layout
-    key = layout.where(name, segment, "log")
-    with tempfile.TemporaryDirectory(prefix="dump-") as scratch:
-        path = Path(scratch) / "log"
-        download(layout, name, segment, "log", path).require(key, segment.files["log"])
-        source = open_source(0, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, inflate_limit)
+    with opened.opening(name, [segment], "dump") as reading, reading.opened(0, txn_index=False) as source:
         batches = [batch for first, last in source.ranges() for batch in _batches(source, first, last, inflate_limit)]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}
 

@@ -232,7 +232,7 @@ def _reading(opened: Tier, name: TopicPartition, look: Callable[[PartitionState]
 
 
 def _searcher(opened: Tier, name: TopicPartition, on_bytes: OnBytes) -> Searcher:
-    return Searcher(opened.ports.layout, name, opened.settings.cleaner_for(name.topic).max_decompressed_batch_bytes, on_bytes)
+    return Searcher(opened, name, on_bytes)
 
 
 def _gone(opened: Tier, state: PartitionState, behind: Sequence[RemoteLogSegmentMetadata], offset: int, on_bytes: OnBytes) -> Explanation:

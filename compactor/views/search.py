@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from compactor.bootstrap import Tier
 from compactor.cleaner.passes.outcomes import outcomes_backwards
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL
 from compactor.records.rows import Chunk, RowBuffers, Rows, parse
-from compactor.tier.ports import SegmentLayout
-from compactor.tier.recorded import download
 
 _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 
@@ -52,32 +49,24 @@ class Sighting:
 class Searcher:
     """Looks through segments from the log's end to its beginning; transactions are decided by the markers that it has passed."""
 
-    def __init__(self, layout: SegmentLayout, name: TopicPartition, limit: int, on_bytes: Callable[[int], None]) -> None:
-        self._layout = layout
+    def __init__(self, opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None]) -> None:
+        self._opened = opened
         self._name = name
-        self._limit = limit
+        self._limit = opened.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
         self._on_bytes = on_bytes
         self._known: dict[int, int] = {}
 
     def search(self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, offset: int = -1) -> Iterator[Sighting]:
         """Records with that key, and the one at that offset; latest first. ``segments`` ascend.
 
-        Raises NotFound for an object that is gone, BadData for one that is not what was recorded.
+        Raises NotFound for an object that is gone, BadData for one that is not what was recorded, OutOfBudget for one that is too large.
         """
-        with tempfile.TemporaryDirectory(prefix="explain-") as scratch:
-            for segment in reversed(segments):
-                source = self._fetched(segment, Path(scratch) / "log")
-                outcomes = self._outcomes(source)
-                yield from reversed(list(self._found(source, segment, outcomes, key, offset)))
+        with self._opened.opening(self._name, segments, "explain") as reading:
+            for ordinal, segment in reversed(list(enumerate(segments))):
+                with reading.opened(ordinal, txn_index=False) as source:
+                    found = list(self._found(source, segment, self._outcomes(source), key, offset))
+                yield from reversed(found)
                 self._on_bytes(segment.size_bytes)
-
-    def _fetched(self, segment: RemoteLogSegmentMetadata, path: Path) -> SourceSegment:
-        key = self._layout.where(self._name, segment, "log")
-        path.unlink(missing_ok=True)
-        download(self._layout, self._name, segment, "log", path).require(key, segment.files["log"])
-        source = open_source(0, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, self._limit)
-        source.name = key
-        return source
 
     def _outcomes(self, source: SourceSegment) -> dict[int, str]:
         """Batch -> outcome of the transaction that it belongs to, for those that belong to one."""
