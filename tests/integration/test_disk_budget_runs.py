@@ -71,6 +71,21 @@ def test_too_small_a_budget_is_refused_with_the_figure_and_that_figure_is_enough
     assert tier.ask("verify").code == 0
 
 
+def test_who_looks_into_segments_stays_within_the_budget(tmp_path: Path) -> None:
+    tier = tier_with(tmp_path, log_of(4))
+    segment = tier.do("segments", "list", "orders-0")["segments"][0]["id"]
+    looks = [("explain", "orders-0", "--key", "key-1"), ("segments", "dump", "orders-0", segment), ("verify",)]
+    for look in looks:
+        with Watch(tmp_path / "state" / "spool") as watch:
+            tier.do(*look)
+        assert watch.most <= 1.1 * SEGMENT
+    tier.set(cleaner={"disk_budget_bytes": 3 * BLOCK})
+    for look in looks:
+        answer = tier.ask(*look)
+        assert answer.code == 6, look
+        assert "Set disk_budget_bytes to at least " in answer.stderr
+
+
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("segments", [2.1, 3, 5, 40])
 def test_what_is_staged_never_exceeds_the_budget(tmp_path: Path, segments: float, threads: int) -> None:
