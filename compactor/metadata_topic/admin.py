@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from compactor.errors import Refused, StoreError
+from compactor.errors import Refused
 from compactor.metadata_topic.codec import TOPIC, TopicIdPartition
 from compactor.metadata_topic.confluent_topic import raw_uuid
 from compactor.metadata_topic.connection import AdminAnswers, ClientErrors, KafkaConnection, ask, load
@@ -220,18 +220,6 @@ def metadata_topic_problem(facts: TopicFacts) -> str:
             return f"{name} of {facts.topic} is {setting.value}, it must be {value} or segments get lost in it ({mend})"
     lost = [number for number, one in facts.partitions.items() if one.log_start > 0]
     return f"{facts.topic} has lost its beginning in partitions {lost}" if lost else ""
-
-
-def describable(admin: KafkaAdmin, names: Sequence[str]) -> tuple[dict[str, TopicFacts], dict[str, StoreError]]:
-    """Each topic by itself: facts of those that can be described, and why the others cannot."""
-    facts: dict[str, TopicFacts] = {}
-    refused: dict[str, StoreError] = {}
-    for name in names:
-        try:
-            facts |= admin.topics([name])
-        except Refused as error:
-            refused[name] = error
-    return facts, refused
 
 
 def _version(settings: Mapping[str, Setting]) -> str:

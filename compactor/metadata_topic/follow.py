@@ -76,6 +76,9 @@ class FollowedTopic:
                     why = str(error)
                     self._kept.forget(why)
                     self._identity, self._reading = None, {}
+                except BaseException:
+                    self._reading = {}  # the reader may be ahead of what was folded
+                    raise
         raise Unavailable(f"{self._topic.name} cannot be folded: {why}", hint="It changed each time it was read; try again")
 
     def partition(self, topic_id: bytes, partition: int) -> FoldedPartition | None:

@@ -164,3 +164,21 @@ def wait_allowed(topic: ConfluentMetadataTopic) -> None:
             continue
         return
     topic.identity()
+
+
+@pytest.mark.slow_broker
+def test_an_older_broker(new_cluster: Callable[..., KafkaCluster], tmp_path: Path) -> None:
+    cluster = new_cluster("3.9.2")
+    admin = KafkaAdmin(KafkaConnection(cluster.bootstrap))
+    assert [one.version for one in admin.cluster().brokers] == ["3.9"]
+    assert metadata_topic_problem(admin.metadata_topic(write=True)) == ""
+    with ClusterAdmin(cluster) as theirs:
+        story = TopicStory(cluster, theirs, "older").create()
+        story.plain(count=300)
+        offsets = story.tiered()[0]
+        topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), Rocks(tmp_path / "state")
+        found = folded(FollowedTopic(topic, KeptStates(store)), admin, story.topic, 0)
+        links = chain.chain(found.cache, lineage_in(theirs.tier_files(story.topic)))
+        assert (links[0].first, links[-1].last, chain.gaps(links)) == (0, offsets.latest_tiered, [])
+        topic.close()
+        store.close()

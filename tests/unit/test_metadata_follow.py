@@ -15,6 +15,7 @@ from compactor.metadata_topic.codec import MetadataRecord, TopicIdPartition, dec
 from compactor.metadata_topic.follow import FollowedTopic
 from compactor.metadata_topic.kept import FINDINGS_KEPT, KeptStates
 from compactor.metadata_topic.partitioner import metadata_partition
+from compactor.metadata_topic.ports import Polled
 from compactor.model.segment import SegmentState
 from tests.metadata_events import finished, raw_id, script, segment, update
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
@@ -204,6 +205,29 @@ def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], Rocks]) -
     store.close()
     log.write(of(NAMES[0], finished(50, 0, 9)))
     assert followed.catch_up(TIMEOUT_S).records == len(events) + 2, "in memory, from the beginning"
+    same(followed, log)
+
+
+class Faltering(MemoryMetadataTopic):
+    """Every other poll takes records and fails before it hands them out."""
+
+    def poll(self, limit: int, timeout_s: float) -> Polled:
+        polled = super().poll(limit, timeout_s)
+        if self.polls % 2:
+            raise Unavailable("no broker answers")
+        return polled
+
+
+def test_nothing_is_skipped_by_a_poll_that_fails(opened: Callable[[], Rocks]) -> None:
+    log = MemoryTopicLog()
+    rng = random.Random(13)
+    events = interleaved(rng, history(rng))
+    followed = FollowedTopic(Faltering(log), KeptStates(opened()))
+    for at in range(0, len(events), 100):
+        log.write(events[at : at + 100])
+        with pytest.raises(Unavailable):
+            followed.catch_up(TIMEOUT_S)
+        assert followed.catch_up(TIMEOUT_S).behind == {}
     same(followed, log)
 
 
