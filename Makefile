@@ -7,7 +7,7 @@ SEEDS ?= 1000
 KILLS ?= 200
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 test broker-tests-all lint conformance simulate model kill-test bench clean
+.PHONY: help setup demo demo-s3 kafka-demo test broker-tests-all lint conformance simulate model kill-test bench clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -21,6 +21,9 @@ demo: setup ## The main job, end to end, on data that it makes
 
 demo-s3: setup ## The same on an S3 server that it starts: versitygw where Go is installed, else moto
 	@$(RUN) tests.support.demo_s3
+
+kafka-demo: setup ## A Kafka broker that tiers a topic, and what its consumers get; COMMAND="..." runs on that tier (needs Java and Maven)
+	@$(RUN) tests.support.kafka_demo -- $(COMMAND)
 
 test: setup ## All tests
 	@sh .ci/java || true

@@ -1,0 +1,96 @@
+"""``make kafka-demo``: a broker of its own, and a topic that it tiers.
+
+python -m tests.support.kafka_demo [--version 4.4.0|3.9.2] [--chapters N] [--wait] [-- COMMAND ...]
+
+COMMAND: a command of this program with its options, run on that tier while the broker is there. ``--wait``: until Ctrl-C, to look at it
+with other programs. Everything is gone when it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support.kafka_admin import ClusterAdmin
+from tests.support.kafka_broker import KafkaCluster, prepare
+from tests.support.kafka_jars import VERSIONS, BrokerUnavailable
+from tests.support.kafka_story import TopicStory
+from tests.support.kafka_traffic import READ_COMMITTED, consume
+
+TOPIC = "orders"
+ROOT = Path(__file__).parents[2]
+
+
+def settings_for(cluster: KafkaCluster, state: Path) -> dict[str, str]:
+    """The environment in which commands find that cluster's tier; what they keep goes into ``state``."""
+    return {
+        "TIERED_COMPACTOR__TIER__KIND": "kafka",
+        "TIERED_COMPACTOR__TIER__LAYOUT": "kafka-local",
+        "TIERED_COMPACTOR__TIER__URL": cluster.tier.as_uri(),
+        "TIERED_COMPACTOR__TIER__CONTROL_URL": (state / "control").as_uri(),
+        "TIERED_COMPACTOR__TIER__STATE_DIR": str(state / "state"),
+        "TIERED_COMPACTOR__KAFKA__BOOTSTRAP_SERVERS": cluster.bootstrap,
+    }
+
+
+def show(cluster: KafkaCluster, chapters: int) -> bool:
+    """Writes the topic and compares what consumers get with what was written."""
+    with ClusterAdmin(cluster) as admin:
+        story = TopicStory(cluster, admin, TOPIC).create().tell(chapters)
+        offsets = story.tiered()[0]
+        model = story.partitions[0]
+        logs = [path for path in admin.tier_files(TOPIC) if path.suffix == ".log"]
+        size = sum(path.stat().st_size for path in logs)
+        print(f"topic:     {TOPIC}-0, {len(model.records)} records of {story.keys} keys, leader epochs {sorted(story.epochs)}")
+        print(f"tiered:    offsets 0 to {offsets.latest_tiered} in {len(logs)} segments, {size} bytes; the broker keeps what follows")
+        same = consume(cluster, TOPIC) == model.uncommitted() and consume(cluster, TOPIC, isolation=READ_COMMITTED) == model.committed()
+        print(f"consumers: {'get' if same else 'DO NOT get'} what was written, {len(model.committed())} records read_committed")
+        print(f"keys:      {len(model.latest())} have a value at the end, so many records would be left", flush=True)
+        return same
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", choices=VERSIONS, default=VERSIONS[0])
+    parser.add_argument("--chapters", type=int, default=2)
+    parser.add_argument("--wait", action="store_true")
+    parser.add_argument("command", nargs="*")
+    arguments = parser.parse_args()
+    try:
+        prepare(arguments.version)
+    except BrokerUnavailable as error:
+        print(error, file=sys.stderr)
+        return 2
+    began = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="kafka-demo-") as directory,
+        KafkaCluster(arguments.version, Path(directory) / "cluster") as cluster,
+    ):
+        print(f"broker:    Kafka {cluster.version} at {cluster.bootstrap}, up in {time.monotonic() - began:.1f} s")
+        print(f"tier:      {cluster.tier.as_uri()}", flush=True)
+        status = 0 if show(cluster, arguments.chapters) else 1
+        settings = settings_for(cluster, Path(directory))
+        if arguments.command:
+            done = subprocess.run(
+                [sys.executable, "-m", "compactor", *arguments.command], cwd=ROOT, env={**os.environ, **settings}, check=False
+            )
+            status = status or done.returncode
+        if arguments.wait:
+            print("\n".join(f"export {name}='{value}'" for name, value in settings.items()))
+            print("It goes on until Ctrl-C.", flush=True)
+            try:
+                signal.pause()
+            except KeyboardInterrupt:
+                print("ended", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
