@@ -15,7 +15,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.local.rocks import Rocks
 from compactor.metadata_topic import chain
 from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.codec import PartitionDeleteState, RemoteLogSegmentMetadataRecord, uuid_bytes
+from compactor.metadata_topic.codec import RemoteLogSegmentMetadataRecord, uuid_bytes
 from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.metadata_topic.connection import KafkaConnection
 from compactor.metadata_topic.follow import FollowedTopic
@@ -164,10 +164,10 @@ def folded(ours: FollowedTopic, admin: ClusterAdmin, topic: str, partition: int)
 
 
 def settled(ours: FollowedTopic, admin: ClusterAdmin, topics: tuple[str, ...], gone_id: bytes) -> bool:
-    """Nothing is in mid-deletion, neither by the metadata nor in the directory."""
+    """Nothing is in mid-deletion. For a deleted topic brokers write a segment's events only, none of the partition."""
     progress = ours.catch_up(TIMEOUT_S)
     gone = ours.partition(gone_id, 0)
-    if progress.behind or gone is None or gone.cache.deletion is not PartitionDeleteState.DELETE_PARTITION_FINISHED or gone.cache.segments:
+    if progress.behind or gone is None or gone.cache.segments:
         return False
     partitions = [one.partition for one in ours.partitions() if one.partition.topic in topics]
     states = joined.from_iterable(folded(ours, admin, one.topic, one.partition).list_all() for one in partitions)
