@@ -27,6 +27,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
+from compactor.storage.retrying import Contact
 from compactor.storage.settings import Retries, Transfers
 from compactor.tier.layouts.aiven.layout import AivenLayout
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
@@ -291,10 +292,11 @@ def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
     ``local_state``: with the cache in ``state_dir``, which is opened by its first use.
     """
     counters = Counters()
+    contact = Contact()
 
     def store(url: str, limits: Limits, retries: Retries | None = None, storage_class: str = "") -> ObjectStore:
         transfers = Transfers(storage_class=storage_class)
-        return open_store(url, s3=settings.s3, limits=limits, retries=retries, transfers=transfers, counters=counters)
+        return open_store(url, s3=settings.s3, limits=limits, retries=retries, transfers=transfers, counters=counters, contact=contact)
 
     tier = settings.tier
     kind, data = (

@@ -130,6 +130,7 @@ class S3(_Section):
 
     endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
     region: str = ""
+    first_answer_ms: Milliseconds = 60_000
 
 
 class Kafka(_Section):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from compactor import __version__
 from compactor.cli.frame import DEBUG, Parser, known
-from compactor.cli.output import Output
+from compactor.cli.output import Output, Remarks
 from compactor.errors import UsageError
 
 
@@ -46,6 +46,11 @@ def entry(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit code (compactor.errors; 130 after Ctrl-C)."""
     arguments = sys.argv[1:] if argv is None else argv
     out = Output("table")
+
+    def tell(text: str) -> None:
+        out.note(text)
+
+    remarks = Remarks(tell)
     try:
         args = _parser(arguments).parse_args(arguments)
         out = Output(getattr(args, "output", "table"))
@@ -62,6 +67,7 @@ def entry(argv: list[str] | None = None) -> int:
         out.note(f"error: {told}")
         return told.exit_code
     finally:
+        remarks.close()
         out.close()
 
 

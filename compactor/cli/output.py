@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -193,6 +194,23 @@ class Progress:
         numbers = [self.done] if self.total is None else [self.done, self.total]
         texts = [size(number) if self.unit == "bytes" else f"{number:,}" for number in numbers]
         return " of ".join(texts) + (f" {self.unit}" if self.unit not in ("", "bytes") else "")
+
+
+class Remarks(logging.Handler):
+    """Warnings of the rooms below (a request that is tried again) as remarks of the command, until ``close``."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+        self._logger = logging.getLogger("compactor")
+        self._logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())
+
+    def close(self) -> None:
+        self._logger.removeHandler(self)
+        super().close()
 
 
 def _write_line(stream: IO[str], text: str) -> None:

@@ -6,9 +6,9 @@
 
 Why each rule is here (every one closes a hole that a randomised search has found):
 
-* A create that failed may still land, so an empty slot proves nothing: we try the same slot again, or let another record
-  take it. A create that was refused may be our own, whose answer was lost: a slot is ours only if incarnation *and* attempt
-  are equal.
+* A create that failed may still land, so an empty slot proves nothing: the same slot is tried again (by the store's adapter:
+  nobody else repeats a request), or another record takes it. A create that was refused may be our own, whose answer was lost:
+  a slot is ours only if incarnation *and* attempt are equal.
 * A deleted slot can be created again by a process that slept. Therefore the boundary is read **after** the last GET of a
   fold and after each successful create. If it lies above where the fold began, some of what was read may be such a late
   record, and the fold is thrown away and restarted from the snapshot; for an append this means *answer unknown*, and what
@@ -35,9 +35,7 @@ from compactor.model.base import Value
 from compactor.storage.port import ObjectStore
 
 TRIES = 6
-"""How often a request that may help to be repeated is repeated here, beyond what the store does by itself."""
-PAUSE_S = 0.05
-"""Pause before the first repetition; doubled each time."""
+"""How often a fold is begun again from a snapshot that was cut away meanwhile."""
 CUT_EVERY = 64
 """Slots after which a snapshot pays: starting up then reads at most about this many records, one after the other."""
 DELETE_BATCH = 1000
@@ -105,7 +103,6 @@ class ControlLog(Generic[S]):
         *,
         incarnation: str,
         clock_ms: Callable[[], int],
-        sleep: Callable[[float], None],
         floor: int = 0,
     ) -> None:
         self.store = store
@@ -116,7 +113,6 @@ class ControlLog(Generic[S]):
         self._form = form
         self._empty = empty
         self._clock_ms = clock_ms
-        self._sleep = sleep
         self._state: S | None = None
         self._last: tuple[str, int] | None = None
         self._kept: tuple[S, Mark] | None = None
@@ -250,7 +246,6 @@ class ControlLog(Generic[S]):
         its record has counted; that is the only way to know. It may raise to give up. After StoreError the last record may
         or may not be in the log: the caller changes nothing that depends on it.
         """
-        failures = 0
         while True:
             state = self.state
             body = decide(state)
@@ -262,11 +257,6 @@ class ControlLog(Generic[S]):
                 self.store.create(self.record_key(record.slot), records.seal(record.model_dump_json().encode()))
             except AlreadyExists:
                 pass
-            except Unavailable:
-                failures += 1
-                if failures >= TRIES:
-                    raise
-                self._sleep(PAUSE_S * 2**failures)
             else:
                 self._settle(record)
                 continue
@@ -444,16 +434,10 @@ class ControlLog(Generic[S]):
             return records.decode(kind, data if again is None else again, where)
 
     def _get(self, key: str) -> bytes | None:
-        for failures in range(1, TRIES + 1):
-            try:
-                return self.store.get(key)
-            except NotFound:
-                return None
-            except Unavailable:
-                if failures == TRIES:
-                    raise
-                self._sleep(PAUSE_S * 2**failures)
-        raise AssertionError("unreachable")
+        try:
+            return self.store.get(key)
+        except NotFound:
+            return None
 
 
 def is_ours(stored: Record[Any], attempted: Record[Any]) -> bool:

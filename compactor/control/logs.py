@@ -118,6 +118,5 @@ def _open(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any]
         form,
         incarnation=ports.new_id(),
         clock_ms=ports.clock_ms,
-        sleep=ports.sleep,
         floor=floor,
     )

@@ -12,7 +12,7 @@ from compactor.storage.counting import Counters
 from compactor.storage.keys import MAX_KEY_BYTES, key_fault
 from compactor.storage.local import LocalStore
 from compactor.storage.port import ObjectStore
-from compactor.storage.retrying import Retrier
+from compactor.storage.retrying import Contact, Retrier, RetryingStore
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_requests import Etags, S3Requests
 from compactor.storage.settings import Limits, Retries, S3Settings, Transfers
@@ -20,6 +20,8 @@ from compactor.storage.throttled import Buckets, Throttled
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}")
 _MAX_PREFIX_BYTES = 1024 - MAX_KEY_BYTES - 1
+_DIRECTORY = Retries(deadline_s=1, base_s=0.05, cap_s=0.5)
+"""A network file system that has lost a handle finds it again at once, or not at all."""
 
 
 def open_store(
@@ -30,18 +32,22 @@ def open_store(
     retries: Retries | None = None,
     transfers: Transfers | None = None,
     counters: Counters | None = None,
+    contact: Contact | None = None,
 ) -> ObjectStore:
     """``file:///dir`` (percent-encoded or with plain spaces), a plain path, or ``s3://bucket/prefix``. Makes no request.
 
     :param limits: shared by all stores of this process that are opened with equal limits.
     :param counters: where requests and bytes are counted; may be shared by several stores.
+    :param contact: with the S3 server; shared by the stores that lie there.
     :raises UsageError: for a URL that is neither.
     """
     meter = Throttled(counters or Counters(), _buckets(limits or Limits()))
     if not is_s3(url):
-        return LocalStore(local_path(url), meter)
+        return RetryingStore(LocalStore(local_path(url), meter), Retrier(retries or _DIRECTORY))
     bucket, prefix = s3_location(url)
-    requests = S3Requests(bucket, prefix, s3 or S3Settings(), Retrier(retries or Retries()), meter, _etags(bucket, s3))
+    settings = s3 or S3Settings()
+    policy = (retries or Retries()).model_copy(update={"first_answer_s": settings.first_answer_ms / 1000})
+    requests = S3Requests(bucket, prefix, settings, Retrier(policy, contact=contact or Contact()), meter, _etags(bucket, s3))
     return S3Store(requests, transfers or Transfers())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,8 +105,21 @@ _TRANSIENT = {
 """Includes what only bytes damaged on their way can cause: our own digests are right."""
 
 
-def translated(error: Exception, verb: str, where: str) -> CompactorError:
-    """:param verb: what was tried: ``read``, ``list``, ...; where: the URL of the object or store."""
+_TLS = {
+    "CERTIFICATE_VERIFY_FAILED": "Set AWS_CA_BUNDLE to the authority that signed the store's certificate",
+    "WRONG_VERSION_NUMBER": "What listens at [s3] endpoint_url speaks no TLS: write http://, or name the port that does",
+    "UNSUPPORTED_PROTOCOL": "The store and this machine know no version of TLS in common",
+    "HANDSHAKE_FAILURE": "The store refuses this machine's TLS: check [s3] endpoint_url and what the store asks of clients",
+    "CERTIFICATE_REQUIRED": "The store wants a certificate of the client, which is not supported: put a proxy before it",
+}
+"""What TLS does not get over by itself."""
+_UNKNOWN_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+
+
+def translated(error: Exception, verb: str, where: str, *, met: bool = False) -> CompactorError:
+    """:param verb: what was tried: ``read``, ``list``, ...; where: the URL of the object or store.
+    :param met: the store has answered before: a name that is gone from the DNS now may come back.
+    """
     from botocore import exceptions as boto
 
     what = f"cannot {verb} {where}"
@@ -115,11 +129,25 @@ def translated(error: Exception, verb: str, where: str) -> CompactorError:
         return Refused(f"{what}: {error}".rstrip("."), hint=_KEYS)
     if isinstance(error, boto.UnauthorizedSSOTokenError | boto.SSOTokenLoadError | boto.TokenRetrievalError):
         return Refused(f"{what}: {error}".rstrip("."), hint=_LOGIN)
-    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return Refused(f"{what}: {error}".rstrip("."), hint="Set AWS_CA_BUNDLE to the authority that signed the store's certificate")
+    if isinstance(error, boto.SSLError) and (cause := next((name for name in _TLS if name in str(error)), None)):
+        return Refused(f"{what}: {error}".rstrip("."), hint=_TLS[cause])
+    if isinstance(error, boto.EndpointConnectionError) and not met and _is_unknown_host(error):
+        return Refused(f"{what}: {error}: nobody knows this host".rstrip("."), hint="Check [s3] endpoint_url and region, and the DNS")
     if isinstance(error, boto.ParamValidationError | boto.InvalidRegionError | boto.EndpointProviderError | ValueError):
         return UsageError(f"{what}: {error}".rstrip("."), hint="Check [tier] url and [s3]")
     return Unavailable(f"{what}: {error}".rstrip("."), hint=_AGAIN)
+
+
+def _is_unknown_host(error: BaseException) -> bool:
+    """Whether the DNS has said that there is no such name; that it did not answer is another thing (EAI_AGAIN)."""
+    causes: list[object] = [error]
+    for cause in causes:
+        if isinstance(cause, socket.gaierror):
+            return cause.errno in _UNKNOWN_HOST
+        if isinstance(cause, BaseException) and len(causes) < 8:
+            kwargs = getattr(cause, "kwargs", {})  # botocore keeps urllib3's error there
+            causes += [each for each in (kwargs.get("error"), cause.__cause__) if each is not None]
+    return False
 
 
 def answered(details: Mapping[str, Any], what: str, response: Mapping[str, Any] | None = None) -> CompactorError:

@@ -93,8 +93,11 @@ class S3Requests:
         try:
             answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self.bucket, **params)
         except (BotoCoreError, ClientError, ResponseParserError, ValueError, OSError, http.client.HTTPException) as error:
-            raise translated(error, verb, self.where(key)) from error
+            if isinstance(error, ClientError):
+                self.retrier.contact.hear()
+            raise translated(error, verb, self.where(key), met=self.retrier.contact.answered) from error
         self.bucket_seen = True
+        self.retrier.contact.hear()
         return answer
 
     def call(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:

@@ -18,12 +18,14 @@ S3Settings = S3
 class Retries(Value):
     """Full jitter: before attempt n+1 sleep between 0 and min(cap, base * 2^n) seconds, until ``deadline_s`` after the first failure.
 
-    A store that answers 503 for a minute is survived as long as the deadline is clearly longer than that.
+    A store that answers 503 for a minute is survived as long as the deadline is clearly longer than that. ``first_answer_s``: for all
+    requests together, as long as the store has not answered any (retrying.Contact).
     """
 
     deadline_s: float = Field(default=120.0, ge=0)
     base_s: float = Field(default=0.1, gt=0)
     cap_s: float = Field(default=8.0, gt=0)
+    first_answer_s: float = Field(default=60.0, ge=0)
 
 
 class Transfers(Value):

@@ -19,6 +19,8 @@ from greenlet import getcurrent, greenlet
 from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, NotFound, Unavailable
 from compactor.storage.port import ObjectInfo
+from compactor.storage.retrying import Retrier, RetryingStore
+from compactor.storage.settings import Retries
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 
@@ -29,6 +31,8 @@ ORPHAN_AGE_MS = 3_000
 RETENTION_MS = 300
 MOST_CALLS = 50_000
 """Of one process that has the world to itself: an end phase makes some hundred."""
+TRYING = Retries(deadline_s=5, base_s=0.1)
+"""Of requests to control logs: six times. What is asked of the data store fails at once, so that much is left undone."""
 T = TypeVar("T")
 
 
@@ -127,7 +131,7 @@ class World:
                 process.beat = None
 
         return Ports(
-            control=self.control,
+            control=RetryingStore(self.control, Retrier(TRYING, lambda: self.now_ms / 1000, lambda s: self.wait(s * 1000), lambda: 1.0)),
             data=self.data,
             layout=NativeLayout(self.data),
             publisher=ObjectLogPublisher(),

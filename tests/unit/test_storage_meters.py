@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compactor.errors import NotFound, Refused, Unavailable
 from compactor.storage.counting import Counters, Usage
 from compactor.storage.factory import open_store
-from compactor.storage.retrying import Retrier
+from compactor.storage.port import ObjectInfo
+from compactor.storage.retrying import Contact, Retrier, RetryingStore
 from compactor.storage.settings import Limits, Retries, S3Settings, Transfers
 from compactor.storage.throttled import Buckets, Throttled, TokenBucket
+from tests.support.memory_store import Clock as MemoryClock
+from tests.support.memory_store import MemoryStore
 
 
 class Clock:
@@ -36,7 +43,9 @@ class Clock:
 
 class TestRetrier:
     def retrier(self, clock: Clock, fraction: float = 1.0, **policy: float) -> Retrier:
-        return Retrier(Retries(**policy), clock.time, clock.sleep, lambda: fraction)
+        contact = Contact()
+        contact.hear()
+        return Retrier(Retries(**policy), clock.time, clock.sleep, lambda: fraction, contact)
 
     def test_pauses_double_up_to_the_cap_and_the_attempt_knows_its_number(self) -> None:
         clock, numbers = Clock(), []
@@ -94,6 +103,84 @@ class TestRetrier:
         with pytest.raises(kind):
             self.retrier(clock).call(answered)
         assert clock.slept == []
+
+
+class TestAStoreThatNeverAnswered:
+    def retrier(self, clock: Clock, contact: Contact) -> Retrier:
+        return Retrier(Retries(deadline_s=120, first_answer_s=60), clock.time, clock.sleep, lambda: 1.0, contact)
+
+    def test_is_waited_for_once_and_not_again_by_every_request(self) -> None:
+        clock, contact = Clock(), Contact()
+        with pytest.raises(Unavailable, match="tried"):
+            self.retrier(clock, contact).call(fail)
+        assert 50 <= clock.now <= 60
+        before = clock.now
+        for _ in range(8):
+            clock.now += 1
+            with pytest.raises(Unavailable):
+                self.retrier(clock, contact).call(fail)
+        assert clock.now - before <= 60 - before + 8
+
+    def test_once_it_has_answered_it_has_its_two_minutes(self) -> None:
+        clock, contact = Clock(), Contact()
+        retrier = self.retrier(clock, contact)
+        assert retrier.call(lambda _: "hello") == "hello"
+        with pytest.raises(Unavailable):
+            retrier.call(fail)
+        assert 100 <= clock.now <= 120
+
+    def test_repetitions_are_said_from_the_second_on(self, caplog: pytest.LogCaptureFixture) -> None:
+        clock, contact = Clock(), Contact()
+        failures = iter([True, True, True, False])
+
+        def attempt(_: int) -> None:
+            if next(failures):
+                raise Unavailable("cannot read s3://bucket/k: no answer")
+
+        Retrier(Retries(base_s=2), clock.time, clock.sleep, lambda: 1.0, contact).call(attempt)
+        assert [record.getMessage() for record in caplog.records] == [
+            "cannot read s3://bucket/k: no answer; try 3 in 4.0 s",
+            "cannot read s3://bucket/k: no answer; try 4 in 8.0 s",
+        ]
+
+
+class TestRetryingStore:
+    def test_a_listing_goes_on_where_it_was(self) -> None:
+        store = MemoryStore(MemoryClock(), Counters())
+        for name in "abc":
+            store.create(name, b"")
+        clock, failures = Clock(), iter([False, True, False, True, False])
+        retrying = RetryingStore(Shaky(store, failures), Retrier(Retries(), clock.time, clock.sleep, lambda: 1.0))
+        assert [info.key for info in retrying.list("")] == ["a", "b", "c"]
+        assert len(clock.slept) == 2
+
+    def test_a_directory_that_answers_again_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = open_store(tmp_path.as_uri(), retries=Retries(base_s=0.001))
+        store.create("k", b"hello")
+        real, failures = os.open, iter([OSError(errno.ESTALE, "stale file handle")])
+
+        def stale(*arguments: Any, **options: Any) -> int:
+            for failure in failures:
+                raise failure
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(os, "open", stale)
+        assert store.get("k") == b"hello"
+
+
+class Shaky(MemoryStore):
+    """A listing that breaks off where the next of ``failures`` says so."""
+
+    def __init__(self, store: MemoryStore, failures: Iterator[bool]) -> None:
+        super().__init__(MemoryClock(), Counters())
+        self._inner = store
+        self._failures = failures
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        for info in self._inner.list(prefix, after):
+            if next(self._failures, False):
+                raise Unavailable("broke off")
+            yield info
 
 
 def fail(_: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -247,6 +249,59 @@ def test_an_endpoint_of_the_environment_that_is_none(monkeypatch: pytest.MonkeyP
     store = open_store("s3://bucket/p", retries=ONCE)
     with pytest.raises(UsageError, match="endpoint"):
         store.get("k")
+
+
+def test_a_host_that_nobody_knows_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def unknown(host: str, *_: object, **__: object) -> NoReturn:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    store = open_store("s3://bucket/p", s3=S3Settings(endpoint_url="http://nobody.invalid:9000"), retries=Retries(deadline_s=60))
+    with pytest.raises(Refused, match="nobody knows this host") as caught:
+        store.get("k")
+    assert "endpoint_url" in caught.value.hint
+    assert asked == ["nobody.invalid"]
+
+
+def test_a_dns_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def silent(host: str, *_: object, **__: object) -> NoReturn:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    quick = Retries(deadline_s=0.3, base_s=0.01, cap_s=0.02)
+    store = open_store("s3://bucket/p", s3=S3Settings(endpoint_url="http://nobody.invalid:9000"), retries=quick)
+    with pytest.raises(Unavailable, match="tried"):
+        store.get("k")
+    assert len(asked) > 2
+
+
+def test_a_host_that_has_answered_before_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering([Answer(200, b"1", {"ETag": '"e"', "Connection": "close"}, said_length=1)]) as canned:
+        quick = Retries(deadline_s=0.3, base_s=0.01, cap_s=0.02)
+        store = open_store("s3://bucket", s3=S3Settings(endpoint_url=canned.url.replace("127.0.0.1", "localhost")), retries=quick)
+        assert store.get("a") == b"1"
+
+    def unknown(host: str, *_: object, **__: object) -> NoReturn:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(Unavailable, match="tried"):
+        store.get("b")
+
+
+def test_no_tls_where_tls_was_asked_for_is_said_at_once() -> None:
+    with answering([Answer(200)]) as canned:
+        endpoint = canned.url.replace("http://", "https://")
+        store = open_store("s3://bucket", s3=S3Settings(endpoint_url=endpoint), retries=Retries(deadline_s=60))
+        with pytest.raises(Refused, match="(?i)wrong_version_number|wrong version number") as caught:
+            store.get("k")
+    assert "no TLS" in caught.value.hint
 
 
 def test_nobody_listens() -> None:

@@ -1,0 +1,68 @@
+"""A store that never answers: one deadline for a whole command, every further try is said, and what cannot heal ends at once."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.support.tier_cli import TierCli
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TierCli:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    return TierCli(tmp_path)
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, and nobody else will."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+def settings_of(cli: TierCli, endpoint: str) -> None:
+    cli.set(tier={"url": "s3://bucket/tier"}, s3={"endpoint_url": endpoint, "first_answer_ms": 700})
+
+
+@pytest.mark.parametrize("command", [("topics",), ("verify",), ("runs", "list")])
+def test_a_command_waits_for_the_first_answer_once(cli: TierCli, nobody: str, command: tuple[str, ...]) -> None:
+    settings_of(cli, nobody)
+    answer = cli.ask(*command)
+    assert answer.code == 5
+    last, *said = reversed(answer.stderr.splitlines())
+    assert last.startswith("error: cannot read s3://bucket/tier/.tiered-compactor/")
+    assert "tried" in last
+    assert "Could not connect" in last
+    assert all("; try " in line for line in said)
+
+
+def test_every_further_try_is_said(cli: TierCli, nobody: str) -> None:
+    settings_of(cli, nobody)
+    said = [line for line in cli.ask("topics").stderr.splitlines() if "; try " in line]
+    assert re.search(r"; try 3 in \d\.\d s$", said[0])
+
+
+def test_an_unknown_host_ends_at_once(cli: TierCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(host: str, *_: object, **__: object) -> NoReturn:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    settings_of(cli, "http://nobody.invalid:9000")
+    answer = cli.ask("topics")
+    assert answer.code == 5
+    (line,) = answer.stderr.splitlines()
+    assert "nobody knows this host. Check [s3] endpoint_url" in line
+    assert "tried" not in line
+
+
+def test_an_address_that_is_none_is_the_configuration_s_fault(cli: TierCli) -> None:
+    settings_of(cli, "127.0.0.1:9000")
+    assert cli.ask("topics").code == 2
