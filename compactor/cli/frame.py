@@ -7,6 +7,7 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from compactor import extras
 from compactor.errors import CompactorError, OutOfBudget, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def known(error: BaseException) -> CompactorError:
     """Adapters name their errors; what slips through them is sorted here so that the exit code is right all the same."""
     if isinstance(error, CompactorError):
         return error
+    if isinstance(error, ModuleNotFoundError) and (lacking := extras.missing(error.name or "")):
+        return lacking
     if isinstance(error, MemoryError):
         return OutOfBudget("out of memory", hint="Lower [cleaner] map_budget_bytes")
     if isinstance(error, OSError):

@@ -1,7 +1,7 @@
-"""Single requests to one bucket through botocore, boto3's core: metered, retried, with errors that a person understands.
+"""Single requests to one bucket through a client of boto3: metered, retried, with errors that a person understands.
 
-botocore's own retries are off (one attempt), so that every attempt passes through our Retrier and our meter. Importing it takes
-a while: that waits for the first request.
+Its own retries are off (one attempt), so that every attempt passes through our Retrier and our meter; the errors and the client's
+configuration are those of botocore, its core. Importing them takes a while: that waits for the first request.
 """
 
 from __future__ import annotations
@@ -158,6 +158,7 @@ def byte_range(start: int, length: int | None) -> str:
 
 
 def _make_client(settings: S3Settings, meter: Meter) -> Any:
+    import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
     from botocore.session import get_session
@@ -176,10 +177,11 @@ def _make_client(settings: S3Settings, meter: Meter) -> Any:
         response_checksum_validation="when_required",
     )
     try:
-        session = get_session()
-        session.register_component("data_loader", _loader())
-        region = settings.region or session.get_config_variable("region") or ("us-east-1" if endpoint else None)
-        client = session.create_client("s3", endpoint_url=endpoint, region_name=region, config=config)
+        core = get_session()
+        core.register_component("data_loader", _loader())
+        session = boto3.session.Session(botocore_session=core)
+        region = settings.region or session.region_name or ("us-east-1" if endpoint else None)
+        client = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
     except (BotoCoreError, ValueError) as error:
         raise UsageError(f"cannot set up the S3 client: {error}", hint="Check [s3], AWS_PROFILE and ~/.aws/config") from error
 

@@ -18,7 +18,7 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "a b"
     (folder / ".ci").mkdir(parents=True)
     (folder / "bin").mkdir()
-    for file in (".ci/setup", ".ci/java", "Makefile", "pyproject.toml"):
+    for file in (".ci/setup", ".ci/java", ".ci/constraints.txt", "Makefile", "pyproject.toml"):
         shutil.copy(ROOT / file, folder / file)
     return folder
 

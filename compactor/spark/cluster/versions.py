@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 from compactor.errors import UsageError
+from compactor.extras import need
 
 OLDEST_JAVA = 17
 OLDEST_PYSPARK = (4, 1)
@@ -38,10 +39,9 @@ def check_java() -> None:
 def check_pyspark() -> None:
     """Raises UsageError where PySpark is missing or of a version that we do not support."""
     supported = f"{OLDEST_PYSPARK[0]}.{OLDEST_PYSPARK[1]} to {NEXT_PYSPARK[0] - 1}.x"
-    try:
-        import pyspark
-    except ImportError as error:
-        raise UsageError(f"PySpark is not installed for this Python ({error})", hint=f"Install PySpark {supported}") from error
+    need("spark", "Spark")
+    import pyspark
+
     numbers = re.match(r"(\d+)\.(\d+)", pyspark.__version__)
     version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if not OLDEST_PYSPARK <= version < NEXT_PYSPARK:
