@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
-from typing import NamedTuple
+import threading
+from typing import Any, NamedTuple, NoReturn
 
 from compactor import __version__
 from compactor.cli.frame import DEBUG, Parser, known
@@ -43,7 +45,7 @@ COMMANDS = (
 
 
 def entry(argv: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code (compactor.errors; 130 after Ctrl-C)."""
+    """Runs one command and returns its exit code (compactor.errors; 130 after Ctrl-C, 143 after SIGTERM)."""
     arguments = sys.argv[1:] if argv is None else argv
     out = Output("table")
 
@@ -51,12 +53,16 @@ def entry(argv: list[str] | None = None) -> int:
         out.note(text)
 
     remarks = Remarks(tell)
+    before = _end_by_exception()
     try:
         args = _parser(arguments).parse_args(arguments)
         out = Output(getattr(args, "output", "table"))
         return args.run(args, out) or 0
     except SystemExit as stop:  # --help and --version
         return stop.code if isinstance(stop.code, int) else 0
+    except Terminated:
+        out.note("terminated")
+        return 143
     except KeyboardInterrupt:
         out.note("interrupted")
         return 130
@@ -67,8 +73,26 @@ def entry(argv: list[str] | None = None) -> int:
         out.note(f"error: {told}")
         return told.exit_code
     finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
         remarks.close()
         out.close()
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which is left the way that Ctrl-C is left: leases are given back, local state is closed, staged files go."""
+
+
+def _end_by_exception() -> Any:
+    """What SIGTERM did before; None where this thread may not say what it does. A second one ends the process at once."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, terminate)
 
 
 def _parser(arguments: list[str]) -> Parser:
@@ -79,7 +103,7 @@ def _parser(arguments: list[str]) -> Parser:
         prog="tiered-compactor",
         description="Log compaction for Apache Kafka's tiered storage, outside the broker.",
         epilog="Exit codes: 0 done, 2 usage or configuration, 3 bad data, 4 fenced or leased elsewhere,\n"
-        "5 store, broker or network, 6 out of budget (disk, memory), 1 a bug.",
+        "5 store, broker or network, 6 out of budget (disk, memory), 1 a bug, 130 after Ctrl-C, 143 after SIGTERM.",
     )
     parser.add_argument("--version", action="version", version=f"tiered-compactor {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)

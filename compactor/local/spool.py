@@ -37,6 +37,20 @@ def process_folder(state_dir: Path) -> Path:
         return _folders[key]
 
 
+def try_folder(state_dir: Path) -> None:
+    """Writes a few bytes into this process's folder and deletes them. Raises UsageError where that is not possible."""
+    folder = process_folder(state_dir)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"may a round write here?")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UsageError(
+            f"state_dir cannot be written: {folder}: {error.strerror}", hint="Free space on that file system, or mount it for writing"
+        ) from error
+
+
 def _make(spool: Path) -> Path:
     spool.mkdir(parents=True, exist_ok=True)
     with _locked(spool / "lock"):

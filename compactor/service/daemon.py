@@ -15,11 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from compactor.bootstrap import Tier
+from compactor.config import Settings
 from compactor.errors import CompactorError, StoreError
 from compactor.local.budget import Budget
+from compactor.local.spool import try_folder
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport, disk_budget
-from compactor.service.jobs import Done, Interruptible, Stop, Stopped, perform, shared_settings
+from compactor.service.jobs import Done, Interruptible, Stop, Stopped, perform, shared_settings, try_stores
 from compactor.service.metrics import Status, Tallies, tally
 from compactor.service.scheduling import (
     POLL_MS,
@@ -39,6 +41,8 @@ from compactor.service.scheduling import (
 from compactor.service.watching import Watching
 from compactor.upkeep.retire import RetireReport
 
+PROBE_MS = 300_000
+"""So often it tries whether it may write into state_dir, where nothing says otherwise."""
 LOOKERS = 8
 """Partitions that are looked at at once: a look is a handful of small requests, one after the other."""
 
@@ -67,6 +71,10 @@ class Daemon:
         self._scans = 0
         self._scan_ms = 0
         self._problem = ""
+        self._unwritable = ""
+        self._tried_ms = 0
+        self._doubtful = True
+        self._coming: Settings | None = None
         self._heard = time.monotonic()
         threads = opened.settings.daemon.threads
         self._disk = Budget(_disk_total(opened, threads))
@@ -79,6 +87,7 @@ class Daemon:
         next_scan = time.monotonic()
         while not self.stop.event.is_set():
             self._heard = time.monotonic()
+            self._adopt()
             if self._heard >= next_scan:
                 self.scan()
                 next_scan = time.monotonic() + interval_s
@@ -91,6 +100,21 @@ class Daemon:
         """Asks it to end; returns at once."""
         self.stop.event.set()
         self._done.put(None)
+
+    def reread(self, settings: Settings) -> None:
+        """Asks it to go on with these settings (reloading.reread), from the next job on; returns at once."""
+        self._coming = settings
+        self._done.put(None)
+
+    def _adopt(self) -> None:
+        settings, self._coming = self._coming, None
+        if settings is None:
+            return
+        self._opened = replace(self._opened, settings=settings)
+        self._watching.adopt(self._opened)
+        now = self._opened.ports.clock_ms()
+        for name, watch in self._watches.items():
+            self._watches[name] = replace(watch, sight=self._watching.again(name, now) or watch.sight)
 
     def scan(self) -> None:
         """One look for work over the tier: what the catalog says has changed, and what is due for a look."""
@@ -110,10 +134,35 @@ class Daemon:
         self._problem = ""
         self._scans += 1
         self._scan_ms = now
+        self._try_to_write(now)
+
+    def _try_to_write(self, now_ms: int) -> None:
+        """Whether rounds would have where to write: at the start, after a job that failed, and at each scan while they have not.
+
+        The directory now and then as well; an idle tier's store is not written to.
+        """
+        if not self._unwritable and not self._doubtful and now_ms - self._tried_ms < PROBE_MS:
+            return
+        stores = bool(self._unwritable) or self._doubtful
+        self._tried_ms, self._doubtful = now_ms, False
+        before, self._unwritable = self._unwritable, ""
+        try:
+            try_folder(self._opened.state_dir)
+            if stores:
+                try_stores(self._opened)
+        except Stopped:
+            return
+        except CompactorError as error:
+            self._unwritable = f"nothing can be written: {error}"
+            if not before:
+                self._tell(f"{self._unwritable}. No round is begun until it can be")
+            return
+        if before:
+            self._tell("it can be written again")
 
     def dispatch(self) -> list[Job]:
         """Begins what is due and has a thread."""
-        if self.stop.event.is_set():
+        if self.stop.event.is_set() or self._unwritable:
             return []
         watches = list(self._watches.values())
         self._random.shuffle(watches)
@@ -203,6 +252,7 @@ class Daemon:
         except CompactorError:
             seen = None
         outcome = JobOutcome(done.status, done.reason, seen)
+        self._doubtful = self._doubtful or done.status in ("failed", "out_of_budget")
         self._watches[job.name] = finished(watch, job, outcome, now, self._opened.lease.ttl_ms)
         self._tallies = tally(self._tallies, done, self._opened.settings.cleaner_for(job.name.topic).map_budget_bytes)
         if line := told(done):
@@ -220,9 +270,9 @@ class Daemon:
             started_ms=self._started_ms,
             scans=self._scans,
             scan_ms=self._scan_ms,
-            ready=self._scans > 0 and not self._problem and not stopping,
+            ready=self._scans > 0 and not self._problem and not self._unwritable and not stopping,
             stopping=stopping,
-            problem=self._problem,
+            problem=self._problem or self._unwritable,
             watches=tuple(self._watches.copy().values()),
             running=tuple(self._running.copy().values()),
             usage=opened.counters.usage(),

@@ -136,6 +136,17 @@ def perform(opened: Tier, catalog: CatalogState, job: Job, disk: Budget, now_ms:
         return Done(job, "failed", f"a bug: {type(error).__name__}: {error}")
 
 
+def try_stores(opened: Tier) -> None:
+    """Writes a few bytes into each store and deletes them, where `config check` does it too. Raises StoreError, OutOfBudget."""
+    ports, tier = opened.ports, opened.settings.tier
+    places = [(ports.control, "probe/daemon")]
+    if tier.control_url and tier.layout == "native":
+        places.append((ports.data, ".tiered-compactor/probe/daemon"))
+    for store, key in places:
+        store.put(key, b"may a round write here?")
+        store.delete([key])
+
+
 def _round(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Stop) -> tuple[RoundReport | RetireReport, str, str]:
     name = log.state.name
     report = opened.round(name, now_ms, on_stage=stop.stage, disk=disk).run(log)

@@ -48,6 +48,14 @@ class Watching:
                 found[summary.name] = self._sight(summary.name, now_ms), seen.checked_ms
         return found
 
+    def adopt(self, opened: Tier) -> None:
+        """Goes on with other settings."""
+        self._opened = opened
+
+    def again(self, name: TopicPartition, now_ms: int) -> Sight | None:
+        """The sight of what is known of a partition, by the present settings; None where nothing is. Makes no request."""
+        return self._sight(name, now_ms) if name in self._known else None
+
     def look(self, name: TopicPartition, hint: int, before: Sight | None, now_ms: int) -> Sight:
         """A fresh sight; two requests where nothing was written since ``before``. Raises StoreError, BadControlRecord.
 

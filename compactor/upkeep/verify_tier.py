@@ -191,7 +191,8 @@ def _txnindex_problem(data: bytes, source: SourceSegment) -> str:
 
 
 def _notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[Problem]:
-    found = survey(opened.ports, log, opened.retention)
+    # By this machine's clock: a directory is written to when it is asked for its own, and nothing is decided here.
+    found = survey(opened.ports, log, opened.retention, opened.ports.clock_ms())
     for segment in (*found.due, *found.waiting, *found.unfinished):
         yield Problem("note", "waiting", *name, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*(item.key for item in found.orphans), *found.scratch):

@@ -198,3 +198,40 @@ def test_an_address_that_is_taken_is_said_so(service: Service) -> None:
     assert done.code == 2
     assert "cannot listen on 127.0.0.1" in done.err
     assert "daemon.listen" in done.err
+
+
+def test_it_is_not_ready_where_state_dir_takes_nothing(service: Service) -> None:
+    log = service.log(0)
+    blocked = service.deployment.folder / "no directory"
+    blocked.write_text("")
+    service.deployment.set(tier={"state_dir": str(blocked / "state")})
+    daemon = service.start()
+    wait_for(lambda: "nothing can be written" in daemon.get("readyz")[1])
+    assert daemon.get("readyz")[0] == 503
+    assert daemon.get("healthz")[0] == 200
+    assert daemon.metric("tiered_compactor_ready") == 0
+    assert "nothing can be written" in daemon.get("")[1]
+    assert "No round is begun until it can be" in daemon.process.said()
+    blocked.unlink()
+    wait_for(lambda: daemon.get("readyz")[0] == 200)
+    wait_for(lambda: service.is_clean(log))
+    assert "it can be written again" in daemon.process.said()
+    assert daemon.end() == 0
+
+
+def test_sighup_rereads_the_configuration(service: Service) -> None:
+    log = service.log(0)
+    service.deployment.set(cleaner={"min_cleanable_dirty_ratio": 1.0})
+    daemon = service.start()
+    wait_for(lambda: daemon.get("readyz")[0] == 200)
+    assert not service.is_clean(log)
+    service.deployment.set(cleaner={"min_cleanable_dirty_ratio": 7})
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "the configuration is wrong, and the old one stays in force" in daemon.process.said())
+    assert daemon.get("readyz")[0] == 200
+    service.deployment.set(cleaner={"min_cleanable_dirty_ratio": 0.1}, limits={"max_requests_per_s": 10_000})
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "the configuration was read again: cleaner.min_cleanable_dirty_ratio: 1.0 -> 0.1" in daemon.process.said())
+    assert "only for the next start: limits.max_requests_per_s: 0 -> 10000" in daemon.process.said()
+    wait_for(lambda: service.is_clean(log))
+    assert daemon.end() == 0

@@ -1,4 +1,4 @@
-"""``daemon``: run and retire over and over, until SIGTERM."""
+"""``daemon``: run and retire over and over, until SIGTERM. SIGHUP rereads the configuration."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import os
 import signal
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output
 from compactor.errors import UsageError
 
+if TYPE_CHECKING:
+    from compactor.config import Settings
+    from compactor.service.daemon import Daemon
+
 STOP_SECONDS = 8
 """What is not given back after so long is left as a crash would leave it: the next run resumes it."""
 ENDING = (signal.SIGTERM, signal.SIGINT)
+MEANT = (*ENDING, signal.SIGHUP)
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -23,7 +29,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     # Blocked before the first thread begins, so that they arrive here and nowhere else.
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
     from compactor.cleaner.warm import warm_up
     from compactor.service.daemon import Daemon
     from compactor.service.pages import Pages, served
@@ -34,7 +40,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
     except UsageError as error:
         out.note(f"{_now()} {error.message}; waiting for it")
     daemon = Daemon(opened, tell=lambda text: out.note(f"{_now()} {text}"))
-    settings = opened.settings.daemon
+    in_force = opened.settings
+    settings = in_force.daemon
     with served(settings.listen, Pages(daemon.status, daemon.silent_ms, settings.interval_ms)) as address:
         out.note(f"{_now()} {opened.ports.holder} watches {opened.ports.layout.url}; status at http://{address}/")
 
@@ -44,8 +51,12 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
         thread = threading.Thread(target=work, name="daemon", daemon=True)
         thread.start()
-        while thread.is_alive() and signal.sigtimedwait(ENDING, 1) is None:
-            pass
+        while thread.is_alive():
+            came = signal.sigtimedwait(MEANT, 1)
+            if came is not None and came.si_signo in ENDING:
+                break
+            if came is not None:
+                in_force = _reread(args, in_force, daemon, out)
         failed = not thread.is_alive()
         daemon.end()
         thread.join(STOP_SECONDS)
@@ -58,6 +69,22 @@ def run(args: argparse.Namespace, out: Output) -> int:
         out.close()
         os._exit(0)  # a thread in the middle of a request that does not end: Python would wait for it
     return 0
+
+
+def _reread(args: argparse.Namespace, in_force: Settings, daemon: Daemon, out: Output) -> Settings:
+    """SIGHUP: the configuration as it is now, as far as it can be followed; where it is wrong, the old one stays."""
+    from compactor.service.reloading import reread
+
+    try:
+        found = reread(in_force, frame.settings(args))
+    except UsageError as error:
+        out.note(f"{_now()} the configuration is wrong, and the old one stays in force: {error}")
+        return in_force
+    daemon.reread(found.settings)
+    out.note(f"{_now()} the configuration was read again: " + ("; ".join(found.changed) or "nothing to change at once"))
+    if found.waiting:
+        out.note(f"{_now()} changed as well, but only for the next start: {'; '.join(found.waiting)}")
+    return found.settings
 
 
 def _now() -> str:

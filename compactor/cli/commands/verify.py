@@ -18,7 +18,7 @@ def add_arguments(parser: frame.Parser) -> None:
 def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.upkeep.verify_tier import verify_catalog, verify_partition
 
-    opened = tiers.opened(args)
+    opened = tiers.viewed(args)
     found = verify_catalog(opened)
     with out.progress("verifying", unit="bytes") as progress:
         for name in [] if found else opened.partitions(args.partitions):

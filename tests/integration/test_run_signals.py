@@ -1,0 +1,39 @@
+"""How `run` ends when it is told to: the lease is given back, and the next run goes on."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.deployment import Deployment, GrowingLog
+
+
+@pytest.mark.parametrize(("sent", "code", "said"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")])
+def test_a_run_that_is_told_to_end_gives_its_lease_back(tmp_path: Path, sent: signal.Signals, code: int, said: str) -> None:
+    deployment = Deployment(tmp_path, {"cleaner": {"segment_bytes": 16_384}, "limits": {"max_requests_per_s": 12}})
+    log = GrowingLog("orders", 0, tmp_path, random.Random(1))
+    deployment.set(limits={"max_requests_per_s": 0})
+    deployment.do("import", log.write_part(12), "--topic", "orders", "--partition", 0)
+    deployment.set(limits={"max_requests_per_s": 12})
+    running = deployment.start("run", "--force")
+    try:
+        until = time.monotonic() + 60
+        while deployment.do("checkpoints", "show", log.name)["open_run"] is None:
+            assert running.poll() is None, running.said()
+            assert time.monotonic() < until, "it announced nothing"
+            time.sleep(0.1)
+        running.send_signal(sent)
+        assert running.wait(60) == code
+    finally:
+        running.put_down()
+    assert running.said().splitlines()[-1] == said
+    found = deployment.do("checkpoints", "show", log.name)
+    assert found["lease"] is None
+    assert found["open_run"] is not None
+    deployment.set(limits={"max_requests_per_s": 0})
+    (row,) = deployment.do("run")["partitions"]
+    assert row["status"] == "resumed"
