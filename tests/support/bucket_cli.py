@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compactor.storage import factory
-from compactor.storage.retrying import Retrier
+from compactor.storage.retrying import Contact, Retrier
 from compactor.storage.settings import Retries
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3_server import Bucket
@@ -53,7 +53,11 @@ class Minutes:
         self.seconds = 0.0
         self.until = float("inf")
         self.then: Callable[[], None] = lambda: None
-        monkeypatch.setattr(factory, "Retrier", lambda policy: Retrier(policy, clock=lambda: self.seconds, sleep=self.pause))
+
+        def retrier(policy: Retries, contact: Contact | None = None) -> Retrier:
+            return Retrier(policy, clock=lambda: self.seconds, sleep=self.pause, contact=contact or Contact())
+
+        monkeypatch.setattr(factory, "Retrier", retrier)
 
     def pause(self, seconds: float) -> None:
         self.seconds += seconds
@@ -70,4 +74,4 @@ def minutes(monkeypatch: pytest.MonkeyPatch) -> Minutes:
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without long pauses."""
     policy = Retries(deadline_s=60, base_s=0.002, cap_s=0.05)
-    monkeypatch.setattr(factory, "Retrier", lambda _: Retrier(policy))
+    monkeypatch.setattr(factory, "Retrier", lambda *_, **__: Retrier(policy))
