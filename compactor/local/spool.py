@@ -38,9 +38,14 @@ def process_folder(state_dir: Path) -> Path:
 
 
 def try_folder(state_dir: Path) -> None:
-    """Writes a few bytes into this process's folder and deletes them. Raises UsageError where that is not possible."""
+    """Writes a few bytes into this process's folder and deletes them; sweeps what processes have left that were killed meanwhile.
+
+    Raises UsageError where that is not possible.
+    """
     folder = process_folder(state_dir)
     try:
+        with _locked(folder.parent / "lock"):
+            _sweep(folder.parent)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"may a round write here?")
             file.flush()
@@ -54,15 +59,20 @@ def try_folder(state_dir: Path) -> None:
 def _make(spool: Path) -> Path:
     spool.mkdir(parents=True, exist_ok=True)
     with _locked(spool / "lock"):
-        for folder in spool.iterdir():
-            if folder.is_dir() and not _alive(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+        _sweep(spool)
         mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=spool))
         lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # never closed: the process holds it
         with suppress(OSError):  # a file system without locks: then nobody sweeps
             fcntl.flock(lock, fcntl.LOCK_EX)
         atexit.register(_remove, mine, os.getpid())
         return mine
+
+
+def _sweep(spool: Path) -> None:
+    """What killed processes left behind. ``spool/lock`` is held."""
+    for folder in spool.iterdir():
+        if folder.is_dir() and not _alive(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -40,6 +40,7 @@ from compactor.service.scheduling import (
 )
 from compactor.service.watching import Watching
 from compactor.upkeep.retire import RetireReport
+from compactor.upkeep.uploads import LEAST_AGE_MS, sweep_uploads
 
 PROBE_MS = 300_000
 """So often it tries whether it may write into state_dir, where nothing says otherwise."""
@@ -74,6 +75,7 @@ class Daemon:
         self._unwritable = ""
         self._tried_ms = 0
         self._doubtful = True
+        self._swept_ms = self._started_ms
         self._coming: Settings | None = None
         self._heard = time.monotonic()
         threads = opened.settings.daemon.threads
@@ -135,6 +137,20 @@ class Daemon:
         self._scans += 1
         self._scan_ms = now
         self._try_to_write(now)
+        self._sweep(now)
+
+    def _sweep(self, now_ms: int) -> None:
+        """What writers that died have begun, once in the age that makes it old."""
+        if now_ms - self._swept_ms < max(self._opened.retention.orphan_age_ms, LEAST_AGE_MS):
+            return
+        self._swept_ms = now_ms
+        try:
+            swept = sweep_uploads(self._opened, now_ms)
+        except CompactorError as error:
+            self._tell(f"unfinished uploads are left where they are: {error}")
+            return
+        if swept:
+            self._tell(f"swept {len(swept)} uploads that nobody had finished, {swept[0]} among them")
 
     def _try_to_write(self, now_ms: int) -> None:
         """Whether rounds would have where to write: at the start, after a job that failed, and at each scan while they have not.

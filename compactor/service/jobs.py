@@ -18,7 +18,7 @@ from compactor.local.budget import Budget
 from compactor.model.plan import CompactionPlan
 from compactor.round.compaction import RoundReport
 from compactor.service.scheduling import Action, Job
-from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.port import ObjectInfo, ObjectStore, Unfinished
 from compactor.upkeep.retire import RetireReport, retire
 
 
@@ -90,6 +90,14 @@ class Interruptible:
     def delete(self, keys: Iterable[str]) -> None:
         self._stop.check()
         self._store.delete(keys)
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        self._stop.check()
+        return self._store.unfinished(prefix)
+
+    def abort(self, uploads: Iterable[Unfinished]) -> None:
+        self._stop.check()
+        self._store.abort(uploads)
 
     def clock_ms(self) -> int:
         return self._store.clock_ms()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from compactor.config import SECTIONS, Cleaner, Settings, topic_key
+from compactor.config import SECTIONS, Cleaner, Settings, keys_of, topic_key
 
 LIVE = frozenset({"cleaner", "topics", "publish", "lease"})
 """Sections that every job asks anew. The others are in stores, sockets and sessions that are open."""
@@ -32,10 +32,10 @@ def reread(old: Settings, new: Settings) -> Reread:
         was, becomes = before.get(key), after.get(key)
         if was != becomes:
             # Properties of a client may hold secrets.
-            line = key if key.startswith("kafka.") else f"{key}: {_text(was)} -> {_text(becomes)}"
+            line = key if isinstance(becomes, dict) else f"{key}: {_text(was)} -> {_text(becomes)}"
             (changed if _is_live(key) else waiting).append(line)
     topics = {pattern: _fixed(cleaner, old.topics.get(pattern, old.cleaner)) for pattern, cleaner in new.topics.items()}
-    opened = {section: getattr(old, section) for section in SECTIONS if section not in LIVE}
+    opened = {section: getattr(old, section) for section in SECTIONS if "." not in section and section not in LIVE}
     daemon = old.daemon.model_copy(update={"threads": new.daemon.threads})
     settings = new.model_copy(update=opened | {"daemon": daemon, "cleaner": _fixed(new.cleaner, old.cleaner), "topics": topics})
     return Reread(settings, tuple(changed), tuple(waiting))
@@ -52,7 +52,11 @@ def _is_live(key: str) -> bool:
 
 def _flat(settings: Settings) -> dict[str, Any]:
     """Dotted key -> value; of [topics] what the tables set."""
-    found = {f"{section}.{key}": value for section in SECTIONS for key, value in getattr(settings, section).model_dump(mode="json").items()}
+    found = {
+        f"{section}.{key}": value
+        for section, kind in SECTIONS.items()
+        for key, value in settings.section(section).model_dump(mode="json", include=set(keys_of(kind))).items()
+    }
     for pattern, cleaner in settings.topics.items():
         values = cleaner.model_dump(mode="json")
         found |= {topic_key(pattern, name): values[name] for name in settings.overridden(pattern)}

@@ -29,7 +29,7 @@ from compactor.errors import AlreadyExists, Refused, Unavailable
 from compactor.storage.counting import Counters, Meter
 from compactor.storage.keys import RESERVED, check_key, check_metadata, check_prefix, check_range, part_fault
 from compactor.storage.os_errors import file_errors
-from compactor.storage.port import ObjectInfo
+from compactor.storage.port import ObjectInfo, Unfinished
 
 _CHUNK = 1 << 20
 _LONG = 200
@@ -42,7 +42,7 @@ class LocalStore:
     def __init__(self, root: Path, meter: Meter | None = None) -> None:
         self._root = Path(os.path.abspath(root))
         self._meter = meter or Counters()
-        self._swept = False
+        self._swept_ns = 0
 
     @property
     def url(self) -> str:
@@ -130,6 +130,21 @@ class LocalStore:
             with file_errors("delete in", folder), suppress(FileNotFoundError):
                 _sync_directory(folder)
 
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        folder = self._root / RESERVED / "tmp"
+        self._meter.request("list")
+        with file_errors("list", folder), suppress(FileNotFoundError, NotADirectoryError):
+            for entry in [] if prefix else list(os.scandir(folder)):
+                with suppress(FileNotFoundError):
+                    yield Unfinished(f"{RESERVED}/{folder.name}/{entry.name}", entry.name, entry.stat().st_mtime_ns // 1_000_000)
+
+    def abort(self, uploads: Iterable[Unfinished]) -> None:
+        folder = self._root / RESERVED / "tmp"
+        for upload in uploads:
+            self._meter.request("delete")
+            with file_errors("delete", folder / upload.id), suppress(FileNotFoundError):
+                os.unlink(folder / os.path.basename(upload.id))
+
     def clock_ms(self) -> int:
         self._meter.request("head")
         with file_errors("write", self._root), self._staged(iter(()), durable=False) as staged:
@@ -187,10 +202,10 @@ class LocalStore:
             staged.unlink(missing_ok=True)
 
     def _sweep(self, folder: Path, now_ns: int) -> None:
-        """Once per process. A writer that slept for an hour finds its file gone and fails, so this harms nobody."""
-        if self._swept:
+        """Once an hour. A writer that slept for an hour finds its file gone and fails, so this harms nobody."""
+        if 0 <= now_ns - self._swept_ns < _STALE_NS:
             return
-        self._swept = True
+        self._swept_ns = now_ns
         for entry in os.scandir(folder):
             with suppress(FileNotFoundError):
                 if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _STALE_NS:

@@ -25,6 +25,15 @@ class ObjectInfo:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """What a writer has begun and not finished: no object, in no LIST, and paid for. ``id`` tells it from others of the same key."""
+
+    key: str
+    id: str
+    begun_ms: int
+
+
 class ObjectStore(Protocol):
     """All methods raise NotFound, AlreadyExists, Unavailable or Refused (compactor.errors), or OutOfBudget for a full disk."""
 
@@ -59,6 +68,16 @@ class ObjectStore(Protocol):
 
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes them; absent keys are fine."""
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        """Uploads to keys with that prefix that were begun and neither finished nor aborted, those at work included; in no order.
+
+        A directory's staged files have no key yet: they are told for an empty prefix only. A bucket without a prefix of our own tells
+        none: whose they are is not known.
+        """
+
+    def abort(self, uploads: Iterable[Unfinished]) -> None:
+        """Frees what they hold; what is finished or gone meanwhile is fine. A writer that still lives finds its upload gone, and fails."""
 
     def clock_ms(self) -> int:
         """The store's own clock (a server's Date header; the file system's time). Costs up to one request."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from compactor.errors import CompactorError
-from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.port import ObjectInfo, ObjectStore, Unfinished
 
 
 class ReadOnly:
@@ -43,6 +43,12 @@ class ReadOnly:
 
     def delete(self, keys: Iterable[str]) -> None:
         _refuse("delete", ", ".join(keys))
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        return self._store.unfinished(prefix)
+
+    def abort(self, uploads: Iterable[Unfinished]) -> None:
+        _refuse("abort", ", ".join(upload.key for upload in uploads))
 
     def clock_ms(self) -> int:
         _refuse("ask the clock of", "the store")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from compactor.errors import Unavailable
-from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.port import ObjectInfo, ObjectStore, Unfinished
 from compactor.storage.settings import Retries
 
 T = TypeVar("T")
@@ -143,6 +143,13 @@ class RetryingStore:
     def delete(self, keys: Iterable[str]) -> None:
         wanted = tuple(keys)
         self._retrier.call(lambda _: self._store.delete(wanted))
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        return iter(self._retrier.call(lambda _: list(self._store.unfinished(prefix))))
+
+    def abort(self, uploads: Iterable[Unfinished]) -> None:
+        wanted = tuple(uploads)
+        self._retrier.call(lambda _: self._store.abort(wanted))
 
     def clock_ms(self) -> int:
         return self._retrier.call(lambda _: self._store.clock_ms())

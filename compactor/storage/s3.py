@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -24,7 +25,7 @@ from typing import Any
 from compactor.errors import AlreadyExists, NotFound, Refused, Unavailable
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_fault
 from compactor.storage.os_errors import file_errors
-from compactor.storage.port import ObjectInfo
+from compactor.storage.port import ObjectInfo, Unfinished
 from compactor.storage.s3_errors import NoSuchUpload, OutOfRange, PreconditionFailed, answered
 from compactor.storage.s3_requests import S3Requests, byte_range, span_of
 from compactor.storage.s3_transfer import MultipartUpload, crc32, download, md5
@@ -140,6 +141,26 @@ class S3Store:
             for key in batch:
                 check_key(key)
             self._delete_batch(batch)
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        check_prefix(prefix)
+        root = self._requests.prefix
+        params: dict[str, Any] = {"Prefix": root + prefix}
+        while root:
+            answer = self._requests.call("list_multipart_uploads", "list the uploads of", **params)
+            for upload in answer.get("Uploads", []):
+                key = str(upload["Key"])
+                if key.startswith(root + prefix):  # some servers take the prefix for a hint
+                    yield Unfinished(key[len(root) :], str(upload["UploadId"]), _ms(upload["Initiated"]))
+            marks = {"KeyMarker": answer.get("NextKeyMarker", ""), "UploadIdMarker": answer.get("NextUploadIdMarker", "")}
+            if not answer.get("IsTruncated") or not marks["KeyMarker"] or marks == {name: params.get(name, "") for name in marks}:
+                return
+            params |= {name: mark for name, mark in marks.items() if mark}
+
+    def abort(self, uploads: Iterable[Unfinished]) -> None:
+        for upload in uploads:
+            with suppress(NoSuchUpload, NotFound):
+                self._requests.call("abort_multipart_upload", "abort an upload of", upload.key, UploadId=upload.id)
 
     def clock_ms(self) -> int:
         return _date_ms(self._requests.glance(), self.url)

@@ -34,6 +34,7 @@ KINDS = {
     "CreateMultipartUpload": "multipart",
     "CompleteMultipartUpload": "multipart",
     "AbortMultipartUpload": "multipart",
+    "ListMultipartUploads": "list",
 }
 _POOL = 64
 """Connections kept: more than the threads of a service that share one store."""

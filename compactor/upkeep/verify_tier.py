@@ -16,7 +16,7 @@ from compactor.cleaner.passes.transactions import txnindex_misfit
 from compactor.config import Cleaner
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
-from compactor.errors import BadData, NotFound, OutOfBudget
+from compactor.errors import BadData, NotFound, OutOfBudget, Refused
 from compactor.local.budget import blocks
 from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
@@ -26,6 +26,7 @@ from compactor.records.producers import parse_snapshot
 from compactor.round.compaction import disk_budget
 from compactor.tier.recorded import download
 from compactor.upkeep.retire import survey
+from compactor.upkeep.uploads import leftovers
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,16 @@ def verify_catalog(opened: Tier) -> list[Problem]:
     except BadData as error:
         return [Problem("error", "control-log", "", -1, error.segment, error.cause)]
     return []
+
+
+def verify_uploads(opened: Tier) -> list[Problem]:
+    """Notes of what writers have begun and will not finish any more; one where that cannot be asked."""
+    try:
+        found = [one for one in leftovers(opened, opened.ports.clock_ms()) if one.due]
+    except Refused as error:
+        return [Problem("note", "uploads-unknown", "", -1, opened.ports.data.url, f"unfinished uploads cannot be listed: {error.message}")]
+    detail = "an upload that nobody has finished; `retire` sweeps it"
+    return [Problem("note", "unfinished", "", -1, one.where, detail) for one in found]
 
 
 def verify_partition(opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None) -> list[Problem]:

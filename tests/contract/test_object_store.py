@@ -18,8 +18,11 @@ import pytest
 
 from compactor.errors import AlreadyExists, NotFound, Refused
 from compactor.storage.counting import Counters
-from compactor.storage.factory import open_store
-from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.factory import local_path, open_store
+from compactor.storage.keys import RESERVED
+from compactor.storage.port import ObjectInfo, ObjectStore, Unfinished
+from compactor.storage.s3 import S3Store
+from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.settings import Retries, Transfers
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.memory_store import Clock, MemoryStore
@@ -331,6 +334,49 @@ class TestKeys:
         with pytest.raises(Refused, match="metadata"):
             store.create("k", b"", metadata)
         assert keys(store.list("")) == []
+
+
+class TestUnfinished:
+    def test_what_was_begun_and_not_finished_is_told_and_freed(self, store: ObjectStore) -> None:
+        store.create("orders-0/whole", b"x")
+        assert list(store.unfinished("")) == []
+        begin(store, "orders-0/large")
+        found = list(store.unfinished(""))  # an answer that was lost may have left a second one
+        assert len({upload.key for upload in found}) == 1
+        assert keys(store.list("")) == ["orders-0/whole"]
+        assert all(upload.begun_ms <= store.clock_ms() + 1000 for upload in found)
+        store.abort(found)
+        assert list(store.unfinished("")) == []
+        store.abort(found)
+        assert store.get("orders-0/whole") == b"x"
+
+    def test_below_a_prefix_only_what_goes_there(self, store: ObjectStore) -> None:
+        begin(store, "orders-0/large")
+        assert list(store.unfinished("orders-1/")) == []
+        assert [upload.key for upload in store.unfinished("orders-0/") if upload.key != "orders-0/large"] == []
+
+    def test_many_are_all_told(self, store: ObjectStore) -> None:
+        for number in range(5):
+            begin(store, f"orders-0/{number}")
+        found = list(store.unfinished(""))
+        assert len({(upload.key, upload.id) for upload in found}) == len(found)
+        assert len({upload.key for upload in found}) == 5
+        store.abort(found)
+        assert list(store.unfinished("")) == []
+
+
+def begin(store: ObjectStore, key: str) -> None:
+    """As a process leaves it that is killed before it has sent everything."""
+    if store.url.startswith("file:"):
+        staged = local_path(store.url) / RESERVED / "tmp" / f"1-{key.replace('/', '-')}"
+        staged.parent.mkdir(parents=True, exist_ok=True)
+        staged.write_bytes(b"half")
+        return
+    if isinstance(store, MemoryStore):
+        store.begun.append(Unfinished(key, f"upload {len(store.begun)}", store.clock_ms()))
+        return
+    assert isinstance(store, S3Store)
+    MultipartUpload(store.requests, SMALL_PAGES, key, {})
 
 
 def create_as(store: ObjectStore, key: str, me: int) -> object:

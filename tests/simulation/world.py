@@ -18,7 +18,7 @@ from greenlet import getcurrent, greenlet
 
 from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, NotFound, Unavailable
-from compactor.storage.port import ObjectInfo
+from compactor.storage.port import ObjectInfo, Unfinished
 from compactor.storage.retrying import Retrier, RetryingStore
 from compactor.storage.settings import Retries
 from compactor.tier.layouts.native import NativeLayout
@@ -315,6 +315,12 @@ class SimStore:
                 self.objects.pop(key, None)
 
         self.world.call(f"delete {' '.join(listed)}", effect, changes=True)
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        return iter(())
+
+    def abort(self, uploads: Iterable[Unfinished]) -> None:
+        assert not list(uploads)
 
     def clock_ms(self) -> int:
         return self.world.call("clock", lambda: int(self.world.now_ms), changes=False)

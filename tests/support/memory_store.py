@@ -14,7 +14,7 @@ from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, NotFound, Unavailable
 from compactor.storage.counting import Counters
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range
-from compactor.storage.port import ObjectInfo
+from compactor.storage.port import ObjectInfo, Unfinished
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 class MemoryStore:
-    """``down``: no request is answered any more."""
+    """``down``: no request is answered any more. ``begun``: uploads that somebody left unfinished; it makes none by itself."""
 
     def __init__(self, clock: Clock, counters: Counters) -> None:
         self._clock = clock
@@ -39,6 +39,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._numbers = count(1)
         self.down = False
+        self.begun: list[Unfinished] = []
 
     @property
     def url(self) -> str:
@@ -90,6 +91,16 @@ class MemoryStore:
             self._ask("delete")
             with self._lock:
                 self._objects.pop(key, None)
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        self._ask("list")
+        return iter([upload for upload in self.begun if upload.key.startswith(prefix)])
+
+    def abort(self, uploads: Iterable[Unfinished]) -> None:
+        for upload in uploads:
+            self._ask("multipart")
+            if upload in self.begun:
+                self.begun.remove(upload)
 
     def clock_ms(self) -> int:
         self._ask("head")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
+from compactor.errors import CompactorError
 
 if TYPE_CHECKING:
     from compactor.control.logs import PartitionLog
@@ -24,6 +25,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.upkeep.retire import retire
+    from compactor.upkeep.uploads import sweep_uploads
 
     opened = tiers.opened(args)
     outcomes = tiers.PartitionOutcomes(out, named=False)
@@ -56,6 +58,11 @@ def run(args: argparse.Namespace, out: Output) -> int:
             freed += report.bytes
     if behind:
         opened.note_slots(behind)
+    try:
+        now = opened.ports.clock_ms() if args.now is None else args.now
+        swept += sweep_uploads(opened, now, dry_run=args.dry_run)
+    except CompactorError as error:
+        outcomes.failed("unfinished uploads", error)
     would = "to be " if args.dry_run else ""
     groups = ((would + "deleted", deleted), (would + "swept", swept), ("waiting", waiting))
     rows = [(what, segment, count) for what, keys in groups for segment, count in _by_segment(keys).items()]

@@ -16,7 +16,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.upkeep.verify_tier import verify_catalog, verify_partition
+    from compactor.upkeep.verify_tier import verify_catalog, verify_partition, verify_uploads
 
     opened = tiers.viewed(args)
     found = verify_catalog(opened)
@@ -24,13 +24,14 @@ def run(args: argparse.Namespace, out: Output) -> int:
         for name in [] if found else opened.partitions(args.partitions):
             progress.at(f"verifying {name}")
             found += verify_partition(opened, name, progress.advance)
+    found += verify_uploads(opened)
     ok = not any(problem.severity == "error" for problem in found)
     for problem in found:
         if problem.severity == "error":
             out.note(f"error: {problem.object or f'{problem.topic}-{problem.partition}'}: {problem.detail}")
     rows = [(p.kind, f"{p.topic}-{p.partition}", p.object, p.detail) for p in found if p.severity == "error"]
     tables = [Table("", ("problem", "partition", "object", "detail"), rows)] if rows else []
-    notes = Counter((p.kind, f"{p.topic}-{p.partition}", p.detail) for p in found if p.severity != "error")
+    notes = Counter((p.kind, f"{p.topic}-{p.partition}" if p.topic else "", p.detail) for p in found if p.severity != "error")
     tables += (
         [Table("", ("note", "partition", "how many", ""), [(*about[:2], count, about[2]) for about, count in notes.items()])]
         if notes
