@@ -39,7 +39,6 @@ def test_a_command_waits_for_the_first_answer_once(cli: TierCli, nobody: str, co
     assert answer.code == 5
     last, *said = reversed(answer.stderr.splitlines())
     assert last.startswith("error: cannot read s3://bucket/tier/.tiered-compactor/")
-    assert "tried" in last
     assert "Could not connect" in last
     assert all("; try " in line for line in said)
 
