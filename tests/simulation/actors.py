@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from checkpoint.lineage import EpochEntry
-from compactor.control.importing import record_lineage, register, tier
+from checkpoint.lineage import EpochEntry, disowned
+from compactor.control.importing import register, truncate
 from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.ports import Lease, Ports, Retention
-from compactor.control.records import BadControlRecord
+from compactor.control.records import BadControlRecord, TailBatch, TailTruncated
 from compactor.control.undo import undo
 from compactor.errors import BadData, Fenced, NotFound, StoreError, UsageError
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import run_round
+from compactor.transfer.intake import Arrival, take_in
 from compactor.upkeep.retire import retire
 from tests.simulation.oracle import Oracle
-from tests.simulation.symbolic import NAME, Row, Rows, SymbolicPlanner, SymbolicRound, SymbolicWorker, describe, encode, upload, view
+from tests.simulation.symbolic import (
+    NAME,
+    Broker,
+    Row,
+    Rows,
+    SymbolicPlanner,
+    SymbolicRound,
+    SymbolicWorker,
+    describe,
+    encode,
+    upload,
+    view,
+)
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
 
@@ -32,7 +46,9 @@ class Actors:
         self.broker = broker
         self.runs = world.rng.choice((0.5, 0.5, 0.85))
         self.retires = world.rng.choice((0.05, 0.2, 0.3))  # the rest is mostly undo
-        self.lineage = tuple(EpochEntry(number // EPOCH_SEGMENTS, broker[number][0][0]) for number in range(0, len(broker), EPOCH_SEGMENTS))
+        self.live = Broker(broker, EPOCH_SEGMENTS)
+        self.elections = 0
+        """How many unclean elections are to come."""
 
     def work(self, ports: Ports, *, fails: bool = False) -> SymbolicRound:
         rng = self.world.rng
@@ -92,33 +108,51 @@ class Actors:
         retire(ports, log, LEASE, RETENTION, dry_run=self.world.rng.random() < 0.2)
 
     def importer(self, ports: Ports, log: PartitionLog) -> None:
-        """One or two segments at the end of the tier, by the protocol: register, upload, tier."""
-        rng = self.world.rng
-        end = log.refresh().end_offset
-        missing = [number for number, rows in enumerate(self.broker) if rows[0][0] > end]
+        """One or two segments at the end of the tier, through the real intake; what the broker has discarded is discarded first."""
+        rng, broker = self.world.rng, self.live
+        state = log.refresh()
+        parted = disowned(state.lineage, state.end_offset + 1, broker.lineage(broker.end), broker.end)
+        if state.live and parted is not None:
+            self.truncation(ports, log, parted)
+            return
+        end = state.end_offset
+        missing = [tuple(row for row in rows if row[0] > end) for rows, _ in broker.segments if rows[-1][0] > end]
+        if self.elections and state.live and rng.random() < 0.2:
+            self.elect()
+            return
         if not missing:
             ports.sleep(2)
             return
-        if rng.random() < 0.03:  # a broker that lost its last epoch, as far as it says
-            record_lineage(ports, log, self.lineage[: 1 + missing[0] // EPOCH_SEGMENTS][:-1] or self.lineage[:1], max(end - 1, 0))
-            return
-        chosen = [(ports.new_id(), number) for number in missing[: rng.choice((1, 1, 2))]]
-        import_id = ports.new_id()
-        register(ports, log, import_id, [name for name, _ in chosen])
-        segments = []
-        for name, number in chosen:
-            rows = self.broker[number]
-            data = encode(rows)
-            epoch = number // EPOCH_SEGMENTS
-            segment = describe(name, rows[0][0], rows[-1][0], data, [EpochEntry(epoch, max(rows[0][0], self.lineage[epoch].start_offset))])
-            upload(ports, segment, data)
-            segments.append(segment)
-        tier(ports, log, import_id, segments, self.lineage[: 1 + chosen[-1][1] // EPOCH_SEGMENTS] if rng.random() < 0.7 else ())
+        chosen = [SymbolicIncoming(self, ports, rows) for rows in missing[: rng.choice((1, 1, 2))]]
+        last = chosen[-1].rows[-1][0]
+        tail = (TailBatch(base_offset=last, last_offset=last, digest=str(chosen[-1].rows[-1])),)
+        take_in(ports, log, chosen, Arrival(broker.lineage(last + 1), tail))
+
+    def elect(self) -> None:
+        """The broker's log loses its end, most often some of what the tier has."""
+        self.elections -= 1
+        self.live.elect(self.world.rng, max(1, self.oracle.state.end_offset - 3))
+        self.world.note(f"the broker goes on at {self.live.lineage(self.live.end)}")
+
+    def truncation(self, ports: Ports, log: PartitionLog, offset: int) -> None:
+        """What `import --accept-truncation` does: the segment in the middle is cut, and one record takes the rest out."""
+        state = log.state
+        voided = [segment for segment in state.live if segment.end_offset >= offset]
+        first, head, cut_id = voided[0], None, ports.new_id()
+        if first.start_offset < offset:
+            data = encode(row for row in self.oracle.contents[first.id] if row[0] < offset)
+            head = describe(ports.new_id(), first.start_offset, offset - 1, data, first.leader_epochs)
+            register(ports, log, cut_id, [head.id])
+            upload(ports, head, data)
+        body = TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head)
+        truncate(ports, log, body)
 
     def reader(self, ports: Ports, log: PartitionLog) -> None:
         """Folds, then reads; starts over with a fresh fold when an object is gone."""
-        before = self.oracle.state.end_offset
+        before, truncated = self.oracle.state.end_offset, self.oracle.truncated
         state = log.refresh()
+        if truncated != self.oracle.truncated:
+            return
         if not before <= state.end_offset <= self.oracle.state.end_offset:
             self.world.violate(f"a reader's view ends at {state.end_offset}, outside what was there while it folded")
         rows: list[Row] = []
@@ -128,8 +162,37 @@ class Actors:
                 rows.extend(self.oracle.contents[segment.id])
         except NotFound:
             return
-        if view(rows) != self.oracle.truth(state.end_offset):
+        if truncated == self.oracle.truncated and view(rows) != self.oracle.truth(state.end_offset):
             self.world.violate(f"a reader sees {view(rows)}, the broker wrote {self.oracle.truth(state.end_offset)}")
+
+
+class SymbolicIncoming:
+    """Incoming (transfer.intake): a segment of the broker's, read once to be described and once to be uploaded."""
+
+    def __init__(self, actors: Actors, ports: Ports, rows: Rows) -> None:
+        self.actors = actors
+        self.ports = ports
+        self.rows = rows
+
+    @property
+    def identity(self) -> str:
+        return encode(self.rows).decode()
+
+    def bring(self, registered: str) -> RemoteLogSegmentMetadata | None:
+        actors, rows = self.actors, self.rows
+        start, end = rows[0][0], rows[-1][0]
+        entries = actors.live.lineage(end + 1)
+        inside = [entry for entry in entries if entry.start_offset > start]
+        before = [entry for entry in entries if entry.start_offset <= start]
+        segment = describe(registered, start, end, encode(rows), [EpochEntry(before[-1].epoch, start), *inside])
+        actors.oracle.promised[registered] = rows
+        if actors.elections and actors.world.rng.random() < 0.1:
+            actors.elect()
+        return segment if upload(self.ports, segment, encode(actors.live.between(start, end))) else None
+
+    def check_unchanged(self) -> None:
+        if self.actors.live.between(self.rows[0][0], self.rows[-1][0]) != self.rows:
+            raise BadData("it changed while it was imported")
 
 
 def void(_: object) -> None:

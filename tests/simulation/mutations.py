@@ -15,14 +15,14 @@ from checkpoint import offsets
 from compactor.control import control_log, fold, importing, leadership, logs, ordering, publication
 from compactor.control import records as r
 from compactor.control.control_log import ControlLog
-from compactor.control.leadership import Leadership
+from compactor.control.leadership import Leadership, RequirementFailed
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports, Retention
 from compactor.control.state import PartitionState, Registration
 from compactor.errors import CompactorError
 from compactor.tier.ports import Named
+from compactor.transfer import intake
 from compactor.upkeep import retire
-from tests.simulation import actors
 from tests.simulation.schedule import run_schedule
 from tests.support.keys import object_key
 
@@ -241,12 +241,12 @@ def blind_acquisition() -> Iterator[None]:
 def blind_import() -> Iterator[None]:
     """An importer does not look whether its registration still stands."""
 
-    def tier(ports: Ports, log: PartitionLog, import_id: str, segments: Any, lineage: Any = ()) -> PartitionState:
-        body = r.SegmentsTiered(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage))
+    def tier(ports: Ports, log: PartitionLog, import_id: str, segments: Any, lineage: Any = (), tail: Any = ()) -> PartitionState:
+        body = r.SegmentsTiered(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), tail=tuple(tail))
         start = log.refresh().slot
         return log.transact(lambda state: None if state.slot > start else body)
 
-    with patch.object(actors, "tier", tier), patch.object(importing, "tier", tier):
+    with patch.object(intake, "tier", tier), patch.object(importing, "tier", tier):
         yield
 
 
@@ -272,6 +272,27 @@ def undo_does_not_ask() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def truncation_does_not_clamp() -> Iterator[None]:
+    """The cleaner offsets stay where they were when the broker's log was truncated below them."""
+    with patch.object(fold, "_clamped", lambda state, parted: {"vector": state.vector, "waiting": state.waiting}):
+        yield
+
+
+@contextmanager
+def clamp_leaves_waiting_groups() -> Iterator[None]:
+    """What waits keeps the cleaner offsets from before the truncation."""
+    with patch.object(fold, "_clamped", lambda state, parted: {"vector": offsets.clamp(state.vector, parted), "waiting": state.waiting}):
+        yield
+
+
+@contextmanager
+def changed_sources_are_taken() -> Iterator[None]:
+    """An importer does not look whether the file is still what it has checked."""
+    with patch.object(intake, "look_again", lambda one: None):
+        yield
+
+
 FENCING: Mutation = without(ordering.leads)
 OPEN_INTENT: Mutation = together(without(ordering.intent_open, ordering.whole_round), tolerant_fold)
 LIVE: Mutation = together(without(ordering.coverage_kept), nowhere("_source_gone"), tolerant_fold)
@@ -291,6 +312,9 @@ MUTATIONS: dict[str, Mutation] = {
     "epochs may repeat": together(without(ordering.next_epoch), blind_acquisition),
     "voided imports count": together(tiered_unregistered, blind_import),
     "imports need not continue the log": without(ordering.continues_log),
+    "lineage truncation does not clamp": truncation_does_not_clamp,
+    "a clamp leaves waiting groups": clamp_leaves_waiting_groups,
+    "import does not check that its file is unchanged": changed_sources_are_taken,
     "undo of any round": together(without(ordering.latest_round), tolerant_fold),
     "undo with an open intent": undo_does_not_ask,
     "undo with an open intent, no vector check": together(undo_does_not_ask, VECTOR),
@@ -343,7 +367,7 @@ def bites(mutation: Mutation, seeds: range) -> Iterator[tuple[int, str]]:
         try:
             with mutation():
                 violations = run_schedule(seed).violations
-        except (CompactorError, AssertionError, LookupError, ValueError, StopIteration, RuntimeError) as error:
+        except (CompactorError, RequirementFailed, AssertionError, LookupError, ValueError, StopIteration, RuntimeError) as error:
             violations = (f"{type(error).__name__}: {error}",)
         if violations:
             yield seed, violations[0]

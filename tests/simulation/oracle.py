@@ -6,14 +6,16 @@ believes must be one of those states; what a reader sees must be what the broker
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from checkpoint.offsets import clean_up_to
 from compactor.control import logs, records
-from compactor.control.records import PartitionRecord, RetireBegun, RoundPublished
+from compactor.control.records import PartitionRecord, RetireBegun, RoundPublished, SegmentsTiered, TailTruncated
 from compactor.control.state import PartitionState
+from compactor.model.segment import RemoteLogSegmentMetadata
 from tests.simulation.symbolic import NAME, Row, Rows, decode, view
 from tests.simulation.world import GRACE_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
@@ -33,6 +35,9 @@ class Oracle:
         self.bytes: dict[str, bytes] = {}
         self.leaders: dict[int, str] = {}
         self.counts: dict[str, int] = {}
+        self.promised: dict[str, Rows] = {}
+        """What importers read of the broker, by segment id."""
+        self.truncated = 0
         world.control.on_create = self.control_created
         world.data.on_create = self.data_created
         world.data.on_delete = self.data_deleted
@@ -90,8 +95,15 @@ class Oracle:
     # --- what must hold of every state ---
 
     def check_step(self, before: PartitionState, record: Any) -> None:
-        """Vector and grace: what may change, and when."""
+        """Vector and grace: what may change, and when. What the broker has written, as far as the tier knows by now."""
         body, state = record.body, self.state
+        if isinstance(body, SegmentsTiered):
+            self.arrived(body.segments)
+        if isinstance(body, TailTruncated):
+            self.truncated += 1
+            self.rows = [row for segment in before.live for row in self.contents[segment.id] if row[0] < body.offset]
+            if clean_up_to(state.vector) > body.offset:
+                self.world.violate("offsets that the broker has discarded count as clean")
         moved = clean_up_to(state.vector) > clean_up_to(before.vector)
         if moved and not isinstance(body, RoundPublished):
             self.world.violate(f"{body.type} advanced the cleaner offset")
@@ -100,6 +112,15 @@ class Oracle:
                 keep = GRACE_MS if group.undone else max(GRACE_MS, UNDO_WINDOW_MS)
                 if group not in state.waiting and self.world.now_ms - self.times[group.slot] < keep - 1:
                     self.world.violate(f"what run {group.run_id} left was retired before its grace was over")
+
+    def arrived(self, segments: Sequence[RemoteLogSegmentMetadata]) -> None:
+        """What came in is what the importer read, and lies there as it was recorded."""
+        for segment in segments:
+            if segment.id in self.promised:
+                self.rows = [row for row in self.rows if row[0] < segment.start_offset] + list(self.promised[segment.id])
+            data = self.bytes.get(segment.id, b"")
+            if hashlib.sha256(data).hexdigest() != segment.files["log"].sha256:
+                self.world.violate(f"segment {segment.id} came in, and its object is another than was recorded")
 
     def check_view(self) -> None:
         """Live segments without a gap, all objects there, the broker's values, and nothing dirty below the cleaner offset."""

@@ -51,6 +51,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
     with watched(world, oracle):
         first = world.ports(Process("first", "first"))
         actors.importer(first, open_partition(first, NAME))
+        actors.elections = rng.choice((0, 1, 3))
         cast: list[tuple[str, str, Callable[[Ports, PartitionLog], None]]] = [
             ("compactor-1", "host-a", actors.compactor),
             ("compactor-2", "host-a", actors.compactor),  # two processes of one host write alike

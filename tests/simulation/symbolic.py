@@ -46,6 +46,42 @@ def broker_log(rng: random.Random, segments: int) -> list[Rows]:
     return log
 
 
+class Broker:
+    """The log as its broker has it now: segments with the leader epoch that wrote them. An unclean election discards its end."""
+
+    def __init__(self, segments: Sequence[Rows], epoch_segments: int) -> None:
+        self.segments = [(rows, number // epoch_segments) for number, rows in enumerate(segments)]
+
+    @property
+    def end(self) -> int:
+        """First offset that is not written yet."""
+        return self.segments[-1][0][-1][0] + 1
+
+    def lineage(self, end: int) -> tuple[EpochEntry, ...]:
+        """Its leader-epoch-checkpoint up to an exclusive end."""
+        starts: dict[int, int] = {}
+        for rows, epoch in self.segments:
+            starts.setdefault(epoch, rows[0][0])
+        return tuple(EpochEntry(epoch, start) for epoch, start in starts.items() if start < end)
+
+    def between(self, start: int, end: int) -> Rows:
+        """The rows from start to end, both inclusive."""
+        return tuple(row for rows, _ in self.segments for row in rows if start <= row[0] <= end)
+
+    def elect(self, rng: random.Random, lowest: int) -> None:
+        """A replica that lacked the end becomes leader and goes on from there, in a new epoch and with other values."""
+        cut = rng.randint(min(lowest, self.end - 1), self.end - 1)
+        kept = [(tuple(row for row in rows if row[0] < cut), epoch) for rows, epoch in self.segments]
+        epoch = kept[-1][1] + 1
+        self.segments = [(rows, old) for rows, old in kept if rows]
+        for _ in range(rng.randint(1, 3)):
+            rows = []
+            for _ in range(rng.randint(1, 3)):
+                rows.append((cut, rng.choice(KEYS), None if rng.random() < 0.35 else epoch * 1000 + cut, None))
+                cut += 1
+            self.segments.append((tuple(rows), epoch))
+
+
 def encode(rows: Iterable[Row]) -> bytes:
     return json.dumps(list(rows)).encode()
 
