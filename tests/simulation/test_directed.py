@@ -256,7 +256,7 @@ class TestImports:
         rows = next(rows for rows in play.broker if rows[0][0] > sleeper.state().end_offset)
         name, import_id = sleeper.ports.new_id(), sleeper.ports.new_id()
         importing.register(sleeper.ports, sleeper.log, import_id, [name])
-        segment = describe(name, rows[0][0], rows[-1][0], encode(rows), [play.actors.lineage[0]])
+        segment = describe(name, rows[0][0], rows[-1][0], encode(rows), [play.actors.live.lineage(1)[0]])
         assert upload(sleeper.ports, segment, encode(rows))
         play.pass_time(ORPHAN_AGE_MS * 2)
         swept = play.process("sweeper").retire().swept
@@ -272,7 +272,7 @@ class TestImports:
         name, import_id = importer.ports.new_id(), importer.ports.new_id()
         importing.register(importer.ports, importer.log, import_id, [name])
         rows = play.broker[0]
-        segment = describe(name, rows[0][0], rows[-1][0], encode(rows), [play.actors.lineage[0]])
+        segment = describe(name, rows[0][0], rows[-1][0], encode(rows), [play.actors.live.lineage(1)[0]])
         upload(importer.ports, segment, encode(rows))
         play.pass_time(ORPHAN_AGE_MS / 2)
         assert play.process("sweeper").retire().swept == ()
