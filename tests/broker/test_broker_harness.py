@@ -114,7 +114,7 @@ def test_a_broker_is_restarted_and_killed(new_cluster: Callable[..., KafkaCluste
         story.tell(chapters=2, calm=False)
         story.tiered()
         assert_as_told(story)
-        assert len(story.epochs) == 3
+        assert max(story.epochs) > 0
 
 
 @pytest.mark.parametrize("version", VERSIONS)

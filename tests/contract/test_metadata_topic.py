@@ -17,7 +17,7 @@ PARTITIONS = 3
 Opener = Callable[[], MetadataTopic]
 
 
-@pytest.fixture(params=["memory", pytest.param("confluent", marks=pytest.mark.integration)])
+@pytest.fixture(params=["memory", pytest.param("confluent", marks=pytest.mark.broker)])
 def opened(request: pytest.FixtureRequest) -> Iterator[Opener]:
     """Readers and writers of one new topic of three partitions."""
     made: list[MetadataTopic] = []

@@ -227,7 +227,7 @@ class KafkaCluster:
         return {node for node, process in self.nodes.items() if process.running}
 
     def restart(self, node: int = 1, *, kill: bool = False) -> None:
-        """One broker, cleanly or not. Its partitions have a new leader epoch afterwards."""
+        """One broker, cleanly or not. Cleanly, its partitions have a new leader epoch afterwards; killed and soon back, perhaps not."""
         if kill:
             self.nodes[node].kill()
         else:
