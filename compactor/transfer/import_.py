@@ -12,7 +12,7 @@ import errno
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -56,6 +56,9 @@ from compactor.transfer.truncation import accept_truncation
 
 LIVE_BYTES = 256 << 20
 """Of a live log, whose segments are held in memory while they are imported, so much goes at once, and at least one segment."""
+
+LARGE_BYTES = 16 << 20
+"""An import of more goes alone: it has enough to do by itself, and a live one is in memory."""
 
 LOOKS = 3
 """How often a live directory is looked at anew because a segment was gone when it was to be read."""
@@ -105,6 +108,18 @@ class ImportProgress:
     advance: Callable[[int], None] = lambda size: None
 
 
+@dataclass(frozen=True)
+class Company:
+    """What one import may use beside others of this process.
+
+    ``note_change``: tells others of a partition; there is one catalog. ``large``: held while more than LARGE_BYTES are imported.
+    """
+
+    threads: int
+    note_change: Callable[[PartitionLog], None]
+    large: AbstractContextManager[object] = field(default_factory=nullcontext)
+
+
 def import_directory(
     tier: Tier,
     log_dir: Path,
@@ -112,13 +127,11 @@ def import_directory(
     policy: CleanerPolicy,
     progress: ImportProgress | None = None,
     options: ImportOptions | None = None,
-    *,
-    threads: int | None = None,
-    note_change: Callable[[PartitionLog], None] | None = None,
+    company: Company | None = None,
 ) -> ImportReport:
     """Takes what the tier does not have of a log directory.
 
-    :param note_change: in the place of ``tier.note_change``, where several imports share one catalog.
+    :param company: where several imports are at work in this process.
     :raises UsageError: not a log directory, or one that cannot be read; a partition that was deleted, without ``refill``.
     :raises BadData: a segment that cannot be read; a gap; another log; a discarded tail. The tier is as it was.
     :raises Fenced: the import was voided because it slept too long.
@@ -126,10 +139,8 @@ def import_directory(
     """
     options = options or ImportOptions()
     log = tier.open(name)
-    work = _Import(
-        tier, log_dir, name, policy, progress or ImportProgress(), options, log, threads or tier.settings.daemon.threads,
-        note_change or tier.note_change,
-    )  # fmt: skip
+    company = company or Company(tier.settings.daemon.threads, tier.note_change)
+    work = _Import(tier, log_dir, name, policy, progress or ImportProgress(), options, log, company)
     with _reading(log_dir):
         for _ in range(LOOKS if options.live else 0):
             try:
@@ -162,8 +173,7 @@ class _Import:
     progress: ImportProgress
     options: ImportOptions
     log: PartitionLog
-    threads: int
-    note_change: Callable[[PartitionLog], None]
+    company: Company
     notes: list[str] = field(default_factory=list)
     done: list[Member] = field(default_factory=list)
     bases: tuple[int, ...] = ()
@@ -180,7 +190,9 @@ class _Import:
         found = found.from_offset(self._seam(state))
         while found.bases:
             part = found.first(LIVE_BYTES) if self.options.live else found
-            if self._add_newer(part):
+            with self.company.large if part.size > LARGE_BYTES else nullcontext():
+                reached = self._add_newer(part)
+            if reached:
                 break
             found = replace(found, bases=found.bases[len(part.bases) :])
         if self.too_late and not self.done:
@@ -225,7 +237,7 @@ class _Import:
         told = extend(state.lineage, told_lineage([member.source for member in found_members]))
         lineage = _lineage_until(given, found_members[-1].end) or told
         tail = tail_of([member.source for member in found_members], TAIL)
-        self._take(found_members, Arrival(lineage, tail, fits=self._continues(found_members[0]), noted=self._noted))
+        self._take(found_members, Arrival(lineage, tail, fits=self._continues(found_members[0]), listed=self._listed, noted=self._noted))
         return reached
 
     def _given(self, sources: Sequence[SourceSegment]) -> Lineage:
@@ -248,7 +260,7 @@ class _Import:
         if not (parted.newer and self.options.accept_truncation) or parted.offset <= state.start_offset:
             raise parted.error(state, self.log_dir)
         self.notes += accept_truncation(self.tier, self.log, parted.offset, self.policy)
-        self.note_change(self.log)
+        self.company.note_change(self.log)
         return self.log.state
 
     def _bounded(self, pieces: list[LogPiece]) -> list[LogPiece]:
@@ -310,7 +322,7 @@ class _Import:
         found_members = members(self.log_dir, pieces, ProducerStates.none())
         self._check_older(state, found_members, given)
         older = merge(told_lineage([piece.source for piece in pieces if piece.source.size]), _lineage_until(given, found_members[-1].end))
-        self._take(found_members, Arrival(older, before=True, noted=self._noted))
+        self._take(found_members, Arrival(older, before=True, listed=self._listed, noted=self._noted))
 
     def _check_older(self, state: PartitionState, found: list[Member], given: Lineage) -> None:
         """Raises BadData for another log, and for a transaction that would come to its end in segments which do not know of it."""
@@ -343,7 +355,7 @@ class _Import:
             check_indexes(self.log_dir, self.bases)
         if not self.options.gaps:
             check_missing(sources)
-        negative = check(pieces, self.policy.max_decompressed_batch_bytes, self.threads, self.progress.advance)
+        negative = check(pieces, self.policy.max_decompressed_batch_bytes, self.company.threads, self.progress.advance)
         if negative:
             self.notes.append(
                 f"{negative} records of {self.name} have negative timestamps: Kafka's cleaner refuses to rewrite a batch with such a "
@@ -363,8 +375,12 @@ class _Import:
         if take_in(tier.ports, self.log, incoming, arrival):
             self.done += found
 
+    def _listed(self) -> None:
+        if str(self.name) not in self.tier.catalog.state.partitions:
+            self.company.note_change(self.log)
+
     def _noted(self) -> None:
-        self.note_change(self.log)
+        self.company.note_change(self.log)
 
     def _report(self) -> ImportReport:
         state = self.log.state
@@ -397,7 +413,7 @@ class _File:
         if self.sidecars is not None:
             # Without a filter: how many keys a round will meet, and what became of transactions without reading it again.
             limit = work.policy.max_decompressed_batch_bytes
-            with Lanes(work.threads) as lanes:
+            with Lanes(work.company.threads) as lanes:
                 self.sidecars.add(portray(metadata.id, self.member.source, None, self.sidecars.hash_key, limit, lanes, sketch=True))
         work.progress.advance(metadata.size_bytes)
         return metadata

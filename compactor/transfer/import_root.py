@@ -13,7 +13,10 @@ from compactor.bootstrap import Tier
 from compactor.control.logs import PartitionLog
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import ImportOptions, ImportProgress, ImportReport, import_directory
+from compactor.transfer.import_ import Company, ImportOptions, ImportProgress, ImportReport, import_directory
+
+AT_ONCE = 8
+"""Partitions per thread of ``daemon.threads``."""
 
 _SEGMENT = re.compile(r"\d{20}\.log")
 
@@ -81,8 +84,8 @@ def import_root(
 ) -> list[PartitionImport]:
     """Each directory for itself; one that is refused does not stop the others.
 
-    ``daemon.threads`` partitions at a time, each with one thread: there are more partitions than threads, and most of an import of
-    little is waiting for the store.
+    Several partitions at a time, each with one thread: most of an import of little is waiting for the store. Those of much go one by
+    one, beside them.
     """
     options = replace(options, may_be_empty=True)
     one_at_a_time = threading.Lock()
@@ -96,7 +99,7 @@ def import_root(
         policy = tier.settings.cleaner_for(name.topic).policy()
         try:
             progress = ImportProgress(advance=on_bytes)
-            report = import_directory(tier, path, name, policy, progress, options, threads=1, note_change=note_change)
+            report = import_directory(tier, path, name, policy, progress, options, company)
             done = PartitionImport(name, report)
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
             done = PartitionImport(name, None, error)
@@ -104,8 +107,9 @@ def import_root(
             on_partition(done)
         return done
 
+    company = Company(1, note_change, threading.Lock())
     if directories:
         tier.create()
         tier.identity()
-    with ThreadPoolExecutor(tier.settings.daemon.threads, "import") as pool:
+    with ThreadPoolExecutor(AT_ONCE * tier.settings.daemon.threads, "import") as pool:
         return list(pool.map(take, directories))

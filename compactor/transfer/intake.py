@@ -42,13 +42,15 @@ class Incoming(Protocol):
 class Arrival:
     """What goes with the segments. ``before``: the segments stand before the beginning of the log, not at its end.
 
-    ``fits``: raises where the state has gone on so that they no longer fit. ``noted``: called when others should know of the partition.
+    ``fits``: raises where the state has gone on so that they no longer fit. ``listed``: called before anything is created, so that what
+    a killed import leaves behind is found. ``noted``: called when there is something new.
     """
 
     lineage: Lineage
     tail: tuple[TailBatch, ...] = ()
     before: bool = False
     fits: Callable[[PartitionState], None] = lambda state: None
+    listed: Callable[[], None] = lambda: None
     noted: Callable[[], None] = lambda: None
 
 
@@ -72,8 +74,7 @@ def _attempt(ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence
     """False where it is closed by now, or an earlier attempt with other settings left other objects: the next one takes new ids."""
     arrival.fits(log.state)
     state = register(ports, log, import_id, [ports.new_id() for _ in incoming])
-    # Listed before the upload: what a killed import leaves behind is found by `retire`.
-    arrival.noted()
+    arrival.listed()
     entry = state.registrations.get(import_id)
     if entry is None or len(entry.ids) != len(incoming):
         return False

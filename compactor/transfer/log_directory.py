@@ -15,7 +15,7 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, Lineage
-from compactor.cleaner.passes.describe import content_of, due_ms, epochs_within, lineage_of
+from compactor.cleaner.passes.describe import NO_TIMESTAMP, content_of, due_ms, epochs_within, lineage_of
 from compactor.cleaner.passes.lanes import Lane, Lanes
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import fold, txnindex_misfit
@@ -32,7 +32,6 @@ from compactor.tier.recorded import digest
 
 CHECKPOINT = "leader-epoch-checkpoint"
 DELETED = ".deleted"
-NO_TIMESTAMP = -1
 
 _INDEX_NAME = re.compile(r"(\d{20})\.(index|timeindex|txnindex)")
 

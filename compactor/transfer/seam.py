@@ -31,6 +31,11 @@ class Listing:
     bases: tuple[int, ...]
     end: int | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of its segments."""
+        return sum(log_path(self.log_dir, base).stat().st_size for base in self.bases)
+
     def from_offset(self, offset: int) -> Listing:
         """Without the segments that end below an offset, as far as the next one's name says so."""
         behind = [*self.bases[1:], self.end] if self.bases else []

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from compactor.bootstrap import Tier
-from compactor.cleaner.passes.describe import content_of
+from compactor.cleaner.passes.describe import content_of, negative_timestamps
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import txnindex_misfit
 from compactor.config import Cleaner
@@ -128,8 +128,14 @@ class _Check(NamedTuple):
             )
             source.name = self._where("log")
             source.verify(0, len(source.table))
+            negative = negative_timestamps(source, self.inflate_limit)
         except BadData as error:
             return [*found, self._problem("log", "log", error.cause)], segment.end_offset
+        if negative:
+            detail = (
+                f"{negative} records have negative timestamps: no round writes a batch anew that keeps one, as Kafka's cleaner does not"
+            )
+            found.append(self._problem("negative-timestamp", "log", detail, severity="note"))
         if detail := _metadata_problem(segment, source):
             found.append(self._problem("metadata", "log", detail))
         for kind, detail in _problems_beside(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
@@ -155,8 +161,8 @@ class _Check(NamedTuple):
                 found.append(self._problem("digest", kind, "its bytes are not those that were recorded"))
         return paths
 
-    def _problem(self, kind: str, file: str, detail: str) -> Problem:
-        return Problem("error", kind, *self.name, self._where(file), detail)
+    def _problem(self, kind: str, file: str, detail: str, severity: str = "error") -> Problem:
+        return Problem(severity, kind, *self.name, self._where(file), detail)
 
     def _where(self, kind: str) -> str:
         return self.opened.ports.layout.where(self.name, self.segment, kind)

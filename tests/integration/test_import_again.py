@@ -330,3 +330,21 @@ def test_negative_timestamps_are_told_at_the_door(cli: TierCli, tmp_path: Path) 
     answer = cli.ask("import", folder)
     assert answer.code == 0
     assert "2 records of orders-0 have negative timestamps" in answer.stderr
+    document = cli.do("verify")
+    assert document["ok"]
+    assert [(row["severity"], row["kind"]) for row in document["problems"]] == [("note", "negative-timestamp")]
+
+
+def test_a_round_refuses_what_kafka_refuses(cli: TierCli, tmp_path: Path) -> None:
+    """The batch must be written anew, and keeps a record with a negative timestamp."""
+    log = LogBuilder(time=-5_000)
+    log.put("a=1", "b=2")
+    log.time = 5
+    log.put("a=3")
+    log.roll()
+    log.put("c=1")
+    cli.do("import", log.write(tmp_path / "orders-0"))
+    answer = cli.ask("run", "--force")
+    assert (answer.code, answer.document["partitions"][0]["status"]) == (3, "quarantined")
+    assert "negative timestamp" in answer.stderr
+    assert latest(cli.export(tmp_path / "out")) == latest(tmp_path / "orders-0")

@@ -12,6 +12,7 @@ from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable
 from compactor.records.rows import RowBuffers, parse
 
 NEVER = -1
+NO_TIMESTAMP = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,16 @@ def due_ms(source: SourceSegment, inflate_limit: int) -> int:
                 batches = np.unique(np.searchsorted(first_row, tombstones, side="right") - 1) + chunk.first
                 due = min(due, int(np.min(table.base_timestamp[batches])))
     return due if due != np.iinfo(np.int64).max else NEVER
+
+
+def negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
+    """Records with a negative timestamp that is not -1, Kafka's word for none: no cleaner writes a batch anew that keeps one."""
+    buffers, found = RowBuffers(), 0
+    for first, last in source.ranges():
+        for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
+            rows, _ = parse(source.table, chunk, buffers, source.name)
+            found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
+    return found
 
 
 def lineage_of(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
