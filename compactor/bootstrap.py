@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from compactor.config import Limits, Settings
+from compactor.control.identity import NATIVE, Ownership, foreign_problem
 from compactor.control.leadership import background_beats
 from compactor.control.logs import CatalogLog, PartitionLog, create_tier, note_change, note_slots, open_catalog, open_partition
 from compactor.control.ports import Lease, Ports, Retention
@@ -99,15 +100,15 @@ class Tier:
     counters: Counters
     local: LocalState | None = None
     engines: Engines | None = None
+    ownership: Ownership = field(default_factory=Ownership)
 
     @property
     def lease(self) -> Lease:
-        return Lease(self.settings.lease.ttl_ms)
+        return Lease(self.settings.lease.ttl_ms, self.settings.lease.stall_ms)
 
     @property
     def retention(self) -> Retention:
-        publish = self.settings.publish
-        return Retention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)
+        return _retention(self.settings)
 
     def __enter__(self) -> Self:
         return self
@@ -138,9 +139,12 @@ class Tier:
         state = self.catalog.refresh()
         if not state.tier_id:
             self.catalog.check_whole()
+            self.ownership.check(self.ports, state)
             raise UsageError(
                 f"there is no tier at {self.ports.layout.url} yet", hint="`import` makes one; check tier.url in the configuration"
             )
+        self.ownership.tier_id = state.tier_id
+        self._check_foreign(state)
         if local:
             if not local.bound:
                 local.bind(state.tier_id, diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
@@ -148,9 +152,28 @@ class Tier:
         return state
 
     def create(self) -> CatalogState:
-        """Makes the tier's identity where there is none."""
+        """Makes the tier's identity where there is none. Raises UsageError where the data is another tier's."""
         tier = self.settings.tier
-        return create_tier(self.ports, kind=tier.kind, layout=tier.layout)
+        if not self.catalog.refresh().tier_id:
+            self.ownership.before_creation(self.ports, self.catalog.check_whole())
+        url = "" if tier.layout == NATIVE else self.settings.tier_url
+        state = create_tier(self.ports, kind=tier.kind, layout=tier.layout, url=url)
+        self.ownership.tier_id = state.tier_id
+        self._check_foreign(state)
+        self.ports.own(anew=True)
+        return state
+
+    def check_owner(self) -> None:
+        """Raises UsageError where the data root is another tier's. Changes nothing."""
+        self.ownership.check(self.ports, self.identity())
+
+    def _check_foreign(self, state: CatalogState) -> None:
+        problem = foreign_problem(state, self.settings.tier_url, "")
+        if problem:
+            raise UsageError(
+                f"the control store {self.ports.control.url} belongs to another tier: {problem}",
+                hint="Nothing was changed. Correct tier.url or tier.control_url: each tier needs a control store of its own",
+            )
 
     def hash_key(self) -> bytes:
         """The tier's secret SipHash key, 16 bytes; it never changes. Raises UsageError where there is no tier."""
@@ -286,6 +309,11 @@ class Tier:
             return list(pool.map(read, names))
 
 
+def _retention(settings: Settings) -> Retention:
+    publish = settings.publish
+    return Retention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)
+
+
 def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
     """Opens the stores that the settings name. Makes no request. Raises UsageError.
 
@@ -294,15 +322,13 @@ def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
     counters = Counters()
     contact = Contact()
 
-    def store(url: str, limits: Limits, retries: Retries | None = None, storage_class: str = "") -> ObjectStore:
-        transfers = Transfers(storage_class=storage_class)
-        return open_store(url, s3=settings.s3, limits=limits, retries=retries, transfers=transfers, counters=counters, contact=contact)
+    def store(url: str, limits: Limits, retries: Retries | None = None) -> ObjectStore:
+        return open_store(url, s3=settings.s3, limits=limits, retries=retries, counters=counters, contact=contact, records=True)
 
-    tier = settings.tier
-    kind, data = (
-        kind_of(settings),
-        store(settings.tier_url, settings.limits, storage_class=tier.aiven.storage_class * (tier.layout == "aiven")),
-    )
+    tier, ownership = settings.tier, Ownership(settings.tier.layout)
+    transfers = Transfers(storage_class=tier.aiven.storage_class * (tier.layout == "aiven"))
+    kind = kind_of(settings)
+    data = open_store(settings.tier_url, s3=settings.s3, limits=settings.limits, transfers=transfers, counters=counters, contact=contact)
     ports = Ports(
         control=store(settings.control_url, settings.limits),
         data=data,
@@ -314,7 +340,9 @@ def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
         holder=f"{socket.gethostname()}:{os.getpid()}",
         keep_alive=background_beats,
         urgent=store(settings.control_url, Limits(), Retries(deadline_s=settings.lease.ttl_ms / 3000)),
+        ownership=ownership,
+        retention=_retention(settings),
     )
     place = hashlib.sha256(settings.control_url.encode()).hexdigest()[:16]
     local = LocalState(Path(settings.tier.state_dir) / "cache" / place) if local_state else None
-    return Tier(settings, ports, open_catalog(ports), counters, local)
+    return Tier(settings, ports, open_catalog(ports), counters, local, ownership=ownership)

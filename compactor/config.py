@@ -191,6 +191,7 @@ class LeaseSettings(_Section):
     """Leadership of a partition."""
 
     ttl_ms: int = Field(30_000, ge=100, le=86_400_000)
+    stall_ms: int = Field(3_600_000, ge=1_000)
 
 
 class DaemonSettings(_Section):

@@ -18,9 +18,8 @@ def delete_partition(ports: Ports, log: PartitionLog, lease: Lease) -> tuple[Par
     with lead(ports, log, lease) as leadership:
         before = leadership.state
         try:
-            state = leadership.append(
-                PartitionDeleted(leader_epoch=leadership.epoch), lambda state: state.deleted_slot > before.slot and not state.live
-            )
+            body = PartitionDeleted(leader_epoch=leadership.epoch, grace_ms=ports.grace_ms)
+            state = leadership.append(body, lambda state: state.deleted_slot > before.slot and not state.live)
         except RequirementFailed as refused:
             raise UsageError(f"{log.state.name} cannot be deleted: {refused}", hint="`topics` lists what the tier holds") from refused
         tidy(log)

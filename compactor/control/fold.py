@@ -6,7 +6,7 @@ leaves everything as it was but for an entry in ``fenced``: the sources of a voi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from checkpoint import lineage, offsets
@@ -31,6 +31,9 @@ from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 TAIL = 16
 """How many of the last batches a state remembers."""
 
+VOIDED = 1000
+"""How many of the last void ids a state remembers."""
+
 Refusal = Callable[[PartitionState, Record[Any]], str]
 Changes = dict[str, Any]
 
@@ -54,7 +57,7 @@ def fold_catalog(state: CatalogState, record: Record[Any]) -> CatalogState:
     elif isinstance(body, r.SlotsReached):
         changes["reached"] = _higher(state.reached, body.slots)
     elif not state.tier_id:
-        changes |= {"tier_id": body.tier_id, "hash_key": body.hash_key, "kind": body.kind, "layout": body.layout}
+        changes |= body.model_dump(include={"tier_id", "hash_key", "kind", "layout", "url", "cluster_id"})
     return state.model_copy(update=changes)
 
 
@@ -158,6 +161,7 @@ def _tail_truncated(state: PartitionState, record: Record[Any], body: r.TailTrun
         vector_before=changes["vector"],
         vector=changes["vector"],
         why=f"the broker's log was truncated at offset {body.offset}",
+        grace_ms=body.grace_ms,
     )
     if body.head is not None:
         entry = state.registrations[body.cut_id]
@@ -177,7 +181,15 @@ def _partition_deleted(state: PartitionState, record: Record[Any], body: r.Parti
     """Everything that was, is or was about to be readable waits for grace or is an orphan; nobody can go back to it."""
     why = "the partition was deleted"
     group = Waiting(
-        slot=record.slot, run_id="", leader_epoch=body.leader_epoch, undone=True, segments=state.live, vector_before=(), vector=(), why=why
+        slot=record.slot,
+        run_id="",
+        leader_epoch=body.leader_epoch,
+        undone=True,
+        segments=state.live,
+        vector_before=(),
+        vector=(),
+        why=why,
+        grace_ms=body.grace_ms,
     )
     earlier = tuple(other.model_copy(update={"undone": True, "replaced_by": {}, "why": other.why or why}) for other in state.waiting)
     closed = [
@@ -199,7 +211,7 @@ def _partition_deleted(state: PartitionState, record: Record[Any], body: r.Parti
         "published": (),
         "runs": _run_changed(state, open_run, status="undone", reason=why, ended_ms=record.at_ms) if open_run else state.runs,
         "deleted_slot": record.slot,
-    }
+    } | _void(state, [*_new_ids(state), *(name for entry in state.registrations.values() for name in entry.ids)])
 
 
 def _registered(state: PartitionState, record: Record[Any], entry: Registration, voided: str = "") -> Changes:
@@ -212,7 +224,17 @@ def _registered(state: PartitionState, record: Record[Any], entry: Registration,
 
 
 def _import_voided(state: PartitionState, record: Record[Any], body: r.ImportVoided) -> Changes:
-    return _registered(state, record, state.registrations[body.import_id], voided=body.reason or "void")
+    entry = state.registrations[body.import_id]
+    return _registered(state, record, entry, voided=body.reason or "void") | _void(state, entry.ids)
+
+
+def _void(state: PartitionState, ids: Iterable[str]) -> Changes:
+    return {"voided": (*state.voided, *ids)[-VOIDED:]}
+
+
+def _new_ids(state: PartitionState) -> Iterator[str]:
+    """Those of the open intent."""
+    return (task.new_segment_id for task in state.intent.plan.tasks) if state.intent else iter(())
 
 
 def _lineage_recorded(state: PartitionState, record: Record[Any], body: r.LineageRecorded) -> Changes:
@@ -268,7 +290,8 @@ def _open(state: PartitionState) -> Intent:
 
 
 def _intent_undone(state: PartitionState, record: Record[Any], body: r.IntentUndone) -> Changes:
-    return {"intent": None, "runs": _run_changed(state, body.run_id, status="undone", reason=body.reason, ended_ms=record.at_ms)}
+    runs = _run_changed(state, body.run_id, status="undone", reason=body.reason, ended_ms=record.at_ms)
+    return {"intent": None, "runs": runs} | _void(state, _new_ids(state))
 
 
 def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPublished) -> Changes:
@@ -293,6 +316,8 @@ def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPu
         replaced_by=replaced_by,
         vector_before=state.vector,
         vector=vector,
+        grace_ms=body.grace_ms,
+        undo_window_ms=body.undo_window_ms,
     )
     return {
         "live": tuple(live),
@@ -327,7 +352,7 @@ def _retire_begun(state: PartitionState, record: Record[Any], body: r.RetireBegu
 
 def _retired(state: PartitionState, record: Record[Any], body: r.Retired) -> Changes:
     ids = set(body.ids)
-    return {"retiring": tuple(segment for segment in state.retiring if segment.id not in ids)}
+    return {"retiring": tuple(segment for segment in state.retiring if segment.id not in ids)} | _void(state, body.ids)
 
 
 def _round_undone(state: PartitionState, record: Record[Any], body: r.RoundUndone) -> Changes:
@@ -344,6 +369,7 @@ def _round_undone(state: PartitionState, record: Record[Any], body: r.RoundUndon
         segments=left,
         vector_before=group.vector_before,
         vector=group.vector,
+        grace_ms=body.grace_ms,
     )
     others = tuple(other for other in state.waiting if other is not group)
     return {

@@ -24,11 +24,19 @@ class WaitingGroup(WaitsFrom, Protocol):
 
     @property
     def undone(self) -> bool: ...
+    @property
+    def grace_ms(self) -> int | None: ...
+    @property
+    def undo_window_ms(self) -> int | None: ...
 
 
 def keep_ms(group: WaitingGroup, retention: Retention) -> int:
-    """How long the group is kept. The outputs of an undone round need no undo window."""
-    return retention.grace_ms if group.undone else max(retention.grace_ms, retention.undo_window_ms)
+    """How long the group is kept: what was recorded with it or what is configured here, whichever is more.
+
+    The outputs of an undone round need no undo window. Where nothing was recorded, what is configured counts.
+    """
+    grace = max(retention.grace_ms, group.grace_ms or 0)
+    return grace if group.undone else max(grace, retention.undo_window_ms, group.undo_window_ms or 0)
 
 
 def retire_ms(group: WaitingGroup, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:

@@ -19,6 +19,7 @@ from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
 def register(ports: Ports, log: PartitionLog, import_id: str, ids: Sequence[str]) -> PartitionState:
     """These ids may be uploaded from now on. Both are fresh (``ports.new_id``)."""
+    ports.own()
     began = log.check_whole().slot
     body = IdsRegistered(import_id=import_id, ids=tuple(ids), holder=ports.holder)
 

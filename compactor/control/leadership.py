@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,21 @@ class LeaseInfo:
     expires_ms: int
 
 
+@dataclass
+class Pulse:
+    """Whether the work goes on. Heartbeats come from a thread of their own, which would beat for a worker that hangs, too."""
+
+    steps: int = 0
+    heard: int = 0
+    silent_beats: int = 0
+
+    def beats_on(self, most: int) -> bool:
+        """Asked once per heartbeat: False once there was no step for more than ``most`` of them. A step brings it back."""
+        self.silent_beats = 0 if self.steps != self.heard else self.silent_beats + 1
+        self.heard = self.steps
+        return self.silent_beats <= most
+
+
 @dataclass(frozen=True)
 class Leadership:
     """This process leads the partition with this epoch, as far as it knows; every append finds out."""
@@ -46,6 +61,7 @@ class Leadership:
     ports: Ports
     log: PartitionLog
     epoch: int
+    pulse: Pulse = field(default_factory=Pulse, compare=False)
 
     @property
     def state(self) -> PartitionState:
@@ -67,6 +83,7 @@ class Leadership:
                 raise RequirementFailed(problem)
             return body
 
+        self.pulse.steps += 1
         return self.log.transact(decide)
 
     def foresee(self, body: Any) -> None:
@@ -80,8 +97,9 @@ class Leadership:
         """Raises Fenced unless this process leads in ``state``."""
         ordering.require_leadership(state, self.log.incarnation, self.epoch)
 
-    def check(self) -> PartitionState:
-        """Folds on; raises Fenced when somebody has taken over."""
+    def check(self, *, waiting: bool = False) -> PartitionState:
+        """Folds on; raises Fenced when somebody has taken over. A step of the work, unless it is only ``waiting``."""
+        self.pulse.steps += not waiting
         state = self.log.refresh()
         self.require(state)
         return state
@@ -109,13 +127,19 @@ def check_before_append(log: PartitionLog, state: PartitionState, body: Any) -> 
 
 @contextmanager
 def lead(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[Leadership]:
-    """Acquires a new epoch, keeps it alive while the block runs, releases it.
+    """Acquires a new epoch, keeps it alive while the block runs and takes steps (``Lease.stall_ms``), releases it.
 
     Raises Leased where another compactor is alive and stays so for one ttl; the block raises Fenced when one takes over.
     """
     leadership = acquire(ports, log, lease)
+    most = lease.stall_ms * BEATS_PER_TTL // lease.ttl_ms
+
+    def beat() -> None:
+        if leadership.pulse.beats_on(most):
+            leadership.beat()
+
     try:
-        with ports.keep_alive(leadership.beat, lease.ttl_ms / 1000 / BEATS_PER_TTL):
+        with ports.keep_alive(beat, lease.ttl_ms / 1000 / BEATS_PER_TTL):
             yield leadership
     finally:
         try:
@@ -126,7 +150,8 @@ def lead(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[Leadership]:
 
 def acquire(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
     """Takes the next epoch once nobody else is alive. Raises Leased after waiting one ttl for a foreign lease, BadControlRecord for a log
-    with a gap: a leader that took it for the tail would decide from the past, and fill it."""
+    with a gap: a leader that took it for the tail would decide from the past, and fill it, UsageError where the data is another tier's."""
+    ports.own()
     state = log.check_whole()
     waited_ms = 0.0
     while True:

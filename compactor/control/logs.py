@@ -17,7 +17,7 @@ from compactor.control.fold import fold_catalog, fold_partition, with_times
 from compactor.control.ports import Ports
 from compactor.control.records import CatalogRecord, PartitionChanged, PartitionRecord, Record, SlotsReached, TierCreated
 from compactor.control.state import CatalogState, PartitionState
-from compactor.errors import StoreError, Unavailable, UsageError
+from compactor.errors import OutOfBudget, StoreError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 
 PartitionLog = ControlLog[PartitionState]
@@ -49,13 +49,22 @@ def open_catalog(ports: Ports) -> CatalogLog:
     return _open(ports, "catalog", "catalog", CatalogState(), CATALOG)
 
 
-def create_tier(ports: Ports, *, kind: str, layout: str) -> CatalogState:
-    """Makes the tier's identity and its secret hash key, or returns those that it has. Raises UsageError for another kind."""
+def create_tier(ports: Ports, *, kind: str, layout: str, url: str = "", cluster_id: str = "") -> CatalogState:
+    """Makes the tier's identity and its secret hash key, or returns those that it has. Raises UsageError for another kind.
+
+    Of a native tier the caller asks first whether the data root is free (control.identity).
+    """
     log = open_catalog(ports)
     if not log.refresh().tier_id:
         log.check_whole()  # a second identity, with another hash key, would be the end of the first
     made = TierCreated(
-        tier_id=ports.new_id(), hash_key=ports.random_bytes(HASH_KEY_BYTES).hex(), kind=kind, layout=layout, created_by=ports.holder
+        tier_id=ports.new_id(),
+        hash_key=ports.random_bytes(HASH_KEY_BYTES).hex(),
+        kind=kind,
+        layout=layout,
+        created_by=ports.holder,
+        url=url,
+        cluster_id=cluster_id,
     )
     state = log.transact(lambda state: None if state.tier_id else made)
     if (state.kind, state.layout) != (kind, layout):
@@ -105,7 +114,7 @@ def tidy(log: ControlLog[Any]) -> None:
     """Cuts the log where that pays, after whatever has made it longer. A store that is busy is asked again the next time."""
     try:
         log.cut()
-    except Unavailable:
+    except (Unavailable, OutOfBudget):
         pass
 
 

@@ -22,12 +22,29 @@ class KeepAlive(Protocol):
 
 
 @dataclass(frozen=True)
+class Retention:
+    """``[publish]``: how long replaced objects and unfinished imports are kept. Milliseconds by the store's clock."""
+
+    grace_ms: int = 600_000
+    undo_window_ms: int = 0
+    orphan_age_ms: int = 86_400_000
+
+
+class Owner(Protocol):
+    """Whose the data is: control.identity."""
+
+    def require(self, ports: Ports, *, anew: bool = False) -> None: ...
+
+
+@dataclass(frozen=True)
 class Ports:
     """One process's view of the world.
 
     ``control`` holds control logs, sidecars and scratch. ``layout`` knows where segments lie and ``publisher`` who is told of them;
     ``data`` is the store below, for probing what it can do. ``clock_ms`` is this machine's clock and is
     used for what people read, never for a decision about deletion or leadership. ``holder`` names this process to people.
+    ``retention`` is recorded with what this process publishes (None: nothing is), so that nobody deletes earlier.
+    ``ownership`` says whose the data root is (None: nobody asks).
     ``urgent`` is the control store without [limits], for heartbeats: behind gigabytes that wait for their turn a leader would seem dead.
     """
 
@@ -41,6 +58,18 @@ class Ports:
     holder: str
     keep_alive: KeepAlive
     urgent: ObjectStore | None = None
+    ownership: Owner | None = None
+    retention: Retention | None = None
+
+    def own(self, *, anew: bool = False) -> None:
+        """Raises UsageError where the data root is not this tier's: asked before anything is written or swept (control.identity)."""
+        if self.ownership is not None:
+            self.ownership.require(self, anew=anew)
+
+    @property
+    def grace_ms(self) -> int | None:
+        """What is recorded with everything that leaves the view."""
+        return self.retention.grace_ms if self.retention else None
 
     def new_id(self) -> str:
         """16 random bytes as Kafka's Uuid prints them; for segments, runs, imports and incarnations.
@@ -54,15 +83,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Lease:
-    """``[lease]``: how long a silent leader counts as alive. Liveness only."""
+    """``[lease]``: how long a silent leader counts as alive, and after how long without a step it falls silent. Liveness only."""
 
     ttl_ms: int = 30_000
-
-
-@dataclass(frozen=True)
-class Retention:
-    """``[publish]``: how long replaced objects and unfinished imports are kept. Milliseconds by the store's clock."""
-
-    grace_ms: int = 600_000
-    undo_window_ms: int = 0
-    orphan_age_ms: int = 86_400_000
+    stall_ms: int = 3_600_000

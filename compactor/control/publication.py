@@ -57,12 +57,15 @@ def publish(leadership: Leadership, intent: Intent) -> PartitionState:
     state = leadership.state
     receipts = {receipt.group: receipt for receipt in intent.receipts}
     replacements = tuple(Replacement(sources=task.sources, segment=receipts[task.group].segment) for task in intent.plan.tasks)
+    ports = leadership.ports
     body = RoundPublished(
         leader_epoch=leadership.epoch,
         run_id=intent.plan.run_id,
         replacements=replacements,
         vector_before=state.vector,
         vector=ordering.vector_after(state, intent.plan, leadership.epoch),
+        grace_ms=ports.grace_ms,
+        undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,
     )
 
     def record() -> None:

@@ -100,6 +100,7 @@ class TailTruncated(Value):
     offset: int
     voided: tuple[str, ...]
     head: RemoteLogSegmentMetadata | None = None
+    grace_ms: int | None = None
 
 
 class PartitionDeleted(Value):
@@ -107,6 +108,7 @@ class PartitionDeleted(Value):
 
     type: Literal["partition_deleted"] = "partition_deleted"
     leader_epoch: int
+    grace_ms: int | None = None
 
 
 class LineageRecorded(Value):
@@ -159,7 +161,11 @@ class IntentUndone(Value):
 
 
 class RoundPublished(Value):
-    """All replacements of a round and the cleaner offsets it ends with: all or nothing."""
+    """All replacements of a round and the cleaner offsets it ends with: all or nothing.
+
+    ``grace_ms``, ``undo_window_ms``: [publish] of who published, here and in other records after which something waits; nobody may keep it
+    for less. None: a record of version 1, which did not say.
+    """
 
     type: Literal["round_published"] = "round_published"
     leader_epoch: int
@@ -167,6 +173,8 @@ class RoundPublished(Value):
     replacements: tuple[Replacement, ...]
     vector_before: tuple[CleanerOffset, ...]
     vector: tuple[CleanerOffset, ...]
+    grace_ms: int | None = None
+    undo_window_ms: int | None = None
 
 
 class RetireBegun(Value):
@@ -189,6 +197,7 @@ class RoundUndone(Value):
     type: Literal["round_undone"] = "round_undone"
     leader_epoch: int
     run_id: str
+    grace_ms: int | None = None
 
 
 class RunEnded(Value):
@@ -231,7 +240,10 @@ PartitionBody = Annotated[
 
 
 class TierCreated(Value):
-    """The tier's identity, made once. ``hash_key``: 32 hex digits, the SipHash key of everything that hashes record keys."""
+    """The tier's identity, made once. ``hash_key``: 32 hex digits, the SipHash key of everything that hashes record keys.
+
+    ``url`` and ``cluster_id``: of a broker's tier, into which nothing can be written that says whose it is.
+    """
 
     type: Literal["tier_created"] = "tier_created"
     tier_id: str
@@ -239,6 +251,8 @@ class TierCreated(Value):
     kind: str
     layout: str
     created_by: str
+    url: str = ""
+    cluster_id: str = ""
 
 
 class PartitionChanged(Value):

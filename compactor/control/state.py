@@ -101,6 +101,9 @@ class Waiting(Value):
     vector_before: tuple[CleanerOffset, ...]
     vector: tuple[CleanerOffset, ...]
     why: str = ""
+    grace_ms: int | None = None
+    undo_window_ms: int | None = None
+    """As recorded by who took the segments out of the view; None where the record did not say."""
 
 
 class Run(Value):
@@ -170,6 +173,8 @@ class PartitionState(LogState):
     """The log end (exclusive) that was known with it."""
     tail: tuple[TailBatch, ...] = ()
     """The last batches that were imported, as the broker wrote them; empty where the import was an earlier program's."""
+    voided: tuple[str, ...] = ()
+    """The last ids that became unusable for ever: what still appears under them may go at once."""
     deleted_slot: int = 0
     """Where the partition was deleted, 0 once something was imported under its name again."""
     quarantine: Quarantine | None = None
@@ -223,6 +228,9 @@ class CatalogState(LogState):
     hash_key: str = ""
     kind: str = ""
     layout: str = ""
+    url: str = ""
+    cluster_id: str = ""
+    """Of a broker's tier: where it lay and whose it was when this control store was made; empty for a native one."""
     partitions: dict[str, int] = Field(default_factory=dict)
     """``topic-partition`` -> slot of the latest hint about it."""
     reached: dict[str, int] = Field(default_factory=dict)

@@ -108,6 +108,8 @@ class WaitingSummary(Value):
     undone: bool
     segments: int
     size_bytes: int
+    grace_ms: int | None = None
+    undo_window_ms: int | None = None
 
 
 class ImportSummary(Value):
@@ -193,6 +195,8 @@ def _waiting(group: Waiting) -> WaitingSummary:
         since_ms=group.since_ms,
         run_id=group.run_id,
         undone=group.undone,
+        grace_ms=group.grace_ms,
+        undo_window_ms=group.undo_window_ms,
         segments=len(group.segments),
         size_bytes=sum(segment.size_bytes for segment in group.segments),
     )

@@ -29,7 +29,7 @@ def undo(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Partitio
         sources = _sources(leadership.state, run_id)
         _check_sources(ports, leadership.state, run_id, sources)
 
-        body = RoundUndone(leader_epoch=leadership.epoch, run_id=run_id)
+        body = RoundUndone(leader_epoch=leadership.epoch, run_id=run_id, grace_ms=ports.grace_ms)
 
         def record() -> None:
             leadership.append(body, lambda state: was_reverted(state, run_id))

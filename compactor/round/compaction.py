@@ -26,7 +26,7 @@ from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import Engine
 from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one
 from compactor.round.plan import Assessment, RoundFacts, assess, draft, plan_round
-from compactor.round.ports import Stats, WorkSession, WorkStats
+from compactor.round.ports import Check, Stats, WorkSession, WorkStats
 from compactor.round.rewrite import LocalWorker, fingerprint, rules_of
 from compactor.round.roles import RoundExtent
 from compactor.round.skip import FilterRecord, filter_for, filter_record, filter_stats, keys_to_come, record_of
@@ -150,7 +150,7 @@ class Round:
         return "" if plan.policy == self._cleaner.policy() else "the settings have changed since it was made"
 
     @contextmanager
-    def gathered(self, state: PartitionState, check: Callable[[], object]) -> Iterator[GatheredRound | None]:
+    def gathered(self, state: PartitionState, check: Check) -> Iterator[GatheredRound | None]:
         assessment = self._assess(state, self._cleaner, self._now_ms)
         if not assessment.due:
             yield None
@@ -218,7 +218,7 @@ class Round:
         finally:
             reading.staging.close()
 
-    def _pass_one(self, facts: RoundFacts, lanes: Lanes, reading: Reading, check: Callable[[], object]) -> PassOneFound:
+    def _pass_one(self, facts: RoundFacts, lanes: Lanes, reading: Reading, check: Check) -> PassOneFound:
         """So that the plan can leave out what need not be read."""
         context, cleaner, assessment = self._context, self._cleaner, facts.assessment
         end = assessment.end if assessment.dirty else assessment.first_dirty

@@ -18,7 +18,7 @@ from compactor.control.ordering import Stage, Steps
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.state import Intent, PartitionState
-from compactor.errors import BadData, CompactorError, NotFound
+from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.round.ports import FactsT, RoundWork
 
@@ -65,8 +65,8 @@ class _Session:
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
         publication.store_survivors(self.leadership, self.run_id, objects)
 
-    def check(self) -> None:
-        self.leadership.check()
+    def check(self, *, waiting: bool = False) -> None:
+        self.leadership.check(waiting=waiting)
 
 
 def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[FactsT]) -> RoundResult:
@@ -135,7 +135,15 @@ def settle(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResul
         reason = work.resume_problem(intent.plan) if work else "nobody resumed it"
     if reason or work is None:
         return RoundResult("nothing_to_do", _undone(leadership, steps, intent, reason), intent.plan, undone=reason)
-    return _finish(leadership, work, None, steps, "")
+    try:
+        return _finish(leadership, work, None, steps, "")
+    except OutOfBudget as error:
+        # Whoever takes it up next would fail in the same way, and meanwhile nothing of the partition could be swept.
+        still = leadership.check().intent
+        if still is None or still.plan.run_id != intent.plan.run_id:
+            raise
+        reason = f"it could not be resumed: {error.message}"
+        return RoundResult("nothing_to_do", _undone(leadership, Steps(ordering.stage_of(still)), still, reason), intent.plan, undone=reason)
 
 
 def _finish(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, steps: Steps, undone: str) -> RoundResult:

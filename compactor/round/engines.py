@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from compactor.round.plan import RoundFacts
-from compactor.round.ports import Worker, WorkStats
+from compactor.round.ports import Check, Worker, WorkStats
 from compactor.round.skip import CleanVerdicts
 
 
 class RemoteWorker(Worker, Protocol):
     """A Worker outside of this process, with a pass 1 of its own."""
 
-    def scout(self, facts: RoundFacts, check: Callable[[], object]) -> CleanVerdicts:
+    def scout(self, facts: RoundFacts, check: Check) -> CleanVerdicts:
         """What the plan can leave out, of a round that is due. ``check``: raises Fenced. Raises BadData, StoreError, OutOfBudget."""
 
     def close(self) -> None:

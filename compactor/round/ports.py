@@ -13,6 +13,12 @@ from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 
 
+class Check(Protocol):
+    """Folds on; raises Fenced. Each call is a step that keeps the lease alive, unless one is ``waiting`` for others and only looks."""
+
+    def __call__(self, *, waiting: bool = False) -> object: ...
+
+
 class WorkSession(Protocol):
     """What a worker may ask of the driver while it works."""
 
@@ -30,8 +36,8 @@ class WorkSession(Protocol):
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
         """Records them (the objects exist already). Raises Fenced."""
 
-    def check(self) -> None:
-        """Folds on. Raises Fenced when another compactor has taken over; for tasks that take long."""
+    def check(self, *, waiting: bool = False) -> None:
+        """Folds on. Raises Fenced when another compactor has taken over; for tasks that take long (``Check``)."""
 
 
 class Worker(Protocol):
@@ -74,7 +80,7 @@ class RoundWork(Protocol[FactsT]):
     def resume_problem(self, plan: CompactionPlan) -> str:
         """Why this process cannot go on with a plan that it finds open (other settings, other versions), or an empty string."""
 
-    def gathered(self, state: PartitionState, check: Callable[[], object]) -> AbstractContextManager[FactsT | None]:
+    def gathered(self, state: PartitionState, check: Check) -> AbstractContextManager[FactsT | None]:
         """All that the plan is made of, pass 1 included, as one value; None where nothing is due. Gives back what it holds at the end.
 
         Asked under leadership, of a fresh fold; may take long: ``check`` folds on and raises Fenced, to be called between segments.

@@ -33,17 +33,19 @@ def open_store(
     transfers: Transfers | None = None,
     counters: Counters | None = None,
     contact: Contact | None = None,
+    records: bool = False,
 ) -> ObjectStore:
     """``file:///dir`` (percent-encoded or with plain spaces), a plain path, or ``s3://bucket/prefix``. Makes no request.
 
     :param limits: shared by all stores of this process that are opened with equal limits.
     :param counters: where requests and bytes are counted; may be shared by several stores.
     :param contact: with the S3 server; shared by the stores that lie there.
+    :param records: for control records (storage.local); a server needs no such thing.
     :raises UsageError: for a URL that is neither.
     """
     meter = Throttled(counters or Counters(), _buckets(limits or Limits()))
     if not is_s3(url):
-        return RetryingStore(LocalStore(local_path(url), meter), Retrier(retries or _DIRECTORY))
+        return RetryingStore(LocalStore(local_path(url), meter, records=records), Retrier(retries or _DIRECTORY))
     bucket, prefix = s3_location(url)
     settings = s3 or S3Settings()
     policy = (retries or Retries()).model_copy(update={"first_answer_s": settings.first_answer_ms / 1000})

@@ -28,8 +28,9 @@ from typing import BinaryIO
 from compactor.errors import AlreadyExists, Refused, Unavailable
 from compactor.storage.counting import Counters, Meter
 from compactor.storage.keys import RESERVED, check_key, check_metadata, check_prefix, check_range, part_fault
-from compactor.storage.os_errors import file_errors
+from compactor.storage.os_errors import FULL, file_errors
 from compactor.storage.port import ObjectInfo, Unfinished
+from compactor.storage.reserve import Reserve
 
 _CHUNK = 1 << 20
 _LONG = 200
@@ -37,10 +38,16 @@ _STALE_NS = 3_600 * 1_000_000_000
 
 
 class LocalStore:
-    """:param root: made by the first write; until then the store is empty."""
+    """:param root: made by the first write; until then the store is empty.
 
-    def __init__(self, root: Path, meter: Meter | None = None) -> None:
+    :param records: for control records: they have a reserve on a full disk, and their modification time is not before the moment when
+        they appeared in their place, however long their writer was stopped before that.
+    """
+
+    def __init__(self, root: Path, meter: Meter | None = None, *, records: bool = False) -> None:
         self._root = Path(os.path.abspath(root))
+        self._records = records
+        self._reserve = Reserve(self._root / RESERVED / "reserve") if records else None
         self._meter = meter or Counters()
         self._swept_ns = 0
 
@@ -66,7 +73,7 @@ class LocalStore:
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
-            return _info(key, status, _read_companion(path, status))
+            return self._info(key, status, _read_companion(path, status))
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self._create(key, lambda: iter((data,)), metadata)
@@ -86,7 +93,7 @@ class LocalStore:
             _make_directories(target.parent)
             os.replace(staged, target)
             _sync_directory(target.parent)
-            return _info(key, target.lstat(), {})
+            return self._info(key, target.lstat(), {})
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         check_range(start, length)
@@ -112,7 +119,8 @@ class LocalStore:
         folder = prefix.rpartition("/")[0]
         with file_errors("list", self._root / folder):
             start = self._inside(self._root / folder)
-            yield from _walk(start, f"{folder}/" if folder else "", prefix, after)
+            for found, status in _walk(start, f"{folder}/" if folder else "", prefix, after):
+                yield self._info(found, status, {})
 
     def delete(self, keys: Iterable[str]) -> None:
         touched: set[Path] = set()
@@ -167,21 +175,37 @@ class LocalStore:
         target = self._path(key)
         self._meter.request("put")
         with file_errors("write", target):
-            _refuse_existing(target)  # before a gigabyte is staged for nothing; the link below decides
-            with self._staged(chunks()) as staged:
-                _make_directories(target.parent)
-                companion = _write_companion(staged, target, described) if described else None
+            while True:
                 try:
-                    os.link(staged, target)
-                except FileExistsError:
-                    # A network file system may answer its own repeated request so: then the link is ours.
-                    if not os.path.samefile(staged, target):
-                        if companion:
-                            companion.unlink(missing_ok=True)
-                        _refuse_existing(target)
+                    return self._linked(key, target, chunks, described)
+                except OSError as error:
+                    if error.errno not in FULL or self._reserve is None or not self._reserve.spend():
                         raise
-                _sync_directory(target.parent)
-                return _info(key, staged.lstat(), described)
+
+    def _linked(self, key: str, target: Path, chunks: Callable[[], Iterator[bytes]], described: dict[str, str]) -> ObjectInfo:
+        _refuse_existing(target)  # before a gigabyte is staged for nothing; the link below decides
+        with self._staged(chunks()) as staged:
+            _make_directories(target.parent)
+            companion = _write_companion(staged, target, described) if described else None
+            try:
+                os.link(staged, target)
+            except FileExistsError:
+                # A network file system may answer its own repeated request so: then the link is ours.
+                if not os.path.samefile(staged, target):
+                    if companion:
+                        companion.unlink(missing_ok=True)
+                    _refuse_existing(target)
+                    raise
+            _sync_directory(target.parent)
+            if self._reserve is not None:
+                self._reserve.fill()
+            return self._info(key, target.lstat(), described)
+
+    def _info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
+        """A link changes a file's status, not its modification time: that is of the staging."""
+        etag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+        modified_ns = max(status.st_mtime_ns, status.st_ctime_ns) if self._records else status.st_mtime_ns
+        return ObjectInfo(key, status.st_size, modified_ns // 1_000_000, etag, metadata)
 
     @contextmanager
     def _staged(self, chunks: Iterator[bytes], durable: bool = True) -> Iterator[Path]:
@@ -212,7 +236,7 @@ class LocalStore:
                     os.unlink(entry)
 
 
-def _walk(folder: Path, base: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+def _walk(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
     """Keys below ``base`` in order. Code point order is UTF-8 byte order; a directory sorts as its name with a slash."""
     try:
         with os.scandir(folder) as entries:
@@ -228,16 +252,11 @@ def _walk(folder: Path, base: str, prefix: str, after: str) -> Iterator[ObjectIn
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
-                    yield _info(key, status, {})
+                    yield key, status
 
 
 def _sort_name(entry: os.DirEntry[str]) -> str:
     return entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
-
-
-def _info(key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
-    etag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
-    return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000, etag, metadata)
 
 
 def _open_object(path: Path) -> BinaryIO:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compactor.errors import CompactorError, NotFound, OutOfBudget, Refused, Unavailable
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_A_FILE = (errno.ENOTDIR, errno.EISDIR)
 _BAD_PATH = (errno.ELOOP, errno.ENAMETOOLONG)
@@ -27,7 +27,7 @@ def file_errors(verb: str, path: Path) -> Iterator[None]:
 def _translated(verb: str, path: Path, error: OSError) -> CompactorError:
     name = error.filename if isinstance(error.filename, str) else str(path)
     what = f"cannot {verb} {path}: {error.strerror or error}" + (f" ({name})" if name != str(path) else "")
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return OutOfBudget(what, hint="Free space on that file system, or move the tier or state_dir to a larger one")
     if error.errno in _PERMISSION:
         return Refused(what, hint="Check owner and mode; the file system must be writable for writing and know hard links")

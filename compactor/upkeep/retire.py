@@ -1,11 +1,13 @@
 """Deleting what nobody can read any more, and sweeping what nobody will ever read.
 
-    open intent resolved -> half-done retiring completed -> retire begun < delete < retired -> stale imports voided
+    half-done retiring completed -> retire begun < delete < retired -> open intent resolved -> stale imports voided
         -> LIST < fold < orphans deleted
 
-Grace counts from the store's modification time of the publishing (or undoing) slot against the store's own clock. The LIST
-comes **before** the fold: what was uploaded before the LIST was registered or announced before that, so that the fold knows
-its id; what the fold then does not protect was closed for good. The other way round a fresh upload would look like an orphan.
+What is due goes first: an open intent may need the room. Grace counts from the store's modification time of the publishing (or
+undoing) slot against the store's own clock. The LIST comes **before** the fold: what was uploaded before the LIST was registered
+or announced before that, so that the fold knows its id; what the fold then does not protect was closed for good. The other way
+round a fresh upload would look like an orphan. What the log remembers as void goes at once. What it does not know at all may be
+what somebody else's mistake has made unknown, and goes when it is older than ``orphan_age_ms``.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from compactor.control.ordering import Stage, Steps
 from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.publication import delete_objects
 from compactor.control.records import ImportVoided, RetireBegun, Retired
-from compactor.control.state import Registration, Waiting
+from compactor.control.state import PartitionState, Registration, Waiting
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import scratch_prefix, settle
 from compactor.round.ports import RoundWork
 from compactor.storage.deleting import delete_keys
+from compactor.storage.port import ObjectStore
 from compactor.tier.ports import ListedObject, Named, SegmentLayout
 from compactor.tier.sidecars import segment_id_of, sidecar_prefix
 
@@ -36,11 +39,32 @@ _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 
 @dataclass(frozen=True)
+class Clock:
+    """The store's own clock, or ``given_ms`` in its place (``--now``). One that is ahead of the store's counts only if it is ``forced``:
+
+    it would delete what others were promised to find. ``forced`` also means that orphans go whatever their age.
+    """
+
+    given_ms: int | None = None
+    forced: bool = False
+
+    def now_ms(self, store: ObjectStore) -> int:
+        if self.given_ms is not None and self.forced:
+            return self.given_ms
+        own_ms = store.clock_ms()
+        return own_ms if self.given_ms is None else min(own_ms, self.given_ms)
+
+
+STORES_OWN = Clock()
+
+
+@dataclass(frozen=True)
 class Survey:
     """What there is to do, by one LIST and the fold after it. Keys of objects; segments where the fold knows them.
 
-    ``unfinished``: retiring was begun by somebody who did not end it. ``orphans``: nobody can ever read them. ``strangers``: objects
-    among the partition's whose names are none of ours; they are left alone.
+    ``unfinished``: retiring was begun by somebody who did not end it. ``orphans``: nobody can ever read them. ``young``: the log does not
+    know them, and they are not old enough to go. ``strangers``: objects among the partition's whose names are none of ours; they are left
+    alone.
     """
 
     due: tuple[RemoteLogSegmentMetadata, ...]
@@ -48,6 +72,7 @@ class Survey:
     unfinished: tuple[RemoteLogSegmentMetadata, ...]
     stale_imports: tuple[str, ...]
     orphans: tuple[ListedObject, ...]
+    young: tuple[ListedObject, ...]
     strangers: tuple[str, ...]
     scratch: tuple[str, ...]
     open_intent: bool
@@ -73,47 +98,41 @@ def retire(
     lease: Lease,
     retention: Retention,
     *,
-    now_ms: int | None = None,
+    clock: Clock = STORES_OWN,
     dry_run: bool = False,
     work: RoundWork[Any] | None = None,
 ) -> RetireReport:
     """Deletes what is due and sweeps what is left over.
 
-    ``now_ms`` stands in for the store's clock (``--now``). ``work`` resumes an open intent; without it the intent is recorded
-    undone. With ``dry_run`` nothing is written and no leadership is taken. Raises Leased, Fenced, StoreError.
+    ``work`` resumes an open intent; without it the intent is recorded undone. With ``dry_run`` nothing is written and no leadership is
+    taken. Raises Leased, Fenced, StoreError, UsageError where the data is another tier's.
     """
     log.refresh()
-    found = survey(ports, log, retention, now_ms)
+    found = survey(ports, log, retention, clock)
     if dry_run or found.idle:
         return _report(ports.layout, log.state.name, found, done=dry_run)
     with lead(ports, log, lease) as leadership:
-        report = led_retire(leadership, retention, now_ms=now_ms, work=work)
+        report = led_retire(leadership, retention, clock=clock, work=work)
         tidy(log)
         return report
 
 
 def led_retire(
-    leadership: Leadership, retention: Retention, *, now_ms: int | None = None, work: RoundWork[Any] | None = None
+    leadership: Leadership, retention: Retention, *, clock: Clock = STORES_OWN, work: RoundWork[Any] | None = None
 ) -> RetireReport:
     """The same under a leadership that is held already."""
     ports, log = leadership.ports, leadership.log
-    settle(leadership, work)
-    gone = _delete_begun(leadership, Steps(Stage.RETIRE_BEGUN))
-    due, _ = _by_grace(ports, log, retention, now_ms)
-    if due:
-        steps = Steps(Stage.PUBLISHED)
-        steps.to(Stage.RETIRE_BEGUN)
-        leadership.append(
-            RetireBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
-            lambda state: not {segment.id for segment in due}.intersection(ordering.protected(state)),
-        )
-        gone += _delete_begun(leadership, steps)
-    for import_id in _stale(ports, log, retention, now_ms):
+    ports.own(anew=True)
+    gone = _delete_begun(leadership, Steps(Stage.RETIRE_BEGUN)) + _delete_due(leadership, retention, clock)
+    if leadership.state.intent is not None:
+        settle(leadership, work)
+        gone += _delete_due(leadership, retention, clock)
+    for import_id in _stale(ports, log, retention, clock):
         leadership.append(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
             lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
         )
-    found = survey(ports, log, retention, now_ms)  # LIST, then fold
+    found = survey(ports, log, retention, clock)  # LIST, then fold
     leadership.require(log.state)
     left = list(dict.fromkeys(Named(item.segment_id, item.start_offset) for item in found.orphans))
     ordering.require_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
@@ -124,7 +143,7 @@ def led_retire(
     return _report(ports.layout, log.state.name, found, gone=gone)
 
 
-def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None = None) -> Survey:
+def survey(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock = STORES_OWN) -> Survey:
     """What ``retire`` would do now. Reads only: LIST of the partition's objects first, then a fresh fold.
 
     Raises BadControlRecord for a log with a gap: to a fold that ends there, whatever came after it is an orphan.
@@ -134,9 +153,10 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
     state = log.check_whole()
-    due, waiting = _by_grace(ports, log, retention, now_ms)
+    due, waiting = _by_grace(ports, log, retention, clock)
     known = ordering.protected(state).union(segment.id for segment in state.retiring)
-    orphans = tuple(item for item in listed if item.segment_id and item.segment_id not in known)
+    unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
+    orphans = _sweepable(ports, state, retention, clock, unknown)
     open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
     left = [key for key in scratch if open_run is None or not key.startswith(open_run)]
     left += [key for key in sidecars if segment_id_of(key) and segment_id_of(key) not in known]
@@ -146,12 +166,38 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | 
         due=due,
         waiting=waiting,
         unfinished=state.retiring,
-        stale_imports=_stale(ports, log, retention, now_ms),
+        stale_imports=_stale(ports, log, retention, clock),
         orphans=orphans,
+        young=tuple(item for item in unknown if item not in set(orphans)),
         strangers=tuple(item.key for item in listed if not item.segment_id),
         scratch=tuple(left),
         open_intent=state.intent is not None,
     )
+
+
+def _sweepable(
+    ports: Ports, state: PartitionState, retention: Retention, clock: Clock, unknown: Sequence[ListedObject]
+) -> tuple[ListedObject, ...]:
+    """Which of these may go now: those under void ids, and segments of which every object is old enough."""
+    voided = set(state.voided)
+    rest = [item for item in unknown if item.segment_id not in voided]
+    kept_since = clock.now_ms(ports.data) - retention.orphan_age_ms if rest and not clock.forced else None
+    young = {item.segment_id for item in rest if kept_since is not None and item.modified_ms > kept_since}
+    return tuple(item for item in unknown if item.segment_id not in young)
+
+
+def _delete_due(leadership: Leadership, retention: Retention, clock: Clock) -> tuple[RemoteLogSegmentMetadata, ...]:
+    """What has waited long enough: the record, then the objects."""
+    due, _ = _by_grace(leadership.ports, leadership.log, retention, clock)
+    if not due:
+        return ()
+    steps = Steps(Stage.PUBLISHED)
+    steps.to(Stage.RETIRE_BEGUN)
+    leadership.append(
+        RetireBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
+        lambda state: not {segment.id for segment in due}.intersection(ordering.protected(state)),
+    )
+    return _delete_begun(leadership, steps)
 
 
 def _delete_begun(leadership: Leadership, steps: Steps) -> tuple[RemoteLogSegmentMetadata, ...]:
@@ -170,24 +216,24 @@ def _delete_begun(leadership: Leadership, steps: Steps) -> tuple[RemoteLogSegmen
 
 
 def _by_grace(
-    ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None
+    ports: Ports, log: PartitionLog, retention: Retention, clock: Clock
 ) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
     """What waits: (due, not due yet), in whole groups."""
     due: list[RemoteLogSegmentMetadata] = []
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
-        now = ports.control.clock_ms() if now_ms is None else now_ms
+        now = clock.now_ms(ports.control)
         since = since_ms(ports, log)
         for group in log.state.waiting:
             (due if now >= grace.retire_ms(group, retention, since, now) else waiting).extend(group.segments)
     return tuple(due), tuple(waiting)
 
 
-def _stale(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None) -> tuple[str, ...]:
+def _stale(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock) -> tuple[str, ...]:
     """Imports that were registered longer ago than anybody takes for one."""
     if not log.state.registrations:
         return ()
-    now = ports.control.clock_ms() if now_ms is None else now_ms
+    now = clock.now_ms(ports.control)
     since = since_ms(ports, log)
     entries = log.state.registrations.values()
     return tuple(entry.import_id for entry in entries if now >= grace.stale_ms(entry, retention, since, now))

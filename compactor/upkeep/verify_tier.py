@@ -44,7 +44,7 @@ class Problem:
 def verify_catalog(opened: Tier) -> list[Problem]:
     """Whether the tier-wide log can be read to its end: partitions that it does not name are not looked at."""
     try:
-        opened.identity()
+        opened.check_owner()
         opened.catalog.check_whole()
     except BadData as error:
         return [Problem("error", "control-log", "", -1, error.segment, error.cause)]
@@ -214,6 +214,8 @@ def _notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[Pr
         yield Problem("note", "waiting", *name, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*(item.key for item in found.orphans), *found.scratch):
         yield Problem("note", "orphan", *name, key, "nobody reads it; `retire` sweeps it")
+    for key in (item.key for item in found.young):
+        yield Problem("note", "orphan", *name, key, "its log does not know it; `retire` sweeps it once it is older than orphan_age_ms")
     for key in found.strangers:
         yield Problem("note", "stranger", *name, key, "it is none of this program's objects, and is left alone")
     for import_id in found.stale_imports:

@@ -144,10 +144,10 @@ def fold_before_list() -> Iterator[None]:
     """The sweep folds, and then lists."""
     survey = retire.survey
 
-    def early(ports: Ports, log: PartitionLog, retention: Retention, now_ms: int | None = None) -> retire.Survey:
+    def early(ports: Ports, log: PartitionLog, retention: Retention, clock: retire.Clock = retire.STORES_OWN) -> retire.Survey:
         log.refresh()
         with patch.object(log, "refresh", lambda: log.state):
-            return survey(ports, log, retention, now_ms)
+            return survey(ports, log, retention, clock)
 
     with patch.object(retire, "survey", early):
         yield

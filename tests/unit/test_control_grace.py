@@ -11,8 +11,10 @@ from compactor.control.summary import ImportSummary, WaitingSummary
 RETENTION = Retention(grace_ms=600, undo_window_ms=900, orphan_age_ms=5_000)
 
 
-def group(*, undone: bool = False, slot: int = 7) -> WaitingSummary:
-    return WaitingSummary(slot=slot, since_ms=None, run_id="r", undone=undone, segments=1, size_bytes=10)
+def group(*, undone: bool = False, slot: int = 7, grace_ms: int | None = None, undo_window_ms: int | None = None) -> WaitingSummary:
+    return WaitingSummary(
+        slot=slot, since_ms=None, run_id="r", undone=undone, segments=1, size_bytes=10, grace_ms=grace_ms, undo_window_ms=undo_window_ms
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,17 @@ def test_a_slot_whose_time_is_not_known_counts_from_now() -> None:
 
 def test_an_import_is_stale_by_the_age_of_orphans() -> None:
     assert stale_ms(ImportSummary(slot=7, since_ms=None), RETENTION, {7: 1_000}, 99_999) == 6_000
+
+
+@pytest.mark.parametrize(
+    ("recorded", "kept_ms"),
+    [((None, None), 900), ((0, 0), 900), ((5_000, 0), 5_000), ((0, 7_000), 7_000), ((5_000, 7_000), 7_000)],
+)
+def test_what_was_recorded_at_publication_is_kept_by_everybody(recorded: tuple[int | None, int | None], kept_ms: int) -> None:
+    waits = group(grace_ms=recorded[0], undo_window_ms=recorded[1])
+    assert keep_ms(waits, RETENTION) == kept_ms
+    assert keep_ms(waits, Retention(0, 0)) == max(recorded[0] or 0, recorded[1] or 0), "zero is at once only where zero was recorded"
+
+
+def test_an_undone_rounds_outputs_are_kept_for_the_recorded_grace() -> None:
+    assert keep_ms(group(undone=True, grace_ms=5_000, undo_window_ms=9_000), Retention(0, 0)) == 5_000

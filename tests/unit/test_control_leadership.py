@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from compactor.control.leadership import acquire, background_beats, lead, lease_of
+from compactor.control.logs import open_partition
+from compactor.control.ports import Lease
 from compactor.errors import Fenced, Leased, StoreError
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
+from tests.simulation.symbolic import NAME
 from tests.simulation.world import TTL_MS
 
 
@@ -113,3 +118,35 @@ def test_heartbeats_come_in_the_background_and_survive_a_failing_store() -> None
     with background_beats(beat, 0.001):
         for _ in range(3):
             assert beats.acquire(timeout=30)
+
+
+def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
+    """Heartbeats come from a thread of their own: a worker that hangs must not be kept alive by it."""
+    ports = play.process("hung").ports
+    beats: list[Callable[[], None]] = []
+
+    @contextmanager
+    def keep_alive(beat: Callable[[], None], interval_s: float) -> Iterator[None]:
+        beats.append(beat)
+        yield
+
+    lease = Lease(ttl_ms=TTL_MS, stall_ms=2 * TTL_MS)
+    hung = replace(ports, keep_alive=keep_alive)
+    log = open_partition(hung, NAME)
+    with lead(hung, log, lease) as leadership:
+        (beat,) = beats
+
+        def heard(times: int) -> int:
+            play.requests.clear()
+            for _ in range(times):
+                beat()
+            return len(play.requests)
+
+        assert heard(6) == 6
+        leadership.check()
+        assert heard(6) == 6, "a step begins the time anew"
+        leadership.check(waiting=True)
+        assert heard(6) == 1, "looking at others is no step"
+        play.pass_time(TTL_MS + 1)
+        other = play.process("other")
+        assert acquire(other.ports, other.log, LEASE).epoch == leadership.epoch + 1

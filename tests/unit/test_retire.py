@@ -9,11 +9,11 @@ import pytest
 from compactor.control.ports import Retention
 from compactor.control.undo import undo
 from compactor.errors import StoreError
-from compactor.upkeep.retire import retire
+from compactor.upkeep.retire import Clock, retire
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
 from tests.simulation.symbolic import NAME
-from tests.simulation.world import GRACE_MS, TTL_MS, UNDO_WINDOW_MS, Crash
+from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, Crash
 from tests.support.keys import object_key
 
 FOREVER = 10**9
@@ -51,6 +51,8 @@ def test_bytes_are_those_of_all_that_is_gone(play: Play) -> None:
     play.pass_time(GRACE_MS + UNDO_WINDOW_MS)
     stray = f"{NAME}/{5:020d}-{'s' * 22}.log"
     play.process("z").ports.data.create(stray, b"[]   ")
+    assert play.process("b").retire(dry_run=True).swept == (), "the log never knew it, and it is new"
+    play.pass_time(ORPHAN_AGE_MS)
     report = play.process("b").retire()
     assert report.bytes == size + 5
     assert report.swept == (stray,)
@@ -81,9 +83,12 @@ def test_grace_zero_deletes_at_once(play: Play) -> None:
 def test_now_stands_in_for_the_stores_clock(play: Play) -> None:
     actor = play.process("a")
     actor.run()
-    later = actor.ports.control.clock_ms() + FOREVER
-    assert actor.retire(now_ms=later, dry_run=True).deleted
-    assert not actor.retire(now_ms=later - 2 * FOREVER, dry_run=True).deleted
+    now = actor.ports.control.clock_ms()
+    assert not actor.retire(clock=Clock(now + FOREVER), dry_run=True).deleted, "who looked up the wrong number deletes nothing"
+    assert actor.retire(clock=Clock(now + FOREVER, forced=True), dry_run=True).deleted
+    play.pass_time(GRACE_MS + UNDO_WINDOW_MS)
+    assert actor.retire(dry_run=True).deleted
+    assert not actor.retire(clock=Clock(now), dry_run=True).deleted
 
 
 def test_the_publishers_clock_does_not_matter(play: Play) -> None:

@@ -20,7 +20,7 @@ from compactor.spark.source import outcomes, pieces
 from compactor.spark.source.columns import COLUMNS, DDL, LATEST_MS, batch_of
 from compactor.spark.source.datasource import ReadRequest, Split, check_schema, parse_options, plan
 from compactor.spark.source.reading import Reader
-from compactor.upkeep.retire import retire
+from compactor.upkeep.retire import Clock, retire
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
 from tests.support.keys import object_key
@@ -344,7 +344,7 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
     splits = plan(tier, request_of(tier, topic="orders", view=view, splitBytes=500))
     before = visible(folder)
     assert tier.compact(NAME, NOW_MS, force=True).status == "cleaned"
-    retire(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), now_ms=NOW_MS * 2)
+    retire(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), clock=Clock(NOW_MS * 2, forced=True))
     rows = [row for split in splits for row in read_split(tier, split, arrow())]
     if view == "latest":
         assert {row[0]: row[1] for row in rows} == latest(folder)

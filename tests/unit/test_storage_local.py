@@ -19,6 +19,7 @@ from compactor.errors import AlreadyExists, CompactorError, NotFound, OutOfBudge
 from compactor.storage.factory import local_path, open_store
 from compactor.storage.keys import RESERVED, key_fault
 from compactor.storage.local import LocalStore
+from compactor.storage.reserve import RESERVE_BYTES
 
 
 def keys(store: LocalStore, prefix: str = "", after: str = "") -> list[str]:
@@ -337,3 +338,50 @@ def test_a_listing_is_the_sorted_keys(tmp_path_factory: pytest.TempPathFactory, 
         return
     expected = sorted((key for key in made if key.startswith(prefix) and key.encode() > after.encode()), key=lambda key: key.encode())
     assert keys(LocalStore(root), prefix, after) == expected
+
+
+class TestRecords:
+    """A store of control records, in a directory."""
+
+    def test_a_record_is_as_old_as_its_place_not_as_its_staging(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its writer was stopped between the two, for longer than any grace."""
+        link = os.link
+
+        def late(staged: Path, target: Path) -> None:
+            os.utime(staged, (1, 1))
+            link(staged, target)
+
+        monkeypatch.setattr(os, "link", late)
+        records, data = LocalStore(tmp_path / "a", records=True), LocalStore(tmp_path / "b")
+        for store in (records, data):
+            store.create("slot", b"{}")
+        now_ms = records.clock_ms()
+        assert abs(now_ms - records.head("slot").modified_ms) < 60_000
+        assert [info.modified_ms for info in records.list("")] == [records.head("slot").modified_ms]
+        assert data.head("slot").modified_ms == 1_000
+
+    def test_the_reserve_is_no_object(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path, records=True)
+        store.create("slot", b"{}")
+        assert [info.key for info in store.list("")] == ["slot"]
+        (reserve,) = tmp_path.rglob("reserve")
+        assert reserve.stat().st_size == RESERVE_BYTES
+        assert not list((LocalStore(tmp_path / "data"), tmp_path / "data")[1].rglob("reserve"))
+
+    def test_a_full_disk_takes_records_from_the_reserve_and_data_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        records, data = LocalStore(tmp_path / "a", records=True), LocalStore(tmp_path / "b")
+        records.create("slot", b"{}")
+        (reserve,) = tmp_path.rglob("reserve")
+        full, link = reserve.stat().st_size, os.link
+
+        def no_room(staged: Path, target: Path) -> None:
+            if reserve.stat().st_size == full:
+                raise OSError(errno.ENOSPC, "No space left on device", str(staged))
+            link(staged, target)
+
+        monkeypatch.setattr(os, "link", no_room)
+        with pytest.raises(OutOfBudget):
+            data.create("segment", b"data")
+        records.create("slot2", b"{}")
+        assert records.get("slot2") == b"{}"
+        assert reserve.stat().st_size == full, "made whole again"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame
 from compactor.cli.output import Output, Table
-from compactor.errors import StoreError
+from compactor.errors import CompactorError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from compactor.config import Settings
@@ -41,12 +41,16 @@ def check(args: argparse.Namespace, out: Output) -> int:
     """Tries everything, also after something failed. Settings that are wrong in themselves end it before, as everywhere."""
     settings = frame.settings(args)
     with out.progress("trying the tier"):
-        problems = [*_try_directory(settings), *_try_stores(settings)]
+        whose = _try_identity(settings)
+        # Nothing is tried out in another tier's data.
+        problems = [*_try_directory(settings), *whose, *([] if whose else _try_stores(settings))]
     ok = all(problem["severity"] != "error" for problem in problems)
     columns = ("severity", "kind", "object", "detail", "hint")
     tables = [Table("", columns, [[problem[column] for column in columns] for problem in problems])] if problems else []
     verdict = f"{settings.tier_url} and {settings.tier.state_dir} {'can be used' if ok else 'cannot be used like this'}"
     out.result({"ok": ok, "problems": problems}, *tables, summary=verdict)
+    if any(problem["kind"] == "identity" for problem in problems):
+        return UsageError.exit_code
     return 0 if ok else StoreError.exit_code
 
 
@@ -73,6 +77,23 @@ def _try_stores(settings: Settings) -> list[dict[str, str]]:
         store = open_store(url, s3=settings.s3, limits=settings.limits)
         problems += [{"object": url, **finding.model_dump()} for finding in probe(store, _now_ms, prefix)]
     return problems
+
+
+def _try_identity(settings: Settings) -> list[dict[str, str]]:
+    """Whether tier and control store belong together. Where neither holds anything yet, nothing is said."""
+    from compactor.bootstrap import open_tier
+
+    opened = open_tier(settings)
+    try:
+        state = opened.catalog.refresh()
+        opened.ownership.check(opened.ports, state)
+        opened.ownership.before_creation(opened.ports, state)
+    except StoreError:
+        return []  # trying the store says it better
+    except CompactorError as error:
+        kind = "identity" if isinstance(error, UsageError) else "control-log"
+        return [{"severity": "error", "kind": kind, "object": settings.control_url, "detail": error.message, "hint": error.hint}]
+    return []
 
 
 def _now_ms() -> int:

@@ -19,14 +19,18 @@ NOTED_TOGETHER = 100
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
-    parser.add_argument("--now", type=frame.whole(), metavar="MS", help="stands in for the store's clock (default: the store's clock)")
+    parser.add_argument(
+        "--now", type=frame.whole(), metavar="MS", help="stands in for the store's clock; ahead of it only with --force-now"
+    )
+    parser.add_argument("--force-now", action="store_true", help="let --now shorten grace, and sweep orphans whatever their age")
     parser.runs(run)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.upkeep.retire import retire
+    from compactor.upkeep.retire import Clock, retire
     from compactor.upkeep.uploads import sweep_uploads
 
+    clock = Clock(args.now, args.force_now)
     opened = tiers.opened(args)
     outcomes = tiers.PartitionOutcomes(out, named=False)
     deleted: list[str] = []
@@ -42,7 +46,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
                 # An open intent is resumed first, as `run` would.
                 work = opened.round(name, opened.ports.clock_ms())
                 log = opened.open(name)
-                report = retire(opened.ports, log, opened.lease, opened.retention, now_ms=args.now, dry_run=args.dry_run, work=work)
+                report = retire(opened.ports, log, opened.lease, opened.retention, clock=clock, dry_run=args.dry_run, work=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 outcomes.failed(str(name), error)
                 continue

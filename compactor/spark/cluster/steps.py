@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from compactor.errors import CompactorError
+from compactor.round.ports import Check
 from compactor.spark.cluster.executor import Cost, Shared
 from compactor.spark.cluster.jobs import Cluster, JobWatch, Work
 from compactor.storage.deleting import delete_keys
@@ -26,7 +28,7 @@ class TaskSteps:
     shared: Shared
     cost: Cost
     watch: JobWatch
-    check: Callable[[], object]
+    check: Check
 
     def each(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """One task per item: ``work(shared, item, cost)``; (place of the item, result) as they come. Raises the first error of an item."""
@@ -42,7 +44,9 @@ class TaskSteps:
 
     def run(self, step: str, rdd: RDD[tuple[int, Any]], work: Work, count: int) -> Iterator[tuple[int, Any]]:
         what = f"{self.shared.partition}: {step}"
-        for outcome in self.cluster.outcomes(what, rdd, work, count, plan=self.shared.plan, check=self.check, watch=self.watch):
+        waits = partial(self.check, waiting=True)
+        for outcome in self.cluster.outcomes(what, rdd, work, count, plan=self.shared.plan, check=waits, watch=self.watch):
+            self.check()
             self.cost.add(outcome.cost)
             if outcome.error is not None:
                 raise outcome.error

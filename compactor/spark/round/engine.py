@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.round.engines import Engine
 from compactor.round.plan import RoundFacts
-from compactor.round.ports import WorkSession, WorkStats
+from compactor.round.ports import Check, WorkSession, WorkStats
 from compactor.round.skip import CleanVerdicts
 from compactor.spark.cluster.versions import check_java, check_pyspark
 
@@ -64,7 +64,7 @@ class _Worker:
     stats: WorkStats
     _started: SparkWorker | None = field(default=None, init=False)
 
-    def scout(self, facts: RoundFacts, check: Callable[[], object]) -> CleanVerdicts:
+    def scout(self, facts: RoundFacts, check: Check) -> CleanVerdicts:
         return self._worker().scout(facts, check)
 
     def __call__(

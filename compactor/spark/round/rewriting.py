@@ -114,5 +114,5 @@ class _Detached:
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
         """Nothing to store: who takes this plan up again begins it again."""
 
-    def check(self) -> None:
+    def check(self, *, waiting: bool = False) -> None:
         """The driver folds on while it waits for this task."""

@@ -11,7 +11,7 @@ what is left of the wave is done again, one partition a job, so that only the cu
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -22,7 +22,7 @@ from compactor.config import Cleaner
 from compactor.errors import CompactorError, Unavailable
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.round.plan import RoundFacts
-from compactor.round.ports import WorkSession, WorkStats
+from compactor.round.ports import Check, WorkSession, WorkStats
 from compactor.round.skip import CleanVerdicts
 from compactor.spark.cluster.balance import balanced
 from compactor.spark.cluster.executor import Cost
@@ -139,7 +139,7 @@ class WaveWorker:
     cleaner: Cleaner
     stats: WorkStats
 
-    def scout(self, facts: RoundFacts, check: Callable[[], object]) -> CleanVerdicts:
+    def scout(self, facts: RoundFacts, check: Check) -> CleanVerdicts:
         """The executor that gets the partition reads all of it."""
         return CleanVerdicts()
 
@@ -172,4 +172,4 @@ class WaveWorker:
             except Empty:
                 if self.wave.over:
                     raise Unavailable("the job was broken off", hint="Run it again: what is open is taken up") from None
-                session.check()
+                session.check(waiting=True)

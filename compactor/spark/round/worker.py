@@ -10,7 +10,7 @@ headers that decide about transactions, and otherwise kilobytes. Every result is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -27,7 +27,7 @@ from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionRe
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import scratch_prefix
 from compactor.round.plan import RoundFacts, draft
-from compactor.round.ports import WorkSession, WorkStats
+from compactor.round.ports import Check, WorkSession, WorkStats
 from compactor.round.skip import CleanVerdicts, filter_record, filter_stats, keys_to_come
 from compactor.spark.cluster.executor import Cost, Filters, Shared
 from compactor.spark.cluster.jobs import Cluster, JobWatch, TaskOutcome, VersionDiffers, attempt
@@ -57,7 +57,7 @@ class SparkWorker:
     _used: Cost = field(default_factory=Cost, init=False)
     _scouting: Scouting | None = field(default=None, init=False)
 
-    def scout(self, facts: RoundFacts, check: Callable[[], object]) -> CleanVerdicts:
+    def scout(self, facts: RoundFacts, check: Check) -> CleanVerdicts:
         """As RemoteWorker (round.engines)."""
         self.close()
         state = facts.state
@@ -94,7 +94,7 @@ class SparkWorker:
             self.cost.add(self._used)
             self._used = Cost()
 
-    def steps(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: Callable[[], object]) -> TaskSteps:
+    def steps(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: Check) -> TaskSteps:
         shared = shared_by(self.cluster, self.tier, self.cleaner, plan, scratch, state)
         return TaskSteps(self.cluster, self.tier.ports.control, shared, self._used, self.watch, check)
 
