@@ -231,8 +231,7 @@ class TestRunsAndUndo:
         deployment.do("undo", run["run_id"])
 
     def test_what_was_retired_cannot_be_undone(self, deployment: Deployment) -> None:
-        deployment.set(publish={"grace_ms": 0})
-        deployment.do("retire")
+        deployment.do("retire", "--now", 4 * 10**12, "--force-now")
         _, second = deployment.do("runs", "list")["runs"]
         assert not second["undoable"]
         assert deployment.ask("undo", second["run_id"]).code == 2

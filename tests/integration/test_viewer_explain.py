@@ -173,7 +173,6 @@ class TestOffset:
         assert ask(grown, "--offset", 99)[0] == "Offset 99 is not in the tier, which holds offsets 0 to 8."
 
     def test_when_what_was_replaced_is_deleted(self, grown: Deployment) -> None:
-        grown.set(publish={"grace_ms": 0})
-        grown.do("retire")
+        grown.do("retire", "--now", 4 * 10**12, "--force-now")
         assert ask(grown, "--offset", 0)[0].endswith("What it held is deleted.")
         assert ask(grown, "--key", "c")[0] == "The key 'c' is not in the partition."
