@@ -74,6 +74,7 @@ def with_times(state: PartitionState, modified_ms: Callable[[int], int]) -> Part
 
     return state.model_copy(
         update={
+            "leader": state.leader if state.leader is None or state.leader.released else timed(state.leader),
             "waiting": tuple(timed(group) for group in state.waiting),
             "registrations": {name: timed(entry) for name, entry in state.registrations.items()},
         }

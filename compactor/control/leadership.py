@@ -221,18 +221,26 @@ def _alive(ports: Ports, log: PartitionLog, state: PartitionState) -> Leader | N
     leader = state.leader
     if leader is None or leader.released or leader.incarnation == log.incarnation:
         return None
+    sign_ms = _last_sign_ms(ports, log, leader)
     # A sign from the future: the store's clock was set back. Who is alive beats by the new one soon, who is dead must not lead until then.
-    return leader if abs(ports.control.clock_ms() - _last_sign_ms(ports, log, leader)) <= leader.ttl_ms else None
+    silent = abs(ports.control.clock_ms() - sign_ms) > leader.ttl_ms
+    # Looked at again: we may have been stopped between the two questions, and heard nothing because we did not listen.
+    return None if silent and _last_sign_ms(ports, log, leader) == sign_ms else leader
 
 
 def _last_sign_ms(ports: Ports, log: PartitionLog, leader: Leader) -> int:
-    """When the store last heard of this leader; 0 where even the slot of its acquisition is gone."""
-    for key in (_heartbeat_key(log, leader.epoch), log.record_key(leader.slot)):
-        try:
-            return ports.control.head(key).modified_ms
-        except NotFound:
-            continue
-    return 0
+    """When the store last heard of this leader; 0 where nobody knows any more."""
+    try:
+        return ports.control.head(_heartbeat_key(log, leader.epoch)).modified_ms
+    except NotFound:
+        pass  # it has not come to its first one yet: what it wrote last is its acquisition
+    if leader.since_ms is not None:
+        return leader.since_ms
+    try:
+        return ports.control.head(log.record_key(leader.slot)).modified_ms
+    except NotFound:
+        kept = log.reload().leader  # cut, by somebody who has left its time in the snapshot
+        return kept.since_ms or 0 if kept is not None and kept.epoch == leader.epoch else 0
 
 
 def _forget_heartbeat(ports: Ports, log: PartitionLog, before: Leader | None) -> None:

@@ -22,7 +22,10 @@ class LogState(Value):
 
 
 class Leader(Value):
-    """The last leadership that was acquired. It counts until it is released or a higher epoch is acquired; time ends nothing."""
+    """The last leadership that was acquired. It counts until it is released or a higher epoch is acquired; time ends nothing.
+
+    ``since_ms``: the store's time of ``slot``, None while the slot stands.
+    """
 
     epoch: int
     incarnation: str
@@ -31,6 +34,7 @@ class Leader(Value):
     at_ms: int
     ttl_ms: int
     released: bool = False
+    since_ms: int | None = None
 
 
 class EpochHistory(Value):

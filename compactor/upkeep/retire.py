@@ -40,16 +40,18 @@ _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 @dataclass(frozen=True)
 class Clock:
-    """The store's own clock, or ``given_ms`` in its place (``--now``). One that is ahead of the store's counts only if it is ``forced``:
+    """The store's own clock, or ``given_ms`` in its place (``--now``), which counts only where it is not ahead of the store's, or ``forced``:
 
-    it would delete what others were promised to find. ``forced`` also means that orphans go whatever their age.
+    it would delete what others were promised to find. ``forced`` also means that orphans go whatever their age. ``asks`` False: for who
+    only looks, and must not ask a directory for its clock.
     """
 
     given_ms: int | None = None
     forced: bool = False
+    asks: bool = True
 
     def now_ms(self, store: ObjectStore) -> int:
-        if self.given_ms is not None and self.forced:
+        if self.given_ms is not None and (self.forced or not self.asks):
             return self.given_ms
         own_ms = store.clock_ms()
         return own_ms if self.given_ms is None else min(own_ms, self.given_ms)

@@ -25,7 +25,7 @@ from compactor.records.indexes import index_misfit, parse_txn_index, timeindex_m
 from compactor.records.producers import parse_snapshot
 from compactor.round.compaction import disk_budget
 from compactor.tier.recorded import download
-from compactor.upkeep.retire import survey
+from compactor.upkeep.retire import Clock, survey
 from compactor.upkeep.uploads import leftovers
 
 
@@ -209,7 +209,7 @@ def _txnindex_problem(data: bytes, source: SourceSegment) -> str:
 
 def _notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[Problem]:
     # By this machine's clock: a directory is written to when it is asked for its own, and nothing is decided here.
-    found = survey(opened.ports, log, opened.retention, opened.ports.clock_ms())
+    found = survey(opened.ports, log, opened.retention, Clock(opened.ports.clock_ms(), asks=False))
     for segment in (*found.due, *found.waiting, *found.unfinished):
         yield Problem("note", "waiting", *name, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*(item.key for item in found.orphans), *found.scratch):

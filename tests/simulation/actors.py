@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from checkpoint.lineage import EpochEntry, disowned
+from compactor.control.identity import Ownership
 from compactor.control.importing import register, truncate
-from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition
 from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.records import BadControlRecord, TailBatch, TailTruncated
 from compactor.control.undo import undo
-from compactor.errors import BadData, Fenced, NotFound, StoreError, UsageError
+from compactor.errors import BadData, Fenced, NotFound, OutOfBudget, StoreError, UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import run_round
 from compactor.transfer.intake import Arrival, take_in
@@ -32,7 +34,7 @@ from tests.simulation.symbolic import (
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
 
-LEASE = Lease(ttl_ms=TTL_MS)
+LEASE = Lease(ttl_ms=TTL_MS, stall_ms=3 * TTL_MS)
 RETENTION = Retention(grace_ms=GRACE_MS, undo_window_ms=UNDO_WINDOW_MS, orphan_age_ms=ORPHAN_AGE_MS)
 EPOCH_SEGMENTS = 3
 
@@ -44,6 +46,7 @@ class Actors:
         self.world = world
         self.oracle = oracle
         self.broker = broker
+        self.undoing = 0
         self.runs = world.rng.choice((0.5, 0.5, 0.85))
         self.retires = world.rng.choice((0.05, 0.2, 0.3))  # the rest is mostly undo
         self.live = Broker(broker, EPOCH_SEGMENTS)
@@ -79,7 +82,7 @@ class Actors:
                     except StoreError:
                         if world.rng.random() < 0.5:
                             log = open_partition(ports, NAME)
-                    except (Fenced, UsageError, BadData):
+                    except (Fenced, UsageError, BadData, OutOfBudget):
                         pass
                     ports.sleep(world.rng.choice((0.02, 0.2, 0.7)))
             finally:
@@ -97,7 +100,11 @@ class Actors:
         elif dice < 0.92:
             published = log.refresh().published
             if published:
-                undo(ports, log, LEASE, published[-1])
+                self.undoing += 1
+                try:
+                    undo(ports, log, LEASE, published[-1])
+                finally:
+                    self.undoing -= 1
         else:
             log.cut(self.world.rng.choice((1, 4)))
 
@@ -146,6 +153,24 @@ class Actors:
             upload(ports, head, data)
         body = TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head)
         truncate(ports, log, body)
+
+    def stranger(self, ports: Ports, log: PartitionLog) -> None:
+        """Somebody whose control store was mistyped: an empty one over the same data. He imports nothing, and would sweep everything."""
+        mine = replace(ports, control=self.world.mistyped, ownership=Ownership())
+        owner, catalog = mine.ownership, open_catalog(mine)
+        assert isinstance(owner, Ownership)
+        owner.before_creation(mine, catalog.refresh())
+        owner.tier_id = create_tier(mine, kind="object-log", layout="native").tier_id
+        mine.own(anew=True)
+        retire(mine, open_partition(mine, NAME), LEASE, RETENTION)
+
+    def lose(self) -> None:
+        """An object that waits for grace is lost. Nobody reads it; but who goes back to it must notice."""
+        groups = [group for group in self.oracle.state.waiting if not group.undone]
+        if groups and not self.undoing:
+            key = object_key(NAME, self.world.hazards.choice(groups[-1].segments))
+            if self.world.data.objects.pop(key, None):
+                self.world.note(f"lost: {key}")
 
     def reader(self, ports: Ports, log: PartitionLog) -> None:
         """Folds, then reads; starts over with a fresh fold when an object is gone."""

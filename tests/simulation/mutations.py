@@ -12,9 +12,11 @@ from typing import Any
 from unittest.mock import patch
 
 from checkpoint import offsets
-from compactor.control import control_log, fold, importing, leadership, logs, ordering, publication
+from compactor.control import control_log, fold, identity, importing, leadership, logs, ordering, publication
 from compactor.control import records as r
+from compactor.control import undo as undoing
 from compactor.control.control_log import ControlLog
+from compactor.control.identity import Ownership
 from compactor.control.leadership import Leadership, RequirementFailed
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports, Retention
@@ -280,9 +282,28 @@ def truncation_does_not_clamp() -> Iterator[None]:
 
 
 @contextmanager
+def swept_though_announced() -> Iterator[None]:
+    """The sweep does not know what the open intent has announced."""
+    protected = ordering.protected
+
+    def without_intent(state: PartitionState) -> set[str]:
+        return protected(state.model_copy(update={"intent": None}))
+
+    with patch.object(ordering, "protected", without_intent):
+        yield
+
+
+@contextmanager
 def clamp_leaves_waiting_groups() -> Iterator[None]:
     """What waits keeps the cleaner offsets from before the truncation."""
     with patch.object(fold, "_clamped", lambda state, parted: {"vector": offsets.clamp(state.vector, parted), "waiting": state.waiting}):
+        yield
+
+
+@contextmanager
+def imports_voided_at_once() -> Iterator[None]:
+    """Whatever is registered is taken for abandoned."""
+    with patch.object(retire, "_stale", lambda ports, log, retention, clock: tuple(log.state.registrations)):
         yield
 
 
@@ -291,6 +312,18 @@ def changed_sources_are_taken() -> Iterator[None]:
     """An importer does not look whether the file is still what it has checked."""
     with patch.object(intake, "look_again", lambda one: None):
         yield
+
+
+@contextmanager
+def whoever_has_the_data() -> Iterator[None]:
+    """Nobody asks whose the data root is."""
+    with patch.object(Ownership, "_compare", lambda *_: None), patch.object(identity, "_unnamed", lambda *_: ""):
+        yield
+
+
+def always(where: Any, name: str, answer: Any) -> Mutation:
+    """A check that always says the same."""
+    return lambda: patch.object(where, name, lambda *_, **__: answer)
 
 
 FENCING: Mutation = without(ordering.leads)
@@ -319,6 +352,14 @@ MUTATIONS: dict[str, Mutation] = {
     "undo with an open intent": undo_does_not_ask,
     "undo with an open intent, no vector check": together(undo_does_not_ask, VECTOR),
     "undo with an open intent, no vector check, no live check": together(undo_does_not_ask, VECTOR, LIVE),
+    "verification before publication skipped": always(publication, "verify", ""),
+    "lease never respected": always(leadership, "_alive", None),
+    "leadership never released": always(Leadership, "release", None),
+    "a leader that hangs beats on": always(leadership.Pulse, "beats_on", True),
+    "announced ids unprotected in the sweep": swept_though_announced,
+    "undo does not check its sources": always(undoing, "_check_sources", None),
+    "imports voided at once": imports_voided_at_once,
+    "data of another control store": whoever_has_the_data,
     "no fencing": FENCING,
     "no check at append": no_check_at_append,
     "no open intent": OPEN_INTENT,

@@ -13,11 +13,20 @@ from typing import Any
 
 from checkpoint.offsets import clean_up_to
 from compactor.control import logs, records
-from compactor.control.records import PartitionRecord, RetireBegun, RoundPublished, SegmentsTiered, TailTruncated
+from compactor.control.records import (
+    ImportVoided,
+    LeadershipAcquired,
+    PartitionRecord,
+    RetireBegun,
+    RoundPublished,
+    SegmentsTiered,
+    TailTruncated,
+)
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.upkeep.retire import Survey
 from tests.simulation.symbolic import NAME, Row, Rows, decode, view
-from tests.simulation.world import GRACE_MS, UNDO_WINDOW_MS, World
+from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
 
 LOG = f"partitions/{NAME}/log/"
@@ -41,6 +50,9 @@ class Oracle:
         world.control.on_create = self.control_created
         world.data.on_create = self.data_created
         world.data.on_delete = self.data_deleted
+        world.control.on_put = self.heartbeat_put
+        self.signs: dict[int, list[float]] = {}
+        self.asked: dict[str, float] = {}
 
     def truth(self, end_offset: int) -> dict[str, int]:
         """The value of each key as the broker wrote it, up to and including this offset."""
@@ -60,10 +72,30 @@ class Oracle:
         self.world.note(f"slot {record.slot}: {record.body.type} {'counts' if counted else self.state.fenced[-1].reason}")
         self.counts[record.body.type] = self.counts.get(record.body.type, 0) + counted
         if counted:
+            if isinstance(record.body, LeadershipAcquired):
+                self.check_lease(before, record)
+                self.signs[record.body.leader_epoch] = [self.world.now_ms]
             self.check_step(before, record)
             self.check_view()
 
+    def heartbeat_put(self, key: str) -> None:
+        prefix = f"partitions/{NAME}/heartbeat/"
+        if key.startswith(prefix):
+            self.signs.setdefault(int(key.removeprefix(prefix)[:20]), []).append(self.world.now_ms)
+
+    def check_lease(self, before: PartitionState, record: Any) -> None:
+        """A leader is replaced only if it was silent for its ttl at some moment since its successor began to ask."""
+        leader, began = before.leader, self.asked.get(record.incarnation)
+        if leader is None or leader.released or leader.incarnation == record.incarnation or began is None:
+            return
+        signs = self.signs[leader.epoch]
+        silent = zip(signs, [*signs[1:], self.world.now_ms + 1], strict=True)
+        if not any(sign + leader.ttl_ms < until and began <= until and sign + leader.ttl_ms <= self.world.now_ms for sign, until in silent):
+            self.world.violate(f"epoch {leader.epoch} was taken over while it was alive")
+
     def data_created(self, key: str, data: bytes) -> None:
+        if "/" not in key:
+            return  # whose the tier is
         name = _id(key)
         if self.bytes.setdefault(name, data) != data:
             self.world.violate(f"{key} was created with other bytes than before")
@@ -81,6 +113,12 @@ class Oracle:
             self.world.violate(f"{key} was deleted while its intent is open")
 
     # --- what processes believe ---
+
+    def surveyed(self, found: Survey, state: PartitionState) -> None:
+        """What is announced is known to whoever has folded the announcement, whoever leads."""
+        announced = {task.new_segment_id for task in state.intent.plan.tasks} if state.intent else set()
+        if announced.intersection(item.segment_id for item in (*found.orphans, *found.young)):
+            self.world.violate("a sweep takes what an open intent has announced for unknown")
 
     def believed(self, state: PartitionState, tail_before: int) -> None:
         if self.fingerprints.get(state.slot) != fingerprint(state):
@@ -107,6 +145,8 @@ class Oracle:
         moved = clean_up_to(state.vector) > clean_up_to(before.vector)
         if moved and not isinstance(body, RoundPublished):
             self.world.violate(f"{body.type} advanced the cleaner offset")
+        if isinstance(body, ImportVoided) and self.world.now_ms - self.times[before.registrations[body.import_id].slot] < ORPHAN_AGE_MS - 1:
+            self.world.violate(f"import {body.import_id} was voided before anybody could take it for abandoned")
         if isinstance(body, RetireBegun):
             for group in before.waiting:
                 keep = GRACE_MS if group.undone else max(GRACE_MS, UNDO_WINDOW_MS)
@@ -150,7 +190,9 @@ class Oracle:
         if len(unfinished) > sum(1 for run in state.runs if run.status == "published"):
             self.world.violate(f"run {unfinished[0]} never finished")
         expected = {object_key(NAME, segment) for segment in state.live}
-        orphans = sorted(set(self.world.data.objects) - expected)
+        orphans = sorted(key for key in set(self.world.data.objects) - expected if "/" in key)
+        if state.leader and not state.leader.released and state.leader.holder == "last":
+            self.world.violate("leadership was not given back")
         if orphans:
             self.world.violate(f"orphans stay: {orphans}")
         scratch = [key for key in self.world.control.objects if "/scratch/" in key]

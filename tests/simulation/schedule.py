@@ -12,11 +12,14 @@ from unittest.mock import patch
 from compactor.control import leadership as leading
 from compactor.control import records
 from compactor.control.control_log import ControlLog
+from compactor.control.identity import Ownership
 from compactor.control.leadership import Leadership
-from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.logs import PartitionLog, create_tier, open_partition
 from compactor.control.ports import Lease, Ports
 from compactor.control.state import PartitionState
+from compactor.errors import Leased
 from compactor.round.drive import run_round
+from compactor.upkeep import retire as upkeep
 from compactor.upkeep.retire import retire
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.oracle import Oracle
@@ -43,6 +46,9 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
     world = World(seed)
     rng = world.rng
     world.faults = rng.choice(PROFILES)
+    hazardous = seed % 3 == 2
+    if hazardous:
+        world.faults = replace(world.faults, delay=0, duplicate=0, vanish=0.05, full=0.01, hang=0.002)
     if trace:
         world.trace = []
     broker = broker_log(rng, rng.randint(4, 9))
@@ -50,6 +56,8 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
     actors = Actors(world, oracle, broker)
     with watched(world, oracle):
         first = world.ports(Process("first", "first"))
+        if hazardous:
+            _add_hazards(world, oracle, actors, first, steps)
         actors.importer(first, open_partition(first, NAME))
         actors.elections = rng.choice((0, 1, 3))
         cast: list[tuple[str, str, Callable[[Ports, PartitionLog], None]]] = [
@@ -75,14 +83,33 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
     return Outcome(seed, tuple(world.violations), world.steps, dict(oracle.counts), tuple(world.trace or ()))
 
 
+def _add_hazards(world: World, oracle: Oracle, actors: Actors, ports: Ports, steps: int) -> None:
+    """Objects that get lost, disks that are full, workers that hang, and somebody with a mistyped control store."""
+    owner = Ownership()
+    owner.tier_id = create_tier(ports, kind="object-log", layout="native").tier_id
+    owner.require(ports)
+
+    def may_vanish(key: str) -> bool:
+        intent = oracle.state.intent
+        return intent is not None and any(task.new_segment_id in key for task in intent.plan.tasks)
+
+    world.may_vanish = may_vanish
+    world.spawn("stranger", actors.restarting("stranger", "host-x", actors.stranger), "host-x")
+    for _ in range(6):
+        world.push(world.now_ms + world.hazards.random() * 20 * steps, actors.lose)
+
+
 def end_phase(world: World, oracle: Oracle, actors: Actors) -> None:
     """One compactor, no faults: every run finishes, everything is clean, no orphan stays."""
     world.stop()
     ports = world.ports(Process("last", "last"))
     log = open_partition(ports, NAME)
     for _ in range(END_ROUNDS):
-        if run_round(ports, log, LEASE, actors.work(ports)).status == "nothing_to_do":
-            break
+        try:
+            if run_round(ports, log, LEASE, actors.work(ports)).status == "nothing_to_do":
+                break
+        except Leased:
+            world.note("waits for one that hangs")
         world.now_ms += 2000
     world.now_ms += ORPHAN_AGE_MS * 2
     retire(ports, log, LEASE, RETENTION, work=actors.work(ports))
@@ -93,23 +120,33 @@ def end_phase(world: World, oracle: Oracle, actors: Actors) -> None:
 @contextmanager
 def watched(world: World, oracle: Oracle) -> Iterator[None]:
     """Shows the oracle what every process comes to believe, and decodes each object once (values are frozen)."""
-    settle, acquire, decode = ControlLog._settle, leading.acquire, records.decode
+    settle, acquire, decode, survey = ControlLog._settle, leading.acquire, records.decode, upkeep.survey
+
+    def watched_survey(ports: Ports, log: PartitionLog, *means: Any) -> upkeep.Survey:
+        found = survey(ports, log, *means)
+        if ports.control is world.control:
+            oracle.surveyed(found, log.state)
+        return found
 
     def watched_settle(log: ControlLog[Any], appended: Any) -> Any:
         tail = 0 if appended else oracle.state.slot
         state = settle(log, appended)
-        if isinstance(state, PartitionState):
+        if isinstance(state, PartitionState) and log.store is world.control:
             oracle.believed(state, tail)
         return state
 
     def watched_acquire(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
+        if ports.control is world.control:
+            oracle.asked[log.incarnation] = world.now_ms
         leadership = acquire(ports, log, lease)
-        oracle.led(leadership.epoch, log.incarnation)
+        if ports.control is world.control:
+            oracle.led(leadership.epoch, log.incarnation)
         return leadership
 
     with (
         patch.object(ControlLog, "_settle", watched_settle),
         patch.object(leading, "acquire", watched_acquire),
+        patch.object(upkeep, "survey", watched_survey),
         patch.object(records, "decode", lru_cache(maxsize=2000)(decode)),
     ):
         yield

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from greenlet import getcurrent, greenlet
 
 from compactor.control.ports import Ports
-from compactor.errors import AlreadyExists, NotFound, Unavailable
+from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
 from compactor.storage.port import ObjectInfo, Unfinished
 from compactor.storage.retrying import Retrier, RetryingStore
 from compactor.storage.settings import Retries
@@ -42,7 +42,11 @@ class Crash(BaseException):
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities per store call."""
+    """Probabilities per store call.
+
+    ``vanish``: the store says that a round's output is created, and it is not there; ``full``: there is no room for it; ``hang``: a
+    leader's work stands still for ever, while its heartbeats go on.
+    """
 
     crash: float = 0.004
     throttle: float = 0.02
@@ -51,6 +55,9 @@ class Faults:
     duplicate: float = 0.02
     stop: float = 0.02
     jump: float = 0.005
+    vanish: float = 0.0
+    full: float = 0.0
+    hang: float = 0.0
 
 
 NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0)
@@ -70,6 +77,15 @@ class Process:
     thread: greenlet | None = None
 
 
+@dataclass
+class Hung:
+    """A process that stands still, but for the thread that beats for it."""
+
+    beat: Callable[[], None]
+    every_ms: float
+    last_ms: float
+
+
 class World:
     """Time, stores, processes. ``violations`` collects what must never happen, in words."""
 
@@ -82,8 +98,12 @@ class World:
         self.queue: list[tuple[float, int, greenlet | Callable[[], None]]] = []
         self.sequence = 0
         self.violations: list[str] = []
+        self.hazards = random.Random(f"hazards of {seed}")
+        self.hung: list[Hung] = []
+        self.may_vanish: Callable[[str], bool] = lambda key: False
         self.control = SimStore(self, "control")
         self.data = SimStore(self, "data")
+        self.mistyped = SimStore(self, "mistyped")
         self.processes: list[Process] = []
         self.owners: dict[greenlet, Process] = {}
         self.hub = getcurrent()
@@ -154,12 +174,20 @@ class World:
         process = self.owners.get(thread)
         if process is None:  # the test itself, before or after the schedule
             self.now_ms += delay_ms
+            for hung in self.hung:
+                self._beat_of(hung)
             return
         if process.dead:
             raise Crash
         rng = self.rng
         if self.faults.stop and rng.random() < self.faults.stop:
             delay_ms += rng.choice((GRACE_MS, TTL_MS * 1.5, TTL_MS * 3, ORPHAN_AGE_MS * 1.5))
+        if self.faults.hang and process.beat is not None and not self.hung and self.hazards.random() < self.faults.hang:
+            self.note("hangs, and its heartbeat goes on")
+            self.hung.append(Hung(process.beat, process.beat_every_ms, self.now_ms))
+            self._beats_of_the_hung()
+            self.hub.switch()
+            raise Crash
         self.push(self.now_ms + delay_ms, thread)
         self.hub.switch()
         if process.dead:
@@ -173,6 +201,18 @@ class World:
             beat()
             self.control.quiet = False
             process.beat = beat
+
+    def _beats_of_the_hung(self) -> None:
+        for hung in self.hung:
+            self._beat_of(hung)
+            self.push(self.now_ms + hung.every_ms, self._beats_of_the_hung)
+
+    def _beat_of(self, hung: Hung) -> None:
+        if self.now_ms - hung.last_ms >= hung.every_ms:
+            hung.last_ms = self.now_ms
+            self.control.quiet = True
+            hung.beat()
+            self.control.quiet = False
 
     def run(self, max_steps: int) -> None:
         """Until nothing is left to happen or the steps are used up."""
@@ -193,7 +233,7 @@ class World:
             if process.thread is not None and not process.thread.dead and process.thread:
                 process.thread.throw(Crash)
         for _, _, what in sorted(self.queue, key=lambda entry: entry[:2]):
-            if not isinstance(what, greenlet):
+            if not isinstance(what, greenlet) and what != self._beats_of_the_hung:
                 what()
         self.queue.clear()
         self.faults = NO_FAULTS
@@ -265,6 +305,7 @@ class SimStore:
         self.quiet = False
         self.on_create: Callable[[str, bytes], None] = lambda key, data: None
         self.on_delete: Callable[[str], None] = lambda key: None
+        self.on_put: Callable[[str], None] = lambda key: None
 
     @property
     def url(self) -> str:
@@ -278,12 +319,21 @@ class SimStore:
         return self.world.call(f"head {key}", lambda: self._info(key), changes=False)
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        world = self.world
+        if world.faults.full and getcurrent() in world.owners and world.hazards.random() < world.faults.full:
+            raise OutOfBudget(f"{key}: the disk is full")
+        vanishes = world.faults.vanish and world.may_vanish(key) and world.hazards.random() < world.faults.vanish
+
         def effect() -> ObjectInfo:
             if key in self.objects:
                 raise AlreadyExists(f"{key} exists")
-            self.objects[key] = Stored(data, int(self.world.now_ms), metadata or {})
+            self.objects[key] = Stored(data, int(world.now_ms), metadata or {})
             self.on_create(key, data)
-            return self._info(key)
+            info = self._info(key)
+            if vanishes:
+                world.note(f"vanishes: {key}")
+                del self.objects[key]
+            return info
 
         return self.world.call(f"create {key}", effect, changes=True)
 
@@ -293,6 +343,7 @@ class SimStore:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         def effect() -> ObjectInfo:
             self.objects[key] = Stored(data, int(self.world.now_ms))
+            self.on_put(key)
             return self._info(key)
 
         return effect() if self.quiet else self.world.call(f"put {key}", effect, changes=True)

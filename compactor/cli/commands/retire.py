@@ -63,7 +63,9 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if behind:
         opened.note_slots(behind)
     try:
-        now = opened.ports.clock_ms() if args.now is None else args.now
+        now = opened.ports.clock_ms()
+        if args.now is not None:
+            now = args.now if args.force_now else min(now, args.now)
         swept += sweep_uploads(opened, now, dry_run=args.dry_run)
     except CompactorError as error:
         outcomes.failed("unfinished uploads", error)
