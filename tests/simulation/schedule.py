@@ -48,7 +48,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
     world.faults = rng.choice(PROFILES)
     hazardous = seed % 3 == 2
     if hazardous:
-        world.faults = replace(world.faults, delay=0, duplicate=0, vanish=0.05, full=0.01, hang=0.002)
+        world.faults = replace(world.faults, delay=0, duplicate=0, vanish=0.05, full=0.01, hang=0.01)
     if trace:
         world.trace = []
     broker = broker_log(rng, rng.randint(4, 9))
