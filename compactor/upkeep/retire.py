@@ -40,10 +40,10 @@ _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 @dataclass(frozen=True)
 class Clock:
-    """The store's own clock, or ``given_ms`` in its place (``--now``), which counts only where it is not ahead of the store's, or ``forced``:
+    """The store's own clock, or ``given_ms`` in its place (``--now``), which counts only where it is earlier, or ``forced``.
 
-    it would delete what others were promised to find. ``forced`` also means that orphans go whatever their age. ``asks`` False: for who
-    only looks, and must not ask a directory for its clock.
+    A later one would delete what others were promised to find. ``forced`` also means that orphans go whatever their age. ``asks`` False:
+    for who only looks, and must not ask a directory for its clock.
     """
 
     given_ms: int | None = None
