@@ -286,6 +286,25 @@ class ControlLog(Generic[S]):
         self._state = timed
         return True
 
+    def start_over(self, empty: Callable[[int], S]) -> S:
+        """Gives up a log that is damaged for good: a snapshot of ``empty`` at a slot beyond everything that was ever there.
+
+        Whatever is found again below it later, or written by a process that slept, does not count.
+        """
+        self._read_boundary()
+        listed = [key for kind in ("log", "snapshot") for key in (self._highest(kind),) if key]
+        state = empty(max([self.floor, self._boundary.slot, *listed]) + 1)
+        if not self._keep_snapshot(state):
+            raise Unavailable(f"{self.store.url}/{self._snapshot_key(state.slot)} cannot be read back", hint="Try again")
+        self._create_boundary(state.slot)
+        self._delete_old()
+        return self.reload()
+
+    def _highest(self, kind: str) -> int:
+        prefix = f"{self.prefix}/{kind}/"
+        names = (info.key.removeprefix(prefix) for info in self.store.list(prefix))
+        return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
+
     def _settle(self, appended: Record[Any] | None) -> S:
         """Folds on (from a record that was just created, or by GETs to the tail), then looks at the boundary."""
         while True:

@@ -10,6 +10,13 @@ from compactor.control.state import PartitionState
 from compactor.errors import UsageError
 
 
+def give_up_log(log: PartitionLog) -> PartitionState:
+    """The way out where a control log is lost for good: it begins anew, empty. The objects of its segments are then unknown to the tier."""
+    name = log.name
+    topic, _, partition = name.rpartition("-")
+    return log.start_over(lambda slot: PartitionState(topic=topic, partition=int(partition), slot=slot, deleted_slot=slot))
+
+
 def delete_partition(ports: Ports, log: PartitionLog, lease: Lease) -> tuple[PartitionState, PartitionState]:
     """(state before, state in which it counts). A round that is open is given up, an import that is under way is void.
 

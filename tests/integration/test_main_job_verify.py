@@ -112,6 +112,23 @@ def test_a_control_log_that_is_shorter_than_it_was_is_noticed(lost: str, cli: Ti
     assert cli.digest() == before
 
 
+@pytest.mark.parametrize("lost", [slice(None), slice(2, 3), slice(-1, None)])
+def test_a_partition_whose_control_log_is_lost_can_be_taken_out(lost: slice, cli: TierCli, tmp_path: Path) -> None:
+    cli.run()
+    for slot in sorted(cli.tier.glob(".tiered-compactor/partitions/orders-0/log/*"))[lost]:
+        slot.unlink()
+    assert cli.ask("verify").code == 3
+    cli.do("topics", "delete", "orders-0")
+    assert cli.do("topics")["partitions"] == []
+    assert cli.do("verify")["ok"]
+    assert cli.do("retire")["swept"] == [], "they are not old enough"
+    cli.bring(tmp_path / "log")
+    assert cli.run()["status"] == "cleaned"
+    cli.set(publish={"orphan_age_ms": 0})
+    assert cli.do("retire")["swept"]
+    assert cli.do("verify")["ok"]
+
+
 def test_a_control_log_that_was_set_back_is_not_believed_from_memory(cli: TierCli, tmp_path: Path) -> None:
     """A tier of before there were bounds: nothing says how long the log was, and all commands agree on what it says now."""
     folder = cli.tier / ".tiered-compactor/partitions/orders-0/log"

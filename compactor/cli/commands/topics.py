@@ -27,7 +27,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def run_delete(args: argparse.Namespace, out: Output) -> None:
-    from compactor.control.deletion import delete_partition
+    from compactor.control.deletion import delete_partition, give_up_log
+    from compactor.control.records import BadControlRecord
     from compactor.errors import UsageError
 
     with tiers.opened(args) as opened:
@@ -37,7 +38,12 @@ def run_delete(args: argparse.Namespace, out: Output) -> None:
             )
         (name,) = opened.partitions([args.partition])
         log = opened.open(name)
-        before, _ = delete_partition(opened.ports, log, opened.lease)
+        try:
+            before, _ = delete_partition(opened.ports, log, opened.lease)
+        except BadControlRecord as error:
+            out.note(f"{error.message}. What can still be read of this control log is given up")
+            opened.ports.own(anew=True)
+            before = give_up_log(log)
         opened.note_change(log)
     grace = opened.retention.grace_ms
     document = {
