@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def register(spark: SparkSession) -> None:
     """Makes ``spark.read.format("kafka-tiered")`` known to a session. Raises UsageError for a version of Spark that is not supported."""
     from compactor.spark.cluster.versions import check_pyspark
-    from compactor.spark.source.datasource import KafkaTieredSource
+    from compactor.spark.datasource import KafkaTieredSource
 
     check_pyspark()
     spark.dataSource.register(KafkaTieredSource)

@@ -21,6 +21,7 @@ from pyspark.sql.functions import unix_micros
 
 from compactor.bootstrap import Tier, open_tier
 from compactor.config import load
+from compactor.consumer.columns import LATEST_MS
 from compactor.control.leadership import acquire, lead
 from compactor.control.ports import Lease
 from compactor.control.state import PartitionState
@@ -34,7 +35,6 @@ from compactor.spark.cluster.session import Started, cluster
 from compactor.spark.recompact import WAVE
 from compactor.spark.round.rewriting import ToClean
 from compactor.spark.round.wave import clean_bin
-from compactor.spark.source.columns import LATEST_MS
 from compactor.transfer.import_ import import_directory
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder
 from tests.golden_cases import cleaner_round, client_rounds, unpack

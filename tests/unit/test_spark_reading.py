@@ -14,12 +14,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from compactor.bootstrap import Tier
+from compactor.consumer import outcomes, pieces
+from compactor.consumer.columns import COLUMNS, LATEST_MS, batch_of
+from compactor.consumer.reading import Reader
 from compactor.control.ports import Retention
 from compactor.errors import BadData, OutOfBudget, UsageError
-from compactor.spark.source import outcomes, pieces
-from compactor.spark.source.columns import COLUMNS, DDL, LATEST_MS, batch_of
-from compactor.spark.source.datasource import ReadRequest, Split, check_schema, parse_options, plan
-from compactor.spark.source.reading import Reader
+from compactor.spark.datasource import DDL, ReadRequest, Split, check_schema, parse_options, plan
 from compactor.upkeep.retire import Clock, retire
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
@@ -424,7 +424,7 @@ def test_a_schema_chooses_columns_and_changes_no_types() -> None:
 
 
 def test_columns_that_were_not_asked_for_are_not_gathered(numbered: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    from compactor.spark.source import columns
+    from compactor.consumer import columns
 
     def refused(*_: object) -> Any:
         raise AssertionError("a value was copied")

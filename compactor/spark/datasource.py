@@ -22,12 +22,12 @@ from pyspark.sql.types import StructType
 
 from compactor import config
 from compactor.bootstrap import Tier, open_tier
+from compactor.consumer.pieces import Gone
+from compactor.consumer.reading import FOLDS, Extent, Latest, Reader, WantedRecords, first_offset_at, last_stable_offset
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.spark.source.pieces import Gone
-from compactor.spark.source.reading import FOLDS, Extent, Latest, Reader, WantedRecords, first_offset_at, last_stable_offset
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +45,19 @@ SETTINGS: Final = {
     "region": ("s3", "region"),
 }
 """Options that are settings of the tier; each may also stand in the file that ``config`` names."""
+
+DDL: Final = {
+    "key": "binary",
+    "value": "binary",
+    "headers": "array<struct<key:string,value:binary>>",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "leaderEpoch": "int",
+}
+"""The columns, with their types in Spark: compactor.consumer.columns.COLUMNS."""
 
 READING: Final = {
     "config": "config", "topic": "topic", "partitions": "partitions", "startingoffset": "startingOffset", "endingoffset": "endingOffset",
@@ -83,8 +96,6 @@ class KafkaTieredSource(DataSource):
         return "kafka-tiered"
 
     def schema(self) -> str:
-        from compactor.spark.source.columns import DDL
-
         return ", ".join(f"`{name}` {DDL[name]}" for name in self._request.columns or DDL)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -106,7 +117,7 @@ class KafkaTieredReader(DataSourceReader):
         if isinstance(partition, Split):
             from pyspark.sql.pandas.types import to_arrow_schema
 
-            from compactor.spark.source.columns import batch_of
+            from compactor.consumer.columns import batch_of
 
             schema = to_arrow_schema(self._schema, timezone="UTC")
             name = partition.extent.name
@@ -180,8 +191,6 @@ def _partitions(text: str) -> tuple[int, ...] | None:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    from compactor.spark.source.columns import DDL
-
     exact = {name.lower(): name for name in DDL}
     names = [part.strip() for part in text.split(",")] if text else []
     for name in names:
@@ -192,8 +201,6 @@ def _columns(text: str) -> tuple[str, ...]:
 
 def check_schema(schema: StructType) -> None:
     """A schema given by ``.schema()`` chooses columns; it changes no types. Raises UsageError."""
-    from compactor.spark.source.columns import DDL
-
     for column in schema.fields:
         if column.name not in DDL:
             raise UsageError(f"kafka-tiered has no column {column.name!r}", hint=f"Its columns are {', '.join(DDL)}")
@@ -242,7 +249,7 @@ def _splits(tier: Tier, request: ReadRequest, name: TopicPartition, state: Parti
     limit = request.settings.cleaner_for(request.topic).max_decompressed_batch_bytes
     first, end = max(request.starting_offset, state.start_offset), min(request.ending_offset, state.end_offset + 1)
     if request.committed:
-        end = min(end, last_stable_offset(state))
+        end = min(end, last_stable_offset(tier, state))
     if request.starting_ms is not None:
         found = first_offset_at(tier, name, state.live, request.starting_ms, limit)
         first = end if found is None else max(first, found)

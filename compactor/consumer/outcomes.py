@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from compactor.cleaner.passes.outcomes import UNDECIDED, Flags, fold_outcomes
+from compactor.consumer.pieces import Piece, SegmentReader
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
-from compactor.spark.source.pieces import Piece, SegmentReader
 
 MOST_HELD: Final = 4
 """Pieces that were read ahead and are kept for the reader, which will come to them."""

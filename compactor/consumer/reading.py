@@ -1,4 +1,4 @@
-"""The records of a range of offsets, straight from the tier: what one task of the data source does.
+"""The records of a range of offsets, straight from the tier: what one task of the data source does, and one turn of a consumer.
 
 Readers fold, then read; where an object has gone meanwhile they fold again and go on behind what they have handed out. A range is
 therefore said in offsets, which compaction keeps, and never in bytes.
@@ -20,6 +20,9 @@ from bloom.siphash import key_halves, siphash128, tag_of
 from compactor.bootstrap import Tier
 from compactor.cleaner.keys.buckets import range_of
 from compactor.cleaner.keys.keysets import Hashes, KeySet
+from compactor.consumer.gather import Selection
+from compactor.consumer.outcomes import TransactionOutcomes
+from compactor.consumer.pieces import Gone, Piece, SegmentReader
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
 from compactor.model.ids import TopicPartition
@@ -27,9 +30,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.codecs import ByteBuffer
 from compactor.records.rows import Int32s, RowBuffers, parse
-from compactor.spark.source.columns import Selection
-from compactor.spark.source.outcomes import TransactionOutcomes
-from compactor.spark.source.pieces import Gone, Piece, SegmentReader
+from compactor.round.sources import producers_at_end
 
 Flags = npt.NDArray[np.bool_]
 
@@ -65,10 +66,18 @@ class WantedRecords:
     latest: Latest | None = None
 
 
-def last_stable_offset(state: PartitionState) -> int:
-    """Exclusive: the first offset of the oldest transaction that is open at the tier's end, or the end."""
-    if state.live and state.live[-1].open_txn_offset >= 0:
+def last_stable_offset(tier: Tier, state: PartitionState) -> int:
+    """Exclusive: the first offset of the oldest transaction that is open at the tier's end, or the end.
+
+    Brokers' metadata does not say it; there the producer snapshot of the last segment does. Raises StoreError, BadData.
+    """
+    if not state.live:
+        return state.end_offset + 1
+    if state.live[-1].open_txn_offset >= 0:
         return state.live[-1].open_txn_offset
+    if tier.settings.tier.kind == "kafka":
+        first = producers_at_end(tier.ports.layout, state).first_open_offset()
+        return state.end_offset + 1 if first is None else first
     return state.end_offset + 1
 
 

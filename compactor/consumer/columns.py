@@ -1,0 +1,84 @@
+"""Records as Arrow columns, made from offsets and buffers: no Python object per record.
+
+``select`` keeps rows of a parsed chunk; each column is gathered from the chunk's byte array by one kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from compactor.consumer.gather import Flags, Selection, Slices, header_slices, slices
+from compactor.records.batches import LOG_APPEND
+
+NO_TIMESTAMP: Final = -1
+LATEST_MS: Final = (2**63 - 1) // 1000
+"""Spark counts microseconds: what lies beyond year 294247 is shown as that (clients have been seen to write such times)."""
+
+COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType", "leaderEpoch")
+"""The columns of Spark's own Kafka source, and the leader epoch."""
+
+
+def batch_of(selection: Selection, topic: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
+    """The selection as an Arrow batch with exactly the columns of ``schema``."""
+    return pa.RecordBatch.from_arrays([_column(selection, field, topic, partition) for field in schema], schema=schema)
+
+
+def _column(selection: Selection, field: pa.Field, topic: str, partition: int) -> pa.Array:
+    rows, picked, table = selection.rows, selection.picked, selection.table
+    some = slice(selection.chunk.first, selection.chunk.last)
+    match field.name:
+        case "key":
+            return binary(slices(selection.chunk.buf, rows.key_start, rows.key_length, picked))
+        case "value":
+            return binary(slices(selection.chunk.buf, rows.value_start, rows.value_length, picked))
+        case "headers":
+            return _headers(selection, field.type)
+        case "topic":
+            return pa.repeat(pa.scalar(topic, pa.string()), len(picked))
+        case "partition":
+            return pa.array(np.full(len(picked), partition, np.int32))
+        case "offset":
+            return pa.array(rows.offset[picked])
+        case "timestamp":
+            given = rows.timestamp[picked]
+            micros = np.clip(given, -LATEST_MS, LATEST_MS) * 1000
+            return pa.array(micros, mask=given == NO_TIMESTAMP).cast(field.type)
+        case "timestampType":
+            kinds = ((table.attributes[some] & np.int16(LOG_APPEND)) != 0).astype(np.int32)
+            kinds[table.magic[some] == 0] = -1
+            return pa.array(selection.per_batch(kinds))
+        case "leaderEpoch":
+            epochs = selection.per_batch(table.leader_epoch[some])
+            return pa.array(epochs, mask=epochs < 0)
+    raise ValueError(f"no column {field.name}")
+
+
+def binary(found: Slices) -> pa.Array:
+    """Slices as a binary column."""
+    parts = [_validity(found.valid), pa.py_buffer(found.begins), pa.py_buffer(found.data)]
+    return pa.Array.from_buffers(pa.binary(), len(found), parts)
+
+
+def _validity(valid: Flags) -> pa.Buffer | None:
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _headers(selection: Selection, kind: pa.DataType) -> pa.Array:
+    """As in Spark's own Kafka source: null where a record has none."""
+    found = header_slices(selection)
+    entries = pa.StructArray.from_arrays([_text(binary(found.names)), binary(found.values)], fields=list(kind.value_type))
+    some = np.diff(found.begins) > 0
+    return pa.Array.from_buffers(kind, len(some), [_validity(some), pa.py_buffer(found.begins)], children=[entries])
+
+
+def _text(names: pa.Array) -> pa.Array:
+    """Kafka reads header names as UTF-8 with replacement characters; Arrow takes nothing that is not UTF-8."""
+    try:
+        text = names.cast(pa.string())
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array([name.decode("utf-8", "replace") for name in names.to_pylist()], pa.string())
+    return text

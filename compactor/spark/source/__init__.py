@@ -1,1 +1,0 @@
-"""The tier as a Spark data source."""
