@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from compactor.config import load
 from compactor.model.ids import TopicPartition
 from compactor.records.build import Row, batch
 from compactor.records.codecs import LZ4, NONE, ZSTD
-from compactor.transfer.import_ import ImportOptions, import_directory
+from compactor.transfer.import_ import import_directory
 
 CODECS = {"none": NONE, "lz4": LZ4, "zstd": ZSTD}
 SEGMENT_BYTES = 64 << 20
@@ -27,14 +28,15 @@ CHUNK = 1 << 20
 
 
 def write_log(folder: Path, size: int, codec: int) -> int:
-    """Segments of 16 KB batches with 1 KB values. Returns their bytes."""
+    """Segments of 16 KB batches with 1 KB values that can be compressed to half. Returns their bytes."""
+    chance = random.Random(1)
     folder.mkdir(parents=True)
     offset = total = 0
     while total < size:
         with (folder / f"{offset:020}.log").open("wb") as file:
             while file.tell() < min(SEGMENT_BYTES, size):
-                value = hashlib.sha512(str(offset).encode()).digest() * 16
-                rows = [Row(offset + n, 1000 + n, b"key-%d" % ((offset + n) % 99_991), value, ()) for n in range(16)]
+                values = [chance.randbytes(512) + bytes(512) for _ in range(16)]
+                rows = [Row(offset + n, 1000 + n, b"key-%d" % ((offset + n) % 99_991), values[n], ()) for n in range(16)]
                 file.write(batch(rows, codec=codec, base_offset=offset, last_offset=offset + 15))
                 offset += 16
             total += file.tell()
@@ -65,7 +67,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=512)
     parser.add_argument("--codec", choices=CODECS, default="none")
-    parser.add_argument("--live", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -77,7 +78,7 @@ def main() -> None:
             policy = tier.settings.cleaner.policy()
             ours = taken(
                 lambda tier=tier, policy=policy: import_directory(  # type: ignore[misc]
-                    tier, folder / "orders-0", TopicPartition("orders", 0), policy, options=ImportOptions(live=options.live)
+                    tier, folder / "orders-0", TopicPartition("orders", 0), policy
                 )
             )
             plain = taken(lambda number=number: plain_copy(folder / "orders-0", folder / f"copy-{number}"))  # type: ignore[misc]
