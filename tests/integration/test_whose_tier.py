@@ -12,6 +12,7 @@ from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli, visible
 
 ID = "tier-id.json"
+pytestmark = pytest.mark.usefixtures("sound_tiers")
 
 
 def log_of(folder: Path, start: int = 0, count: int = 6) -> Path:
@@ -37,6 +38,7 @@ def other(cli: TierCli, tmp_path: Path) -> TierCli:
     return made
 
 
+@pytest.mark.damages
 def test_a_mistyped_control_url_costs_nothing(cli: TierCli, tmp_path: Path) -> None:
     """A imports; B, with another control store, imports the next increment, checks, and retires."""
     before, wrong = cli.digest(), other(cli, tmp_path)
@@ -56,6 +58,7 @@ def test_a_mistyped_control_url_costs_nothing(cli: TierCli, tmp_path: Path) -> N
     assert cli.do("verify") == {"ok": True, "problems": []}
 
 
+@pytest.mark.damages
 def test_two_control_stores_over_a_root_of_before(cli: TierCli, tmp_path: Path) -> None:
     """An earlier program let both import: no side may sweep what the other one names, whoever comes first."""
     (cli.tier / ID).unlink()
@@ -86,6 +89,7 @@ def test_a_root_of_before_is_adopted_by_who_names_its_segments(cli: TierCli, tmp
     assert json.loads((cli.tier / ID).read_text())["tier_id"] == catalog["record"]["body"]["tier_id"]
 
 
+@pytest.mark.damages
 def test_no_tier_is_made_over_segments_whose_control_store_is_lost(cli: TierCli, tmp_path: Path) -> None:
     shutil.rmtree(cli.tier / ".tiered-compactor")
     (cli.tier / ID).unlink()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from compactor.cli.main import entry
 from tests.plain_format import Batch, read_batches, segment_paths
@@ -26,6 +26,9 @@ class Answer(NamedTuple):
 class TierCli:
     """One configuration file; ``settings`` are sections of it, besides [tier]."""
 
+    made: ClassVar[list[TierCli]] = []
+    """All of this process, for the fixture that verifies them when a test is over."""
+
     folder: Path
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     named: str = "orders-0"
@@ -35,6 +38,7 @@ class TierCli:
         self.config = self.folder / "tiered-compactor.toml"
         self.tier = self.folder / "tier"
         self.set()
+        TierCli.made.append(self)
 
     def set(self, **sections: dict[str, Any]) -> None:
         """Changes settings."""
