@@ -18,28 +18,43 @@ from typing import TYPE_CHECKING, Protocol, Self
 from compactor.config import Limits, Settings
 from compactor.control.identity import NATIVE, Ownership, foreign_problem
 from compactor.control.leadership import background_beats
-from compactor.control.logs import CatalogLog, PartitionLog, create_tier, note_change, note_slots, open_catalog, open_partition
+from compactor.control.logs import (
+    HASH_KEY_BYTES,
+    CatalogLog,
+    PartitionLog,
+    create_tier,
+    note_change,
+    note_slots,
+    open_catalog,
+    open_partition,
+)
+from compactor.control.mirror import BrokersView, mirrored
 from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.local.cache import LocalState
+from compactor.local.rocks import Rocks
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
+from compactor.storage.nothing import NothingStore
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import Contact
 from compactor.storage.settings import Retries, Transfers
+from compactor.tier.brokers import BrokersMetadata, effective
 from compactor.tier.layouts.aiven.layout import AivenLayout
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.names import TopicIdOf
+from compactor.tier.names import TopicIdOf, TopicIds
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
+from compactor.tier.publishers.nobody import NobodyPublisher
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 from compactor.tier.sidecars import Sidecars
 
 if TYPE_CHECKING:
     from compactor.local.budget import Budget
+    from compactor.metadata_topic.connection import KafkaConnection
     from compactor.round.compaction import AssessWith, OnStage, Round, RoundReport
     from compactor.round.engines import Engine
     from compactor.round.sources import Reading
@@ -52,20 +67,18 @@ READERS = 16
 class KindOfTier:
     """How the ports of one kind and layout are made from settings and the store that holds the segments. Makes no request."""
 
-    layout: Callable[[Settings, ObjectStore], SegmentLayout]
+    layout: Callable[[Settings, ObjectStore, TopicIdOf], SegmentLayout]
     publisher: Callable[[Settings, ObjectStore], SegmentPublisher]
 
 
 KINDS: Mapping[tuple[str, str], KindOfTier] = {
-    ("object-log", "native"): KindOfTier(layout=lambda _, store: NativeLayout(store), publisher=lambda *_: ObjectLogPublisher()),
+    ("object-log", "native"): KindOfTier(lambda _, store, __: NativeLayout(store), lambda *_: ObjectLogPublisher()),
+    ("kafka", "kafka-local"): KindOfTier(lambda _, store, topic_id: KafkaLocalLayout(store, topic_id), lambda *_: NobodyPublisher()),
+    ("kafka", "aiven"): KindOfTier(
+        lambda settings, store, topic_id: AivenLayout(store, topic_id, settings.tier.aiven), lambda *_: NobodyPublisher()
+    ),
 }
-"""By ``tier.kind`` and ``tier.layout``. A new kind of tier is one row here."""
-
-BROKER_LAYOUTS: Mapping[str, Callable[[Settings, ObjectStore, TopicIdOf], SegmentLayout]] = {
-    "kafka-local": lambda _, store, topic_id: KafkaLocalLayout(store, topic_id),
-    "aiven": lambda settings, store, topic_id: AivenLayout(store, topic_id, settings.tier.aiven),
-}
-"""By ``tier.layout``: those of brokers' plug-ins, whose names hold the ids of topics."""
+"""By ``tier.kind`` and ``tier.layout``. A new kind of tier is one row here. Names of brokers' objects hold the ids of topics."""
 
 
 def kind_of(settings: Settings) -> KindOfTier:
@@ -101,6 +114,8 @@ class Tier:
     local: LocalState | None = None
     engines: Engines | None = None
     ownership: Ownership = field(default_factory=Ownership)
+    brokers: BrokersMetadata | None = None
+    """What brokers say of a tier that they write; None for a tier of this program's own."""
 
     @property
     def lease(self) -> Lease:
@@ -127,7 +142,8 @@ class Tier:
         kind, settings = kind_of(self.settings), self.settings
         ports = replace(self.ports, control=control or self.ports.control)
         if data is not None:
-            ports = replace(ports, data=data, layout=kind.layout(settings, data), publisher=kind.publisher(settings, data))
+            layout = kind.layout(settings, data, topic_ids(self.brokers))
+            ports = replace(ports, data=data, layout=layout, publisher=kind.publisher(settings, data))
         return replace(self, ports=ports, catalog=open_catalog(ports) if control else self.catalog)
 
     def identity(self) -> CatalogState:
@@ -137,6 +153,8 @@ class Tier:
         if kept:
             self.catalog.load(kept.state, kept.mark)
         state = self.catalog.refresh()
+        if not state.tier_id and self.brokers is not None:
+            return state  # brokers made the tier; an identity is needed by whoever writes into the control store
         if not state.tier_id:
             self.catalog.check_whole()
             self.ownership.check(self.ports, state)
@@ -157,7 +175,9 @@ class Tier:
         if not self.catalog.refresh().tier_id:
             self.ownership.before_creation(self.ports, self.catalog.check_whole())
         url = "" if tier.layout == NATIVE else self.settings.tier_url
-        state = create_tier(self.ports, kind=tier.kind, layout=tier.layout, url=url)
+        state = create_tier(
+            self.ports, kind=tier.kind, layout=tier.layout, url=url, cluster_id=self.brokers.cluster_id() if self.brokers else ""
+        )
         self.ownership.tier_id = state.tier_id
         self._check_foreign(state)
         self.ports.own(anew=True)
@@ -168,7 +188,8 @@ class Tier:
         self.ownership.check(self.ports, self.identity())
 
     def _check_foreign(self, state: CatalogState) -> None:
-        problem = foreign_problem(state, self.settings.tier_url, "")
+        cluster_id = self.brokers.cluster_id() if self.brokers is not None and state.cluster_id else ""
+        problem = foreign_problem(state, self.settings.tier_url, cluster_id)
         if problem:
             raise UsageError(
                 f"the control store {self.ports.control.url} belongs to another tier: {problem}",
@@ -178,11 +199,17 @@ class Tier:
     def hash_key(self) -> bytes:
         """The tier's secret SipHash key, 16 bytes; it never changes. Raises UsageError where there is no tier."""
         known = self.catalog.state
-        return bytes.fromhex((known if known.tier_id else self.identity()).hash_key)
+        found = known if known.tier_id else self.identity()
+        if not found.hash_key:
+            raise UsageError(
+                f"nothing was ever written for the tier at {self.ports.layout.url} into the control store",
+                hint="Set control_url under [tier] to where it lies; `bloom rebuild` begins one",
+            )
+        return bytes.fromhex(found.hash_key)
 
     def partitions(self, wanted: list[str] | None = None) -> list[TopicPartition]:
         """All partitions of the tier, or the named ones, each once. Raises UsageError for one that it does not hold."""
-        known = self.identity().names
+        known = self.identity().names if self.brokers is None else self.brokers.names()
         if not wanted:
             return known
         named = list(dict.fromkeys(TopicPartition.parse(text) for text in wanted))
@@ -194,14 +221,45 @@ class Tier:
     def open(self, name: TopicPartition) -> PartitionLog:
         """Its control log, begun from what is kept of it. It must not end below what the tier-wide log, as last folded, has seen of it.
 
-        Every command and every round gets a partition's state from here: where a LiveView (compactor.tier.ports) says what is live,
-        this is where it enters.
+        Every command gets a partition's state from here. Of a tier that brokers write it is the log's with what brokers say; a round
+        goes by the log alone, into which its leader has written that before (*segments mirrored*).
         """
+        if self.brokers is not None:
+            return open_partition(self.ports, name, self.floor(name), key=self.log_key(name), view=self._mirror(name))
         log = open_partition(self.ports, name, self.floor(name))
         kept = self.local.state(name) if self.local and self.local.bound else None
         if kept:
             log.load(*kept)
         return log
+
+    def log_key(self, name: TopicPartition) -> str:
+        """What the partition's control log is called: of a topic of brokers with its id, as a topic made anew is another one."""
+        return str(name) if self.brokers is None else f"{name}-{topic_ids(self.brokers)(name)}"
+
+    @property
+    def metadata(self) -> BrokersMetadata:
+        """What brokers say. Raises UsageError where no broker writes this tier."""
+        if self.brokers is None:
+            raise UsageError(f"no broker writes the tier at {self.ports.layout.url}", hint="That is for tiers of kind kafka")
+        return self.brokers
+
+    def brokers_view(self, name: TopicPartition) -> BrokersView:
+        """What the brokers' readers find of a partition now. Raises UsageError where no broker writes this tier."""
+        self.metadata.refresh()
+        folded = self.metadata.folded(name)
+        view = effective(folded.cache, name)
+        return BrokersView(view.links, view.lineage, folded.cache.applied)
+
+    def _mirror(self, name: TopicPartition) -> Callable[[PartitionState], PartitionState]:
+        """Made once for each state of the log: whoever reads sees one view of it until it is folded on."""
+        made: list[tuple[PartitionState, PartitionState]] = []
+
+        def view(state: PartitionState) -> PartitionState:
+            if not made or made[0][0] is not state:
+                made[:] = [(state, mirrored(state, self.brokers_view(name)))]
+            return made[0][1]
+
+        return view
 
     def hint(self, name: TopicPartition) -> int:
         """The latest hint about a partition in the catalog as last folded: for ``keep``, asked before the partition's log is read."""
@@ -209,7 +267,7 @@ class Tier:
 
     def floor(self, name: TopicPartition) -> int:
         """The slot that the partition's log has had, by the catalog as last folded."""
-        return self.catalog.state.reached.get(str(name), 0)
+        return self.catalog.state.reached.get(self.log_key(name), 0)
 
     def keep(self, log: PartitionLog, hint: int) -> None:
         """Remembers a log as it was last folded."""
@@ -229,8 +287,8 @@ class Tier:
             pass
 
     def sidecars(self, name: TopicPartition) -> Sidecars:
-        """Those of a partition. Raises UsageError where there is no tier."""
-        hash_key = self.hash_key()
+        """Those of a partition. Raises UsageError where there is no tier; one that brokers write need not have any."""
+        hash_key = self.hash_key() if self.brokers is None or self.identity().hash_key else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.bound else None
         return Sidecars(self.ports.control, self.open(name).prefix, hash_key, kept)
 
@@ -325,24 +383,73 @@ def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
     def store(url: str, limits: Limits, retries: Retries | None = None) -> ObjectStore:
         return open_store(url, s3=settings.s3, limits=limits, retries=retries, counters=counters, contact=contact, records=True)
 
-    tier, ownership = settings.tier, Ownership(settings.tier.layout)
+    tier, control_url, ownership = settings.tier, settings.control_url, Ownership(settings.tier.layout)
     transfers = Transfers(storage_class=tier.aiven.storage_class * (tier.layout == "aiven"))
     kind = kind_of(settings)
     data = open_store(settings.tier_url, s3=settings.s3, limits=settings.limits, transfers=transfers, counters=counters, contact=contact)
+    control: ObjectStore = NothingStore("control_url under [tier] is not set")
+    urgent = control
+    if control_url:
+        control = store(control_url, settings.limits)
+        urgent = store(control_url, Limits(), Retries(deadline_s=settings.lease.ttl_ms / 3000))
+    brokers = brokers_of(settings, control) if tier.kind == "kafka" else None
     ports = Ports(
-        control=store(settings.control_url, settings.limits),
+        control=control,
         data=data,
-        layout=kind.layout(settings, data),
+        layout=kind.layout(settings, data, topic_ids(brokers)),
         publisher=kind.publisher(settings, data),
         clock_ms=lambda: int(time.time() * 1000),
         sleep=time.sleep,
         random_bytes=secrets.token_bytes,
         holder=f"{socket.gethostname()}:{os.getpid()}",
         keep_alive=background_beats,
-        urgent=store(settings.control_url, Limits(), Retries(deadline_s=settings.lease.ttl_ms / 3000)),
+        urgent=urgent,
         ownership=ownership,
         retention=_retention(settings),
     )
-    place = hashlib.sha256(settings.control_url.encode()).hexdigest()[:16]
-    local = LocalState(Path(settings.tier.state_dir) / "cache" / place) if local_state else None
-    return Tier(settings, ports, open_catalog(ports), counters, local, ownership=ownership)
+    place = hashlib.sha256(control_url.encode()).hexdigest()[:16]
+    # What brokers change in their metadata is in no control log: what was kept of one would be believed.
+    local = LocalState(Path(tier.state_dir) / "cache" / place) if local_state and brokers is None else None
+    return Tier(settings, ports, open_catalog(ports), counters, local, ownership=ownership, brokers=brokers)
+
+
+def brokers_of(settings: Settings, control: ObjectStore) -> BrokersMetadata:
+    """What brokers say of the tier: from the metadata topic, or from the latest snapshot of it where no broker is named.
+
+    Makes no request to brokers yet. Raises UsageError, StoreError for a snapshot that is not there.
+    """
+    kafka = settings.kafka
+    if not kafka.bootstrap_servers.strip():
+        from compactor.tier.metadata_snapshot import SnapshotBrokers, latest
+
+        return SnapshotBrokers(latest(control), kafka.topics, f"the metadata snapshot in {control.url}")
+    from compactor.metadata_topic.admin import KafkaAdmin
+    from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
+    from compactor.metadata_topic.follow import FollowedTopic
+    from compactor.metadata_topic.kept import KeptStates
+    from compactor.tier.brokers import FollowedBrokers
+    from compactor.tier.cluster import AdminCluster
+
+    connection = connection_of(settings)
+    place = hashlib.sha256(kafka.bootstrap_servers.encode()).hexdigest()[:16]
+    topic = ConfluentMetadataTopic(connection)
+    followed = FollowedTopic(topic, KeptStates(Rocks(Path(settings.tier.state_dir) / "metadata" / place)))
+    where = f"{topic.name} at {kafka.bootstrap_servers}"
+    return FollowedBrokers(followed, AdminCluster(KafkaAdmin(connection)), kafka.topics, where)
+
+
+def connection_of(settings: Settings) -> KafkaConnection:
+    """How [kafka] says that brokers are reached. Raises UsageError."""
+    from compactor.metadata_topic.connection import KafkaConnection
+
+    properties = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.kafka.properties.items()}
+    return KafkaConnection(settings.kafka.bootstrap_servers, properties)
+
+
+def topic_ids(brokers: BrokersMetadata | None) -> TopicIdOf:
+    """Of a tier's topics, asked when they are needed."""
+
+    def topic_id(name: TopicPartition) -> str:
+        return TopicIds(brokers.topic_ids() if brokers else {})(name)
+
+    return topic_id

@@ -34,8 +34,7 @@ ENV_FILE = "TIERED_COMPACTOR_CONFIG"
 DEFAULT_FILE = "tiered-compactor.toml"
 
 BUILT: dict[str, tuple[object, ...]] = {
-    "tier.kind": ("object-log",),
-    "tier.layout": ("native",),
+    "tier.layout": ("native", "kafka-local", "aiven"),
 }
 """Keys of which only some values work so far. The others are refused, not ignored; delete a row when all of its values work."""
 
@@ -71,6 +70,15 @@ def _host_and_port(listen: str) -> str:
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError("host and port, for example 127.0.0.1:8080")
     return listen
+
+
+def _expressions(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{json.dumps(pattern)} is not a regular expression: {error}") from error
+    return patterns
 
 
 def _not_empty(text: str) -> str:
@@ -137,6 +145,7 @@ class Kafka(_Section):
     """For ``kind = "kafka"``."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
+    topics: Annotated[tuple[Annotated[str, AfterValidator(_not_empty)], ...], AfterValidator(_expressions)] = Field((), strict=False)
     properties: dict[str, str | bool | int | float] = {}
 
 
@@ -257,8 +266,20 @@ class Settings(Value):
 
     @property
     def control_url(self) -> str:
-        """Where control logs, sidecars and scratch live. Raises UsageError where no tier is set."""
-        return self.tier.control_url or self.tier_url.rstrip("/") + "/.tiered-compactor/"
+        """Where control logs, sidecars and scratch live. Raises UsageError where no tier is set.
+
+        Empty for a tier that brokers write where no place was named: nothing of this program's own may lie among their objects.
+        """
+        root = self.tier_url
+        if self.tier.kind == "object-log":
+            return self.tier.control_url or root.rstrip("/") + "/.tiered-compactor/"
+        data = root.rstrip("/") + "/" + self.tier.aiven.key_prefix * (self.tier.layout == "aiven")
+        if (self.tier.control_url.rstrip("/") + "/").startswith(data):
+            raise UsageError(
+                f"control_url under [tier] lies within {data}, where brokers keep their segments",
+                hint="Name another bucket or prefix, or another directory",
+            )
+        return self.tier.control_url
 
 
 def topic_key(pattern: str, name: str) -> str:

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from compactor.cli import frame
 from compactor.cli.output import Output
-from compactor.errors import CompactorError, Leased
+from compactor.errors import CompactorError, Leased, UsageError
+
+READERS = "There are topics, segments, plan, explain, checkpoints, verify, orphans, export and config check"
+"""For a tier of kind kafka."""
 
 if TYPE_CHECKING:
     from compactor.bootstrap import Tier
@@ -20,13 +23,22 @@ if TYPE_CHECKING:
     from compactor.model.ids import TopicPartition
 
 
-def opened(args: argparse.Namespace, *, local_state: bool = False) -> Tier:
-    """The tier of the configuration; ``local_state``: with what this machine remembers of it. Raises UsageError."""
+def opened(args: argparse.Namespace, *, local_state: bool = False, writes: str = "") -> Tier:
+    """The tier of the configuration; ``local_state``: with what this machine remembers of it. Raises UsageError.
+
+    ``writes``: the command, where it is one that changes the tier. All others cannot change one that brokers write.
+    """
     from compactor.bootstrap import open_tier
 
     gc.set_threshold(100_000)  # segments are made by the hundred thousand, and no cycles
     settings = frame.settings(args)
+    if settings.tier.kind == "kafka" and writes:
+        raise UsageError(f"`{writes}` does not work on a tier that brokers write: this version only reads those", hint=READERS)
     opened = open_tier(settings, local_state=local_state)
+    if opened.brokers is not None:
+        from compactor.views.checkpoints import read_only
+
+        opened = read_only(opened)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
         from compactor.spark.round.engine import SparkEngines
 

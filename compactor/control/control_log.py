@@ -104,7 +104,9 @@ class ControlLog(Generic[S]):
         incarnation: str,
         clock_ms: Callable[[], int],
         floor: int = 0,
+        view: Callable[[S], S] | None = None,
     ) -> None:
+        """``view``: what ``state`` makes of the folded state for whoever only reads. ``transact`` goes by the fold itself."""
         self.store = store
         self.floor = floor
         self.prefix = prefix
@@ -113,6 +115,7 @@ class ControlLog(Generic[S]):
         self._form = form
         self._empty = empty
         self._clock_ms = clock_ms
+        self._view = view
         self._state: S | None = None
         self._last: tuple[str, int] | None = None
         self._kept: tuple[S, Mark] | None = None
@@ -124,9 +127,18 @@ class ControlLog(Generic[S]):
     @property
     def state(self) -> S:
         """As last folded; call ``refresh`` first."""
-        if self._state is None:
-            return self.refresh()
-        return self._state
+        return self._seen(self._folded)
+
+    @property
+    def _folded(self) -> S:
+        if self._state is not None:
+            return self._state
+        if not self._take_kept():
+            self._restart()
+        return self._settle(None)
+
+    def _seen(self, state: S) -> S:
+        return state if self._view is None else self._view(state)
 
     def load(self, state: S, mark: Mark | None = None) -> None:
         """Begins from a state folded earlier. Where a boundary has passed it, the next fold starts over.
@@ -162,7 +174,8 @@ class ControlLog(Generic[S]):
         """Folds on to the tail and returns the state."""
         if self._state is None and not self._take_kept():
             self._restart()
-        return self._settle(None)
+        self._settle(None)
+        return self.state
 
     def check_whole(self) -> S:
         """Folds on to the tail by way of a LIST, and returns the state. Raises BadControlRecord where an object is missing.
@@ -194,13 +207,14 @@ class ControlLog(Generic[S]):
     def reload(self) -> S:
         """Folds again from the snapshot: it knows the times of slots that are gone, which a state folded before does not."""
         self._restart()
-        return self._settle(None)
+        self._settle(None)
+        return self.state
 
     def history(self) -> tuple[S, list[tuple[Record[Any], S]]]:
         """For people: the state that the log still begins from, and each record behind it with the state after it. Reads only."""
         while True:
             self._restart()
-            base = state = self.state
+            base = state = self._folded
             steps: list[tuple[Record[Any], S]] = []
             for record in self._behind(base.slot):
                 state = self._form.apply(state, record)
@@ -247,7 +261,7 @@ class ControlLog(Generic[S]):
         or may not be in the log: the caller changes nothing that depends on it.
         """
         while True:
-            state = self.state
+            state = self._folded
             body = decide(state)
             if body is None:
                 return state
@@ -271,8 +285,8 @@ class ControlLog(Generic[S]):
 
         Anybody may do this, at any time, in any number. Returns whether old slots were deleted.
         """
-        state = self.refresh()
-        known = self._boundary
+        self.refresh()
+        state, known = self._folded, self._boundary
         if state.slot - known.slot < max(minimum, 1):
             return False
         try:
@@ -308,7 +322,7 @@ class ControlLog(Generic[S]):
     def _settle(self, appended: Record[Any] | None) -> S:
         """Folds on (from a record that was just created, or by GETs to the tail), then looks at the boundary."""
         while True:
-            base = self.state
+            base = self._folded
             state, last = base, self._last
             for record in [appended] if appended else self._behind(base.slot):
                 state, last = self._form.apply(state, record), (record.incarnation, record.attempt)

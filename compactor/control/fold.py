@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from checkpoint import lineage, offsets
+from compactor.control import mirror
 from compactor.control import records as r
 from compactor.control.records import Record
 from compactor.control.state import (
@@ -242,6 +243,10 @@ def _lineage_recorded(state: PartitionState, record: Record[Any], body: r.Lineag
     return _lineage_moved(state, body.lineage, body.end_offset)
 
 
+def _segments_mirrored(state: PartitionState, record: Record[Any], body: r.SegmentsMirrored) -> Changes:
+    return mirror.after(state, body)
+
+
 def _lineage_moved(state: PartitionState, newer: tuple[EpochEntry, ...], end: int) -> Changes:
     """Stores the lineage; where the broker's log was truncated or has diverged, nothing above counts as clean any more."""
     parted = lineage.divergence(state.lineage, state.end_offset + 1, newer, end)
@@ -409,6 +414,7 @@ EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.TailTruncated: _tail_truncated,
     r.PartitionDeleted: _partition_deleted,
     r.LineageRecorded: _lineage_recorded,
+    r.SegmentsMirrored: _segments_mirrored,
     r.ImportVoided: _import_voided,
     r.PlanAnnounced: _plan_announced,
     r.ReceiptsAdded: _receipts_added,

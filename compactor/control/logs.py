@@ -8,7 +8,7 @@ partitions/<topic-partition>/scratch/<run>/<name>        what a run keeps betwee
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from compactor.control import ordering
@@ -35,13 +35,17 @@ PARTITION = LogFormat(record=PartitionRecord, snapshot=Snapshot[PartitionState],
 CATALOG = LogFormat(record=CatalogRecord, snapshot=Snapshot[CatalogState], apply=fold_catalog, with_times=lambda state, _: state)
 
 
-def open_partition(ports: Ports, name: TopicPartition, floor: int = 0) -> PartitionLog:
+def open_partition(
+    ports: Ports, name: TopicPartition, floor: int = 0, *, key: str = "", view: Callable[[PartitionState], PartitionState] | None = None
+) -> PartitionLog:
     """A partition's control log under a new incarnation. Makes no request yet; a partition that nobody wrote to is empty.
 
-    ``floor``: a slot that the log has had, as the tier-wide log has it (``CatalogState.reached``).
+    ``floor``: a slot that the log has had, as the tier-wide log has it (``CatalogState.reached``). ``key``: what the log is called
+    where a partition's name is not enough: brokers' topics come again under another id. ``view``: as ControlLog takes it.
     """
     empty = PartitionState(topic=name.topic, partition=name.partition)
-    return _open(ports, f"partitions/{name}", str(name), empty, PARTITION, floor)
+    called = key or str(name)
+    return _open(ports, f"partitions/{called}", called, empty, PARTITION, floor, view)
 
 
 def open_catalog(ports: Ports) -> CatalogLog:
@@ -118,7 +122,7 @@ def tidy(log: ControlLog[Any]) -> None:
         pass
 
 
-def _open(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any], floor: int = 0) -> ControlLog[Any]:
+def _open(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any], floor: int = 0, view: Any = None) -> ControlLog[Any]:
     return ControlLog(
         ports.control,
         prefix,
@@ -128,4 +132,5 @@ def _open(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any]
         incarnation=ports.new_id(),
         clock_ms=ports.clock_ms,
         floor=floor,
+        view=view,
     )

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from checkpoint import lineage, offsets
+from compactor.control import mirror
 from compactor.control import records as r
 from compactor.control.records import Record
 from compactor.control.state import Intent, PartitionState, Waiting
@@ -223,6 +224,22 @@ def open_import(state: PartitionState, record: Record[Any]) -> str:
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
+def round_untouched(state: PartitionState, record: Record[Any]) -> str:
+    """nothing taken away that the open round names"""
+    lost = set(mirror.named_by_round(state)).intersection(record.body.gone)
+    return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
+
+
+def chain_without_gaps(state: PartitionState, record: Record[Any]) -> str:
+    """ids that were live and segments that follow each other without a gap"""
+    strange = set(record.body.gone) - {segment.id for segment in state.live}
+    if strange:
+        return f"segment {min(strange)} is not live"
+    after = mirror.live_after(state, record.body)
+    ids = [segment.id for segment in after]
+    return "a segment is in the view twice" if len(set(ids)) != len(ids) else _unsound(after) or _gap(after)
+
+
 # --- a round -----------------------------------------------------------------------------------------------------------------
 
 
@@ -383,6 +400,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     r.TailTruncated: (tail_of_view,),
     r.PartitionDeleted: (leads, there_is_something),
     r.LineageRecorded: (lineage_ascends,),
+    r.SegmentsMirrored: (leads, round_untouched, chain_without_gaps),
     r.ImportVoided: (leads, open_import),
     r.PlanAnnounced: (leads, no_intent, sound_plan, vector_unchanged, sources_live, tasks_cover),
     r.ReceiptsAdded: (leads, one_run, intent_open, receipts_match),

@@ -119,6 +119,22 @@ class LineageRecorded(Value):
     end_offset: int
 
 
+class SegmentsMirrored(Value):
+    """A tier that brokers write: what their metadata topic says is readable, where it differs from what the log has.
+
+    ``gone`` leave the view, ``added`` stand in it, in order; one that is in both is read up to another offset than before.
+    ``lineage`` ends at ``end_offset`` (exclusive). ``metadata_offset``: of the last record that was folded, for people.
+    """
+
+    type: Literal["segments_mirrored"] = "segments_mirrored"
+    leader_epoch: int
+    added: tuple[RemoteLogSegmentMetadata, ...]
+    gone: tuple[str, ...]
+    lineage: tuple[EpochEntry, ...]
+    end_offset: int
+    metadata_offset: int
+
+
 class ImportVoided(Value):
     """The ids of this import that are not tiered are unusable for ever."""
 
@@ -225,6 +241,7 @@ PartitionBody = Annotated[
     | TailTruncated
     | PartitionDeleted
     | LineageRecorded
+    | SegmentsMirrored
     | ImportVoided
     | PlanAnnounced
     | ReceiptsAdded

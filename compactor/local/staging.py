@@ -42,7 +42,7 @@ class Wanted:
     @property
     def file(self) -> SegmentFile:
         """What was recorded of it."""
-        return self.segment.files[self.kind]
+        return self.segment.file(self.kind)
 
     @property
     def what(self) -> FileOf:
@@ -262,8 +262,6 @@ def group_room(sources: Sequence[RemoteLogSegmentMetadata], index_interval_bytes
     # Index entries have 8 and 12 bytes, at most one of each every interval, and no batch has fewer than 61 bytes.
     indexes = written // max(index_interval_bytes, 61) * 20
     largest = (
-        max((source.files["log"].size for source in sources), default=0)
-        if to_fetch is None
-        else max((w.file.size for w in to_fetch), default=0)
+        max((source.size_bytes for source in sources), default=0) if to_fetch is None else max((w.file.size for w in to_fetch), default=0)
     )
     return blocks(largest) + blocks(written) + blocks(indexes) + len(FILE_KINDS) * BLOCK

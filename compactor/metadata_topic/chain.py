@@ -71,6 +71,19 @@ def chain(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[
     return links
 
 
+def told_lineage(cache: RemoteLogMetadataCache) -> tuple[EpochEntry, ...]:
+    """The lineage that the tier's readable segments tell, where no broker is asked: later leaders truncate what earlier ones wrote.
+
+    As Kafka's LeaderEpochFileCache does it: an epoch that begins at or above the start of a later one is no part of the log. Epochs
+    without a record in the tier are missing; no lookup depends on them.
+    """
+    entries: list[EpochEntry] = []
+    for epoch, state in sorted(cache.epochs.items(), reverse=True):
+        if state.starts and (not entries or state.starts[0] < entries[-1].start_offset):
+            entries.append(EpochEntry(epoch, state.starts[0]))
+    return tuple(reversed(entries))
+
+
 def gaps(links: Sequence[Link]) -> list[tuple[int, int]]:
     """Offsets (first, last) between links: consumers that ask for them are reset."""
     return [(one.last + 1, two.first - 1) for one, two in pairwise(links) if two.first > one.last + 1]

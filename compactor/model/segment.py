@@ -65,6 +65,10 @@ class RemoteLogSegmentMetadata(Value):
     records: int = 0
     custom_metadata: str = Field(default="", exclude_if=lambda value: not value)
 
+    def file(self, kind: str) -> SegmentFile:
+        """As recorded. Of a broker's segment nothing but the log's size is. Raises KeyError."""
+        return SegmentFile(size=self.size_bytes) if kind == "log" and not self.files else self.files[kind]
+
     @property
     def index_bytes(self) -> int:
         return self.files["index"].size if "index" in self.files else 0

@@ -68,7 +68,7 @@ class SegmentRoles:
     @property
     def largest(self) -> int:
         """Room for any segment that may have to be read while rows lie on the disk."""
-        return max((blocks(segment.files["log"].size) for segment in self.live), default=0)
+        return max((blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
 class SourceTable:

@@ -44,7 +44,7 @@ class Arrived:
 
 def download(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Arrived:
     """One file of a segment as a local file. Raises NotFound, StoreError."""
-    file = segment.files[kind]
+    file = segment.file(kind)
     arrived = _downloaded(layout.download(name, segment, kind, path), path, file)
     if not arrived.is_recorded(file):
         arrived = _downloaded(arrived.travelled + layout.download(name, segment, kind, path), path, file)
@@ -53,7 +53,7 @@ def download(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegm
 
 def content(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
     """A small file, in memory. Raises BadData where it is not what was recorded; NotFound, StoreError."""
-    file = segment.files[kind]
+    file = segment.file(kind)
     most = file.size + 1  # of a range the store says which it sends, so that a body that is cut off is noticed as such
     data = layout.read(name, segment, kind, 0, most)
     if not _of(data, file).is_recorded(file):

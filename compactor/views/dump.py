@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from compactor.bootstrap import Tier
 from compactor.cleaner.passes.source import SourceSegment
+from compactor.control.mirror import described
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
@@ -22,10 +23,10 @@ from compactor.records.rows import Chunk, RowBuffers, Rows, parse
 SHOWN_BYTES = 60
 
 
-def list_segments(state: PartitionState, sidecars: Mapping[str, int]) -> list[dict[str, Any]]:
+def list_segments(state: PartitionState, sidecars: Mapping[str, int], others: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
     """Live segments and those that still have objects: replaced ones, half-deleted ones, ids of an open round or import.
 
-    ``sidecars``: bytes by segment id.
+    ``sidecars``: bytes by segment id. ``others``: more rows, of segments that brokers know.
     """
     found = [_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
     for waiting in state.waiting:
@@ -33,9 +34,21 @@ def list_segments(state: PartitionState, sidecars: Mapping[str, int]) -> list[di
     found += [_row(segment, SegmentState.DELETE_SEGMENT_STARTED) for segment in state.retiring]
     for receipt in state.intent.receipts if state.intent else ():
         found.append(_row(receipt.segment, SegmentState.COPY_SEGMENT_STARTED))
+    found += others
     for row in found:
         row["sidecar"] = {"bytes": sidecars[row["id"]]} if row["id"] in sidecars else None
     return found
+
+
+def segments_of_brokers(opened: Tier, state: PartitionState) -> list[dict[str, Any]]:
+    """Those that metadata names and nobody reads: unfinished ones, half-deleted ones, and such that others have taken the place of."""
+    if opened.brokers is None:
+        return []
+    shown = {segment.id for segment in state.live}
+    shown.update(segment.id for group in state.waiting for segment in group.segments)
+    shown.update(segment.id for segment in state.retiring)
+    known = opened.brokers.folded(state.name).cache.list_all()
+    return [_row(described(record), record.state) for record in known if record.id not in shown]
 
 
 def _row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: str | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from Crypto.PublicKey import RSA
 
-from compactor.bootstrap import BROKER_LAYOUTS
+from compactor.bootstrap import KINDS
 from compactor.config import Aiven, Settings, TierSettings
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition, segment_id
@@ -69,7 +69,7 @@ def brokers(layout: str, **settings: object) -> Callable[[ObjectStore, Path], Ri
         (scratch / "key.pem").write_bytes(private_key())
         aiven = {**settings, "key_pairs": {"key1": str(scratch / "key.pem")}}
         made = Settings(tier=TierSettings(aiven=Aiven.model_validate(aiven)))
-        return Rig(BROKER_LAYOUTS[layout](made, store, TopicIds({"orders": "R0AHqObxTZmsN-zsxr_0TQ"})), store)
+        return Rig(KINDS["kafka", layout].layout(made, store, TopicIds({"orders": "R0AHqObxTZmsN-zsxr_0TQ"})), store)
 
     return rig
 

@@ -10,7 +10,7 @@ import pytest
 from Crypto.PublicKey import RSA
 
 from compactor import bootstrap
-from compactor.bootstrap import BROKER_LAYOUTS
+from compactor.bootstrap import KINDS
 from compactor.tier.names import TopicIds
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 from tests.golden.test_import_tiers import as_log_directory
@@ -25,7 +25,7 @@ def cli(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     layout: str = request.param[0]
     aiven: Mapping[str, Any] = request.param[1]
     kind = bootstrap.KindOfTier(
-        layout=lambda settings, store: BROKER_LAYOUTS[layout](settings, store, TopicIds({"orders": TOPIC_ID})),
+        layout=lambda settings, store, _: KINDS["kafka", layout].layout(settings, store, TopicIds({"orders": TOPIC_ID})),
         publisher=lambda *_: ObjectLogPublisher(),
     )
     # As long as a tier of brokers needs brokers, one without them stands in for it.

@@ -59,12 +59,15 @@ def test_environment_before_file_before_default(tmp_path: Path) -> None:
 
 def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
     values = {
+        "tier.kind": "kafka",
+        "tier.layout": "aiven",
         "tier.url": "file:///a b",
         "tier.control_url": "s3://bucket",
         "tier.aiven.key_pairs": '{key1 = "/etc/keys/key1.pem"}',
         "tier.aiven.compression": "zstd",
         "tier.aiven.custom_metadata_fields": '["OBJECT_KEY"]',
         "s3.endpoint_url": "https://[::1]:9000",
+        "kafka.topics": '["orders"]',
         "kafka.properties": '{"security.protocol" = "SSL"}',
         "cleaner.min_cleanable_dirty_ratio": "0.25",
         "cleaner.max_compaction_lag_ms": "5",
@@ -187,8 +190,14 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ),
         ('[daemon]\nlisten = "8080"', 'FILE: [daemon] listen = "8080": host and port, for example 127.0.0.1:8080'),
         ("[kafka]\nproperties = {a = [1]}", "FILE: [kafka] properties: allowed is a table of texts, numbers and booleans"),
-        ('[tier]\nkind = "kafka"', 'FILE: [tier] kind = "kafka" is not built yet. This version knows "object-log"'),
-        ('[tier]\nlayout = "aiven"', 'FILE: [tier] layout = "aiven" is not built yet. This version knows "native"'),
+        (
+            '[tier]\nlayout = "pinterest"',
+            'FILE: [tier] layout = "pinterest" is not built yet. This version knows "native" or "kafka-local" or "aiven"',
+        ),
+        (
+            '[kafka]\ntopics = ["("]',
+            'FILE: [kafka] topics = ["("]: "(" is not a regular expression: missing ), unterminated subpattern at position 0',
+        ),
     ],
 )
 def test_what_a_file_must_not_say(tmp_path: Path, text: str, message: str) -> None:

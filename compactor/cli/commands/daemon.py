@@ -34,7 +34,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.service.daemon import Daemon
     from compactor.service.pages import Pages, served
 
-    opened = tiers.opened(args, local_state=True)
+    opened = tiers.opened(args, local_state=True, writes="daemon")
     try:
         opened.identity()
     except UsageError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
 from compactor.cli.warming import warm_up
+from compactor.errors import UsageError
 
 if TYPE_CHECKING:
     from compactor.model.ids import TopicPartition
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.transfer.import_ import ImportOptions
     from compactor.transfer.import_root import is_log_root
 
+    if frame.settings(args).tier.kind == "kafka":
+        raise UsageError("nothing is imported into a tier that brokers write: they tier it", hint="Import into a tier of kind object-log")
     options = ImportOptions(live=args.live, gaps=args.allow_gaps, accept_truncation=args.accept_truncation)
     if args.topic is None and args.partition is None and is_log_root(args.log_dir):
         return _import_root(args, out, options)

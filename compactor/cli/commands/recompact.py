@@ -25,7 +25,7 @@ def add_arguments(parser: frame.Parser) -> None:
 def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.spark.cluster.versions import check_pyspark
 
-    opened = tiers.opened(args)
+    opened = tiers.opened(args, writes="recompact")
     names = opened.partitions(args.partitions)
     check_pyspark()
     from compactor.spark.cluster.executor import Cost

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.upkeep.uploads import sweep_uploads
 
     clock = Clock(args.now, args.force_now)
-    opened = tiers.opened(args)
+    opened = tiers.opened(args, writes="retire")
     outcomes = tiers.PartitionOutcomes(out, named=False)
     deleted: list[str] = []
     swept: list[str] = []

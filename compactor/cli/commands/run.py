@@ -29,7 +29,7 @@ def add_arguments(parser: frame.Parser) -> None:
 def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.round.compaction import nothing_to_do
 
-    with tiers.opened(args, local_state=True) as opened:
+    with tiers.opened(args, local_state=True, writes="run") as opened:
         names = opened.partitions(args.partitions)
         outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
         now = tiers.now_ms(args)

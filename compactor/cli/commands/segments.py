@@ -20,15 +20,17 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def show_list(args: argparse.Namespace, out: Output) -> None:
-    from compactor.views.dump import list_segments
+    from compactor.views.dump import list_segments, segments_of_brokers
 
     opened = tiers.opened(args)
     (name,) = opened.partitions([args.partition])
-    found = list_segments(opened.open(name).refresh(), opened.sidecars(name).ids())
+    state = opened.open(name).refresh()
+    found = list_segments(state, opened.sidecars(name).ids(), segments_of_brokers(opened, state))
+    live = {segment.id for segment in state.live}
     rows = [
         (
             s["id"],
-            _state(s),
+            _state(s, live),
             f"{s['start_offset']} - {s['end_offset']}",
             size(s["bytes"]),
             " ".join(f"{e['epoch']}@{e['start_offset']}" for e in s["leader_epochs"]),
@@ -40,8 +42,10 @@ def show_list(args: argparse.Namespace, out: Output) -> None:
     out.result({"segments": found}, Table("", ("id", "state", "offsets", "size", "leader epochs", "replaced by", "sidecar"), rows))
 
 
-def _state(segment: dict[str, Any]) -> str:
+def _state(segment: dict[str, Any], live: set[str]) -> str:
     """Kafka's states in a word; JSON has them as they are called."""
+    if segment["state"] == "COPY_SEGMENT_FINISHED" and not segment["replaced_by"] and segment["id"] not in live:
+        return "not read"
     words = {"COPY_SEGMENT_STARTED": "being made", "COPY_SEGMENT_FINISHED": "live", "DELETE_SEGMENT_STARTED": "being deleted"}
     return "replaced" if segment["replaced_by"] else words[segment["state"]]
 

@@ -1,4 +1,4 @@
-"""``topics``: what the tier holds; ``topics delete``: takes a partition out."""
+"""``topics``: what the tier holds; ``topics delete``: takes a partition out; ``topics snapshot``: keeps a broker tier's metadata."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
+from compactor.errors import UsageError
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -13,6 +14,8 @@ def add_arguments(parser: frame.Parser) -> None:
     delete = parser.subcommand("delete", "take a partition out of the tier", required=False)
     delete.add_argument("partition", metavar="TOPIC-PARTITION")
     delete.runs(run_delete)
+    snapshot = parser.subcommand("snapshot", "keep a broker tier's metadata, for readers without a broker", required=False)
+    snapshot.runs(run_snapshot)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
@@ -29,13 +32,11 @@ def run(args: argparse.Namespace, out: Output) -> int:
 def run_delete(args: argparse.Namespace, out: Output) -> None:
     from compactor.control.deletion import delete_partition, give_up_log
     from compactor.control.records import BadControlRecord
-    from compactor.errors import UsageError
 
+    kind = frame.settings(args).tier.kind
+    if kind != "object-log":
+        raise UsageError(f"the brokers say which partitions a tier of kind {kind} has", hint="Delete the topic there")
     with tiers.opened(args) as opened:
-        if opened.settings.tier.kind != "object-log":
-            raise UsageError(
-                f"the brokers say which partitions a tier of kind {opened.settings.tier.kind} has", hint="Delete the topic there"
-            )
         (name,) = opened.partitions([args.partition])
         log = opened.open(name)
         try:
@@ -60,3 +61,30 @@ def run_delete(args: argparse.Namespace, out: Output) -> None:
     summary = f"Its objects are deleted by `retire` in {grace} ms. The name can be imported anew; an agent waits until it is told to"
     table = Table(f"{name} is deleted", ("segments", "size", "start offset", "end offset"), rows)
     out.result(document, table, summary=summary)
+
+
+def run_snapshot(args: argparse.Namespace, out: Output) -> None:
+    from compactor.bootstrap import open_tier
+    from compactor.tier.metadata_snapshot import keep, taken
+
+    settings = frame.settings(args)
+    if settings.tier.kind != "kafka":
+        raise UsageError("a tier of this program's own has its metadata beside it", hint="A copy of the tier is complete")
+    if not settings.kafka.bootstrap_servers.strip():
+        raise UsageError("no broker is named to take a snapshot from", hint="Set bootstrap_servers under [kafka]")
+    if not settings.control_url:
+        raise UsageError("there is no place for a snapshot", hint="Set control_url under [tier], outside of what brokers write")
+    opened = open_tier(settings)
+    with out.progress("reading the metadata topic"):
+        snapshot = taken(opened.metadata, url=settings.tier_url, layout=settings.tier.layout, now_ms=opened.ports.clock_ms())
+    key = keep(opened.ports.control, snapshot)
+    document = {
+        "snapshot": f"{opened.ports.control.url}/{key}",
+        "taken_ms": snapshot.taken_ms,
+        "cluster_id": snapshot.cluster_id,
+        "topics": len(snapshot.topics),
+        "partitions": sum(len(topic.partitions) for topic in snapshot.topics),
+        "segments": snapshot.segments,
+    }
+    told = f"{document['segments']} segments of {document['partitions']} partitions are kept in {document['snapshot']}"
+    out.result(document, summary=told)

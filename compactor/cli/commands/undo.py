@@ -18,7 +18,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     from compactor.control.undo import undo, was_reverted
     from compactor.views.history import find_run
 
-    opened = tiers.opened(args)
+    opened = tiers.opened(args, writes="undo")
     names = opened.partitions([args.partition] if args.partition else None)
     with out.progress("looking for the run", len(names), "partitions") as progress:
         before = find_run(opened, args.run_id, names, progress.advance)

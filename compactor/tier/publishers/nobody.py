@@ -1,0 +1,37 @@
+"""Readers of a tier that may only be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from compactor.errors import UsageError
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import Replacement
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.tier.ports import SegmentRef
+
+
+class NobodyPublisher:
+    """SegmentPublisher. Refuses everything, before anything is changed."""
+
+    def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+        _refuse(name)
+
+    def publish(self, name: TopicPartition, replacements: Sequence[Replacement], record: Callable[[], None]) -> None:
+        _refuse(name)
+
+    def restore(
+        self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
+    ) -> None:
+        _refuse(name)
+
+    def withdraw(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        _refuse(name)
+
+    def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        _refuse(name)
+
+
+def _refuse(name: TopicPartition) -> NoReturn:
+    raise UsageError(f"{name}: this version only reads tiers that brokers write", hint="Nothing was changed")

@@ -1,0 +1,72 @@
+"""A tier of golden data as the product sees it: its events through the metadata topic in memory, or a snapshot of them in a store."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from compactor.local.rocks import Rocks
+from compactor.metadata_topic.codec import MetadataRecord, decode
+from compactor.metadata_topic.follow import FollowedTopic
+from compactor.metadata_topic.kept import KeptStates
+from compactor.storage.factory import open_store
+from compactor.tier.brokers import FollowedBrokers, TopicNow
+from compactor.tier.metadata_snapshot import keep, taken
+from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
+from tests.support.broker_tiers import BrokerTier
+from tests.support.tier_cli import TierCli
+
+NOW_MS = 1_800_000_000_000
+
+
+class MemoryCluster:
+    """ClusterNow: topics as a test says."""
+
+    def __init__(self, topics: Mapping[str, TopicNow]) -> None:
+        self.known = dict(topics)
+
+    def cluster_id(self) -> str:
+        return "cluster-of-tests"
+
+    def topics(self, names: Sequence[str]) -> Mapping[str, TopicNow]:
+        return {name: self.known[name] for name in names if name in self.known}
+
+
+def golden_events(tier: BrokerTier) -> list[MetadataRecord]:
+    [path] = [tier.folder / name for name in ("metadata.jsonl", "metadata-topic.jsonl") if (tier.folder / name).exists()]
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [decode(base64.b64decode(event["value"])) for event in found]
+
+
+def brokers_of(
+    events: Sequence[MetadataRecord], scratch: Path, patterns: Sequence[str] = ("orders",), *, topics: Mapping[str, TopicNow] | None = None
+) -> FollowedBrokers:
+    """``topics``: by default the last id that the events name for each."""
+    log = MemoryTopicLog()
+    log.write(events)
+    known = {record.partition.topic: TopicNow(record.partition.topic_id) for record in events} if topics is None else topics
+    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(Rocks(scratch)))
+    return FollowedBrokers(followed, MemoryCluster(known), patterns, "the metadata topic of tests")
+
+
+def broker_cli(folder: Path, tier: BrokerTier, layout: str, events: Sequence[MetadataRecord] | None = None) -> TierCli:
+    """The command line on a golden tier: no broker, a snapshot of its metadata in a control store of its own."""
+    control = folder / "control"
+    brokers = brokers_of(golden_events(tier) if events is None else events, folder / "folded")
+    snapshot = taken(brokers, url=tier.objects.as_uri(), layout=layout, now_ms=NOW_MS)
+    keep(open_store(str(control)), snapshot)
+    cli = TierCli(folder / "cli")
+    cli.tier = tier.objects
+    cli.set(
+        tier={"kind": "kafka", "layout": layout, "url": tier.objects.as_uri(), "control_url": control.as_uri()},
+        kafka={"bootstrap_servers": "", "topics": ["orders"]},
+    )
+    if layout == "aiven":
+        lines = ["[tier.aiven]"]
+        for key, value in tier.settings().model_dump(mode="json").items():
+            pairs = ", ".join(f"{name} = {json.dumps(file)}" for name, file in value.items()) if isinstance(value, dict) else ""
+            lines.append(f"{key} = {{{pairs}}}" if isinstance(value, dict) else f"{key} = {json.dumps(value)}")
+        cli.config.write_text(cli.config.read_text() + "\n".join(lines) + "\n")
+    return cli
