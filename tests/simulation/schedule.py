@@ -110,8 +110,8 @@ def end_phase(world: World, oracle: Oracle, actors: Actors) -> None:
                 break
         except Leased:
             world.note("waits for one that hangs")
-        world.now_ms += 2000
-    world.now_ms += ORPHAN_AGE_MS * 2
+        world.wait(2000)
+    world.wait(ORPHAN_AGE_MS * 2)
     retire(ports, log, LEASE, RETENTION, work=actors.work(ports))
     oracle.check_view()
     oracle.check_end()
