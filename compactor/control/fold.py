@@ -300,6 +300,10 @@ def _intent_undone(state: PartitionState, record: Record[Any], body: r.IntentUnd
     return {"intent": None, "runs": runs} | _void(state, _new_ids(state))
 
 
+def _publish_begun(state: PartitionState, record: Record[Any], body: r.PublishBegun) -> Changes:
+    return {"intent": _open(state).model_copy(update={"begun_slot": record.slot})}
+
+
 def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPublished) -> Changes:
     """Readers switch, all at once. The sources' objects begin to wait for grace."""
     by_id = state.live_by_id()
@@ -420,6 +424,7 @@ EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.ReceiptsAdded: _receipts_added,
     r.SurvivorsStored: _survivors_stored,
     r.IntentUndone: _intent_undone,
+    r.PublishBegun: _publish_begun,
     r.RoundPublished: _round_published,
     r.RetireBegun: _retire_begun,
     r.Retired: _retired,

@@ -33,6 +33,7 @@ class Stage(StrEnum):
     ANNOUNCED = "announced"
     UPLOADED = "uploaded"
     VERIFIED = "verified"
+    PUBLISH_BEGUN = "publish begun"
     PUBLISHED = "published"
     RETIRE_BEGUN = "retire begun"
     DELETED = "deleted"
@@ -46,7 +47,8 @@ STAGES: dict[Stage | None, frozenset[Stage]] = {
     None: frozenset({_T.ANNOUNCED}),
     _T.ANNOUNCED: frozenset({_T.UPLOADED, _T.UNDONE}),
     _T.UPLOADED: frozenset({_T.VERIFIED, _T.UNDONE}),
-    _T.VERIFIED: frozenset({_T.PUBLISHED, _T.UNDONE}),
+    _T.VERIFIED: frozenset({_T.PUBLISH_BEGUN, _T.PUBLISHED, _T.UNDONE}),
+    _T.PUBLISH_BEGUN: frozenset({_T.PUBLISHED}),
     _T.PUBLISHED: frozenset({_T.RETIRE_BEGUN, _T.REVERTED}),
     _T.REVERTED: frozenset({_T.RETIRE_BEGUN}),
     _T.UNDONE: frozenset({_T.DELETED}),
@@ -55,6 +57,7 @@ STAGES: dict[Stage | None, frozenset[Stage]] = {
     _T.RETIRED: frozenset(),
 }
 """Before PUBLISHED a round can only go back (UNDONE), after it only forward; REVERTED is a publication of its own (``undo``).
+PUBLISH_BEGUN comes between where readers are switched in several steps (brokers): no more way back from there either.
 Of an undone intent there is nothing to retire: DELETED is where it ends. Grace lies between PUBLISHED or REVERTED and RETIRE_BEGUN.
 
 UPLOADED: all groups have their receipts, that is, each was rewritten, passed the gate and was uploaded, in this order."""
@@ -62,6 +65,8 @@ UPLOADED: all groups have their receipts, that is, each was rewritten, passed th
 
 def stage_of(intent: Intent) -> Stage:
     """How far an open intent has come by what the log says of it: where whoever takes it up begins."""
+    if intent.begun_slot:
+        return Stage.PUBLISH_BEGUN
     return Stage.ANNOUNCED if intent.pending else Stage.UPLOADED
 
 
@@ -312,15 +317,28 @@ def one_run(state: PartitionState, record: Record[Any]) -> str:
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
+def all_receipts(state: PartitionState, record: Record[Any]) -> str:
+    """a receipt for each group of the round"""
+    pending = state.intent.pending if state.intent else ()
+    return f"group {pending[0].group} has no receipt" if pending else ""
+
+
+def not_begun(state: PartitionState, record: Record[Any]) -> str:
+    """a round whose publication has not begun"""
+    begun = state.intent is not None and state.intent.begun_slot
+    return f"readers are being switched since slot {begun}" if begun else ""
+
+
 def whole_round(state: PartitionState, record: Record[Any]) -> str:
-    """all outputs of the round, each as its receipt has it, in ascending order (I5)"""
+    """all outputs of the round, each as its receipt has it, in ascending order (I5); without those cut off after publication had begun"""
     intent = state.intent
     if intent is None:
         return ""
-    if intent.pending:
-        return f"group {intent.pending[0].group} has no receipt"
+    cut = set(record.body.cut_off)
+    if cut and (not intent.begun_slot or cut - {task.group for task in intent.plan.tasks}):
+        return "groups are cut off of a publication that has not begun, or that has no such group"
     receipts = {receipt.group: receipt for receipt in intent.receipts}
-    expected = [(task.sources, receipts[task.group].segment) for task in intent.plan.tasks]
+    expected = [(task.sources, receipts[task.group].segment) for task in intent.plan.tasks if task.group not in cut]
     given = [(new.sources, new.segment) for new in record.body.replacements]
     return "" if given == expected else "the replacements are not what the receipts say"
 
@@ -336,12 +354,13 @@ def coverage_kept(state: PartitionState, record: Record[Any]) -> str:
 
 
 def vector_ends_round(state: PartitionState, record: Record[Any]) -> str:
-    """the state's vector before, and after it that of the plan's end under the leader's epoch"""
+    """the state's vector before, and after it that of the plan's end under the leader's epoch, or the same where groups were cut off"""
     body: r.RoundPublished = record.body
     intent = state.intent
     if intent is None:
         return ""
-    if body.vector_before != state.vector or body.vector != vector_after(state, intent.plan, body.leader_epoch):
+    after = state.vector if body.cut_off else vector_after(state, intent.plan, body.leader_epoch)
+    if body.vector_before != state.vector or body.vector != after:
         return "the new cleaner offsets are not the end of this round"
     return ""
 
@@ -405,8 +424,9 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     r.PlanAnnounced: (leads, no_intent, sound_plan, vector_unchanged, sources_live, tasks_cover),
     r.ReceiptsAdded: (leads, one_run, intent_open, receipts_match),
     r.SurvivorsStored: (leads, intent_open),
-    r.IntentUndone: (leads, intent_open),
-    r.RoundPublished: (leads, intent_open, vector_unchanged, sources_live, whole_round, coverage_kept, vector_ends_round),
+    r.IntentUndone: (leads, intent_open, not_begun),
+    r.PublishBegun: (leads, intent_open, not_begun, vector_unchanged, sources_live, all_receipts),
+    r.RoundPublished: (leads, intent_open, vector_unchanged, sources_live, all_receipts, whole_round, coverage_kept, vector_ends_round),
     r.RetireBegun: (leads, whole_groups, granted_groups),
     r.Retired: (leads, retire_was_begun),
     r.RoundUndone: (leads, no_intent, latest_round),
@@ -430,7 +450,12 @@ def vector_after(state: PartitionState, plan: CompactionPlan, leader_epoch: int)
 
 
 def resume_problem(state: PartitionState, intent: Intent) -> str:
-    """Why the open intent cannot be published any more: a source went or the vector moved; empty where it can be resumed."""
+    """Why the open intent cannot be published any more: a source went or the vector moved; empty where it can be resumed.
+
+    Once its publication has begun it can be published, whatever happens: there is no way back.
+    """
+    if intent.begun_slot:
+        return ""
     return _source_gone(state, intent.plan) or _vector_moved(state, intent.plan)
 
 
@@ -483,6 +508,11 @@ def protected(state: PartitionState) -> set[str]:
     if state.intent:
         ids.update(task.new_segment_id for task in state.intent.plan.tasks)
     return ids
+
+
+def known(state: PartitionState) -> set[str]:
+    """Ids of which this log says what becomes of them."""
+    return protected(state).union(segment.id for segment in state.retiring)
 
 
 def require_deletable(state: PartitionState, incarnation: str, epoch: int, ids: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ after such a state says that the ids are unusable for ever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from compactor.control import ordering
 from compactor.control.leadership import Leadership
@@ -14,6 +14,7 @@ from compactor.control.ports import Ports
 from compactor.control.records import (
     IntentUndone,
     PlanAnnounced,
+    PublishBegun,
     ReceiptsAdded,
     RoundPublished,
     RunEnded,
@@ -21,11 +22,14 @@ from compactor.control.records import (
     SurvivorsStored,
 )
 from compactor.control.state import Intent, PartitionState
+from compactor.errors import NotFound
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.deleting import delete_keys
-from compactor.tier.ports import Named, SegmentRef
+from compactor.tier.ports import Announced, SegmentRef
 from compactor.tier.sidecars import sidecar_key
+
+LOOK_EVERY_MS = 1000
 
 
 def announce(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
@@ -52,28 +56,62 @@ def store_survivors(leadership: Leadership, run_id: str, objects: Sequence[Scrat
     return leadership.append(body, lambda state: _is_open(state, run_id) and state.intent.survivors == body.objects)  # type: ignore[union-attr]
 
 
-def publish(leadership: Leadership, intent: Intent) -> PartitionState:
-    """One record: all replacements of the round and its cleaner offsets. Raises RequirementFailed where a rule stands against it."""
-    state = leadership.state
+def publish(leadership: Leadership, intent: Intent, on_begun: Callable[[], None] = lambda: None) -> PartitionState:
+    """Switches readers, then one record: all replacements of the round and its cleaner offsets.
+
+    Raises RequirementFailed where a rule stands against it. ``on_begun``: called once *publish begun* stands (not without a broker).
+    """
+    run_id = intent.plan.run_id
     receipts = {receipt.group: receipt for receipt in intent.receipts}
-    replacements = tuple(Replacement(sources=task.sources, segment=receipts[task.group].segment) for task in intent.plan.tasks)
-    ports = leadership.ports
-    body = RoundPublished(
+    replacements = [Replacement(sources=task.sources, segment=receipts[task.group].segment) for task in intent.plan.tasks]
+
+    def begun() -> None:
+        leadership.append(PublishBegun(leader_epoch=leadership.epoch, run_id=run_id), lambda state: _has_begun(state, run_id))
+        _outlast_predecessors(leadership)
+        on_begun()
+
+    def record(cut_off: Collection[str]) -> None:
+        leadership.append(_published(leadership, intent, replacements, cut_off), lambda state: was_published(state, run_id))
+
+    leadership.foresee(_published(leadership, intent, replacements, ()))
+    leadership.ports.publisher.publish(leadership.state.name, replacements, begun, record)
+    return leadership.state
+
+
+def _published(leadership: Leadership, intent: Intent, replacements: Sequence[Replacement], cut_off: Collection[str]) -> RoundPublished:
+    state, ports = leadership.state, leadership.ports
+    return RoundPublished(
         leader_epoch=leadership.epoch,
         run_id=intent.plan.run_id,
-        replacements=replacements,
+        replacements=tuple(new for new in replacements if new.segment.id not in cut_off),
         vector_before=state.vector,
-        vector=ordering.vector_after(state, intent.plan, leadership.epoch),
+        vector=state.vector if cut_off else ordering.vector_after(state, intent.plan, leadership.epoch),
+        cut_off=tuple(task.group for task in intent.plan.tasks if task.new_segment_id in cut_off),
         grace_ms=ports.grace_ms,
         undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,
     )
 
-    def record() -> None:
-        leadership.append(body, lambda state: was_published(state, intent.plan.run_id))
 
-    leadership.foresee(body)
-    leadership.ports.publisher.publish(state.name, replacements, record)
-    return leadership.state
+def _outlast_predecessors(leadership: Leadership) -> None:
+    """Whoever was replaced without having released may have said something that is still on its way to readers: it must land before."""
+    ports, log = leadership.ports, leadership.log
+    late_ms, taken = ports.publisher.late_ms, leadership.state.last_take_over
+    if not late_ms or taken is None:
+        return
+    try:
+        since = ports.control.head(log.record_key(taken.slot)).modified_ms
+    except NotFound:
+        since = taken.at_ms  # the slot was cut, which takes longer than what is waited for
+    while (left := since + late_ms - ports.control.clock_ms()) > 0:
+        ports.sleep(min(left, LOOK_EVERY_MS) / 1000)
+        leadership.check()
+
+
+def cut_off_strays(leadership: Leadership) -> int:
+    """What dead compactors have left among readers is taken from them. Raises Fenced."""
+    state = leadership.check()
+    live = [segment for segment in state.live if segment.id in state.published_by]
+    return leadership.ports.publisher.cut_off(state.name, live, ordering.known(state))
 
 
 def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> PartitionState:
@@ -83,8 +121,8 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
         IntentUndone(leader_epoch=leadership.epoch, run_id=run_id, reason=reason),
         lambda state: not _is_open(state, run_id) and not was_published(state, run_id),
     )
-    announced = [Named(task.new_segment_id, task.start_offset) for task in intent.plan.tasks]
-    leadership.ports.publisher.withdraw(state.name, announced)
+    announced = [Announced(task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs) for task in intent.plan.tasks]
+    leadership.ports.publisher.withdraw(state.name, announced, late=intent.plan.leader_epoch != leadership.epoch)
     delete_objects(leadership, state, announced)
     forget_scratch(leadership, intent)
     return state
@@ -127,6 +165,10 @@ def was_published(state: PartitionState, run_id: str) -> bool:
     """Whether the round's publication has counted, by the folded state alone."""
     run = state.run(run_id)
     return run is not None and run.published_slot > 0
+
+
+def _has_begun(state: PartitionState, run_id: str) -> bool:
+    return _is_open(state, run_id) and state.intent is not None and state.intent.begun_slot > 0
 
 
 def _is_open(state: PartitionState, run_id: str) -> bool:

@@ -17,8 +17,9 @@ from compactor.model.base import Value
 from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
-VERSION = 2
-"""What is written. Version 1 is read too; it had no records of truncations, deletions and prepended segments, no tails, no bounds."""
+VERSION = 3
+"""What is written. Earlier ones are read too: 1 had no records of truncations, deletions and prepended segments, no tails, no bounds;
+2 had none of tiers that brokers write."""
 
 
 class BadControlRecord(BadData):
@@ -176,9 +177,18 @@ class IntentUndone(Value):
     reason: str
 
 
+class PublishBegun(Value):
+    """Readers are about to be switched, in more than one step: from here the round only goes forward. Never without a broker."""
+
+    type: Literal["publish_begun"] = "publish_begun"
+    leader_epoch: int
+    run_id: str
+
+
 class RoundPublished(Value):
     """All replacements of a round and the cleaner offsets it ends with: all or nothing.
 
+    ``cut_off``: groups that are not among the replacements, because a broker had deleted what they replace; the vector then stays.
     ``grace_ms``, ``undo_window_ms``: [publish] of who published, here and in other records after which something waits; nobody may keep it
     for less. None: a record of version 1, which did not say.
     """
@@ -191,6 +201,7 @@ class RoundPublished(Value):
     vector: tuple[CleanerOffset, ...]
     grace_ms: int | None = None
     undo_window_ms: int | None = None
+    cut_off: tuple[int, ...] = Field(default=(), exclude_if=lambda groups: not groups)
 
 
 class RetireBegun(Value):
@@ -247,6 +258,7 @@ PartitionBody = Annotated[
     | ReceiptsAdded
     | SurvivorsStored
     | IntentUndone
+    | PublishBegun
     | RoundPublished
     | RetireBegun
     | Retired

@@ -50,13 +50,17 @@ class EpochHistory(Value):
 
 
 class Intent(Value):
-    """The open intent: a plan that was announced and neither published nor undone."""
+    """The open intent: a plan that was announced and neither published nor undone.
+
+    ``begun_slot``: of *publish begun*; 0 as long as the round can be undone.
+    """
 
     plan: CompactionPlan
     slot: int
     at_ms: int
     receipts: tuple[CompactionReceipt, ...] = ()
     survivors: tuple[ScratchObject, ...] = ()
+    begun_slot: int = 0
 
     @property
     def pending(self) -> tuple[CompactionTask, ...]:
@@ -211,6 +215,12 @@ class PartitionState(LogState):
     def last_epoch(self) -> int:
         """The highest compactor epoch that was acquired; -1 before the first."""
         return self.leader.epoch if self.leader else -1
+
+    @property
+    def last_take_over(self) -> EpochHistory | None:
+        """The last epoch that was acquired while the one before had not been released: its holder may not know that it is over."""
+        pairs = list(zip(self.epochs, self.epochs[1:], strict=False))
+        return next((later for earlier, later in reversed(pairs) if earlier.ended == "replaced"), None)
 
     def live_by_id(self) -> dict[str, RemoteLogSegmentMetadata]:
         """Live segments by id; built anew at each call."""

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from compactor.errors import UsageError
 
+COMPACTOR_BROKER_ID = 2_000_000_000
+"""Where a broker would write its own id: a number that none can have."""
+
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 

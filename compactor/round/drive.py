@@ -126,10 +126,13 @@ def settle(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResul
 
     ``work`` None: this process cannot work on it (``retire`` on its own), so that it is recorded undone.
     """
+    publication.cut_off_strays(leadership)
     intent = leadership.state.intent
     if intent is None:
         return None
     steps = Steps(ordering.stage_of(intent))
+    if intent.begun_slot:
+        return _published(leadership, work, None, steps, intent, "")
     reason = ordering.resume_problem(leadership.state, intent)
     if not reason:
         reason = work.resume_problem(intent.plan) if work else "nobody resumed it"
@@ -175,14 +178,32 @@ def _finish(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | Non
         return _given_up(leadership, steps, failure, "")
     steps.to(Stage.VERIFIED)
     work.reached(Stage.VERIFIED, plan)
+    return _published(leadership, work, facts, steps, intent, undone)
+
+
+def _published(
+    leadership: Leadership, work: RoundWork[FactsT] | None, facts: FactsT | None, steps: Steps, intent: Intent, undone: str
+) -> RoundResult:
+    """Switches readers. From *publish begun* on, where there is that, only forward: with nobody to work (``work``), too."""
+    plan = intent.plan
+
+    def begun() -> None:
+        if steps.stage is not Stage.PUBLISH_BEGUN:
+            steps.to(Stage.PUBLISH_BEGUN)
+        if work is not None:
+            work.reached(Stage.PUBLISH_BEGUN, plan)
+
     try:
-        publication.publish(leadership, intent)
+        publication.publish(leadership, intent, begun)
     except RequirementFailed as refused:
+        if steps.stage is Stage.PUBLISH_BEGUN:
+            raise CompactorError(f"a round that has to go on cannot: {refused}", hint="This is a bug; please report it") from refused
         return RoundResult("nothing_to_do", _undone(leadership, steps, intent, str(refused)), plan, undone=str(refused))
     steps.to(Stage.PUBLISHED)
-    work.reached(Stage.PUBLISHED, plan)
+    if work is not None:
+        work.reached(Stage.PUBLISHED, plan)
     status = "resumed" if facts is None else "cleaned"
-    stats = work.stats(plan, intent.receipts)
+    stats = work.stats(plan, intent.receipts) if work is not None else {}
     publication.end_run(leadership, RunEnded(leader_epoch=leadership.epoch, run_id=plan.run_id, status=status, stats=stats))
     publication.forget_scratch(leadership, intent)
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone)

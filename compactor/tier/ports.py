@@ -7,14 +7,14 @@ what has to be appended there is handed in. Conformance: tests/contract/test_seg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
-from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 
 
 class SegmentRef(Protocol):
@@ -90,14 +90,45 @@ class SegmentLayout(Protocol):
         """Every object among the partition's, strangers included."""
 
 
+@dataclass(frozen=True)
+class Announced:
+    """A SegmentRef of an announced plan, or of what readers were told: enough to say of it that it never was. ``end_offset``: inclusive.
+
+    ``cut_off_ms``: when readers were told that it is gone, by the clock of who told them; -1 where they were not.
+    """
+
+    id: str
+    start_offset: int
+    end_offset: int
+    leader_epochs: tuple[EpochEntry, ...]
+    cut_off_ms: int = -1
+
+
 class SegmentPublisher(Protocol):
-    """How readers learn of segments. Without a broker the control log's own record does it; on Kafka, ``__remote_log_metadata``."""
+    """How readers learn of segments. Without a broker the control log's own record does it; on Kafka, ``__remote_log_metadata``.
+
+    Everything may be asked again after a crash: what is done already is not done twice. Raises Unavailable, Refused.
+    """
+
+    @property
+    def late_ms(self) -> int:
+        """How long after its end what a process has said may still reach readers; 0: never."""
 
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Before the first object of a finished rewrite is uploaded: size and largest timestamp are final (COPY_SEGMENT_STARTED)."""
 
-    def publish(self, name: TopicPartition, replacements: Sequence[Replacement], record: Callable[[], None]) -> None:
-        """Switches readers, calls ``record`` (the control log's *round published*) once they are. Repeatable after a crash."""
+    def publish(
+        self,
+        name: TopicPartition,
+        replacements: Sequence[Replacement],
+        begun: Callable[[], None],
+        record: Callable[[Collection[str]], None],
+    ) -> None:
+        """Switches readers, calls ``record`` (the control log's *round published*) once they are.
+
+        Where switching takes several steps, ``begun`` (*publish begun*) comes before the first; from there the only way is on.
+        ``record`` is told which new segments were cut off instead, because what they replace had gone.
+        """
 
     def restore(
         self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
@@ -107,11 +138,20 @@ class SegmentPublisher(Protocol):
         Raises UsageError, before anything is changed, where readers cannot go back.
         """
 
-    def withdraw(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """These will never be published: whatever a late process still says of them must not count."""
+    def withdraw(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
+        """These will never be published. ``late``: another process may still say something of them, and it must not count."""
 
     def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Their objects are gone (DELETE_SEGMENT_FINISHED)."""
+
+    def strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
+        """What readers were told of by compactors and the control log does not know (``known``: the ids that it does): left by dead ones.
+
+        None: whatever lies in the store and is not known is nobody's.
+        """
+
+    def cut_off(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
+        """Strays are taken from readers; ``live`` that they have displaced come back first. Returns how many there were."""
 
 
 class LiveView(Protocol):

@@ -32,7 +32,7 @@ from compactor.round.drive import scratch_prefix, settle
 from compactor.round.ports import RoundWork
 from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
-from compactor.tier.ports import ListedObject, Named, SegmentLayout
+from compactor.tier.ports import Announced, ListedObject, Named, SegmentLayout, SegmentRef
 from compactor.tier.sidecars import segment_id_of, sidecar_prefix
 
 _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
@@ -65,8 +65,8 @@ class Survey:
     """What there is to do, by one LIST and the fold after it. Keys of objects; segments where the fold knows them.
 
     ``unfinished``: retiring was begun by somebody who did not end it. ``orphans``: nobody can ever read them. ``young``: the log does not
-    know them, and they are not old enough to go. ``strangers``: objects among the partition's whose names are none of ours; they are left
-    alone.
+    know them, and they are not old enough to go. ``strays``: what dead compactors told readers of, cut off longer ago than grace (not
+    yet: ``open_intent``). ``strangers``: objects among the partition's whose names are none of ours; they are left alone.
     """
 
     due: tuple[RemoteLogSegmentMetadata, ...]
@@ -74,6 +74,7 @@ class Survey:
     unfinished: tuple[RemoteLogSegmentMetadata, ...]
     stale_imports: tuple[str, ...]
     orphans: tuple[ListedObject, ...]
+    strays: tuple[Announced, ...]
     young: tuple[ListedObject, ...]
     strangers: tuple[str, ...]
     scratch: tuple[str, ...]
@@ -81,7 +82,7 @@ class Survey:
 
     @property
     def idle(self) -> bool:
-        return not (self.due or self.unfinished or self.stale_imports or self.orphans or self.scratch or self.open_intent)
+        return not (self.due or self.unfinished or self.stale_imports or self.orphans or self.strays or self.scratch or self.open_intent)
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,10 @@ def led_retire(
         )
     found = survey(ports, log, retention, clock)  # LIST, then fold
     leadership.require(log.state)
-    left = list(dict.fromkeys(Named(item.segment_id, item.start_offset) for item in found.orphans))
+    left: list[SegmentRef] = [*dict.fromkeys(Named(item.segment_id, item.start_offset) for item in found.orphans)]
+    told = {segment.id for segment in found.strays}
+    left = [segment for segment in left if segment.id not in told] + list(found.strays)
     ordering.require_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
-    ports.publisher.withdraw(log.state.name, left)
     ports.layout.delete(log.state.name, left)
     ports.publisher.deleted(log.state.name, left)
     delete_keys(ports.control, found.scratch)
@@ -158,7 +160,14 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock =
     due, waiting = _by_grace(ports, log, retention, clock)
     known = ordering.protected(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
-    orphans = _sweepable(ports, state, retention, clock, unknown)
+    told = ports.publisher.strays(state.name, known)
+    cut_off = [one for one in told or () if one.cut_off_ms >= 0]
+    strays = tuple(one for one in cut_off if clock.now_ms(ports.control) >= one.cut_off_ms + retention.grace_ms)
+    if told is None:
+        orphans = _sweepable(ports, state, retention, clock, unknown)
+    else:  # brokers write there, too: what compactors did not tell readers of is theirs
+        unknown = [item for item in unknown if item.segment_id in {one.id for one in told}]
+        orphans = tuple(item for item in unknown if item.segment_id in {one.id for one in strays})
     open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
     left = [key for key in scratch if open_run is None or not key.startswith(open_run)]
     left += [key for key in sidecars if segment_id_of(key) and segment_id_of(key) not in known]
@@ -170,10 +179,11 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock =
         unfinished=state.retiring,
         stale_imports=_stale(ports, log, retention, clock),
         orphans=orphans,
+        strays=strays,
         young=tuple(item for item in unknown if item not in set(orphans)),
         strangers=tuple(item.key for item in listed if not item.segment_id),
         scratch=tuple(left),
-        open_intent=state.intent is not None,
+        open_intent=state.intent is not None or len(cut_off) < len(told or ()),
     )
 
 

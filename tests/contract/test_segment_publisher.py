@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import pytest
 
-from compactor.errors import Unavailable
+from checkpoint.lineage import EpochEntry
+from compactor.errors import Unavailable, UsageError
 from compactor.model.plan import Replacement
-from compactor.tier.ports import Named, SegmentPublisher
+from compactor.model.segment import SegmentState
+from compactor.tier.ports import Announced, Named, SegmentPublisher
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 from tests.contract.test_segment_layout import NAME, contents_of, segment_of
-
-PUBLISHERS: dict[str, Callable[[], SegmentPublisher]] = {"object-log": ObjectLogPublisher}
+from tests.support.kafka_publishing import BrokerWorld, introduced, named
 
 OLD = [segment_of(start, contents_of(start)) for start in (0, 10)]
-NEW = segment_of(0, contents_of(77)).model_copy(update={"id": "N" * 22, "end_offset": 19})
+NEWEST = segment_of(20, contents_of(20))
+NEW = segment_of(0, contents_of(77)).model_copy(update={"id": named(77), "end_offset": 19})
 SWITCH = [Replacement(sources=tuple(segment.id for segment in OLD), segment=NEW)]
+
+
+def over_brokers() -> SegmentPublisher:
+    world = BrokerWorld()
+    for each in (*OLD, NEWEST):
+        segment = each.model_copy(update={"leader_epochs": (EpochEntry(0, each.start_offset),)})
+        world.write(introduced(segment, 1), world.said(segment.id, SegmentState.COPY_SEGMENT_FINISHED))
+    return world.publisher()
+
+
+PUBLISHERS: dict[str, Callable[[], SegmentPublisher]] = {"object-log": ObjectLogPublisher, "kafka": over_brokers}
 
 
 @dataclass
@@ -27,10 +40,15 @@ class Log:
     records: list[str] = field(default_factory=list)
     down: bool = False
 
-    def record(self) -> None:
+    def record(self, cut_off: Collection[str] = ()) -> None:
         if self.down:
             raise Unavailable("the store does not answer")
+        assert not cut_off
         self.records.append("published")
+
+    def begun(self) -> None:
+        """It need not be; where it is, it is first."""
+        assert self.records == []
 
 
 @pytest.fixture(params=sorted(PUBLISHERS))
@@ -42,7 +60,7 @@ def test_a_publication_is_recorded_once(publisher: SegmentPublisher) -> None:
     log = Log()
     publisher.begin(NAME, NEW)
     assert log.records == []
-    publisher.publish(NAME, SWITCH, log.record)
+    publisher.publish(NAME, SWITCH, log.begun, log.record)
     assert log.records == ["published"]
 
 
@@ -50,24 +68,37 @@ def test_a_record_that_failed_is_the_callers_to_know_and_can_be_asked_for_again(
     log = Log(down=True)
     publisher.begin(NAME, NEW)
     with pytest.raises(Unavailable):
-        publisher.publish(NAME, SWITCH, log.record)
+        publisher.publish(NAME, SWITCH, log.begun, log.record)
     log.down = False
-    publisher.publish(NAME, SWITCH, log.record)
+    publisher.publish(NAME, SWITCH, log.begun, log.record)
     assert log.records == ["published"]
 
 
-def test_the_way_back_is_recorded_once(publisher: SegmentPublisher) -> None:
+def test_the_way_back_is_recorded_once_or_refused(publisher: SegmentPublisher) -> None:
     log = Log()
     publisher.begin(NAME, NEW)
-    publisher.publish(NAME, SWITCH, lambda: None)
-    publisher.restore(NAME, OLD, [NEW], log.record)
-    assert log.records == ["published"]
+    publisher.publish(NAME, SWITCH, lambda: None, lambda cut_off: None)
+    try:
+        publisher.restore(NAME, OLD, [NEW], log.record)
+    except UsageError:
+        assert log.records == []
+    else:
+        assert log.records == ["published"]
 
 
 def test_what_is_withdrawn_or_gone_records_nothing_and_may_be_said_twice(publisher: SegmentPublisher) -> None:
     log = Log()
     publisher.begin(NAME, NEW)
     for _ in range(2):
-        publisher.withdraw(NAME, [Named(NEW.id, NEW.start_offset)])
+        publisher.withdraw(NAME, [Announced(NEW.id, NEW.start_offset, NEW.end_offset, NEW.leader_epochs)], late=True)
         publisher.deleted(NAME, [Named(NEW.id, NEW.start_offset)])
     assert log.records == []
+
+
+def test_what_it_has_published_or_withdrawn_is_no_stray(publisher: SegmentPublisher) -> None:
+    known = [segment.id for segment in (*OLD, NEW)]
+    publisher.begin(NAME, NEW)
+    assert not publisher.strays(NAME, known)
+    publisher.publish(NAME, SWITCH, lambda: None, lambda cut_off: None)
+    assert not publisher.strays(NAME, known)
+    assert publisher.cut_off(NAME, [NEW], known) == 0

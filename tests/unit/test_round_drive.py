@@ -125,7 +125,7 @@ def test_every_stage_of_the_table_is_entered_somewhere(play: Play, monkeypatch: 
     crashed_at(play, OBJECT)
     play.process("b").retire()
     assert entered[8:] == [Stage.ANNOUNCED, Stage.UNDONE, Stage.DELETED]
-    assert set(entered) == set(Stage)
+    assert set(entered) == set(Stage) - {Stage.PUBLISH_BEGUN}  # of tiers that brokers write: test_kafka_rounds.py
 
 
 def test_leading_without_publishing_leaves_the_vector(play: Play) -> None:

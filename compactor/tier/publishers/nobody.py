@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.ports import SegmentRef
+from compactor.tier.ports import Announced, SegmentRef
 
 
 class NobodyPublisher:
     """SegmentPublisher. Refuses everything, before anything is changed."""
 
+    late_ms = 0
+
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         _refuse(name)
 
-    def publish(self, name: TopicPartition, replacements: Sequence[Replacement], record: Callable[[], None]) -> None:
+    def publish(
+        self,
+        name: TopicPartition,
+        replacements: Sequence[Replacement],
+        begun: Callable[[], None],
+        record: Callable[[Collection[str]], None],
+    ) -> None:
         _refuse(name)
 
     def restore(
@@ -26,10 +34,16 @@ class NobodyPublisher:
     ) -> None:
         _refuse(name)
 
-    def withdraw(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def withdraw(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
         _refuse(name)
 
     def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        _refuse(name)
+
+    def strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
+        return ()
+
+    def cut_off(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
         _refuse(name)
 
 

@@ -12,15 +12,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from compactor.model.ids import TopicPartition
+from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.tier.layouts.aiven.chunk_index import INT32, ChunkIndex, Misfit, read_lengths, strict_base64
 from compactor.tier.layouts.aiven.transform import OVERHEAD
 
 MAX_BYTES: Final = 64 << 20
-
-COMPACTOR_BROKER_ID: Final = 2_000_000_000
-"""Where a broker would write its own: a number that none can have."""
 
 _INDEXES: Final = {
     "index": "offset",

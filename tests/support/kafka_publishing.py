@@ -1,0 +1,134 @@
+"""A publisher over a metadata topic in memory, on which brokers and compactors write, and what brokers make of each record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from checkpoint.lineage import EpochEntry
+from compactor.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.metadata_topic.chain import chain, told_lineage
+from compactor.metadata_topic.codec import (
+    MetadataRecord,
+    RemoteLogSegmentMetadataRecord,
+    RemoteLogSegmentMetadataUpdateRecord,
+    TopicIdPartition,
+    decode,
+    uuid_bytes,
+    uuid_text,
+)
+from compactor.metadata_topic.follow import FollowedTopic
+from compactor.metadata_topic.kept import KeptStates
+from compactor.metadata_topic.partitioner import metadata_partition
+from compactor.model.ids import TopicPartition, segment_id
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
+from compactor.tier.publishers.kafka import KafkaPublisher
+from tests.simulation.memory_topic import Loss, MemoryMetadataTopic, MemoryTopicLog
+
+TOPIC_ID = b"topic-id-of-16-b"
+NAME = TopicPartition("orders", 0)
+WHERE = TopicIdPartition(TOPIC_ID, NAME.topic, NAME.partition)
+S = SegmentState
+
+
+class KeptNowhere:
+    """KeptBytes of a machine without a disk."""
+
+    writable = False
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [None for _ in keys]
+
+    def below(self, prefix: bytes) -> dict[bytes, bytes]:
+        return {}
+
+    def write(self, values: Mapping[bytes, bytes], gone: Sequence[bytes] = ()) -> None:
+        raise AssertionError("it is not writable")
+
+    def throw_away(self, why: str) -> None:
+        """There is nothing."""
+
+
+@dataclass
+class BrokerWorld:
+    """One partition under brokers that tier it."""
+
+    log: MemoryTopicLog = field(default_factory=MemoryTopicLog)
+    broker_id: int = 1
+    time_ms: int = 1_000
+
+    def publisher(self, fate: Callable[[], Loss] = Loss, *, late_ms: int = 0) -> KafkaPublisher:
+        """Of one process: its own consumer, its own fold."""
+        topic = MemoryMetadataTopic(self.log, fate=fate)
+        followed = FollowedTopic(MemoryMetadataTopic(self.log), KeptStates(KeptNowhere()))
+        return KafkaPublisher(followed, topic, lambda name: uuid_text(TOPIC_ID), clock_ms=lambda: self.time_ms, late_ms=late_ms)
+
+    def tier(self, number: int, start: int, end: int, epochs: Mapping[int, int] | None = None) -> RemoteLogSegmentMetadata:
+        """A broker copies a segment."""
+        made = described(number, start, end, epochs)
+        self.write(introduced(made, self.broker_id), self.said(made.id, S.COPY_SEGMENT_FINISHED))
+        return made
+
+    def delete(self, *ids: str) -> None:
+        """A broker does, by retention or because it was told to."""
+        for each in ids:
+            self.write(self.said(each, S.DELETE_SEGMENT_STARTED), self.said(each, S.DELETE_SEGMENT_FINISHED))
+
+    def said(self, name: str, state: SegmentState, broker_id: int | None = None) -> RemoteLogSegmentMetadataUpdateRecord:
+        return RemoteLogSegmentMetadataUpdateRecord(
+            WHERE, raw(name), self.broker_id if broker_id is None else broker_id, self.time_ms, state
+        )
+
+    def write(self, *records: MetadataRecord) -> None:
+        self.log.write(records)
+
+    def steps(self) -> Iterator[tuple[MetadataRecord, RemoteLogMetadataCache]]:
+        """What a broker has after each record of the partition; raises what would stop it."""
+        cache = RemoteLogMetadataCache(WHERE)
+        for record in self.log.logs[metadata_partition(TOPIC_ID, NAME.partition, len(self.log.logs))]:
+            assert record is not None
+            decoded = decode(record.value)
+            cache.apply(decoded, record.offset)
+            yield decoded, cache
+
+    def cache(self) -> RemoteLogMetadataCache:
+        cache = RemoteLogMetadataCache(WHERE)
+        for _, after in self.steps():
+            cache = after
+        return cache
+
+    def served(self) -> list[tuple[str, int, int]]:
+        cache = self.cache()
+        return [(link.segment.id, link.first, link.last) for link in chain(cache, told_lineage(cache))]
+
+    def states(self) -> dict[str, SegmentState]:
+        return {one.id: one.state for one in self.cache().segments.values()}
+
+
+def raw(name: str) -> bytes:
+    return uuid_bytes(name)
+
+
+def named(number: int) -> str:
+    return segment_id(number.to_bytes(16, "big"))
+
+
+def described(
+    number: int, start: int, end: int, epochs: Mapping[int, int] | None = None, *, max_ms: int = 1000
+) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        id=named(number),
+        start_offset=start,
+        end_offset=end,
+        size_bytes=100,
+        max_timestamp_ms=max_ms,
+        mtime_ms=max_ms,
+        leader_epochs=tuple(EpochEntry(epoch, offset) for epoch, offset in (epochs or {0: start}).items()),
+        files={"log": SegmentFile(size=100)},
+    )
+
+
+def introduced(segment: RemoteLogSegmentMetadata, broker_id: int) -> RemoteLogSegmentMetadataRecord:
+    return RemoteLogSegmentMetadataRecord(
+        WHERE, raw(segment.id), segment.start_offset, segment.end_offset, broker_id, segment.max_timestamp_ms, 5, segment.leader_epochs, 100
+    )

@@ -1,0 +1,293 @@
+"""Replacements on the metadata topic: the order of records, what stands against one, and the end of every crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from compactor.errors import Refused, Unavailable
+from compactor.metadata_topic import rules
+from compactor.metadata_topic.chain import told_lineage
+from compactor.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, uuid_text
+from compactor.model.ids import COMPACTOR_BROKER_ID
+from compactor.model.plan import Replacement
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
+from compactor.tier.ports import Announced, Named
+from tests.simulation.memory_topic import Loss
+from tests.support.kafka_publishing import NAME, BrokerWorld, described, introduced, named
+
+S = SegmentState
+TWO_EPOCHS = {0: 0, 1: 25}
+
+
+def tiered(epochs: dict[int, int] | None = None) -> tuple[BrokerWorld, list[RemoteLogSegmentMetadata]]:
+    """Five segments of ten offsets; with two leader epochs where one ends within the third."""
+    world = BrokerWorld()
+    parts = [{0: start} if start < 20 else {0: 20, 1: 25} if start == 20 else {1: start} for start in range(0, 50, 10)]
+    return world, [world.tier(number, start, start + 9, parts[number] if epochs else None) for number, start in enumerate(range(0, 50, 10))]
+
+
+def replacing(number: int, sources: list[RemoteLogSegmentMetadata], max_ms: int = 900) -> Replacement:
+    epochs: dict[int, int] = {}
+    for source in sources:
+        for entry in source.leader_epochs:
+            epochs.setdefault(entry.epoch, entry.start_offset)
+    new = described(number, sources[0].start_offset, sources[-1].end_offset, epochs, max_ms=max_ms)
+    return Replacement(sources=tuple(source.id for source in sources), segment=new)
+
+
+class Control:
+    """What the control log would have recorded."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.cut: list[str] = []
+
+    def begun(self) -> None:
+        self.said.append("publish begun")
+
+    def record(self, cut_off: object) -> None:
+        self.said.append("round published")
+        self.cut += list(cut_off)  # type: ignore[call-overload]
+
+
+def told(world: BrokerWorld, since: int) -> list[str]:
+    """What compactors have written, in short: ``S 50`` introduces segment 50, ``F``, ``D`` and ``X`` are its next states."""
+    letters = {S.COPY_SEGMENT_STARTED: "S", S.COPY_SEGMENT_FINISHED: "F", S.DELETE_SEGMENT_STARTED: "D", S.DELETE_SEGMENT_FINISHED: "X"}
+    found = []
+    for number, (record, _) in enumerate(world.steps()):
+        if number >= since:
+            assert record.broker_id == COMPACTOR_BROKER_ID
+            raw_id = record.segment_id  # type: ignore[union-attr]
+            small = int.from_bytes(raw_id, "big")
+            found.append(f"{letters[record.state]} {small if small < 1000 else 'marker'}")  # type: ignore[index]
+    return found
+
+
+def test_a_round_in_its_order() -> None:
+    world, live = tiered()
+    publisher, control = world.publisher(), Control()
+    round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
+    for new in reversed(round_):
+        publisher.begin(NAME, new.segment)
+    assert world.served() == [(one.id, one.start_offset, one.end_offset) for one in live]
+    publisher.publish(NAME, list(reversed(round_)), control.begun, control.record)
+    assert told(world, 10) == ["S 51", "S 50", "F 50", "D 0", "D 1", "F 51", "D 2", "D 3"]
+    assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
+    assert (control.said, control.cut) == (["publish begun", "round published"], [])
+    publisher.deleted(NAME, [Named(one.id, one.start_offset) for one in live[:4]])
+    assert world.states() == {named(50): S.COPY_SEGMENT_FINISHED, named(51): S.COPY_SEGMENT_FINISHED, named(4): S.COPY_SEGMENT_FINISHED}
+
+
+def test_where_an_epoch_ends_a_ceiling_marker_goes_first() -> None:
+    world, live = tiered(TWO_EPOCHS)
+    publisher, control = world.publisher(), Control()
+    round_ = [replacing(50, live[:1]), replacing(51, live[1:4])]
+    for new in round_:
+        publisher.begin(NAME, new.segment)
+    publisher.publish(NAME, round_, control.begun, control.record)
+    markers = ["S marker", "F marker", "D marker", "X marker"]
+    assert told(world, 12) == ["F 50", "D 0", *markers, "F 51", "D 1", "D 2", "D 3"]
+    cache = world.cache()
+    assert cache.highest_offset(0) == 25
+    assert world.served() == [(named(50), 0, 9), (named(51), 10, 39), (live[4].id, 40, 49)]
+
+
+def test_no_record_leaves_an_offset_without_a_segment_and_none_is_dropped() -> None:
+    world, live = tiered(TWO_EPOCHS)
+    publisher, control = world.publisher(), Control()
+    round_ = [replacing(50, live[:3]), replacing(51, live[3:4])]
+    for new in round_:
+        publisher.begin(NAME, new.segment)
+    publisher.publish(NAME, round_, control.begun, control.record)
+    for number, (_, cache) in enumerate(world.steps()):
+        if number >= 10:
+            lineage = told_lineage(cache)
+            assert [cache.segment(0 if offset < 25 else 1, offset) is None for offset in range(50)] == [False] * 50, lineage
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["refused", "lost answer"])
+@pytest.mark.parametrize("at", range(12))
+def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> None:
+    """Every append fails once: with and without the record standing."""
+    world, live = tiered(TWO_EPOCHS)
+    round_ = [replacing(50, live[:1]), replacing(51, live[1:4])]
+    count = 0
+
+    def fate() -> Loss:
+        nonlocal count
+        count += 1
+        return Loss(before=not lost, lost=lost) if count == at + 1 else Loss()
+
+    def whole(publisher_of: Callable[[], Loss]) -> Control:
+        publisher, control = world.publisher(publisher_of), Control()
+        for new in round_:
+            publisher.begin(NAME, new.segment)
+        publisher.publish(NAME, round_, control.begun, control.record)
+        return control
+
+    with pytest.raises(Unavailable):
+        whole(fate)
+    begun = any(state is S.COPY_SEGMENT_FINISHED for name, state in world.states().items() if name in (named(50), named(51)))
+    publisher, control = world.publisher(), Control()
+    known = [segment.id for segment in (*live, *(new.segment for new in round_))]
+    publisher.cut_off(NAME, [], known)
+    if not begun:
+        for new in round_:
+            publisher.begin(NAME, new.segment)
+    publisher.publish(NAME, round_, control.begun, control.record)
+    assert (control.said, control.cut) == (["publish begun", "round published"], [])
+    assert world.served() == [(named(50), 0, 9), (named(51), 10, 39), (live[4].id, 40, 49)]
+    publisher.cut_off(NAME, [], known)
+    publisher.deleted(NAME, [*live[:4], *(publisher.strays(NAME, known) or ())])
+    assert {name for name, state in world.states().items() if state is not S.COPY_SEGMENT_FINISHED} == set()
+
+
+class TestTheBrokerDeletes:
+    def test_a_source_before_the_switch_cuts_its_group_off(self) -> None:
+        world, live = tiered()
+        publisher, control = world.publisher(), Control()
+        round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
+        for new in round_:
+            publisher.begin(NAME, new.segment)
+        world.delete(live[0].id)
+        publisher.publish(NAME, round_, control.begun, control.record)
+        assert control.cut == [named(50)]
+        assert told(world, 14) == ["D 50", "F 51", "D 2", "D 3"]
+        assert world.served() == [(live[1].id, 10, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
+
+    def test_the_started_segment_itself(self) -> None:
+        world, live = tiered()
+        publisher, control = world.publisher(), Control()
+        round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
+        for new in round_:
+            publisher.begin(NAME, new.segment)
+        world.delete(live[0].id, named(50))
+        publisher.publish(NAME, round_, control.begun, control.record)
+        assert control.cut == [named(50)]
+
+    def test_a_source_after_the_switch_is_no_harm(self) -> None:
+        world, live = tiered()
+        publisher, control = world.publisher(), Control()
+        new = replacing(50, live[:3])
+        publisher.begin(NAME, new.segment)
+        world.write(world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
+        world.delete(live[0].id)
+        publisher.publish(NAME, [new], control.begun, control.record)
+        assert control.cut == []
+        assert world.served() == [(named(50), 0, 29), (live[3].id, 30, 39), (live[4].id, 40, 49)]
+
+
+class TestStrays:
+    def test_announced_ids_of_a_dead_compactor_are_introduced_and_cut_off(self) -> None:
+        world, live = tiered()
+        late = world.publisher()
+        new = replacing(50, live[:2]).segment
+        publisher = world.publisher()
+        publisher.withdraw(NAME, [Announced(new.id, new.start_offset, new.end_offset, new.leader_epochs)], late=True)
+        assert told(world, 10) == ["S 50", "D 50"]
+        with pytest.raises(Refused, match="was cut off"):
+            late.begin(NAME, new)
+        publisher.deleted(NAME, [Named(new.id, 0)])
+        assert world.states() == {one.id: S.COPY_SEGMENT_FINISHED for one in live}
+
+    def test_a_withdrawn_one_of_this_process_is_cut_off_only_where_it_was_introduced(self) -> None:
+        world, live = tiered()
+        publisher = world.publisher()
+        begun, never = replacing(50, live[:2]).segment, replacing(51, live[2:4]).segment
+        publisher.begin(NAME, begun)
+        publisher.withdraw(NAME, [Announced(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in (begun, never)])
+        assert told(world, 10) == ["S 50", "D 50"]
+
+    def test_a_zombie_that_takes_its_place_back_loses_it_again_without_a_hole(self) -> None:
+        world, live = tiered()
+        publisher, control = world.publisher(), Control()
+        first, second = replacing(50, live[:1]), replacing(51, live[1:3])
+        for new in (first, second):
+            publisher.begin(NAME, new.segment)
+        publisher.publish(NAME, [first, second], control.begun, control.record)
+        bigger = replacing(60, [first.segment, second.segment])
+        publisher.begin(NAME, bigger.segment)
+        world.write(introduced(described(50, 0, 9), COMPACTOR_BROKER_ID)._replace(segment_id=b"\7" * 16))  # another one's START
+        publisher.publish(NAME, [bigger], control.begun, control.record)
+        publisher.deleted(NAME, [Named(first.segment.id, 0), Named(second.segment.id, 10)])
+        # A producer that comes back: START and COPY_SEGMENT_FINISHED of what is finished.
+        world.write(introduced(first.segment, COMPACTOR_BROKER_ID), world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
+        assert world.served()[0] == (named(50), 0, 9)
+        known = [bigger.segment.id, *(one.id for one in live)]
+        after = len(list(world.steps()))
+        assert publisher.cut_off(NAME, [bigger.segment], known) == 2
+        assert told(world, after) == ["F 60", f"D {'marker'}", "D 50"] or told(world, after)[0] == "F 60"
+        assert world.served()[0] == (named(60), 0, 29)
+        assert {one.id for one in publisher.strays(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
+
+
+class TestTheRulesRefuse:
+    def test_deletes_out_of_order_and_before_the_replacement_counts(self) -> None:
+        world, live = tiered()
+        publisher = world.publisher()
+        new = replacing(50, live[:3])
+        publisher.begin(NAME, new.segment)
+        cache = world.cache()
+        lineage = told_lineage(cache)
+        early = world.said(live[0].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)
+        assert rules.refusal(cache, lineage, early) == "R3b: offset 0 would have no segment"
+        world.write(world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
+        cache = world.cache()
+        wrong = world.said(live[2].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)
+        assert rules.refusal(cache, lineage, wrong) == "R3b: offset 20 would have no segment"
+        assert rules.refusal(cache, lineage, world.said(live[1].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)) == ""
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            ({"size_bytes": 0}, "R6"),
+            ({"end_offset": 18}, "R4"),
+            ({"start_offset": 1}, "R4"),
+            ({"max_timestamp_ms": 1001}, "R7"),
+            ({"leader_epochs": described(1, 0, 9, {0: 0, 1: 5}).leader_epochs}, "R4"),
+            ({"end_offset": 49}, "R8"),
+        ],
+    )
+    def test_what_does_not_fit(self, change: dict[str, object], why: str) -> None:
+        world, live = tiered()
+        segment = replacing(50, live[:2]).segment.model_copy(update=change)
+        with pytest.raises(Refused, match=f"topic: {why}"):
+            world.publisher().begin(NAME, segment)
+        assert told(world, 10) == []
+
+    def test_other_peoples_marks(self) -> None:
+        world, live = tiered()
+        cache = world.cache()
+        lineage = told_lineage(cache)
+        finished = world.said(live[0].id, S.COPY_SEGMENT_FINISHED)
+        assert rules.refusal(cache, lineage, finished) == "R1: the record says that broker 1 wrote it"
+        again = finished._replace(broker_id=COMPACTOR_BROKER_ID)
+        assert rules.refusal(cache, lineage, again).startswith("R1: segment")
+        wiped = RemoteLogSegmentMetadataUpdateRecord(*again[:4], S.DELETE_SEGMENT_STARTED, b"x")
+        assert rules.refusal(cache, lineage, wiped).startswith("R1: custom metadata")
+        unknown = world.said(named(99), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID)
+        assert rules.refusal(cache, lineage, unknown).startswith("R3: segment")
+
+    def test_the_end_of_an_epoch_without_its_marker(self) -> None:
+        world, live = tiered(TWO_EPOCHS)
+        new = replacing(50, live[1:3]).segment
+        world.publisher().begin(NAME, new)
+        cache = world.cache()
+        finished = world.said(new.id, S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID)
+        assert rules.refusal(cache, told_lineage(cache), finished).startswith("R8: while segment")
+
+
+def test_segments_that_later_leaders_shadow_go_with_the_group_that_covers_them() -> None:
+    world = BrokerWorld()
+    first = world.tier(0, 0, 9)
+    again = world.tier(1, 0, 19)
+    newest = world.tier(2, 20, 29)
+    assert world.served() == [(again.id, 0, 19), (newest.id, 20, 29)]
+    publisher, control = world.publisher(), Control()
+    new = replacing(50, [again])
+    publisher.begin(NAME, new.segment)
+    publisher.publish(NAME, [new], control.begun, control.record)
+    assert world.states()[first.id] is S.DELETE_SEGMENT_STARTED
+    assert world.served() == [(named(50), 0, 19), (newest.id, 20, 29)]
