@@ -207,6 +207,20 @@ class Tier:
             )
         return bytes.fromhex(found.hash_key)
 
+    def reading_key(self) -> bytes:
+        """For hashes that nobody keeps: the tier's own where it has one, else one that every reader of this tier makes alike."""
+        if self.brokers is not None and not self.identity().hash_key:
+            return hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
+        return self.hash_key()
+
+    def topic_id(self, name: TopicPartition) -> str:
+        """Of a topic of brokers; empty for a tier of this program's own."""
+        return "" if self.brokers is None else topic_ids(self.brokers)(name)
+
+    def log_start(self, name: TopicPartition) -> int:
+        """What brokers no longer serve ends here (DeleteRecords, retention), its segments may still stand; 0 where nobody says so."""
+        return 0 if self.brokers is None else max(0, self.brokers.topic(name.topic).log_starts.get(name.partition, 0))
+
     def partitions(self, wanted: list[str] | None = None) -> list[TopicPartition]:
         """All partitions of the tier, or the named ones, each once. Raises UsageError for one that it does not hold."""
         known = self.identity().names if self.brokers is None else self.brokers.names()
@@ -234,7 +248,7 @@ class Tier:
 
     def log_key(self, name: TopicPartition) -> str:
         """What the partition's control log is called: of a topic of brokers with its id, as a topic made anew is another one."""
-        return str(name) if self.brokers is None else f"{name}-{topic_ids(self.brokers)(name)}"
+        return str(name) if self.brokers is None else f"{name}-{self.topic_id(name)}"
 
     @property
     def metadata(self) -> BrokersMetadata:
@@ -372,10 +386,11 @@ def _retention(settings: Settings) -> Retention:
     return Retention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)
 
 
-def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
+def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, str] | None = None) -> Tier:
     """Opens the stores that the settings name. Makes no request. Raises UsageError.
 
-    ``local_state``: with the cache in ``state_dir``, which is opened by its first use.
+    ``local_state``: with the cache in ``state_dir``, which is opened by its first use. ``topics``: ids of brokers' topics where somebody
+    has asked for them already.
     """
     counters = Counters()
     contact = Contact()
@@ -396,7 +411,7 @@ def open_tier(settings: Settings, *, local_state: bool = False) -> Tier:
     ports = Ports(
         control=control,
         data=data,
-        layout=kind.layout(settings, data, topic_ids(brokers)),
+        layout=kind.layout(settings, data, TopicIds(topics) if topics else topic_ids(brokers)),
         publisher=kind.publisher(settings, data),
         clock_ms=lambda: int(time.time() * 1000),
         sleep=time.sleep,

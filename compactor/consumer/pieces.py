@@ -112,8 +112,11 @@ class SegmentReader:
 
     def _index(self, kind: str, entry: np.dtype[Any]) -> npt.NDArray[Any]:
         """Empty where there is none: reading from the beginning is always right. A missing object is not: the segment was replaced."""
-        if kind not in self.metadata.files:
-            return np.empty(0, entry)
+        try:
+            if kind not in self._layout.files(self._partition, self.metadata):
+                return np.empty(0, entry)
+        except NotFound:
+            raise Gone(self._where("log"), self.metadata) from None
         data = self._get(kind)
         return np.frombuffer(data[: len(data) // entry.itemsize * entry.itemsize], entry)
 

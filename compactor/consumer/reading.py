@@ -145,13 +145,14 @@ class Reader:
             try:
                 reader = self._segment(metadata)
                 position = reader.position_of(first)
-                while position < metadata.size_bytes and first <= extent.last:
+                last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
+                while position < metadata.size_bytes and first <= last:
                     piece = self._outcomes.piece(reader, position)
-                    for selection in self._scratch.selections(piece, self._mine(piece, first, extent.last), self._wanted.inflate_limit):
-                        inside = _inside(selection.rows.offset, first, extent.last)
+                    for selection in self._scratch.selections(piece, self._mine(piece, first, last), self._wanted.inflate_limit):
+                        inside = _inside(selection.rows.offset, first, last)
                         if len(inside):
                             yield replace(selection, picked=inside)
-                    first, folds = max(first, int(piece.source.table.last_offset[-1]) + 1), 0
+                    first, folds = max(first, min(last, int(piece.source.table.last_offset[-1])) + 1), 0
                     position = piece.end
                 first = max(first, metadata.end_offset + 1)
             except Gone as error:
@@ -161,13 +162,14 @@ class Reader:
         """Read backwards, the first record seen of a key is its last one; a set of key hashes is all there is to remember."""
         extent = self._extent
         keys = KeySet(latest.map_budget_bytes)
-        halves = key_halves(self._tier.hash_key())
+        halves = key_halves(self._tier.reading_key())
         last, folds = extent.last, 0
         while last >= extent.first:
             metadata = next((segment for segment in reversed(self._segments) if segment.start_offset <= last), None)
             if metadata is None or metadata.end_offset < extent.first:
                 return
             try:
+                last = min(last, metadata.end_offset)
                 for piece in self._segment(metadata).pieces_backwards():
                     mine = self._mine(piece, extent.first, last)
                     self._outcomes.passed_backwards(piece)

@@ -66,12 +66,15 @@ def producers_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerSt
 
     Raises BadData where the snapshot of the last segment is missing or cannot be read.
     """
-    if not state.live or "snapshot" not in state.live[-1].files:
+    if not state.live:
         return ProducerStates.none()
     last = state.live[-1]
     key = layout.where(state.name, last, "snapshot")
     try:
-        return parse_snapshot(content(layout, state.name, last, "snapshot"), key)
+        files = layout.files(state.name, last)
+        if "snapshot" not in files:
+            return ProducerStates.none()
+        return parse_snapshot(content(layout, state.name, last.model_copy(update={"files": dict(files)}), "snapshot"), key)
     except NotFound:
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
 

@@ -121,15 +121,18 @@ class KafkaTieredReader(DataSourceReader):
 
             schema = to_arrow_schema(self._schema, timezone="UTC")
             name = partition.extent.name
-            for selection in Reader(_tier(self._request.settings), partition.extent, partition.wanted).selections():
+            tier = _tier(self._request.settings, partition.topic_id, name.topic)
+            for selection in Reader(tier, partition.extent, partition.wanted).selections():
                 yield batch_of(selection, name.topic, name.partition, schema)
 
 
 class Split(InputPartition):
     """What one task reads."""
 
-    def __init__(self, extent: Extent, wanted: WantedRecords) -> None:
+    def __init__(self, extent: Extent, wanted: WantedRecords, topic_id: str = "") -> None:
+        """``topic_id``: of a tier that brokers write, so that a task need not ask them for it."""
         super().__init__(f"{extent.name} {extent.first}..{extent.last}")
+        self.topic_id = topic_id
         self.extent = extent
         self.wanted = wanted
 
@@ -212,18 +215,18 @@ def check_schema(schema: StructType) -> None:
 
 
 @lru_cache(maxsize=4)
-def _opened(settings: str) -> Tier:
-    return open_tier(config.Settings.model_validate_json(settings))
+def _opened(settings: str, topic_id: str, topic: str) -> Tier:
+    return open_tier(config.Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
 
 
-def _tier(settings: config.Settings) -> Tier:
+def _tier(settings: config.Settings, topic_id: str = "", topic: str = "") -> Tier:
     """One client per process and tier."""
-    return _opened(settings.model_dump_json())
+    return _opened(settings.model_dump_json(), topic_id, topic)
 
 
 def plan(tier: Tier, request: ReadRequest) -> list[InputPartition]:
     """The splits of a read: a few requests per partition, none per segment unless times are looked up. Raises UsageError, StoreError."""
-    known = sorted(name.partition for name in tier.identity().names if name.topic == request.topic)
+    known = sorted(name.partition for name in tier.partitions() if name.topic == request.topic)
     if not known:
         hint = "`tiered-compactor topics` lists what it holds"
         raise UsageError(f"the tier at {tier.ports.layout.url} holds no topic {request.topic}", hint=hint)
@@ -247,7 +250,7 @@ def _of_partition(tier: Tier, request: ReadRequest, name: TopicPartition) -> lis
 
 def _splits(tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState) -> list[Split]:
     limit = request.settings.cleaner_for(request.topic).max_decompressed_batch_bytes
-    first, end = max(request.starting_offset, state.start_offset), min(request.ending_offset, state.end_offset + 1)
+    first, end = max(request.starting_offset, state.start_offset, tier.log_start(name)), min(request.ending_offset, state.end_offset + 1)
     if request.committed:
         end = min(end, last_stable_offset(tier, state))
     if request.starting_ms is not None:
@@ -258,10 +261,10 @@ def _splits(tier: Tier, request: ReadRequest, name: TopicPartition, state: Parti
         end = end if found is None else min(end, found)
     segments = [segment for segment in state.live if segment.end_offset >= first and segment.start_offset < end]
     if request.latest:
-        return _latest_splits(request, name, segments, first, end, limit)
+        return _latest_splits(tier, request, name, segments, first, end)
     wanted = WantedRecords(request.committed, limit)
     parts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut(segments, request.split_bytes)]
-    return [Split(Extent(name, a, b, of), wanted) for a, b, of in parts if a <= b]
+    return [Split(Extent(name, a, b, of), wanted, tier.topic_id(name)) for a, b, of in parts if a <= b]
 
 
 def _cut(segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int) -> Iterator[tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]]:
@@ -284,11 +287,18 @@ def _cut(segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int) -> Iter
 
 
 def _latest_splits(
-    request: ReadRequest, name: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], first: int, end: int, limit: int
+    tier: Tier, request: ReadRequest, name: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], first: int, end: int
 ) -> list[Split]:
     if not segments or first >= end:
         return []
+    limit = request.settings.cleaner_for(request.topic).max_decompressed_batch_bytes
     budget = max(request.settings.cleaner.map_budget_bytes, 1 << 16)
-    ranges = request.key_ranges or -(-sum(segment.records for segment in segments) * KEY_BYTES // budget) or 1
+    ranges = request.key_ranges or -(-sum(_records(segment) for segment in segments) * KEY_BYTES // budget) or 1
     extent = Extent(name, first, end - 1, tuple(segments))
-    return [Split(extent, WantedRecords(request.committed, limit, Latest(number, ranges, budget))) for number in range(ranges)]
+    each = [WantedRecords(request.committed, limit, Latest(number, ranges, budget)) for number in range(ranges)]
+    return [Split(extent, wanted, tier.topic_id(name)) for wanted in each]
+
+
+def _records(segment: RemoteLogSegmentMetadata) -> int:
+    """How many it has at most: brokers do not say how many it has."""
+    return segment.records or segment.end_offset - segment.start_offset + 1

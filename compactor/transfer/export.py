@@ -10,13 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import union
 from compactor.bootstrap import Tier
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
+from compactor.metadata_topic.codec import uuid_bytes
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import map_file, scan_batches
+from compactor.tier.brokers import BrokersMetadata
 from compactor.tier.recorded import download
 
 READS = 3
@@ -72,8 +77,10 @@ def _export(
         raise UsageError(f"{name} holds no segments yet", hint="`topics` lists what the tier holds")
     on_begin(state.bytes)
     with _appearing(folder, opened.ports.new_id()) as partial:
+        before = state.start_offset - 1
         for segment in state.live:
-            _fetch(opened, name, segment, partial)
+            _fetch(opened, name, segment, partial, before + 1)
+            before = segment.end_offset
             on_bytes(segment.size_bytes)
         _write_lineage(state, partial)
     return ExportReport(len(state.live), state.bytes, state.start_offset, state.end_offset)
@@ -99,17 +106,42 @@ def _appearing(folder: Path, suffix: str) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path) -> None:
+def _fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first: int) -> None:
+    """:param first: the first offset that readers read of it."""
+    layout = opened.ports.layout
+    segment = segment.model_copy(update={"files": dict(layout.files(name, segment))})
+    whole = opened.brokers is None or _is_whole(opened.brokers, name, segment, first)
+    begin = segment.start_offset if whole else max(first, segment.start_offset)
     for kind, file in segment.files.items():
-        if kind in _SUFFIXED:
-            path = folder / f"{segment.start_offset:020d}.{kind}"
-        elif kind == "snapshot":
+        if kind == "log" or (kind in _SUFFIXED and whole):
+            path = folder / f"{begin:020d}.{kind}"
+        elif kind == "snapshot" and whole:
             path = folder / f"{segment.end_offset + 1:020d}.snapshot"
         else:
             continue
-        layout = opened.ports.layout
         download(layout, name, segment, kind, path).require(layout.where(name, segment, kind), file)
-        os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
+        if not whole:
+            _cut(path, layout.where(name, segment, kind), begin, segment.end_offset)
+        os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
+
+
+def _is_whole(brokers: BrokersMetadata, name: TopicPartition, segment: RemoteLogSegmentMetadata, first: int) -> bool:
+    """Segments of brokers may overlap (two leaders tier the same offsets); in a log directory each offset stands once."""
+    known = brokers.folded(name).cache.segments.get(uuid_bytes(segment.id))
+    if known is None:
+        raise NotFound(f"segment {segment.id} was deleted meanwhile")
+    return known.end_offset == segment.end_offset and first <= segment.start_offset
+
+
+def _cut(path: Path, where: str, first: int, last: int) -> None:
+    """Leaves the batches that hold an offset of first..last. A broker makes the indexes of such a segment anew."""
+    buf = map_file(path)
+    table = scan_batches(buf, where, -1)
+    mine = np.flatnonzero((table.last_offset >= first) & (table.base_offset <= last))
+    begin, end = (int(table.position[mine[0]]), int(table.position[mine[-1]] + table.size[mine[-1]])) if len(mine) else (0, 0)
+    data = bytes(buf[begin:end])
+    path.unlink()
+    path.write_bytes(data)
 
 
 def _write_lineage(state: PartitionState, folder: Path) -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
+from compactor.metadata_topic.codec import RemoteLogSegmentMetadataRecord
+from compactor.spark.datasource import KafkaTieredSource
 from tests.golden_cases import names
-from tests.support.broker_metadata import broker_cli
+from tests.support.broker_metadata import broker_cli, golden_events
 from tests.support.broker_tiers import BrokerTier, aiven_tier, local_tier
-from tests.support.tier_cli import TierCli
+from tests.support.tier_cli import TierCli, batches_of, visible
 
 CASES = [*(("kafka-local", name) for name in names("tiered")), *(("aiven", name) for name in names("aiven"))]
 
@@ -17,6 +26,30 @@ CASES = [*(("kafka-local", name) for name in names("tiered")), *(("aiven", name)
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("brokers")
+
+
+def consumed(tier: BrokerTier, isolation: str) -> list[dict[str, Any]]:
+    """Offset and key of what a consumer of the topic was given."""
+    if (tier.folder / "records.jsonl").exists():
+        rows = [row for row in tier.records() if isolation == "read_uncommitted" or row.get("committed", True)]
+    else:
+        rows = [json.loads(line) for line in (tier.folder / f"{isolation}.jsonl").read_text().splitlines()]
+    return [{"offset": row["offset"], "key": None if row["key"] is None else base64.b64decode(row["key"])} for row in rows]
+
+
+def lineage_lines(tier: BrokerTier) -> list[str]:
+    """The partition's epochs with records, by its segments' own metadata."""
+    starts: dict[int, int] = {}
+    for segment in tier.segments:
+        for entry in segment.leader_epochs:
+            starts[entry.epoch] = min(entry.start_offset, starts.get(entry.epoch, entry.start_offset))
+    return [f"{epoch} {start}" for epoch, start in sorted(starts.items())]
+
+
+def arrow(reader: DataSourceReader, split: InputPartition) -> Iterator[pa.RecordBatch]:
+    for batch in reader.read(split):
+        assert isinstance(batch, pa.RecordBatch)
+        yield batch
 
 
 def opened(layout: str, case: str, scratch: Path, folder: Path) -> tuple[BrokerTier, TierCli]:
@@ -46,3 +79,55 @@ def test_topics_and_segments_are_what_metadata_says(layout: str, case: str, scra
     assert dumped["batches"][-1]["last_offset"] == segments[1].end_offset
     assert cli.digest() == before
     assert sorted((tmp_path / "control").rglob("*")) == control
+
+
+@pytest.mark.parametrize(("layout", "case"), CASES)
+def test_an_exported_log_directory_is_what_consumers_read(layout: str, case: str, scratch: Path, tmp_path: Path) -> None:
+    tier, cli = opened(layout, case, scratch, tmp_path)
+    target = cli.export(tmp_path / "log")
+    last = tier.segments[-1].end_offset
+    read = [(record.offset, record.key) for batch in batches_of(target) if not batch.control for record in batch.records]
+    assert read == [(one["offset"], one["key"]) for one in consumed(tier, "read_uncommitted") if one["offset"] <= last]
+    committed = [(one["offset"], one["key"]) for one in consumed(tier, "read_committed") if one["offset"] <= last]
+    seen = [(offset, key) for offset, _, key, _, _ in visible(target)]  # up to the transaction that is open at the tier's end
+    assert seen == committed[: len(seen)]
+    assert len(seen) > 0.9 * len(committed)
+    logs = sorted(target.glob("*.log"))
+    assert [int(path.stem) for path in logs] == [segment.start_offset for segment in tier.segments]
+    assert [path.with_suffix(".index").exists() for path in logs] == [True] * len(logs)
+    assert (target / "leader-epoch-checkpoint").read_text().splitlines()[2:] == lineage_lines(tier)
+
+
+def test_of_overlapping_segments_each_offset_is_exported_once(scratch: Path, tmp_path: Path) -> None:
+    """A second leader has tiered again, from within a segment, what the first one had: consumers leave the first one there."""
+    tier = local_tier(names("tiered")[-1], scratch)
+    events = golden_events(tier)
+    introduced = [event for event in events if isinstance(event, RemoteLogSegmentMetadataRecord)]
+    first, second = (next(event for event in introduced if event.id == tier.segments[at].id) for at in (0, 1))
+    longer = first._replace(end_offset=second.start_offset + 9)
+    cli = broker_cli(tmp_path, tier, "kafka-local", [longer if event is first else event for event in events])
+    rows = cli.do("segments", "list", "orders-0")["segments"]
+    assert (rows[0]["end_offset"], rows[1]["start_offset"]) == (second.start_offset - 1, second.start_offset)
+    target = cli.export(tmp_path / "log")
+    assert not (target / "00000000000000000000.index").exists()
+    offsets = [record.offset for batch in batches_of(target) for record in batch.records]
+    assert offsets == sorted(set(offsets))
+    assert offsets[-1] >= 3200
+
+
+@pytest.mark.parametrize(("layout", "case"), CASES)
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_the_data_source_gives_what_a_consumer_gets(layout: str, case: str, isolation: str, scratch: Path, tmp_path: Path) -> None:
+    tier, cli = opened(layout, case, scratch, tmp_path)
+    options = {"config": str(cli.config), "topic": "orders", "isolation": isolation, "columns": "offset,key", "splitBytes": "100000"}
+    source = KafkaTieredSource(options)
+    reader = source.reader(StructType([StructField("offset", LongType()), StructField("key", BinaryType())]))
+    splits = reader.partitions()
+    rows = [(row["offset"], row["key"]) for split in splits for batch in arrow(reader, split) for row in batch.to_pylist()]
+    last = tier.segments[-1].end_offset
+    expected = [(one["offset"], one["key"]) for one in consumed(tier, isolation) if one["offset"] <= last]
+    assert len(splits) > 1
+    assert rows == expected[: len(rows)]
+    assert len(rows) > (0.9 if isolation == "read_committed" else 0.99) * len(expected)
+    tail = expected[len(rows)][0] if len(rows) < len(expected) else last
+    assert isolation == "read_committed" or tail == last
