@@ -1,1 +1,11 @@
 """The records of the tier for applications: ranges of offsets, whole states, and the tier and then the broker as one log."""
+
+from __future__ import annotations
+
+from compactor.consumer.messages import OFFSET_BEGINNING as OFFSET_BEGINNING
+from compactor.consumer.messages import OFFSET_END as OFFSET_END
+from compactor.consumer.messages import MessageLike as MessageLike
+from compactor.consumer.messages import Place as Place
+from compactor.consumer.opening import open_consumer as open_consumer
+from compactor.consumer.tiered import ConsumerOptions as ConsumerOptions
+from compactor.consumer.tiered import TieredConsumer as TieredConsumer

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from compactor.consumer.gather import Flags, Selection, Slices, header_slices, slices
+from compactor.errors import UsageError
 from compactor.records.batches import LOG_APPEND
 
 NO_TIMESTAMP: Final = -1
@@ -45,7 +47,7 @@ def _column(selection: Selection, field: pa.Field, topic: str, partition: int) -
         case "timestamp":
             given = rows.timestamp[picked]
             micros = np.clip(given, -LATEST_MS, LATEST_MS) * 1000
-            return pa.array(micros, mask=given == NO_TIMESTAMP).cast(field.type)
+            return pa.array(micros, pa.timestamp("us", "UTC"), mask=given == NO_TIMESTAMP).cast(field.type, safe=False)
         case "timestampType":
             kinds = ((table.attributes[some] & np.int16(LOG_APPEND)) != 0).astype(np.int32)
             kinds[table.magic[some] == 0] = -1
@@ -82,3 +84,16 @@ def _text(names: pa.Array) -> pa.Array:
     except pa.ArrowInvalid:
         return pa.array([name.decode("utf-8", "replace") for name in names.to_pylist()], pa.string())
     return text
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """These columns (none: all of them) with times in milliseconds. Raises UsageError for one that there is not."""
+    kinds = {
+        "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])), "key": pa.binary(), "leaderEpoch": pa.int32(),
+        "offset": pa.int64(), "partition": pa.int32(), "timestamp": pa.timestamp("ms", "UTC"), "timestampType": pa.int32(),
+        "topic": pa.string(), "value": pa.binary(),
+    }  # fmt: skip
+    for name in columns:
+        if name not in kinds:
+            raise UsageError(f"there is no column {name!r}", hint=f"The columns are {', '.join(COLUMNS)}")
+    return pa.schema([(name, kinds[name]) for name in columns or COLUMNS])

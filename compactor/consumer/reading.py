@@ -100,6 +100,17 @@ def first_offset_at(
     return None
 
 
+def offset_at(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int | None:
+    """The same of what is live now. Raises BadData, StoreError."""
+    limit = tier.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
+    for _ in range(FOLDS):
+        try:
+            return first_offset_at(tier, name, tier.open(name).refresh().live, timestamp_ms, limit)
+        except Gone:
+            continue  # a segment was replaced while times were looked up in it
+    return first_offset_at(tier, name, tier.open(name).refresh().live, timestamp_ms, limit)
+
+
 class _Scratch:
     """Buffers that are used again for every chunk."""
 
