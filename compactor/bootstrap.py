@@ -143,7 +143,8 @@ class Tier:
         ports = replace(self.ports, control=control or self.ports.control)
         if data is not None:
             layout = kind.layout(settings, data, topic_ids(self.brokers))
-            ports = replace(ports, data=data, layout=layout, publisher=kind.publisher(settings, data))
+            publisher = kind.publisher(settings, data) if self.brokers is None else ports.publisher
+            ports = replace(ports, data=data, layout=layout, publisher=publisher)
         return replace(self, ports=ports, catalog=open_catalog(ports) if control else self.catalog)
 
     def identity(self) -> CatalogState:
@@ -232,14 +233,15 @@ class Tier:
                 raise UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")
         return named
 
-    def open(self, name: TopicPartition) -> PartitionLog:
+    def open(self, name: TopicPartition, *, leads: bool = False) -> PartitionLog:
         """Its control log, begun from what is kept of it. It must not end below what the tier-wide log, as last folded, has seen of it.
 
         Every command gets a partition's state from here. Of a tier that brokers write it is the log's with what brokers say; a round
-        goes by the log alone, into which its leader has written that before (*segments mirrored*).
+        goes by the log alone (``leads``), into which its leader has written that before (*segments mirrored*).
         """
         if self.brokers is not None:
-            return open_partition(self.ports, name, self.floor(name), key=self.log_key(name), view=self._mirror(name))
+            view = None if leads else self._mirror(name)
+            return open_partition(self.ports, name, self.floor(name), key=self.log_key(name), view=view)
         log = open_partition(self.ports, name, self.floor(name))
         kept = self.local.state(name) if self.local and self.local.bound else None
         if kept:
@@ -259,10 +261,7 @@ class Tier:
 
     def brokers_view(self, name: TopicPartition) -> BrokersView:
         """What the brokers' readers find of a partition now. Raises UsageError where no broker writes this tier."""
-        self.metadata.refresh()
-        folded = self.metadata.folded(name)
-        view = effective(folded.cache, name)
-        return BrokersView(view.links, view.lineage, folded.cache.applied)
+        return brokers_view(self.metadata, name)
 
     def _mirror(self, name: TopicPartition) -> Callable[[PartitionState], PartitionState]:
         """Made once for each state of the log: whoever reads sees one view of it until it is folded on."""
@@ -291,7 +290,10 @@ class Tier:
 
     def note_change(self, log: PartitionLog) -> None:
         """Others are told that this log has something new, as far as it was folded, and that it must not be shorter again."""
-        note_change(self.catalog, log.state.name, log.reached())
+        if self.brokers is None:
+            note_change(self.catalog, log.state.name, log.reached())
+        else:  # brokers say which partitions there are
+            self.note_slots([log])
 
     def note_slots(self, logs: Sequence[PartitionLog]) -> None:
         """Folded logs must not be shorter again. One record for all of them; a store that fails is asked again by the next command."""
@@ -353,7 +355,7 @@ class Tier:
 
     def compact(self, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
         """A round over one partition; other processes are told that something changed. Raises as Round.run."""
-        log, hint = self.open(name), self.hint(name)
+        log, hint = self.open(name, leads=True), self.hint(name)
         report = self.round(name, now_ms, force=force, on_stage=on_stage).run(log)
         self.keep(log, hint)
         if self.local:
@@ -412,7 +414,8 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         control=control,
         data=data,
         layout=kind.layout(settings, data, TopicIds(topics) if topics else topic_ids(brokers)),
-        publisher=kind.publisher(settings, data),
+        publisher=publisher_of(settings, brokers) or kind.publisher(settings, data),
+        brokers=partial(brokers_view, brokers) if brokers is not None else None,
         clock_ms=lambda: int(time.time() * 1000),
         sleep=time.sleep,
         random_bytes=secrets.token_bytes,
@@ -451,6 +454,33 @@ def brokers_of(settings: Settings, control: ObjectStore) -> BrokersMetadata:
     followed = FollowedTopic(topic, KeptStates(Rocks(Path(settings.tier.state_dir) / "metadata" / place)))
     where = f"{topic.name} at {kafka.bootstrap_servers}"
     return FollowedBrokers(followed, AdminCluster(KafkaAdmin(connection)), kafka.topics, where)
+
+
+def brokers_view(brokers: BrokersMetadata, name: TopicPartition) -> BrokersView:
+    """What the brokers' readers find of a partition now."""
+    brokers.refresh(within_s=0)
+    folded = brokers.folded(name)
+    view = effective(folded.cache, name)
+    return BrokersView(view.links, view.lineage, folded.cache.applied)
+
+
+def publisher_of(settings: Settings, brokers: BrokersMetadata | None) -> SegmentPublisher | None:
+    """Of a tier whose brokers can be told something. Makes no request."""
+    from compactor.tier.brokers import FollowedBrokers
+
+    if not isinstance(brokers, FollowedBrokers):
+        return None
+    from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
+    from compactor.tier.publishers.kafka import KafkaPublisher
+
+    connection = connection_of(settings)
+    return KafkaPublisher(
+        brokers.followed,
+        ConfluentMetadataTopic(connection),
+        topic_ids(brokers),
+        clock_ms=lambda: int(time.time() * 1000),
+        late_ms=connection.delivery_timeout_ms,
+    )
 
 
 def connection_of(settings: Settings) -> KafkaConnection:

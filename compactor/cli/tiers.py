@@ -14,7 +14,8 @@ from compactor.cli import frame
 from compactor.cli.output import Output
 from compactor.errors import CompactorError, Leased, UsageError
 
-READERS = "There are topics, segments, plan, explain, checkpoints, verify, orphans, export and config check"
+READERS = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
+WRITERS = ("run", "retire", "daemon")
 """For a tier of kind kafka."""
 
 if TYPE_CHECKING:
@@ -32,10 +33,16 @@ def opened(args: argparse.Namespace, *, local_state: bool = False, writes: str =
 
     gc.set_threshold(100_000)  # segments are made by the hundred thousand, and no cycles
     settings = frame.settings(args)
-    if settings.tier.kind == "kafka" and writes:
-        raise UsageError(f"`{writes}` does not work on a tier that brokers write: this version only reads those", hint=READERS)
+    kafka = settings.tier.kind == "kafka"
+    if kafka and writes and writes not in WRITERS:
+        raise UsageError(f"`{writes}` does not work on a tier that brokers write", hint=READERS)
+    if kafka and writes and not (settings.control_url and settings.kafka.bootstrap_servers.strip()):
+        missing = "bootstrap_servers under [kafka]" if settings.control_url else "control_url under [tier]"
+        raise UsageError(f"`{writes}` on a tier that brokers write needs {missing}", hint=READERS)
     opened = open_tier(settings, local_state=local_state)
-    if opened.brokers is not None:
+    if kafka and writes:
+        opened.create()
+    elif kafka:
         from compactor.views.checkpoints import read_only
 
         opened = read_only(opened)

@@ -103,8 +103,8 @@ def note_change(catalog: CatalogLog, name: TopicPartition, slot: int = 0) -> Non
 def note_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
     """The lower bounds of many partitions in one record; none where all of them are known. One request for each that is not."""
     known = catalog.refresh().reached
-    behind = [log for log in logs if log.state.slot > known.get(str(log.state.name), 0)]
-    slots = {str(log.state.name): log.reached() for log in behind}
+    behind = [log for log in logs if log.state.slot > known.get(log.name, 0)]
+    slots = {log.name: log.reached() for log in behind}
 
     def decide(state: CatalogState) -> SlotsReached | None:
         new = {name: slot for name, slot in slots.items() if slot > state.reached.get(name, 0)}

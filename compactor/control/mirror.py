@@ -44,7 +44,7 @@ def described(record: RemoteLogSegmentMetadataRecord, last: int | None = None) -
         size_bytes=record.size_bytes,
         max_timestamp_ms=record.max_timestamp_ms,
         mtime_ms=record.max_timestamp_ms if known else record.event_timestamp_ms,
-        leader_epochs=lineage_of(record),
+        leader_epochs=tuple(entry for entry in lineage_of(record) if last is None or entry.start_offset <= last),
         files={},
         custom_metadata=base64.b64encode(record.custom_metadata).decode() if record.custom_metadata else "",
     )
@@ -77,7 +77,7 @@ def difference(state: PartitionState, view: BrokersView, leader_epoch: int = -1)
 
 def after(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
     """What of the state changes. Where the brokers' lineage parts from the one that was known, nothing above counts as clean any more."""
-    changes: dict[str, Any] = {"live": live_after(state, body)}
+    changes: dict[str, Any] = {"live": live_after(state, body), "mirrored": True}
     parted = divergence(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
     if parted is not None and parted < offsets.clean_up_to(state.vector):
         changes["vector"] = offsets.clamp(state.vector, parted)

@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from compactor.model.ids import segment_id
+from compactor.control.mirror import BrokersView
+from compactor.model.ids import TopicPartition, segment_id
 from compactor.storage.port import ObjectStore
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
@@ -45,6 +46,7 @@ class Ports:
     used for what people read, never for a decision about deletion or leadership. ``holder`` names this process to people.
     ``retention`` is recorded with what this process publishes (None: nothing is), so that nobody deletes earlier.
     ``ownership`` says whose the data root is (None: nobody asks).
+    ``brokers``: what brokers' readers find of a partition now (None: the control log alone says what is live).
     ``urgent`` is the control store without [limits], for heartbeats: behind gigabytes that wait for their turn a leader would seem dead.
     """
 
@@ -60,6 +62,7 @@ class Ports:
     urgent: ObjectStore | None = None
     ownership: Owner | None = None
     retention: Retention | None = None
+    brokers: Callable[[TopicPartition], BrokersView] | None = None
 
     def own(self, *, anew: bool = False) -> None:
         """Raises UsageError where the data root is not this tier's: asked before anything is written or swept (control.identity)."""

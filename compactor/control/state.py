@@ -185,6 +185,8 @@ class PartitionState(LogState):
     """The last ids that became unusable for ever: what still appears under them may go at once."""
     deleted_slot: int = 0
     """Where the partition was deleted, 0 once something was imported under its name again."""
+    mirrored: bool = False
+    """Whether brokers say what is live: the newest segment is then theirs, and is left alone."""
     quarantine: Quarantine | None = None
     runs: tuple[Run, ...] = ()
     published: tuple[str, ...] = ()

@@ -74,6 +74,8 @@ class PartitionFacts(Protocol[S_co]):
     def end_offset(self) -> int: ...
     @property
     def first_dirty_offset(self) -> int: ...
+    @property
+    def mirrored(self) -> bool: ...
 
 
 class SegmentSummary(NamedTuple):
@@ -140,6 +142,7 @@ class PartitionSummary(Value):
     retiring: int
     undone_slot: int
     kept_share: float
+    mirrored: bool = False
     columns: Packed = Field(default=b"", exclude=True, repr=False)
 
     @property
@@ -171,6 +174,7 @@ def summarize(state: PartitionState) -> PartitionSummary:
         retiring=len(state.retiring),
         undone_slot=max((run.slot for run in state.runs if run.status == "undone"), default=0),
         kept_share=float(last.stats["bytes_written"]) / float(last.stats["bytes_before"]) if last else -1.0,
+        mirrored=state.mirrored,
         columns=_columns(state.live),
     )
 

@@ -160,7 +160,7 @@ class ConfluentMetadataTopic:
     def _writer(self) -> Any:
         if self._producer is None:
             settings = self._connection.settings(
-                self._listener, enable_idempotence=True, acks="all", linger_ms=0, message_timeout_ms=int(self._connection.timeout_s * 1000)
+                self._listener, enable_idempotence=True, acks="all", linger_ms=0, message_timeout_ms=self._connection.delivery_timeout_ms
             )
             producer = _made(lambda: load().Producer(settings))
             # A producer waits long for a topic that is not there; who asks first is told at once.

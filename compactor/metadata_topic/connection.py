@@ -57,6 +57,12 @@ class KafkaConnection:
             if name in _OURS:
                 raise UsageError(f"the property {name} cannot be set", hint="Reading and writing the metadata topic safely depends on it")
 
+    @property
+    def delivery_timeout_ms(self) -> int:
+        """How long a producer tries; after that nothing of it arrives any more."""
+        said = self.properties.get("delivery.timeout.ms") or self.properties.get("message.timeout.ms")
+        return int(said) if said and said.isdigit() and int(said) > 0 else int(self.timeout_s * 1000)
+
     def settings(self, listener: ClientErrors, **ours: object) -> dict[str, Any]:
         """For a client of confluent-kafka; ``ours`` with underscores in the place of dots."""
         fixed = {name.replace("_", "."): value for name, value in ours.items()}

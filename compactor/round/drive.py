@@ -20,6 +20,7 @@ from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.state import Intent, PartitionState
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt
+from compactor.round import mirroring
 from compactor.round.ports import FactsT, RoundWork
 
 PLANS = 3
@@ -80,7 +81,7 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[Fac
     if state.intent is None:
         try:
             # Without leadership: a partition with nothing to do is not worth a record.
-            if not work.due(state):
+            if not work.due(mirroring.seen(ports, state)):
                 return RoundResult("nothing_to_do", state)
         except BadData:
             pass  # met again below, where it can be written down
@@ -99,6 +100,7 @@ def led_round(leadership: Leadership, work: RoundWork[FactsT]) -> RoundResult:
     for _ in range(PLANS):
         with ExitStack() as gathering:
             try:
+                mirroring.mirror(leadership)
                 facts = gathering.enter_context(work.gathered(leadership.state, leadership.check))
                 plan = None if facts is None else work.plan(facts, leadership.epoch, leadership.ports.new_id)
             except BadData as error:
@@ -133,7 +135,7 @@ def settle(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResul
     steps = Steps(ordering.stage_of(intent))
     if intent.begun_slot:
         return _published(leadership, work, None, steps, intent, "")
-    reason = ordering.resume_problem(leadership.state, intent)
+    reason = ordering.resume_problem(leadership.state, intent) or mirroring.round_problem(leadership.ports, leadership.state)
     if not reason:
         reason = work.resume_problem(intent.plan) if work else "nobody resumed it"
     if reason or work is None:
@@ -193,6 +195,9 @@ def _published(
         if work is not None:
             work.reached(Stage.PUBLISH_BEGUN, plan)
 
+    gone = mirroring.round_problem(leadership.ports, leadership.state) if not intent.begun_slot else ""
+    if gone:
+        return RoundResult("nothing_to_do", _undone(leadership, steps, intent, gone), plan, undone=gone)
     try:
         publication.publish(leadership, intent, begun)
     except RequirementFailed as refused:

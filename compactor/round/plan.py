@@ -65,6 +65,8 @@ def assess(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, force: bo
 def _range_end(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_dirty: int) -> tuple[int, str]:
     """First offset that is not cleaned: always a segment boundary, never below ``first_dirty``; and why it is not the end."""
     end, why = state.end_offset + 1, ""
+    if state.mirrored and state.live:
+        end, why = state.live[-1].start_offset, "the newest segment is the brokers'"
     if state.live and state.live[-1].open_txn_offset >= 0:
         undecided = state.live[-1].open_txn_offset
         base = max((s.start_offset for s in state.live if s.start_offset <= undecided), default=state.start_offset)

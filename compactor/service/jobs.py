@@ -119,7 +119,7 @@ def perform(opened: Tier, catalog: CatalogState, job: Job, disk: Budget, now_ms:
     """Does the job under an incarnation of its own. Nothing is raised: whatever happens is an outcome."""
     opened = replace(opened, catalog=open_catalog(opened.ports))
     opened.catalog.load(catalog)
-    log = opened.open(job.name)
+    log = opened.open(job.name, leads=True)
     try:
         log.refresh()
         lease = lease_of(opened.ports, log)

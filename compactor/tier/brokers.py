@@ -103,7 +103,7 @@ class FollowedBrokers:
 
     def __init__(self, followed: FollowedTopic, cluster: ClusterNow, patterns: Sequence[str], where: str) -> None:
         self.where = where
-        self._followed = followed
+        self.followed = followed
         self._cluster = cluster
         self._patterns = patterns
         self._lock = threading.RLock()
@@ -121,7 +121,7 @@ class FollowedBrokers:
             if time.monotonic() - self._read_at <= within_s:
                 return
             self._follow()
-            tiered = self._followed.partitions()
+            tiered = self.followed.partitions()
             wanted = matching(self._patterns, (one.partition.topic for one in tiered))
             self._topics = dict(self._cluster.topics(wanted))
             ours = [one.partition for one in tiered if one.partition.topic in set(wanted)]
@@ -150,7 +150,7 @@ class FollowedBrokers:
             self._be_read()
             if name not in self._names:
                 raise _unknown(name)
-            found = self._followed.partition(self._topics[name.topic].topic_id, name.partition)
+            found = self.followed.partition(self._topics[name.topic].topic_id, name.partition)
         if found is None:
             raise _unknown(name)
         return found
@@ -167,12 +167,12 @@ class FollowedBrokers:
     def _follow(self) -> None:
         """To the end that the topic had when this began."""
         while True:
-            progress = self._followed.catch_up(CATCH_UP_S)
+            progress = self.followed.catch_up(CATCH_UP_S)
             if not any(left > 0 for left in progress.behind.values()):
                 break
             if not progress.records:
                 raise Unavailable(f"{self.where} is not read to its end within {CATCH_UP_S:g} s", hint="Try again")
-        for number, reached in self._followed.reached().items():
+        for number, reached in self.followed.reached().items():
             if reached.missing and number not in self._told:
                 self._told.add(number)
                 said = "%s has lost what was before offset %d of its partition %d: segments may be missing"

@@ -5,7 +5,7 @@ Everything here only reads. ``read_only`` makes sure of it, so that a live tier 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from checkpoint.lineage import EpochEntry
@@ -16,11 +16,13 @@ from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
 from compactor.control.state import EpochHistory, FencedAppend, PartitionState, Run
 from compactor.storage.readonly import ReadOnly
+from compactor.tier.publishers.nobody import NobodyPublisher
 
 
 def read_only(opened: Tier) -> Tier:
     """The same tier through stores that refuse every write."""
-    return opened.over(control=ReadOnly(opened.ports.control), data=ReadOnly(opened.ports.data))
+    viewed = opened.over(control=ReadOnly(opened.ports.control), data=ReadOnly(opened.ports.data))
+    return viewed if opened.brokers is None else replace(viewed, ports=replace(viewed.ports, publisher=NobodyPublisher()))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
             try:
                 # An open intent is resumed first, as `run` would.
                 work = opened.round(name, opened.ports.clock_ms())
-                log = opened.open(name)
+                log = opened.open(name, leads=True)
                 report = retire(opened.ports, log, opened.lease, opened.retention, clock=clock, dry_run=args.dry_run, work=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 outcomes.failed(str(name), error)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from checkpoint.lineage import EpochEntry
 from compactor.errors import Refused, Unavailable, UsageError
 from compactor.metadata_topic import rules
 from compactor.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts
-from compactor.metadata_topic.chain import told_lineage
+from compactor.metadata_topic.chain import chain, told_lineage
 from compactor.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -134,16 +134,15 @@ class KafkaPublisher:
     def cut_off(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
         with self._lock:
             where, cache = self._folded(name)
-            strays = [one for one in _strays(cache, known) if one.state in rules.OPEN]
-            if not strays:
+            if not any(one.state in rules.OPEN for one in _strays(cache, known, displacing=True)):
                 return 0
-            self._permit(name)
             back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
             displaced = [one for one in back if one is not None and one.state in rules.READABLE and not rules.effective(cache, one)]
-            if any(one.state in rules.READABLE for one in strays):
-                for one in displaced:
-                    self._finish(where, one)
-                where, cache = self._folded(name)
+            for one in displaced:
+                self._permit(name)
+                self._finish(where, one)
+            where, cache = self._folded(name)
+            strays = [one for one in _strays(cache, known) if one.state in rules.OPEN]
             self._say(where, cache, [self._update(one, _S.DELETE_SEGMENT_STARTED) for one in strays])
             return len(strays)
 
@@ -240,8 +239,11 @@ class KafkaPublisher:
         )
 
 
-def _strays(cache: RemoteLogMetadataCache, known: Collection[str]) -> Iterable[RemoteLogSegmentMetadataRecord]:
-    return (one for one in cache.segments.values() if one.broker_id == COMPACTOR_BROKER_ID and one.id not in known)
+def _strays(cache: RemoteLogMetadataCache, known: Collection[str], *, displacing: bool = False) -> list[RemoteLogSegmentMetadataRecord]:
+    """Without what readers read, as that is live, whoever wrote it; ``displacing``: with that."""
+    read = set() if displacing else {link.segment.segment_id for link in chain(cache, told_lineage(cache))}
+    found = (one for one in cache.segments.values() if one.broker_id == COMPACTOR_BROKER_ID and one.id not in known)
+    return [one for one in found if one.segment_id not in read]
 
 
 def _announced(segment: RemoteLogSegmentMetadataRecord) -> Announced:
