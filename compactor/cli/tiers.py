@@ -15,7 +15,7 @@ from compactor.cli.output import Output
 from compactor.errors import CompactorError, Leased, UsageError
 
 READERS = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
-WRITERS = ("run", "retire", "daemon")
+WRITERS = ("run", "retire")
 """For a tier of kind kafka."""
 
 if TYPE_CHECKING:
