@@ -253,10 +253,11 @@ class _Import:
     def _same_log(self, state: PartitionState, sources: Sequence[SourceSegment], given: Lineage) -> PartitionState:
         """Raises BadData for another log. A tail that the broker has discarded is discarded, if that is accepted."""
         parted = parting(state, sources, given)
-        if parted is None or not (given or parted.newer):
-            # Epochs that only batches tell may go back (v0 and v1 have none): batches that are the same speak louder.
-            if check_tail(state, sources) or parted is None:
-                return state
+        if parted is None:
+            check_tail(state, sources)
+            return state
+        if not (given or parted.newer) and check_tail(state, sources):
+            return state  # epochs that only batches tell may go back (v0 and v1 have none): batches that are the same speak louder
         check_tail(state, sources, parted.offset)
         if not (parted.newer and self.options.accept_truncation) or parted.offset <= state.start_offset:
             raise parted.error(state, self.log_dir)
