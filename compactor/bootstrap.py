@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from compactor.config import Limits, Settings
-from compactor.control.identity import NATIVE, Ownership, foreign_problem
+from compactor.control.identity import Ownership, foreign_problem
 from compactor.control.leadership import background_beats
 from compactor.control.logs import (
     HASH_KEY_BYTES,
@@ -69,10 +69,12 @@ class KindOfTier:
 
     layout: Callable[[Settings, ObjectStore, TopicIdOf], SegmentLayout]
     publisher: Callable[[Settings, ObjectStore], SegmentPublisher]
+    ours: bool = False
+    """Nobody but this program writes into the data root: whose it is stands in it (control.identity)."""
 
 
 KINDS: Mapping[tuple[str, str], KindOfTier] = {
-    ("object-log", "native"): KindOfTier(lambda _, store, __: NativeLayout(store), lambda *_: ObjectLogPublisher()),
+    ("object-log", "native"): KindOfTier(lambda _, store, __: NativeLayout(store), lambda *_: ObjectLogPublisher(), ours=True),
     ("kafka", "kafka-local"): KindOfTier(lambda _, store, topic_id: KafkaLocalLayout(store, topic_id), lambda *_: NobodyPublisher()),
     ("kafka", "aiven"): KindOfTier(
         lambda settings, store, topic_id: AivenLayout(store, topic_id, settings.tier.aiven), lambda *_: NobodyPublisher()
@@ -175,7 +177,7 @@ class Tier:
         tier = self.settings.tier
         if not self.catalog.refresh().tier_id:
             self.ownership.before_creation(self.ports, self.catalog.check_whole())
-        url = "" if tier.layout == NATIVE else self.settings.tier_url
+        url = "" if self.ownership.ours else self.settings.tier_url
         state = create_tier(
             self.ports, kind=tier.kind, layout=tier.layout, url=url, cluster_id=self.brokers.cluster_id() if self.brokers else ""
         )
@@ -189,6 +191,12 @@ class Tier:
         self.ownership.check(self.ports, self.identity())
 
     def _check_foreign(self, state: CatalogState) -> None:
+        tier = self.settings.tier
+        if (state.kind, state.layout) != (tier.kind, tier.layout):
+            raise UsageError(
+                f"the tier at {self.ports.layout.url} is of kind {state.kind} and layout {state.layout}, not {tier.kind} and {tier.layout}",
+                hint="Nothing was changed. Correct tier.kind and tier.layout in the configuration",
+            )
         cluster_id = self.brokers.cluster_id() if self.brokers is not None and state.cluster_id else ""
         problem = foreign_problem(state, self.settings.tier_url, cluster_id)
         if problem:
@@ -400,7 +408,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     def store(url: str, limits: Limits, retries: Retries | None = None) -> ObjectStore:
         return open_store(url, s3=settings.s3, limits=limits, retries=retries, counters=counters, contact=contact, records=True)
 
-    tier, control_url, ownership = settings.tier, settings.control_url, Ownership(settings.tier.layout)
+    tier, control_url, ownership = settings.tier, settings.control_url, Ownership(ours=kind_of(settings).ours)
     transfers = Transfers(storage_class=tier.aiven.storage_class * (tier.layout == "aiven"))
     kind = kind_of(settings)
     data = open_store(settings.tier_url, s3=settings.s3, limits=settings.limits, transfers=transfers, counters=counters, contact=contact)

@@ -1,4 +1,4 @@
-"""Whose a tier's data is: a native data root holds the id of its tier, and only the catalog with that id writes into it or sweeps it.
+"""Whose a tier's data is: a data root of our own holds the id of its tier, and only the catalog with that id writes into it or sweeps it.
 
     <tier.url>/tier-id.json    {"tier_id": "...", ...}, created if absent, never overwritten
 
@@ -12,8 +12,6 @@ Into foreign layouts nothing is written for this: what they are (kind, url, clus
 from __future__ import annotations
 
 import json
-import re
-from collections import defaultdict
 from dataclasses import dataclass
 
 from compactor.control import ordering
@@ -24,8 +22,6 @@ from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, Usag
 from compactor.model.ids import TopicPartition
 
 KEY = "tier-id.json"
-NATIVE = "native"
-_SEGMENT = re.compile(r"(.+-\d+)/\d{20}-([A-Za-z0-9_-]{22})\.[a-z-]+")
 
 
 @dataclass(frozen=True)
@@ -62,9 +58,10 @@ class Ownership:
     ``tier_id`` is the catalog's, once somebody has folded it; until then this folds it for itself.
     """
 
-    def __init__(self, layout: str = NATIVE) -> None:
+    def __init__(self, *, ours: bool = True) -> None:
+        """``ours``: nobody but this program writes into the data root."""
         self.tier_id = ""
-        self._native = layout == NATIVE
+        self.ours = ours
         self._asked = False
 
     def require(self, ports: Ports, *, anew: bool = False) -> None:
@@ -72,7 +69,7 @@ class Ownership:
 
         Where the root has no id it gets this one, if the catalog names everything in it.
         """
-        if not self._native or (self._asked and not anew):
+        if not self.ours or (self._asked and not anew):
             return
         if not self.tier_id:
             self.tier_id = open_catalog(ports).refresh().tier_id
@@ -86,14 +83,14 @@ class Ownership:
 
     def check(self, ports: Ports, catalog: CatalogState) -> None:
         """For whoever only looks: as ``require``, but a root without an id stays as it is."""
-        found = read_root(ports) if self._native else None
+        found = read_root(ports) if self.ours else None
         self.tier_id = catalog.tier_id
         if found is not None:
             self._compare(ports, found)
 
     def before_creation(self, ports: Ports, catalog: CatalogState) -> None:
         """Whether a tier may be made here. Raises UsageError for a root that is somebody's."""
-        if not self._native or catalog.tier_id:
+        if not self.ours or catalog.tier_id:
             return
         found = read_root(ports)
         if found is not None:
@@ -136,26 +133,22 @@ class Ownership:
 
 def _unnamed(ports: Ports, catalog: CatalogState) -> str:
     """A segment's object that no partition of the catalog names; empty where there is none. LIST < fold: what is imported now is named."""
-    listed: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for info in ports.data.list(""):
-        match = _SEGMENT.fullmatch(info.key)
-        if match:
-            listed[match[1]].append((match[2], info.key))
-    for name, objects in listed.items():
-        if name not in catalog.partitions:
-            return objects[0][1]
-        log = open_partition(ports, TopicPartition.parse(name), catalog.reached.get(name, 0))
-        state = log.check_whole()
-        known = ordering.protected(state).union(segment.id for segment in state.retiring).union(state.voided)
-        for segment_id, key in objects:
-            if segment_id not in known:
-                return key
+    for text in {found: None for info in ports.data.list("") if (found := ports.layout.partition_of(info.key))}:
+        name = TopicPartition.parse(text)
+        listed = [item for item in ports.layout.list(name) if item.segment_id]
+        known: set[str] = set()
+        if listed and text in catalog.partitions:
+            state = open_partition(ports, name, catalog.reached.get(text, 0)).check_whole()
+            known = ordering.protected(state).union(segment.id for segment in state.retiring).union(state.voided)
+        for item in listed:
+            if item.segment_id not in known:
+                return item.key
     return ""
 
 
 def foreign_problem(state: CatalogState, url: str, cluster_id: str) -> str:
     """Why this control store is not about that broker's tier, or nothing. The cluster's id counts where both are known, else the place."""
-    if state.layout == NATIVE or not state.url:
+    if not state.url:
         return ""
     if state.cluster_id and cluster_id:
         return "" if state.cluster_id == cluster_id else f"it is about the cluster {state.cluster_id}, this one is {cluster_id}"

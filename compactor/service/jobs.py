@@ -148,7 +148,7 @@ def try_stores(opened: Tier) -> None:
     """Writes a few bytes into each store and deletes them, where `config check` does it too. Raises StoreError, OutOfBudget."""
     ports, tier = opened.ports, opened.settings.tier
     places = [(ports.control, "probe/daemon")]
-    if tier.control_url and tier.layout == "native":
+    if tier.control_url and opened.ownership.ours:
         places.append((ports.data, ".tiered-compactor/probe/daemon"))
     for store, key in places:
         store.put(key, b"may a round write here?")

@@ -87,7 +87,10 @@ class SegmentLayout(Protocol):
         """Deletes all their objects, those of unfinished uploads too. Absent ones are fine. Whether it may be is control.ordering's."""
 
     def list(self, name: TopicPartition) -> Iterator[ListedObject]:
-        """Every object among the partition's, strangers included."""
+        """Every object among the partition's, strangers included: what lies there by its place, and is no segment's by its name."""
+
+    def partition_of(self, key: str) -> str:
+        """The partition among whose objects this key is, as ``topic-partition``; empty for a key anywhere else."""
 
 
 @dataclass(frozen=True)

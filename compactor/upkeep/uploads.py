@@ -54,5 +54,5 @@ def sweep_uploads(opened: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[
 
 def _stores(opened: Tier) -> Iterator[ObjectStore]:
     yield opened.ports.control
-    if opened.settings.tier.layout == "native":
+    if opened.ownership.ours:
         yield opened.ports.data

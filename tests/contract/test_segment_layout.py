@@ -168,6 +168,8 @@ class TestReading:
         # A layout may have objects that hold no file, such as one that says where the files lie in the others.
         assert {item.key for item in listed} >= {rig.layout.where(NAME, s, kind) for s in segments for kind in s.files}
         assert all(item.size > 0 and item.modified_ms > 0 for item in listed)
+        assert {rig.layout.partition_of(item.key) for item in listed} == {str(NAME)}
+        assert {rig.layout.partition_of(key) for key in ("tier-id.json", "some/where/else", f"{NAME}x/y")} == {""}
 
     def test_strangers_are_listed_as_such(self, rig: Rig) -> None:
         segment = segment_of(0, contents_of(5))

@@ -8,6 +8,7 @@ broker's directories: LocalTieredStorage refuses to delete a partition's directo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,9 @@ ROOT: Final = "kafka-tiered-storage"
 _SUFFIXES: Final = {kind: kind.replace("-", "_") for kind in FILE_KINDS}
 _KINDS: Final = {suffix: kind for kind, suffix in _SUFFIXES.items()}
 _OPTIONAL: Final = frozenset({"txnindex"})
+
+
+_FOLDER: Final = re.compile(rf"{ROOT}/(.+-\d+)-[A-Za-z0-9_-]{{22}}/[^/]+")
 
 
 class KafkaLocalLayout:
@@ -94,6 +98,10 @@ class KafkaLocalLayout:
 
     def list(self, name: TopicPartition) -> Iterator[ListedObject]:
         return self._listed(name, self._folder(name))
+
+    def partition_of(self, key: str) -> str:
+        match = _FOLDER.fullmatch(key)
+        return match[1] if match else ""
 
     def _folder(self, name: TopicPartition) -> str:
         return f"{ROOT}/{name}-{self._topic_id(name)}/"

@@ -21,6 +21,7 @@ from compactor.tier.ports import ListedObject, SegmentRef
 READ_BYTES: Final = 8 << 20
 
 _OBJECT: Final = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")
+_FOLDER: Final = re.compile(r"([^/]+-\d+)/[^/]+")
 
 
 class NativeLayout:
@@ -89,6 +90,10 @@ class NativeLayout:
                 yield ListedObject(info.key, info.size, info.modified_ms, match[2], int(match[1]), match[3])
             else:
                 yield ListedObject(info.key, info.size, info.modified_ms)
+
+    def partition_of(self, key: str) -> str:
+        match = _FOLDER.fullmatch(key)
+        return match[1] if match else ""
 
     def _same(self, key: str, file: SegmentFile) -> bool:
         try:

@@ -5,6 +5,7 @@ The plug-in prints offsets with the digits of its JVM's locale. Other than 0-9 w
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +17,7 @@ LOG: Final = "log"
 INDEXES: Final = "indexes"
 MANIFEST: Final = "rsm-manifest"
 SUFFIXES: Final = (LOG, INDEXES, MANIFEST)
+_FOLDER: Final = re.compile(r"([^/]+)-[A-Za-z0-9_-]{22}/(\d+)/[^/]+")
 """In the order of upload."""
 
 
@@ -34,6 +36,11 @@ class ObjectKeys:
 
     def key(self, name: TopicPartition, segment: SegmentRef, suffix: str) -> str:
         return f"{self.prefix}{self.main_path(name, segment)}.{suffix}"
+
+    def partition_of(self, key: str) -> str:
+        """Whatever the topic's id is: folders of deleted topics stay."""
+        match = _FOLDER.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+        return f"{match[1]}-{match[2]}" if match else ""
 
     def parse(self, name: TopicPartition, key: str) -> tuple[Stem, str] | None:
         """What a key of the partition's folder names, and its suffix; None: a stranger's."""

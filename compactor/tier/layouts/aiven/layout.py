@@ -150,6 +150,9 @@ class AivenLayout:
             else:
                 yield ListedObject(info.key, info.size, info.modified_ms)
 
+    def partition_of(self, key: str) -> str:
+        return self._keys.partition_of(key)
+
     def _opened(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         key = (self._keys.key(name, segment, MANIFEST), segment.size_bytes, segment.custom_metadata)
         with self._lock:
