@@ -40,12 +40,16 @@ from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.nothing import NothingStore
 from compactor.storage.port import ObjectStore
+from compactor.storage.readonly import ReadOnly
 from compactor.storage.retrying import Contact
 from compactor.storage.settings import Retries, Transfers
 from compactor.tier.brokers import BrokersMetadata, effective
 from compactor.tier.layouts.aiven.layout import AivenLayout
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.layouts.pinterest.keys import PartitionKeys
+from compactor.tier.layouts.pinterest.layout import PinterestLayout
+from compactor.tier.layouts.pinterest.listing import ListedTier
 from compactor.tier.names import TopicIdOf, TopicIds
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 from compactor.tier.publishers.nobody import NobodyPublisher
@@ -75,12 +79,21 @@ class KindOfTier:
 
 KINDS: Mapping[tuple[str, str], KindOfTier] = {
     ("object-log", "native"): KindOfTier(lambda _, store, __: NativeLayout(store), lambda *_: ObjectLogPublisher(), ours=True),
+    ("object-log", "pinterest"): KindOfTier(
+        lambda settings, store, _: PinterestLayout(store, pinterest_keys(settings)), lambda *_: NobodyPublisher()
+    ),
     ("kafka", "kafka-local"): KindOfTier(lambda _, store, topic_id: KafkaLocalLayout(store, topic_id), lambda *_: NobodyPublisher()),
     ("kafka", "aiven"): KindOfTier(
         lambda settings, store, topic_id: AivenLayout(store, topic_id, settings.tier.aiven), lambda *_: NobodyPublisher()
     ),
 }
 """By ``tier.kind`` and ``tier.layout``. A new kind of tier is one row here. Names of brokers' objects hold the ids of topics."""
+
+
+def pinterest_keys(settings: Settings) -> PartitionKeys:
+    """How [tier.pinterest] says that objects are named. Raises UsageError where no cluster is set."""
+    pinterest = settings.tier.pinterest
+    return PartitionKeys(pinterest.cluster, pinterest.entropy_bits)
 
 
 def kind_of(settings: Settings) -> KindOfTier:
@@ -118,6 +131,8 @@ class Tier:
     ownership: Ownership = field(default_factory=Ownership)
     brokers: BrokersMetadata | None = None
     """What brokers say of a tier that they write; None for a tier of this program's own."""
+    listed: ListedTier | None = None
+    """LIST, where nothing else says what there is: a tier of Pinterest's layout, which is only read."""
 
     @property
     def lease(self) -> Lease:
@@ -151,6 +166,8 @@ class Tier:
 
     def identity(self) -> CatalogState:
         """The folded catalog. Raises UsageError where no tier was made at this URL yet."""
+        if self.listed is not None:
+            return CatalogState(layout=self.settings.tier.layout, partitions=dict.fromkeys(map(str, self.listed.names()), 0))
         local = self.local
         kept = local.catalog() if local and not local.bound else None
         if kept:
@@ -173,7 +190,11 @@ class Tier:
         return state
 
     def create(self) -> CatalogState:
-        """Makes the tier's identity where there is none. Raises UsageError where the data is another tier's."""
+        """Makes the tier's identity where there is none. Raises UsageError where the data is another tier's, or is only read."""
+        if self.listed is not None:
+            raise UsageError(
+                f"a tier of layout {self.settings.tier.layout} is only read", hint="`import --from-tier` takes it into one of our own"
+            )
         tier = self.settings.tier
         if not self.catalog.refresh().tier_id:
             self.ownership.before_creation(self.ports, self.catalog.check_whole())
@@ -218,7 +239,7 @@ class Tier:
 
     def reading_key(self) -> bytes:
         """For hashes that nobody keeps: the tier's own where it has one, else one that every reader of this tier makes alike."""
-        if self.brokers is not None and not self.identity().hash_key:
+        if self.listed is not None or (self.brokers is not None and not self.identity().hash_key):
             return hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
         return self.hash_key()
 
@@ -251,6 +272,9 @@ class Tier:
             view = None if leads else self._mirror(name)
             return open_partition(self.ports, name, self.floor(name), key=self.log_key(name), view=view)
         log = open_partition(self.ports, name, self.floor(name))
+        if self.listed is not None:
+            log.load(PartitionState(topic=name.topic, partition=name.partition, live=self.listed.live(name)))
+            return log
         kept = self.local.state(name) if self.local and self.local.bound else None
         if kept:
             log.load(*kept)
@@ -412,7 +436,12 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     transfers = Transfers(storage_class=tier.aiven.storage_class * (tier.layout == "aiven"))
     kind = kind_of(settings)
     data = open_store(settings.tier_url, s3=settings.s3, limits=settings.limits, transfers=transfers, counters=counters, contact=contact)
-    control: ObjectStore = NothingStore("control_url under [tier] is not set")
+    listed = None
+    if tier.layout == "pinterest":
+        data = ReadOnly(data)
+        listed = ListedTier(data, pinterest_keys(settings))
+    needed = "control_url under [tier] is not set" if listed is None else f"a tier of layout {tier.layout} is only read"
+    control: ObjectStore = NothingStore(needed)
     urgent = control
     if control_url:
         control = store(control_url, settings.limits)
@@ -435,8 +464,8 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     )
     place = hashlib.sha256(control_url.encode()).hexdigest()[:16]
     # What brokers change in their metadata is in no control log: what was kept of one would be believed.
-    local = LocalState(Path(tier.state_dir) / "cache" / place) if local_state and brokers is None else None
-    return Tier(settings, ports, open_catalog(ports), counters, local, ownership=ownership, brokers=brokers)
+    local = LocalState(Path(tier.state_dir) / "cache" / place) if local_state and brokers is None and listed is None else None
+    return Tier(settings, ports, open_catalog(ports), counters, local, ownership=ownership, brokers=brokers, listed=listed)
 
 
 def brokers_of(settings: Settings, control: ObjectStore) -> BrokersMetadata:

@@ -33,9 +33,7 @@ ENV_PREFIX = "TIERED_COMPACTOR__"
 ENV_FILE = "TIERED_COMPACTOR_CONFIG"
 DEFAULT_FILE = "tiered-compactor.toml"
 
-BUILT: dict[str, tuple[object, ...]] = {
-    "tier.layout": ("native", "kafka-local", "aiven"),
-}
+BUILT: dict[str, tuple[object, ...]] = {}
 """Keys of which only some values work so far. The others are refused, not ignored; delete a row when all of its values work."""
 
 _MAX_MS = 2**63 - 1
@@ -122,6 +120,21 @@ class Aiven(_Section):
         return self
 
 
+def _cluster(name: str) -> str:
+    if name and not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise ValueError("letters, digits, '.', '_' and '-'")
+    return name
+
+
+class Pinterest(_Section):
+    """For ``layout = "pinterest"``, and for the generations that consumers of that layout read of a tier of our own (``target``)."""
+
+    cluster: Annotated[str, AfterValidator(_cluster)] = ""
+    entropy_bits: int = Field(0, ge=0, le=128)
+    target: Annotated[str, AfterValidator(_store_url)] = ""
+    keep_ms: int = Field(86_400_000, ge=3_600_000, le=_MAX_MS)
+
+
 class TierSettings(_Section):
     """Where the segments lie."""
 
@@ -131,6 +144,7 @@ class TierSettings(_Section):
     control_url: Annotated[str, AfterValidator(_store_url)] = ""
     state_dir: Annotated[str, AfterValidator(_not_empty)] = "/var/lib/tiered-compactor"
     aiven: Aiven = Aiven()
+    pinterest: Pinterest = Pinterest()
 
 
 class S3(_Section):
@@ -268,9 +282,12 @@ class Settings(Value):
     def control_url(self) -> str:
         """Where control logs, sidecars and scratch live. Raises UsageError where no tier is set.
 
-        Empty for a tier that brokers write where no place was named: nothing of this program's own may lie among their objects.
+        Empty for a tier that brokers write where no place was named: nothing of this program's own may lie among their objects; and for
+        one of Pinterest's layout, which is only read.
         """
         root = self.tier_url
+        if self.tier.layout == "pinterest":
+            return ""
         if self.tier.kind == "object-log":
             return self.tier.control_url or root.rstrip("/") + "/.tiered-compactor/"
         data = root.rstrip("/") + "/" + self.tier.aiven.key_prefix * (self.tier.layout == "aiven")

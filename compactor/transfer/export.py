@@ -15,6 +15,7 @@ import numpy as np
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import union
 from compactor.bootstrap import Tier
+from compactor.cleaner.passes.describe import lineage_of
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
 from compactor.metadata_topic.codec import uuid_bytes
@@ -79,10 +80,10 @@ def _export(
     with _appearing(folder, opened.ports.new_id()) as partial:
         before = state.start_offset - 1
         for segment in state.live:
-            _fetch(opened, name, segment, partial, before + 1)
+            fetch(opened, name, segment, partial, before + 1)
             before = segment.end_offset
             on_bytes(segment.size_bytes)
-        _write_lineage(state, partial)
+        _write_lineage(opened, state, partial)
     return ExportReport(len(state.live), state.bytes, state.start_offset, state.end_offset)
 
 
@@ -106,8 +107,11 @@ def _appearing(folder: Path, suffix: str) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first: int) -> None:
-    """:param first: the first offset that readers read of it."""
+def fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first: int) -> None:
+    """A segment's files as a broker has them in a log directory. Raises NotFound, BadData, StoreError.
+
+    :param first: the first offset that readers read of it.
+    """
     layout = opened.ports.layout
     segment = segment.model_copy(update={"files": dict(layout.files(name, segment))})
     whole = opened.brokers is None or _is_whole(opened.brokers, name, segment, first)
@@ -123,6 +127,18 @@ def _fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata
         if not whole:
             _cut(path, layout.where(name, segment, kind), begin, segment.end_offset)
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
+    if opened.listed is not None:
+        _cut_shadowed(folder / f"{begin:020d}.log", layout.where(name, segment, "log"), segment)
+
+
+def _cut_shadowed(path: Path, where: str, segment: RemoteLogSegmentMetadata) -> None:
+    """What lies above its end is read from the next segment: nobody knew of it before it was fetched."""
+    table = scan_batches(map_file(path), where, -1)
+    if len(table) and table.last_offset[-1] > segment.end_offset:
+        _cut(path, where, segment.start_offset, segment.end_offset)
+        os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
+        for kind in ("index", "timeindex"):
+            path.with_suffix(f".{kind}").unlink(missing_ok=True)
 
 
 def _is_whole(brokers: BrokersMetadata, name: TopicPartition, segment: RemoteLogSegmentMetadata, first: int) -> bool:
@@ -144,7 +160,11 @@ def _cut(path: Path, where: str, first: int, last: int) -> None:
     path.write_bytes(data)
 
 
-def _write_lineage(state: PartitionState, folder: Path) -> None:
-    entries = state.lineage or union([segment.leader_epochs for segment in state.live])
+def _write_lineage(opened: Tier, state: PartitionState, folder: Path) -> None:
+    if opened.listed is None:
+        entries = state.lineage or union([segment.leader_epochs for segment in state.live])
+    else:  # only the batches know of epochs
+        paths = [folder / f"{segment.start_offset:020d}.log" for segment in state.live]
+        entries = lineage_of([scan_batches(map_file(path), path.name) for path in paths])
     text = format_leader_epoch_checkpoint(tuple(entry for entry in entries if entry.start_offset <= state.end_offset))
     (folder / "leader-epoch-checkpoint").write_text(text, encoding="utf-8")

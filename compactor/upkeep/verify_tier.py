@@ -77,7 +77,7 @@ def verify_partition(opened: Tier, name: TopicPartition, on_bytes: Callable[[int
     with tempfile.TemporaryDirectory(prefix="verify-", dir=process_folder(opened.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
-            _check_room(opened, cleaner, segment)
+            check_room(opened, cleaner, segment)
             check = _Check(opened, name, segment, Path(scratch), cleaner.max_decompressed_batch_bytes)
             problems, last = check.run(previous_last)
             previous_last = max(previous_last, last)
@@ -96,7 +96,7 @@ def _check_coverage(state: PartitionState) -> Iterator[Problem]:
             yield Problem("error", kind, *state.name, after.id, detail)
 
 
-def _check_room(opened: Tier, cleaner: Cleaner, segment: RemoteLogSegmentMetadata) -> None:
+def check_room(opened: Tier, cleaner: Cleaner, segment: RemoteLogSegmentMetadata) -> None:
     """One segment at a time lies on the local disk."""
     needed, budget = sum(blocks(file.size) for file in segment.files.values()), disk_budget(cleaner, opened.state_dir)
     if needed > budget:
@@ -138,7 +138,7 @@ class _Check(NamedTuple):
             found.append(self._problem("negative-timestamp", "log", detail, severity="note"))
         if detail := _metadata_problem(segment, source):
             found.append(self._problem("metadata", "log", detail))
-        for kind, detail in _problems_beside(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
+        for kind, detail in problems_beside(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
             found.append(self._problem(kind, kind, detail))
         return found, int(source.table.last_offset[-1]) if len(source.table) else -1
 
@@ -178,7 +178,7 @@ def _metadata_problem(segment: RemoteLogSegmentMetadata, source: SourceSegment) 
     return ""
 
 
-def _problems_beside(source: SourceSegment, files: dict[str, bytes]) -> Iterator[tuple[str, str]]:
+def problems_beside(source: SourceSegment, files: dict[str, bytes]) -> Iterator[tuple[str, str]]:
     """(kind, what is wrong) of the files beside a sound log."""
     problems: dict[str, Callable[[bytes], str]] = {
         "index": lambda data: index_misfit(data, source.base, source.table),

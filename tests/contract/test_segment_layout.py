@@ -24,6 +24,8 @@ from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.tier import recorded
 from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.layouts.pinterest.keys import PartitionKeys, id_of
+from compactor.tier.layouts.pinterest.layout import PinterestLayout
 from compactor.tier.names import TopicIds
 from compactor.tier.ports import ListedObject, Named, SegmentLayout
 from tests.support.memory_store import Clock, MemoryStore
@@ -34,6 +36,10 @@ OTHER = TopicPartition("orders", 10)
 Contents = Mapping[str, bytes]
 
 
+def random_id(start: int) -> str:
+    return segment_id(hashlib.sha256(str(start).encode()).digest()[:16])
+
+
 @dataclass(frozen=True)
 class Rig:
     """One layout, and the store below it. ``write``: None for what the layout itself uploads."""
@@ -41,6 +47,15 @@ class Rig:
     layout: SegmentLayout
     store: ObjectStore
     write: Callable[[TopicPartition, RemoteLogSegmentMetadata, Contents], None] | None = None
+    kinds: tuple[str, ...] = FILE_KINDS
+    id_of: Callable[[int], str] = random_id
+
+    def contents(self, seed: int, *, without: tuple[str, ...] = ()) -> dict[str, bytes]:
+        """Of every kind that the layout has."""
+        return contents_of(seed, without=(*without, *(kind for kind in FILE_KINDS if kind not in self.kinds)))
+
+    def segment(self, start: int, contents: Contents, *, digests: bool = True) -> RemoteLogSegmentMetadata:
+        return segment_of(start, contents, digests=digests).model_copy(update={"id": self.id_of(start)})
 
     def stored(self, segment: RemoteLogSegmentMetadata, contents: Contents, name: TopicPartition = NAME) -> None:
         if self.write is not None:
@@ -74,6 +89,11 @@ def brokers(layout: str, **settings: object) -> Callable[[ObjectStore, Path], Ri
     return rig
 
 
+def pinterest(store: ObjectStore, scratch: Path) -> Rig:
+    layout = PinterestLayout(store, PartitionKeys("prod", entropy_bits=7))
+    return Rig(layout, store, kinds=("log", "index", "timeindex"), id_of=id_of)
+
+
 @cache
 def private_key() -> bytes:
     return RSA.generate(2048).export_key("PEM", pkcs=8)
@@ -81,6 +101,7 @@ def private_key() -> bytes:
 
 RIGS: dict[str, Callable[[ObjectStore, Path], Rig]] = {
     "native": native,
+    "pinterest": pinterest,
     "kafka-local": brokers("kafka-local"),
     "aiven": brokers("aiven", key_prefix="some/prefix-", chunk_size=1000),
     "aiven, packed": brokers("aiven", chunk_size=1000, compression="zstd", active_key_pair="key1"),
@@ -107,7 +128,7 @@ def contents_of(seed: int, *, without: tuple[str, ...] = ()) -> dict[str, bytes]
 
 def segment_of(start: int, contents: Contents, *, digests: bool = True) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        id=segment_id(hashlib.sha256(str(start).encode()).digest()[:16]),
+        id=random_id(start),
         start_offset=start,
         end_offset=start + 9,
         size_bytes=len(contents["log"]),
@@ -122,8 +143,8 @@ def segment_of(start: int, contents: Contents, *, digests: bool = True) -> Remot
 
 class TestReading:
     def test_every_file_comes_as_it_was_stored(self, rig: Rig, tmp_path: Path) -> None:
-        contents = contents_of(1)
-        segment = segment_of(0, contents)
+        contents = rig.contents(1)
+        segment = rig.segment(0, contents)
         rig.stored(segment, contents)
         assert dict(rig.layout.files(NAME, segment)) == segment.files
         for kind, data in contents.items():
@@ -134,8 +155,8 @@ class TestReading:
             assert recorded.download(rig.layout, NAME, segment, kind, tmp_path / f"{kind} again").is_recorded(segment.files[kind])
 
     def test_a_range_is_shorter_only_where_the_file_ends(self, rig: Rig) -> None:
-        contents = contents_of(2)
-        segment = segment_of(0, contents)
+        contents = rig.contents(2)
+        segment = rig.segment(0, contents)
         rig.stored(segment, contents)
         log = contents["log"]
         for start, length in ((0, 1), (0, 0), (17, 1000), (4999, 1), (4990, 100), (0, 5000), (0, 9000), (2500, None)):
@@ -143,7 +164,7 @@ class TestReading:
             assert rig.layout.read(NAME, segment, "log", start, length) == log[start:end], (start, length)
 
     def test_what_is_not_there_is_not_found(self, rig: Rig, tmp_path: Path) -> None:
-        segment = segment_of(0, contents_of(3))
+        segment = rig.segment(0, rig.contents(3))
         with pytest.raises(NotFound):
             rig.layout.read(NAME, segment, "log")
         with pytest.raises(NotFound):
@@ -151,18 +172,18 @@ class TestReading:
         assert "missing" in rig.layout.problem(NAME, segment)
 
     def test_without_a_digest_the_size_is_what_counts(self, rig: Rig) -> None:
-        contents = contents_of(4)
-        segment = segment_of(0, contents, digests=False)
-        rig.stored(segment_of(0, contents), contents)
+        contents = rig.contents(4)
+        segment = rig.segment(0, contents, digests=False)
+        rig.stored(rig.segment(0, contents), contents)
         assert rig.layout.problem(NAME, segment) == ""
-        assert recorded.content(rig.layout, NAME, segment, "snapshot") == contents["snapshot"]
+        assert recorded.content(rig.layout, NAME, segment, rig.kinds[-1]) == contents[rig.kinds[-1]]
 
     def test_the_list_names_what_it_knows(self, rig: Rig) -> None:
-        segments = [segment_of(start, contents_of(start)) for start in (0, 100)]
+        segments = [rig.segment(start, rig.contents(start)) for start in (0, 100)]
         for segment in segments:
-            rig.stored(segment, contents_of(segment.start_offset))
-        foreign = segment_of(7, contents_of(7))
-        rig.stored(foreign, contents_of(7), OTHER)
+            rig.stored(segment, rig.contents(segment.start_offset))
+        foreign = rig.segment(7, rig.contents(7))
+        rig.stored(foreign, rig.contents(7), OTHER)
         listed = list(rig.layout.list(NAME))
         assert {(item.segment_id, item.start_offset) for item in listed} == {(segment.id, segment.start_offset) for segment in segments}
         # A layout may have objects that hold no file, such as one that says where the files lie in the others.
@@ -172,8 +193,8 @@ class TestReading:
         assert {rig.layout.partition_of(key) for key in ("tier-id.json", "some/where/else", f"{NAME}x/y")} == {""}
 
     def test_strangers_are_listed_as_such(self, rig: Rig) -> None:
-        segment = segment_of(0, contents_of(5))
-        rig.stored(segment, contents_of(5))
+        segment = rig.segment(0, rig.contents(5))
+        rig.stored(segment, rig.contents(5))
         folder = rig.layout.where(NAME, segment, "log").rpartition("/")[0]
         rig.store.create(f"{folder}/notes.txt", b"mine")
         strangers = [item for item in rig.layout.list(NAME) if not item.segment_id]
@@ -182,46 +203,46 @@ class TestReading:
 
 class TestWriting:
     def test_an_upload_reads_back_without_a_problem(self, rig: Rig, tmp_path: Path) -> None:
-        contents = contents_of(1, without=("txnindex",))
+        contents = rig.contents(1, without=("txnindex",))
         (tmp_path / "the log").write_bytes(contents["log"])
-        segment = segment_of(0, contents)
+        segment = rig.segment(0, contents)
         assert rig.layout.upload(NAME, segment, {**contents, "log": tmp_path / "the log"}) == ""
         assert rig.layout.problem(NAME, segment) == ""
         assert {kind: rig.layout.read(NAME, segment, kind) for kind in contents} == contents
 
     def test_the_same_upload_again_is_done_already(self, rig: Rig) -> None:
-        contents = contents_of(2)
-        segment = segment_of(0, contents)
+        contents = rig.contents(2)
+        segment = rig.segment(0, contents)
         for _ in range(2):
             assert rig.layout.upload(NAME, segment, contents) == ""
 
     def test_the_rest_of_an_upload_that_was_cut_short(self, rig: Rig) -> None:
-        contents = contents_of(3)
-        segment = segment_of(0, contents)
+        contents = rig.contents(3)
+        segment = rig.segment(0, contents)
         assert rig.layout.upload(NAME, segment, contents) == ""
-        rig.store.delete([rig.layout.where(NAME, segment, "snapshot")])
+        rig.store.delete([rig.layout.where(NAME, segment, rig.kinds[-1])])
         assert "missing" in rig.layout.problem(NAME, segment)
         assert rig.layout.upload(NAME, segment, contents) == ""
         assert rig.layout.problem(NAME, segment) == ""
 
     def test_other_content_under_the_same_id_is_named_and_stays(self, rig: Rig) -> None:
-        first, second = contents_of(4), contents_of(5)
-        assert rig.layout.upload(NAME, segment_of(0, first), first) == ""
-        assert rig.layout.where(NAME, segment_of(0, second), "log") in rig.layout.upload(NAME, segment_of(0, second), second)
-        assert rig.layout.read(NAME, segment_of(0, first), "log") == first["log"]
+        first, second = rig.contents(4), rig.contents(5)
+        assert rig.layout.upload(NAME, rig.segment(0, first), first) == ""
+        assert rig.layout.where(NAME, rig.segment(0, second), "log") in rig.layout.upload(NAME, rig.segment(0, second), second)
+        assert rig.layout.read(NAME, rig.segment(0, first), "log") == first["log"]
 
     def test_an_object_of_another_size_is_a_problem(self, rig: Rig) -> None:
-        contents = contents_of(6)
-        segment = segment_of(0, contents)
+        contents = rig.contents(6)
+        segment = rig.segment(0, contents)
         rig.stored(segment, contents)
         rig.replace(rig.layout.where(NAME, segment, "log"), lambda data: data[:-1])
         assert rig.layout.where(NAME, segment, "log") in rig.layout.problem(NAME, segment)
 
     def test_all_objects_go_and_no_others(self, rig: Rig) -> None:
-        segments = [segment_of(start, contents_of(start)) for start in (0, 100, 200)]
+        segments = [rig.segment(start, rig.contents(start)) for start in (0, 100, 200)]
         for segment in segments:
-            rig.stored(segment, contents_of(segment.start_offset))
-        rig.stored(segments[0], contents_of(0), OTHER)
+            rig.stored(segment, rig.contents(segment.start_offset))
+        rig.stored(segments[0], rig.contents(0), OTHER)
         before = rig.objects()
         gone = {item.key for item in rig.layout.list(NAME) if item.segment_id != segments[1].id}
         # Of one of them nothing is known but its name, as of a plan that was never carried out.

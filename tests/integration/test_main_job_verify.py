@@ -12,7 +12,7 @@ import pytest
 
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.control.records import seal
-from compactor.upkeep.verify_tier import _problems_beside
+from compactor.upkeep.verify_tier import problems_beside
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 
@@ -213,7 +213,7 @@ def source(tmp_path: Path) -> SourceSegment:
 
 
 def problems(source: SourceSegment, kind: str, data: bytes) -> list[str]:
-    return [f"{found}: {detail}" for found, detail in _problems_beside(source, {kind: data})]
+    return [f"{found}: {detail}" for found, detail in problems_beside(source, {kind: data})]
 
 
 def test_indexes_that_do_not_fit_their_log(source: SourceSegment) -> None:

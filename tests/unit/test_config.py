@@ -63,6 +63,9 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "tier.layout": "aiven",
         "tier.url": "file:///a b",
         "tier.control_url": "s3://bucket",
+        "tier.pinterest.entropy_bits": "7",
+        "tier.pinterest.target": "s3://bucket/compacted",
+        "tier.pinterest.keep_ms": "3600001",
         "tier.aiven.key_pairs": '{key1 = "/etc/keys/key1.pem"}',
         "tier.aiven.compression": "zstd",
         "tier.aiven.custom_metadata_fields": '["OBJECT_KEY"]',
@@ -190,10 +193,6 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ),
         ('[daemon]\nlisten = "8080"', 'FILE: [daemon] listen = "8080": host and port, for example 127.0.0.1:8080'),
         ("[kafka]\nproperties = {a = [1]}", "FILE: [kafka] properties: allowed is a table of texts, numbers and booleans"),
-        (
-            '[tier]\nlayout = "pinterest"',
-            'FILE: [tier] layout = "pinterest" is not built yet. This version knows "native" or "kafka-local" or "aiven"',
-        ),
         (
             '[kafka]\ntopics = ["("]',
             'FILE: [kafka] topics = ["("]: "(" is not a regular expression: missing ), unterminated subpattern at position 0',

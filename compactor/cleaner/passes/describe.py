@@ -55,6 +55,17 @@ def due_ms(source: SourceSegment, inflate_limit: int) -> int:
     return due if due != np.iinfo(np.int64).max else NEVER
 
 
+def last_record(source: SourceSegment, inflate_limit: int) -> int:
+    """The offset of its last record, control records included; NEVER for none. A batch may reach beyond its last record. Raises BadData."""
+    table, buffers = source.table, RowBuffers()
+    for batch in np.flatnonzero((table.count > 0) | (table.magic < 2))[::-1].tolist():
+        for chunk in source.chunks(batch, batch + 1, np.ones(1, np.bool_), inflate_limit):
+            rows, _ = parse(table, chunk, buffers, source.name)
+            if len(rows):
+                return int(rows.offset.max())
+    return NEVER
+
+
 def negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
     """Records with a negative timestamp that is not -1, Kafka's word for none: no cleaner writes a batch anew that keeps one."""
     buffers, found = RowBuffers(), 0

@@ -1,8 +1,9 @@
-"""``import LOG_DIR`` and ``import LOG_ROOT``: what the tier does not have yet of a partition, or of all of a broker's."""
+"""``import LOG_DIR``, ``import LOG_ROOT``, ``import --from-tier``: what the tier does not have yet of a partition, or of all of them."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,16 @@ def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument(
         "log_dir",
         metavar="LOG_DIR|LOG_ROOT",
+        nargs="?",
         type=Path,
         help="a partition's directory (<20 digits>.log and what belongs to them), or one with <topic>-<partition> directories in it",
     )
+    parser.add_argument(
+        "--from-tier", metavar="CONFIG", help="in the place of a directory: the configuration of another tier, whose partitions are taken"
+    )
     parser.add_argument("--topic", metavar="T", help="default: by the directory's name")
     parser.add_argument("--partition", type=frame.whole(0, 2**31 - 1), metavar="P", help="default: by the directory's name")
-    parser.add_argument("--topics", metavar="REGEX", help="of a LOG_ROOT: topics whose whole name matches")
+    parser.add_argument("--topics", metavar="REGEX", help="of a LOG_ROOT or another tier: topics whose whole name matches")
     parser.add_argument("--live", action="store_true", help="a broker is at work there: its newest segment is left out")
     parser.add_argument("--allow-gaps", action="store_true", help="a cleaner took away what is missing between segments")
     parser.add_argument(
@@ -42,6 +47,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if frame.settings(args).tier.kind == "kafka":
         raise UsageError("nothing is imported into a tier that brokers write: they tier it", hint="Import into a tier of kind object-log")
     options = ImportOptions(live=args.live, gaps=args.allow_gaps, accept_truncation=args.accept_truncation)
+    if args.from_tier is not None:
+        return _import_tier(args, out, options)
+    if args.log_dir is None:
+        raise UsageError("there is nothing to import from", hint="Name a log directory, or say --from-tier")
     if args.topic is None and args.partition is None and is_log_root(args.log_dir):
         return _import_root(args, out, options)
     _import_directory(args, out, options)
@@ -92,6 +101,27 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
 
     directories = partition_dirs(args.log_dir, args.topics)
     opened = tiers.opened(args)
+    return _told(out, len(directories), lambda tell: import_root(opened, directories, options, on_partition=tell))
+
+
+def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
+    from compactor.bootstrap import open_tier
+    from compactor.config import load
+    from compactor.transfer.from_tier import import_tier, names_of
+    from compactor.views.checkpoints import read_only
+
+    for given, name in ((args.log_dir, "a directory"), (args.topic, "--topic"), (args.partition, "--partition"), (args.live, "--live")):
+        if given:
+            raise UsageError(f"--from-tier and {name} exclude each other", hint="--topics chooses among the other tier's topics")
+    # What the environment sets is this tier's.
+    source = read_only(open_tier(load(args.from_tier, {})))
+    target = tiers.opened(args)
+    names = names_of(source, args.topics)
+    return _told(out, len(names), lambda tell: import_tier(source, target, names, options, on_partition=tell))
+
+
+def _told(out: Output, partitions: int, take: Callable[[Callable[[PartitionImport], None]], list[PartitionImport]]) -> int:
+    """Many partitions: progress while they are taken, and what became of each."""
     outcomes = tiers.PartitionOutcomes(out, named=True)
     warm_up(out, gate=False)
 
@@ -102,8 +132,8 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
         elif done.reason:
             out.note(f"note: {done.reason}")
 
-    with out.progress("importing", len(directories), "partitions") as bar:
-        done = import_root(opened, directories, options, on_partition=tell)
+    with out.progress("importing", partitions, "partitions") as bar:
+        done = take(tell)
     rows = [_row(entry) for entry in done]
     columns = ("topic", "partition", "status", "segments", "bytes", "start_offset", "end_offset", "reason")
     shown = [tuple(size(row[c]) if c == "bytes" else row[c] for c in columns) for row in rows]

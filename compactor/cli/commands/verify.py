@@ -16,15 +16,17 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
+    from compactor.upkeep.verify_listed import verify_listed
     from compactor.upkeep.verify_tier import verify_catalog, verify_partition, verify_uploads
 
     opened = tiers.viewed(args)
-    found = verify_catalog(opened)
+    found = verify_catalog(opened) if opened.listed is None else []
     with out.progress("verifying", unit="bytes") as progress:
         for name in [] if found else opened.partitions(args.partitions):
             progress.at(f"verifying {name}")
-            found += verify_partition(opened, name, progress.advance)
-    found += verify_uploads(opened)
+            verify = verify_partition if opened.listed is None else verify_listed
+            found += verify(opened, name, progress.advance)
+    found += verify_uploads(opened) if opened.listed is None else []
     ok = not any(problem.severity == "error" for problem in found)
     for problem in found:
         if problem.severity == "error":
