@@ -26,6 +26,7 @@ COMMANDS = (
     Command("import", "sealed segments of a Kafka log directory into the tier", "compactor.cli.commands.import_"),
     Command("export", "the current view of a partition as a Kafka log directory", "compactor.cli.commands.export"),
     Command("topics", "what the tier holds", "compactor.cli.commands.topics"),
+    Command("cat", "the records of a partition, one a line", "compactor.cli.commands.cat"),
     Command("plan", "what a round would do, and what it would cost", "compactor.cli.commands.plan"),
     Command("run", "one round over what is due", "compactor.cli.commands.run"),
     Command("recompact", "full re-compaction from the log's start, as a Spark job", "compactor.cli.commands.recompact"),

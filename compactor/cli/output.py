@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
@@ -57,6 +57,19 @@ class Output:
                 self._tables(tables)
                 if summary:
                     self._stdout.write(summary + "\n")
+            self._stdout.flush()
+        except BrokenPipeError:
+            self._reader_gone()
+
+    def stream(self, parts: Iterable[bytes]) -> None:
+        """Bytes as they are, in the place of a ``result``; they are written as they come."""
+        raw = getattr(self._stdout, "buffer", None)
+        try:
+            for part in parts:
+                if raw is None:
+                    self._stdout.write(part.decode("utf-8", "replace"))
+                else:
+                    raw.write(part)
             self._stdout.flush()
         except BrokenPipeError:
             self._reader_gone()

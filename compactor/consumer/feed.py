@@ -9,13 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from compactor.bootstrap import Tier
-from compactor.consumer.gather import Selection
-from compactor.consumer.latest import latest
+from compactor.consumer.latest import among, latest
 from compactor.consumer.messages import RecordBlock, block_of
 from compactor.consumer.reading import Extent, Reader, WantedRecords, last_stable_offset
 from compactor.errors import CompactorError
@@ -168,7 +165,7 @@ class TierFeed:
         extent = Extent(turn.name, turn.offset, bound - 1, segments)
         read = 0
         for selection in Reader(self._tier, extent, WantedRecords(self._committed, limit)).selections():
-            mine = selection if turn.only is None else _among(selection, turn.only)
+            mine = selection if turn.only is None else among(selection, turn.only)
             reached = int(selection.rows.offset[selection.picked[-1]]) + 1
             if len(mine):
                 block = block_of(turn.name, mine)
@@ -208,14 +205,6 @@ class TierFeed:
 
 def _size(item: Item) -> int:
     return item.nbytes if isinstance(item, RecordBlock) else 0
-
-
-def _among(selection: Selection, wanted: Int64s) -> Selection:
-    offsets = selection.rows.offset[selection.picked]
-    at = np.searchsorted(wanted, offsets)
-    found = at < len(wanted)
-    found[found] = wanted[at[found]] == offsets[found]
-    return replace(selection, picked=selection.picked[found])
 
 
 def reported(error: Exception) -> CompactorError:

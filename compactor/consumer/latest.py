@@ -87,3 +87,12 @@ def latest(tier: Tier, name: TopicPartition, *, first: int = 0, last: int = MAX_
     end = last_stable_offset(tier, state) if committed else state.end_offset + 1
     extent = Extent(name, max(first, state.start_offset), min(last, end - 1), state.live)
     return LastValues(tier, extent, committed)
+
+
+def among(selection: Selection, wanted: Int64s) -> Selection:
+    """The picked rows whose offset is one of ``wanted``, which ascend."""
+    offsets = selection.rows.offset[selection.picked]
+    at = np.searchsorted(wanted, offsets)
+    found = at < len(wanted)
+    found[found] = wanted[at[found]] == offsets[found]
+    return replace(selection, picked=selection.picked[found])
