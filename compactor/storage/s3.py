@@ -146,7 +146,7 @@ class S3Store:
         check_prefix(prefix)
         root = self._requests.prefix
         params: dict[str, Any] = {"Prefix": root + prefix}
-        while root:
+        while root or prefix:
             answer = self._requests.call("list_multipart_uploads", "list the uploads of", **params)
             for upload in answer.get("Uploads", []):
                 key = str(upload["Key"])

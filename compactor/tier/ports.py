@@ -59,8 +59,15 @@ class SegmentLayout(Protocol):
     def url(self) -> str:
         """Of the data root, for messages."""
 
+    @property
+    def parts(self) -> frozenset[str]:
+        """Kinds of objects, as ``list`` has them, without which a segment cannot be read."""
+
+    def folder(self, name: TopicPartition) -> str:
+        """What the keys of a partition's objects begin with; ends in a slash, so that partition 1 is not partition 10."""
+
     def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
-        """The object that holds this file, as people and reports name it."""
+        """The object that holds this file (or this part), as people and reports name it."""
 
     def files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """What there is of a segment, by kind. Costs a request where metadata does not say it."""

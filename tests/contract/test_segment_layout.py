@@ -163,6 +163,17 @@ class TestReading:
             end = None if length is None else start + length
             assert rig.layout.read(NAME, segment, "log", start, length) == log[start:end], (start, length)
 
+    def test_what_is_listed_lies_in_the_folder_and_has_all_parts(self, rig: Rig) -> None:
+        contents = rig.contents(7)
+        segment = rig.segment(0, contents)
+        rig.stored(segment, contents)
+        listed = list(rig.layout.list(NAME))
+        folder = rig.layout.folder(NAME)
+        assert folder.endswith("/")
+        assert all(one.key.startswith(folder) for one in listed)
+        assert rig.layout.parts <= {one.kind for one in listed if one.segment_id == segment.id}
+        assert {rig.layout.where(NAME, segment, part) for part in rig.layout.parts} <= {one.key for one in listed}
+
     def test_what_is_not_there_is_not_found(self, rig: Rig, tmp_path: Path) -> None:
         segment = rig.segment(0, rig.contents(3))
         with pytest.raises(NotFound):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table
-from compactor.errors import BadData
+from compactor.errors import BadData, UsageError
+
+if TYPE_CHECKING:
+    from compactor.bootstrap import Tier
 
 
 def add_arguments(parser: frame.Parser) -> None:
     tiers.partitions_argument(parser)
+    parser.add_argument("--fast", action="store_true", help="a tier that brokers write: without reading segments")
     parser.runs(run)
 
 
@@ -20,6 +25,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.upkeep.verify_tier import verify_catalog, verify_partition, verify_uploads
 
     opened = tiers.viewed(args)
+    if opened.brokers is not None:
+        return _run_brokers(opened, args, out)
+    if args.fast:
+        raise UsageError("--fast is for tiers that brokers write", hint="Leave it out: every live object is read")
     found = verify_catalog(opened) if opened.listed is None else []
     with out.progress("verifying", unit="bytes") as progress:
         for name in [] if found else opened.partitions(args.partitions):
@@ -42,3 +51,23 @@ def run(args: argparse.Namespace, out: Output) -> int:
     document = {"ok": ok, "problems": [tiers.plain(problem) for problem in found]}
     out.result(document, *tables, summary="all is well" if ok else f"{len(rows)} problems")
     return 0 if ok else BadData.exit_code
+
+
+def _run_brokers(opened: Tier, args: argparse.Namespace, out: Output) -> int:
+    from compactor.upkeep.verify_brokers import verify_brokers_partition
+
+    found = []
+    with out.progress("verifying", unit="bytes") as progress:
+        for name in opened.partitions(args.partitions):
+            progress.at(f"verifying {name}")
+            found += verify_brokers_partition(opened, name, fast=args.fast, on_bytes=progress.advance)
+    errors = [one for one in found if one.severity == "error"]
+    for one in errors:
+        out.note(f"error: {one.object or f'{one.topic}-{one.partition}'}: {one.detail}: {one.means}")
+    rows = [(one.severity, one.kind, f"{one.topic}-{one.partition}", one.object, one.detail, one.means, one.todo) for one in found]
+    columns = ("severity", "problem", "partition", "object", "what was found", "what it means for consumers", "what to do")
+    tables = [Table("", columns, rows)] if rows else []
+    document = {"ok": not errors, "problems": [tiers.plain(one) for one in found]}
+    summary = f"{len(errors)} errors, {len(found) - len(errors)} warnings and notes" if found else "all is well"
+    out.result(document, *tables, summary=summary)
+    return BadData.exit_code if errors else 0

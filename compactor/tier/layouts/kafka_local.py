@@ -43,8 +43,15 @@ class KafkaLocalLayout:
     def url(self) -> str:
         return self._store.url
 
+    @property
+    def parts(self) -> frozenset[str]:
+        return frozenset(FILE_KINDS) - _OPTIONAL
+
+    def folder(self, name: TopicPartition) -> str:
+        return f"{ROOT}/{name}-{self._topic_id(name)}/"
+
     def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
-        return f"{self._folder(name)}{stem(segment)}.{_SUFFIXES[kind]}"
+        return f"{self.folder(name)}{stem(segment)}.{_SUFFIXES[kind]}"
 
     def files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """Where a broker wrote them: as LIST has them, without digests. Raises NotFound where there is no log among them."""
@@ -52,7 +59,7 @@ class KafkaLocalLayout:
             return segment.files
         found = {
             listed.kind: SegmentFile(size=listed.size)
-            for listed in self._listed(name, f"{self._folder(name)}{stem(segment)}.")
+            for listed in self._listed(name, f"{self.folder(name)}{stem(segment)}.")
             if listed.kind
         }
         if "log" not in found:
@@ -97,17 +104,14 @@ class KafkaLocalLayout:
         delete_keys(self._store, [self.where(name, segment, kind) for segment in segments for kind in FILE_KINDS])
 
     def list(self, name: TopicPartition) -> Iterator[ListedObject]:
-        return self._listed(name, self._folder(name))
+        return self._listed(name, self.folder(name))
 
     def partition_of(self, key: str) -> str:
         match = _FOLDER.fullmatch(key)
         return match[1] if match else ""
 
-    def _folder(self, name: TopicPartition) -> str:
-        return f"{ROOT}/{name}-{self._topic_id(name)}/"
-
     def _listed(self, name: TopicPartition, prefix: str) -> Iterator[ListedObject]:
-        folder = self._folder(name)
+        folder = self.folder(name)
         for info in self._store.list(prefix):
             first, _, suffix = info.key.removeprefix(folder).partition(".")
             parsed, kind = Stem.parse(first), _KINDS.get(suffix)

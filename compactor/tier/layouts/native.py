@@ -34,6 +34,13 @@ class NativeLayout:
     def url(self) -> str:
         return self._store.url
 
+    @property
+    def parts(self) -> frozenset[str]:
+        return frozenset({"log"})
+
+    def folder(self, name: TopicPartition) -> str:
+        return f"{name}/"
+
     def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
         return f"{name}/{segment.start_offset:020d}-{segment.id}.{kind}"
 

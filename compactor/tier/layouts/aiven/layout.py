@@ -67,8 +67,15 @@ class AivenLayout:
     def url(self) -> str:
         return self._store.url
 
+    @property
+    def parts(self) -> frozenset[str]:
+        return frozenset(SUFFIXES)
+
+    def folder(self, name: TopicPartition) -> str:
+        return self._keys.folder(name)
+
     def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
-        suffix = LOG if kind == "log" else INDEXES
+        suffix = kind if kind in SUFFIXES else INDEXES
         return self._keys.key(name, segment, suffix)
 
     def files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:

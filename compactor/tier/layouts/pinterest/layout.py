@@ -30,6 +30,13 @@ class PinterestLayout:
     def url(self) -> str:
         return self._store.url
 
+    @property
+    def parts(self) -> frozenset[str]:
+        return frozenset({"log"})
+
+    def folder(self, name: TopicPartition) -> str:
+        return self._keys.folder(name)
+
     def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
         return self._keys.file(name, segment.start_offset, kind)
 
