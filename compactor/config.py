@@ -225,6 +225,17 @@ class DaemonSettings(_Section):
     threads: int = Field(2, ge=1, le=1024)
 
 
+class AgentSettings(_Section):
+    """The `agent` command."""
+
+    listen: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8081"
+    log_dirs: tuple[Annotated[str, AfterValidator(_not_empty)], ...] = Field((), strict=False)
+    topics: Annotated[tuple[Annotated[str, AfterValidator(_not_empty)], ...], AfterValidator(_expressions)] = Field((), strict=False)
+    interval_ms: int = Field(5_000, ge=100, le=_MAX_MS)
+    allow_gaps: bool = False
+    accept_truncation: bool = False
+
+
 class Spark(_Section):
     """The `spark` map engine and the `recompact` command."""
 
@@ -243,6 +254,7 @@ class Settings(Value):
     publish: Publish = Publish()
     lease: LeaseSettings = LeaseSettings()
     daemon: DaemonSettings = DaemonSettings()
+    agent: AgentSettings = AgentSettings()
     spark: Spark = Spark()
     topics: dict[str, Cleaner] = {}
 

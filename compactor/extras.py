@@ -10,6 +10,7 @@ from compactor.errors import UsageError
 MODULES: Final = {
     "spark": ("pyspark", "pyarrow", "py4j"),
     "kafka": ("confluent_kafka",),
+    "agent": ("watchdog",),
     "aiven": ("cryptography", "Crypto"),
 }
 """Extra -> the top-level modules that come with it."""

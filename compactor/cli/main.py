@@ -40,6 +40,7 @@ COMMANDS = (
     Command("undo", "readers go back to what a round replaced", "compactor.cli.commands.undo"),
     Command("explain", "why it is not cleaned, what became of a key or an offset", "compactor.cli.commands.explain"),
     Command("daemon", "run and retire over and over; metrics and a status page", "compactor.cli.commands.daemon"),
+    Command("agent", "beside a broker: uploads sealed segments of the partitions that it leads", "compactor.cli.commands.agent"),
     Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),
 )
 """In the order of `--help`."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -40,24 +41,29 @@ class Pages:
         if path == "/healthz":
             silent = self._silent_ms()
             if silent > self._limit_ms:
-                return _text(HTTPStatus.SERVICE_UNAVAILABLE, f"it has not looked for work since {silent // 1000} s")
-            return _text(HTTPStatus.OK, "ok")
+                return plain(HTTPStatus.SERVICE_UNAVAILABLE, f"it has not looked for work since {silent // 1000} s")
+            return plain(HTTPStatus.OK, "ok")
         if path == "/readyz":
             status = self._status()
             if status.ready:
-                return _text(HTTPStatus.OK, "ok")
-            return _text(HTTPStatus.SERVICE_UNAVAILABLE, status.problem or ("it is stopping" if status.stopping else "it is starting"))
+                return plain(HTTPStatus.OK, "ok")
+            return plain(HTTPStatus.SERVICE_UNAVAILABLE, status.problem or ("it is stopping" if status.stopping else "it is starting"))
         if path == "/":
             return HTTPStatus.OK, HTML, status_page(self._status()).encode()
-        return _text(HTTPStatus.NOT_FOUND, "there are /, /metrics, /healthz and /readyz")
+        return plain(HTTPStatus.NOT_FOUND, "there are /, /metrics, /healthz and /readyz")
 
 
-def _text(code: HTTPStatus, text: str) -> Answer:
+class Answering(Protocol):
+    def answer(self, path: str) -> Answer: ...
+
+
+def plain(code: HTTPStatus, text: str) -> Answer:
+    """A line of text."""
     return code, TEXT, f"{text}\n".encode()
 
 
 @contextmanager
-def served(listen: str, pages: Pages) -> Iterator[str]:
+def served(listen: str, pages: Answering, setting: str = "daemon.listen") -> Iterator[str]:
     """Serves them while the block runs; gives the address, where port 0 has become a real one. Raises UsageError."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -94,7 +100,9 @@ def served(listen: str, pages: Pages) -> Iterator[str]:
         server = Server((host, int(port)), Handler)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"the daemon cannot listen on {listen}: {why}", hint="Set daemon.listen to a free address, or port 0") from error
+        raise UsageError(
+            f"the {setting.partition('.')[0]} cannot listen on {listen}: {why}", hint=f"Set {setting} to a free address, or port 0"
+        ) from error
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, name="pages", daemon=True)
     thread.start()
     try:
@@ -108,7 +116,7 @@ def served(listen: str, pages: Pages) -> Iterator[str]:
 
 # --- the status page ---
 
-_STYLE = (
+STYLE = (
     "body{font-family:sans-serif;margin:2em}table{border-collapse:collapse}"
     "td,th{padding:.2em .8em;text-align:left;border-bottom:1px solid #ccc}td.n{text-align:right}.bad{color:#a00}"
 )
@@ -131,7 +139,7 @@ def status_page(status: Status) -> str:
     heading = "".join(f"<th>{name}</th>" for name in columns)
     rows = "".join(_row(watch, status) for watch in sorted(status.watches, key=lambda watch: watch.name))
     return (
-        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>tiered-compactor</title><style>{_STYLE}</style></head>"
+        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>tiered-compactor</title><style>{STYLE}</style></head>"
         f"<body><h1>tiered-compactor</h1><table>{head}</table>"
         f"<h2>{len(status.watches)} partitions</h2><table><tr>{heading}</tr>{rows}</table></body></html>\n"
     )

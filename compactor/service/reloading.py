@@ -7,9 +7,11 @@ from typing import Any
 
 from compactor.config import SECTIONS, Cleaner, Settings, keys_of, topic_key
 
-LIVE = frozenset({"cleaner", "topics", "publish", "lease"})
+LIVE = frozenset({"cleaner", "topics", "publish", "lease", "agent"})
 """Sections that every job asks anew. The others are in stores, sockets and sessions that are open."""
 LIVE_KEYS = frozenset({"daemon.threads"})
+BOUND_KEYS = frozenset({"agent.listen"})
+"""Of the sections in LIVE: a socket is open."""
 FIXED = ("disk_budget_bytes", "map_engine")
 """Of [cleaner] and its overrides: one pool of disk, one Spark, for as long as the process lives."""
 
@@ -37,7 +39,10 @@ def reread(old: Settings, new: Settings) -> Reread:
     topics = {pattern: _fixed(cleaner, old.topics.get(pattern, old.cleaner)) for pattern, cleaner in new.topics.items()}
     opened = {section: getattr(old, section) for section in SECTIONS if "." not in section and section not in LIVE}
     daemon = old.daemon.model_copy(update={"threads": new.daemon.threads})
-    settings = new.model_copy(update=opened | {"daemon": daemon, "cleaner": _fixed(new.cleaner, old.cleaner), "topics": topics})
+    agent = new.agent.model_copy(update={"listen": old.agent.listen})
+    settings = new.model_copy(
+        update=opened | {"daemon": daemon, "agent": agent, "cleaner": _fixed(new.cleaner, old.cleaner), "topics": topics}
+    )
     return Reread(settings, tuple(changed), tuple(waiting))
 
 
@@ -47,6 +52,8 @@ def _fixed(new: Cleaner, old: Cleaner) -> Cleaner:
 
 def _is_live(key: str) -> bool:
     section, _, rest = key.partition(".")
+    if key in BOUND_KEYS:
+        return False
     return key in LIVE_KEYS or (section in LIVE and rest.rpartition(".")[2] not in FIXED)
 
 

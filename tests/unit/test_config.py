@@ -80,6 +80,11 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "cleaner.local_log_dirs": '["/var/kafka"]',
         "daemon.listen": "[::1]:0",
         "daemon.threads": "7",
+        "agent.listen": "[::1]:0",
+        "agent.log_dirs": '["/var/kafka"]',
+        "agent.topics": '["orders"]',
+        "agent.allow_gaps": "true",
+        "agent.accept_truncation": "true",
     }
     pairs = {"TIERED_COMPACTOR__TIER__AIVEN__KEY_PAIRS": '{4097 = "/etc/keys/key1.pem"}'}
     only_defaults_are_built = {key for key, built in config.BUILT.items() if len(built) == 1}

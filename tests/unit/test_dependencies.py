@@ -66,7 +66,7 @@ def test_every_import_is_declared() -> None:
 
 
 def test_what_tests_and_benchmarks_import_is_declared() -> None:
-    allowed = declared("", "spark", "kafka", "aiven", "dev")
+    allowed = declared("", "spark", "kafka", "agent", "aiven", "dev")
     lost = {(file, module) for file, module in imported("tests", "benchmarks") if not distributions(module) & allowed}
     assert not lost
 

@@ -1,0 +1,155 @@
+"""One upload: what a thread of the agent does with one partition. Effects only; what to upload is agent_plan's business."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from compactor.bootstrap import Tier
+from compactor.control.logs import PartitionLog
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, CompactorError, Fenced, OutOfBudget, StoreError, UsageError
+from compactor.model.ids import TopicPartition
+from compactor.service.agent_files import CLEANED, EPOCHS, cleaner_offset, last_epoch
+from compactor.service.agent_plan import SeenDirectory, Trouble, UploadOutcome, UploadWatch, cleaned_too_far
+from compactor.service.jobs import Stop, Stopped
+from compactor.transfer.import_ import Company, ImportOptions, ImportProgress, ImportReport, import_directory
+from compactor.transfer.log_directory import given_lineage
+from compactor.transfer.seam import parting
+from compactor.transfer.truncation import accept_truncation
+
+
+class Uploads:
+    """What the uploads of one process share: its access to the tier, one catalog log, and room for one large import at a time.
+
+    An upload may be called from several threads, for different partitions. Nothing is raised: whatever happens is an outcome.
+    """
+
+    def __init__(self, opened: Tier, stop: Stop) -> None:
+        self._opened = opened
+        self._stop = stop
+        self._one_at_a_time = threading.Lock()
+        self._large = threading.Lock()
+
+    def upload(self, watch: UploadWatch, say: Callable[[str], None] = lambda text: None) -> UploadOutcome:
+        """Takes in what is sealed, below the high watermark, and new."""
+        try:
+            self._stop.check()
+            return self._import(watch)
+        except Stopped:
+            return UploadOutcome(None, stopped=True)
+        except Exception as error:  # noqa: BLE001 - one partition's trouble must not end the service for the others (I9)
+            state = self._state(watch.name)
+            position = state.end_offset + 1 if state is not None and state.live else None
+            reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
+            return UploadOutcome(position, trouble=trouble_of(error, watch.seen, state), reason=reason)
+
+    def _import(self, watch: UploadWatch) -> UploadOutcome:
+        name, path, end = watch.name, Path(watch.seen.path), watch.end
+        if end is None:
+            return UploadOutcome(None, trouble=Trouble.BROKER, reason="no leader has said where its log ends")
+        try:
+            epoch = last_epoch(path)
+        except OSError as error:
+            raise UsageError(f"cannot read {path / EPOCHS}: {error.strerror}", hint="Check its owner and its mode") from error
+        if epoch != end.leader_epoch:
+            # Below another leader's high watermark this replica may have what no other has: it is a follower by now that was not
+            # truncated yet. One that has the leader's epoch in its log was.
+            reason = f"the leader is at epoch {end.leader_epoch}, and this replica knows of {epoch}"
+            return UploadOutcome(None, trouble=Trouble.EPOCH, reason=reason)
+        rules = self._opened.settings.agent
+        if watch.trouble is Trouble.BEHIND and rules.accept_truncation:
+            position = self._discard(name, path)
+            if position > end.high_watermark:
+                return UploadOutcome(position, trouble=Trouble.BEHIND, reason=watch.reason)
+        guard = _CleanerGuard(self._opened, name, path)
+        guard.check()
+        options = ImportOptions(
+            live=True,
+            gaps=rules.allow_gaps,
+            accept_truncation=rules.accept_truncation,
+            below=end.high_watermark,
+            older=False,
+            refill=False,
+            may_be_empty=True,
+        )
+        report = self._imported(watch, options, guard)
+        return UploadOutcome(report.end_offset + 1, report.segments, report.bytes, notes=report.notes)
+
+    def _imported(self, watch: UploadWatch, options: ImportOptions, guard: _CleanerGuard) -> ImportReport:
+        opened, name = self._opened, watch.name
+        hint = opened.hint(name)
+
+        def note_change(log: PartitionLog) -> None:
+            with self._one_at_a_time:
+                opened.note_change(log)
+                opened.keep(log, hint)
+
+        policy = opened.settings.cleaner_for(name.topic).policy()
+        company = Company(1, note_change, self._large)
+        return import_directory(opened, Path(watch.seen.path), name, policy, ImportProgress(at=guard.at), options, company)
+
+    def _discard(self, name: TopicPartition, path: Path) -> int:
+        """The broker's log ends below the tier: what its later leader epochs disown leaves the tier, too. Returns where that ends."""
+        log = self._opened.open(name)
+        state = log.check_whole()
+        parted = parting(state, [], given_lineage(path))
+        if parted is not None and parted.newer and parted.offset > state.start_offset:
+            accept_truncation(self._opened, log, parted.offset, self._opened.settings.cleaner_for(name.topic).policy())
+            with self._one_at_a_time:
+                self._opened.note_change(log)
+        return log.state.end_offset + 1
+
+    def _state(self, name: TopicPartition) -> PartitionState | None:
+        try:
+            return self._opened.open(name).refresh()
+        except CompactorError:
+            return None
+
+
+@dataclass
+class _CleanerGuard:
+    """Looks before the upload, and again once its segments were read: the cleaner may have come in between."""
+
+    opened: Tier
+    name: TopicPartition
+    path: Path
+
+    def at(self, step: str, size: int) -> None:
+        if step == "uploading":
+            self.check()
+
+    def check(self) -> None:
+        """Raises BadData where the broker's cleaner has passed the tier's end."""
+        try:
+            cleaned = cleaner_offset(self.path, self.name)
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path.parent / CLEANED}: {error.strerror}", hint="Check its owner and its mode") from error
+        if not cleaned:
+            return
+        position = self.opened.open(self.name).refresh().end_offset + 1
+        if cleaned_too_far(position, cleaned):
+            raise BadData(
+                f"this broker's own cleaner has cleaned {self.name} up to offset {cleaned}, and the tier ends at {position - 1}: "
+                "tombstones may be gone that delete keys which the tier has",
+                segment=str(self.path.parent / CLEANED),
+                hint="Topics for the agent need cleanup.policy=delete, or a min.compaction.lag.ms beyond its longest outage. "
+                "`topics delete` the partition and `import` the log to begin anew",
+            )
+
+
+def trouble_of(error: Exception, seen: SeenDirectory, state: PartitionState | None) -> Trouble:
+    """What kind of failure this is, for metrics. ``state``: the tier's, where it could be read since."""
+    if isinstance(error, BadData):
+        if error.segment.endswith(EPOCHS):
+            return Trouble.LINEAGE
+        if error.segment.endswith(CLEANED):
+            return Trouble.COMPACTED
+        gap = state is not None and state.live and seen.first_base > state.end_offset + 1
+        return Trouble.GAP if gap else Trouble.CONTENT
+    if isinstance(error, UsageError):
+        return Trouble.DELETED if state is not None and state.deleted_slot else Trouble.UNREADABLE
+    kinds = ((Fenced, Trouble.FENCED), (StoreError, Trouble.STORE), (OutOfBudget, Trouble.BUDGET))
+    return next((trouble for kind, trouble in kinds if isinstance(error, kind)), Trouble.BUG)

@@ -1,0 +1,214 @@
+"""Brokers as an agent sees them, without Kafka: directories whose logs grow, roll, are truncated and deleted, and who leads what."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from compactor.bootstrap import Tier, open_tier
+from compactor.config import load
+from compactor.errors import StoreError, Unavailable
+from compactor.metadata_topic.leaders import ClusterLeaders, LogEnd
+from compactor.model.ids import TopicPartition
+from compactor.service.agent import Agent
+from compactor.service.agent_plan import UploadWatch
+from tests.builders import LogBuilder
+from tests.support.tier_cli import TierCli, batches_of
+
+ORDERS = TopicPartition("orders", 0)
+CLUSTER = "a-cluster"
+
+
+@dataclass
+class SideBroker:
+    """One broker's log directory."""
+
+    root: Path
+    number: int = 1
+
+    def __post_init__(self) -> None:
+        self.root.mkdir(parents=True)
+        (self.root / "meta.properties").write_text(f"#made\nnode.id={self.number}\nversion=1\ncluster.id={CLUSTER}\n")
+
+    def replica(self, name: TopicPartition = ORDERS) -> Replica:
+        return Replica(self.root / str(name))
+
+    def cleaned(self, name: TopicPartition, offset: int) -> None:
+        (self.root / "cleaner-offset-checkpoint").write_text(f"0\n1\n{name.topic} {name.partition} {offset}\n")
+
+
+@dataclass
+class Replica:
+    """A partition's directory on one broker. ``batches``: what it holds, each with its base offset."""
+
+    folder: Path
+    batches: list[tuple[int, bytes]] = field(default_factory=list)
+    bases: list[int] = field(default_factory=lambda: [0])
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.write()
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1][0] + 1 if self.batches else self.bases[0]
+
+    def append(self, batches: Sequence[tuple[int, bytes]], epochs: Sequence[tuple[int, int]], *, per_segment: int = 4) -> None:
+        """One record a batch; a new segment begins when the newest one has ``per_segment``."""
+        self.epochs = list(epochs)
+        for offset, raw in batches:
+            if sum(base >= self.bases[-1] for base, _ in self.batches) >= per_segment:
+                self.bases.append(offset)
+            self.batches.append((offset, raw))
+        self.write()
+
+    def delete_until(self, base: int) -> None:
+        """Retention: segments below are gone."""
+        self.bases = [known for known in self.bases if known >= base]
+        self.batches = [(offset, raw) for offset, raw in self.batches if offset >= base]
+        self.write()
+
+    def truncate(self, offset: int) -> None:
+        self.batches = [(known, raw) for known, raw in self.batches if known < offset]
+        self.bases = [base for base in self.bases if base < offset] or [offset]
+        self.epochs = [(epoch, start) for epoch, start in self.epochs if start < offset]
+        self.write()
+
+    def write(self) -> None:
+        """The directory as it is to be; files that have not changed are not touched."""
+        wanted = {f"{base:020}.log": b"" for base in self.bases}
+        for offset, raw in self.batches:
+            wanted[f"{max(base for base in self.bases if base <= offset):020}.log"] += raw
+        wanted["leader-epoch-checkpoint"] = "".join(
+            ["0\n", f"{len(self.epochs)}\n", *(f"{epoch} {start}\n" for epoch, start in self.epochs)]
+        ).encode()
+        for path in self.folder.iterdir():
+            if path.name not in wanted:
+                path.unlink()
+        for name, data in wanted.items():
+            path = self.folder / name
+            if not path.exists() or path.read_bytes() != data:
+                path.write_bytes(data)
+
+
+@dataclass
+class SideCluster:
+    """What brokers answer (service.agent.Brokers), and the one truth of each log."""
+
+    leaders_of: dict[TopicPartition, int] = field(default_factory=dict)
+    ends_of: dict[TopicPartition, LogEnd] = field(default_factory=dict)
+    down: bool = False
+    cluster_id: str = CLUSTER
+    asked: int = 0
+
+    def leaders(self) -> ClusterLeaders:
+        self.asked += 1
+        if self.down:
+            raise Unavailable("no broker answers")
+        return ClusterLeaders(self.cluster_id, dict(self.leaders_of))
+
+    def ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
+        self.asked += 1
+        if self.down:
+            raise Unavailable("no broker answers")
+        return {name: self.ends_of.get(name) or Unavailable(f"nobody leads {name}") for name in names}
+
+
+@dataclass
+class PartitionStory:
+    """One partition that is written through its leader. ``written``: everything that was ever committed and not truncated."""
+
+    cluster: SideCluster
+    name: TopicPartition = ORDERS
+    log: LogBuilder = field(default_factory=LogBuilder)
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def written(self) -> list[bytes]:
+        return [batch for _, parts in self.log.segments for batch in parts]
+
+    def lead(self, number: int, *, epoch: int | None = None) -> None:
+        self.cluster.leaders_of[self.name] = number
+        self.log.leader_epoch = self.log.leader_epoch + 1 if epoch is None else epoch
+        self.epochs.append((self.log.leader_epoch, self.log.next_offset))
+        self.commit()
+
+    def write(self, replica: Replica, count: int = 10, *, per_segment: int = 4, commit: bool = True) -> None:
+        """Into this replica, which leads."""
+        made = [(self.log.next_offset, self._batch()) for _ in range(count)]
+        replica.append(made, self.epochs, per_segment=per_segment)
+        if commit:
+            self.commit()
+
+    def follow(self, replica: Replica, *, per_segment: int = 4) -> None:
+        """A replica takes what it does not have."""
+        known = [(int.from_bytes(raw[:8], "big"), raw) for raw in self.written]
+        replica.append([(offset, raw) for offset, raw in known if offset >= replica.end], self.epochs, per_segment=per_segment)
+
+    def commit(self) -> None:
+        self.cluster.ends_of[self.name] = LogEnd(self.log.leader_epoch, self.log.next_offset)
+
+    def truncate(self, offset: int) -> None:
+        """An unclean election: what was written from here on never was."""
+        parts = [batch for batch in self.written if int.from_bytes(batch[:8], "big") < offset]
+        self.log.segments = [(self.log.segments[0][0], parts)]
+        self.log.next_offset = offset
+        self.epochs = [(epoch, start) for epoch, start in self.epochs if start < offset]
+
+    def _batch(self) -> bytes:
+        offset = self.log.next_offset
+        self.log.put(f"key-{offset % 7}={offset} in epoch {self.log.leader_epoch}")
+        return self.log.segments[-1][1][-1]
+
+
+@dataclass
+class SideTier:
+    """A tier and the agents that fill it; ``hurry`` is time that passes for them."""
+
+    folder: Path
+    hurried_ms: int = 0
+    told: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cli = TierCli(self.folder / "a tier", {"publish": {"grace_ms": 0}, "agent": {"topics": ["orders"]}})
+
+    def opened(self) -> Tier:
+        opened = open_tier(load(str(self.cli.config), {}))
+        clock = opened.ports.clock_ms
+        return replace(opened, ports=replace(opened.ports, clock_ms=lambda: clock() + self.hurried_ms))
+
+    def agent(self, broker: SideBroker, cluster: SideCluster, opened: Tier | None = None, **rules: Any) -> Agent:
+        """``rules``: of [agent]."""
+        opened = opened or self.opened()
+        agent = opened.settings.agent.model_copy(update={"log_dirs": (str(broker.root),), **rules})
+        settings = opened.settings.model_copy(update={"agent": agent})
+        return Agent(replace(opened, settings=settings), cluster, tell=self.told.append)
+
+    def hurry(self, milliseconds: int = 700_000) -> None:
+        self.hurried_ms += milliseconds
+
+    def held(self, name: TopicPartition = ORDERS) -> list[bytes]:
+        """The batches of a partition, as a reader finds them."""
+        out = self.folder / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        self.cli.do("export", str(name), out)
+        return [batch.raw for batch in batches_of(out)]
+
+
+def settle(agent: Agent) -> UploadWatch | None:
+    """Looks and uploads until there is nothing more to do; how the partition ``orders-0`` stands then."""
+    for _ in range(20):
+        agent.scan()
+        if not agent.dispatch():
+            break
+        while agent.status().running:
+            agent.collect(30)
+    return watch_of(agent)
+
+
+def watch_of(agent: Agent, name: TopicPartition = ORDERS) -> UploadWatch | None:
+    return next((watch for watch in agent.status().watches if watch.name == name), None)

@@ -1,0 +1,164 @@
+"""What the agent does next, by values alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compactor.errors import UsageError
+from compactor.metadata_topic.leaders import LogEnd
+from compactor.model.ids import TopicPartition
+from compactor.service.agent_files import BrokerIdentity, identity_of, listed, partitions_in
+from compactor.service.agent_plan import (
+    CHECK_MS,
+    MOST_RETRY_MS,
+    RETRY_MS,
+    TICK_MS,
+    SealedFile,
+    SeenDirectory,
+    Trouble,
+    UploadOutcome,
+    UploadWatch,
+    answered,
+    choose,
+    cleaned_too_far,
+    finished,
+    found,
+    is_current,
+    is_due,
+    lag,
+    led,
+    wants_end,
+)
+
+NOW = 1_000_000
+ORDERS = TopicPartition("orders", 0)
+SEALED = (SealedFile(0, 10, 100, 500), SealedFile(10, 20, 0, 600), SealedFile(20, 30, 300, 700))
+SEEN = SeenDirectory(ORDERS, "/somewhere", NOW - 5_000, NOW, SEALED, active_base=30)
+WATCH = UploadWatch(SEEN, leads=True, position=10, end=LogEnd(1, 35), checked_ms=NOW)
+
+
+def test_lag_counts_what_is_sealed_and_not_in_the_tier() -> None:
+    assert (lag(WATCH).segments, lag(WATCH).bytes, lag(WATCH).since_ms) == (1, 300, 700)
+    assert lag(replace(WATCH, position=25)).segments == 1
+    assert lag(replace(WATCH, position=30)) == lag(replace(WATCH, leads=False)) == lag(replace(WATCH, position=None))
+
+
+def test_a_segment_is_due_once_it_is_wholly_below_the_high_watermark() -> None:
+    assert is_due(WATCH, NOW)
+    assert is_due(replace(WATCH, end=LogEnd(1, 30)), NOW)
+    assert not is_due(replace(WATCH, end=LogEnd(1, 29)), NOW)
+    assert wants_end(replace(WATCH, end=LogEnd(1, 29)), NOW)
+    assert not is_due(replace(WATCH, leads=False), NOW)
+    assert not is_due(replace(WATCH, end=None), NOW)
+    assert not is_due(replace(WATCH, position=30), NOW)
+    assert is_due(replace(WATCH, position=None), NOW)
+
+
+def test_brokers_are_asked_now_and_then_though_nothing_is_pending() -> None:
+    idle = replace(WATCH, position=30)
+    assert not wants_end(idle, NOW + CHECK_MS - 1)
+    assert wants_end(idle, NOW + CHECK_MS)
+    assert not wants_end(replace(idle, leads=False), NOW + CHECK_MS)
+
+
+def test_what_was_sealed_first_goes_first_and_no_more_than_there_are_threads() -> None:
+    watches = [
+        replace(WATCH, seen=replace(SEEN, name=TopicPartition("orders", number), sealed=(SealedFile(20, 30, 1, 900 - number),)))
+        for number in range(5)
+    ]
+    assert [watch.name.partition for watch in choose(watches, {}, 3, NOW)] == [4, 3, 2]
+    assert [watch.name.partition for watch in choose(watches, {TopicPartition("orders", 3): 0}, 3, NOW)] == [4, 2]
+
+
+def test_failures_double_the_pause_up_to_ten_minutes() -> None:
+    watch, pauses = WATCH, []
+    for _ in range(10):
+        watch = finished(watch, UploadOutcome(None, trouble=Trouble.CONTENT, reason="a wrong CRC"), NOW)
+        pauses.append(watch.retry_at_ms - NOW)
+        assert not is_due(watch, watch.retry_at_ms - 1)
+        assert is_due(watch, watch.retry_at_ms)
+    assert pauses[:3] == [RETRY_MS, 2 * RETRY_MS, 4 * RETRY_MS]
+    assert pauses[-1] == MOST_RETRY_MS
+    good = finished(watch, UploadOutcome(30, 1, 300), NOW)
+    assert (good.failures, good.trouble, good.position, good.retry_at_ms) == (0, None, 30, 0)
+
+
+def test_a_success_that_brought_nothing_is_not_repeated_at_once() -> None:
+    assert finished(WATCH, UploadOutcome(10), NOW).retry_at_ms == NOW + CHECK_MS
+
+
+def test_an_upload_that_was_stopped_changes_nothing() -> None:
+    assert finished(WATCH, UploadOutcome(None, stopped=True), NOW) == WATCH
+
+
+def test_who_begins_to_lead_asks_the_tier_where_it_ends() -> None:
+    assert led(WATCH, True) == WATCH
+    assert led(led(WATCH, False), True) == UploadWatch(SEEN, leads=True)
+    later = answered(replace(WATCH, position=30), LogEnd(2, 35), NOW)
+    assert (later.position, later.anew) == (30, True)
+    assert is_due(later, NOW)
+    assert not finished(later, UploadOutcome(30), NOW).anew
+
+
+def test_a_log_that_ends_below_the_tier_is_said_and_forgotten_when_it_does_not() -> None:
+    behind = answered(WATCH, LogEnd(1, 9), NOW)
+    assert behind.trouble is Trouble.BEHIND
+    assert not is_due(behind, NOW)
+    assert is_due(behind, NOW, accept_truncation=True)
+    assert answered(behind, LogEnd(1, 10), NOW).trouble is None
+    failing = replace(WATCH, trouble=Trouble.LINEAGE, reason="other epochs")
+    assert answered(failing, LogEnd(1, 9), NOW).trouble is Trouble.LINEAGE
+
+
+@pytest.mark.parametrize(
+    ("position", "cleaned", "too_far"), [(10, 11, True), (10, 10, False), (10, None, False), (0, 99, False), (1, 2, True)]
+)
+def test_a_cleaner_that_passed_the_tiers_end(position: int, cleaned: int | None, too_far: bool) -> None:
+    assert cleaned_too_far(position, cleaned) is too_far
+
+
+def test_a_directory_is_listed_again_when_it_changed_or_may_have() -> None:
+    assert is_current(SEEN, SEEN.mtime_ms)
+    assert not is_current(SEEN, SEEN.mtime_ms + 1)
+    assert not is_current(None, SEEN.mtime_ms)
+    assert not is_current(replace(SEEN, looked_ms=SEEN.mtime_ms + TICK_MS), SEEN.mtime_ms)
+    assert not is_current(replace(SEEN, problem="it cannot be read"), SEEN.mtime_ms)
+    assert found(WATCH, SEEN) == WATCH
+
+
+def test_log_directories_are_read_by_names(tmp_path: Path) -> None:
+    for name in ("orders-0", "orders-1.0123abc-delete", "orders-2.0123abc-future", "other-0", "__cluster_metadata-0", "orders"):
+        (tmp_path / name).mkdir()
+    for name in (f"{7:020}.log", f"{3:020}.log", f"{0:020}.log.deleted", f"{3:020}.index", f"{5:020}.log.cleaned", "x.log"):
+        (tmp_path / "orders-0" / name).write_bytes(b"12")
+    (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n0\n")
+    (seen,) = partitions_in(tmp_path, ["orders|__cluster.*"], {}, NOW)
+    assert (seen.name, seen.active_base) == (ORDERS, 7)
+    assert [(file.base, file.end, file.size) for file in seen.sealed] == [(3, 7, 2)]
+    settled = replace(seen, looked_ms=seen.mtime_ms + TICK_MS + 1)
+    (again,) = partitions_in(tmp_path, ["orders"], {ORDERS: settled}, NOW)
+    assert again is settled
+    assert listed(ORDERS, tmp_path / "gone", 0, NOW).active_base == -1
+
+
+@pytest.mark.parametrize(
+    ("text", "whose"),
+    [
+        ("#x\nnode.id=3\nversion=1\ncluster.id=abc\n", BrokerIdentity(3, "abc")),
+        ("version=0\nbroker.id=4\ncluster.id=a=b\n", BrokerIdentity(4, "a=b")),
+    ],
+)
+def test_a_brokers_directory_says_whose_it_is(tmp_path: Path, text: str, whose: BrokerIdentity) -> None:
+    (tmp_path / "meta.properties").write_text(text)
+    assert identity_of(tmp_path) == whose
+
+
+@pytest.mark.parametrize("text", [None, "", "node.id=3\n", "cluster.id=abc\n", "node.id=x\ncluster.id=abc\n"])
+def test_what_is_no_brokers_directory(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "meta.properties").write_text(text)
+    with pytest.raises(UsageError, match=r"meta\.properties"):
+        identity_of(tmp_path)
