@@ -79,7 +79,7 @@ class ConfluentRig:
 
         self.name = TopicPartition(f"log-{uuid.uuid4()}", 0)
         self._cluster, self._admin, self._model = cluster, admin, WrittenPartition()
-        creator = AdminClient(cluster.client_settings())
+        creator = AdminClient({"bootstrap.servers": cluster.bootstrap})
         creator.create_topics([NewTopic(self.name.topic, 1, 1, config={"retention.ms": "-1"})])[self.name.topic].result(30)
 
     def put(self, numbers: Sequence[int], *, committed: bool | None = None) -> None:
