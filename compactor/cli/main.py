@@ -32,6 +32,7 @@ COMMANDS = (
     Command("recompact", "full re-compaction from the log's start, as a Spark job", "compactor.cli.commands.recompact"),
     Command("retire", "delete what was replaced and is due, sweep orphans", "compactor.cli.commands.retire"),
     Command("clean", "clean one Kafka log directory offline, no tier involved", "compactor.cli.commands.clean"),
+    Command("generations", "compacted partitions for consumers of Pinterest's layout", "compactor.cli.commands.generations"),
     Command("segments", "remote segments, and what is in one", "compactor.cli.commands.segments"),
     Command("bloom", "sidecars: which segments a round may leave alone", "compactor.cli.commands.bloom"),
     Command("verify", "is the tier what its metadata says?", "compactor.cli.commands.verify"),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import pytest
 
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.tier.layouts.pinterest.generations import Generation, Part, shifted_index, shifted_timeindex
 from compactor.tier.layouts.pinterest.keys import PartitionKeys, entropy, id_of, parsed
 from compactor.tier.layouts.pinterest.metadata import SegmentTime, format_metadata, format_watermark, parse_metadata, parse_watermark
+from tests.support.plain_pinterest import Endless, byte_position
+from tests.support.segments import files_of, segment_of
 
 ORDERS = TopicPartition("orders", 3)
 
@@ -99,3 +104,48 @@ def test_the_watermark() -> None:
     for text in (b"", b"42", b"0000000000000000004x", b"\xff" * 20):
         with pytest.raises(BadData, match="no base offset"):
             parse_watermark(text, ORDERS)
+
+
+def entries(data: bytes, form: str) -> list[tuple[int, int]]:
+    return list(struct.iter_unpack(form, data))
+
+
+def test_indexes_for_a_lower_base() -> None:
+    index = b"".join(struct.pack(">ii", offset, 100 * offset) for offset in (5, 7, 9))
+    assert entries(shifted_index(index, 10), ">ii") == [(15, 500), (17, 700), (19, 900)]
+    assert shifted_index(b"", 10) == b""
+    times = b"".join(struct.pack(">qi", 1000 + offset, offset) for offset in (5, 9))
+    assert entries(shifted_timeindex(times, 10), ">qi") == [(1005, 15), (1009, 19)]
+
+
+def test_an_index_never_has_the_two_entries_that_the_consumer_cannot_search() -> None:
+    two = struct.pack(">iiii", 5, 500, 7, 700)
+    assert entries(shifted_index(two, 1), ">ii") == [(8, 700)]
+    with pytest.raises(Endless):
+        byte_position(two, 3)
+    for count in (0, 1, 3, 4, 5, 6, 7, 20):
+        index = b"".join(struct.pack(">ii", 10 * n + 5, 100 * n) for n in range(count))
+        for offset in range(10 * count + 10):
+            below = [position for at, position in entries(index, ">ii") if at <= offset]
+            assert byte_position(index, offset) == (below[-1] if below else 0)
+
+
+def test_what_lies_too_far_from_the_base_is_found_by_scanning() -> None:
+    index = b"".join(struct.pack(">ii", offset, 100 * offset) for offset in (1, 2, 3, 4, 5))
+    far = 2**31 - 1 - 3
+    assert entries(shifted_index(index, far), ">ii") == [(2**31 - 3, 100), (2**31 - 2, 200), (2**31 - 1, 300)]
+    times = struct.pack(">qi", 1009, 9)
+    assert entries(shifted_timeindex(times, far), ">qi") == [(1009, 2**31 - 1)]
+
+
+def live(*ids: str) -> list[RemoteLogSegmentMetadata]:
+    return [segment_of(files_of(100), id=one) for one in ids]
+
+
+def test_a_generation_goes_on_only_where_nothing_before_has_changed() -> None:
+    generation = Generation(name="g", number=3, began=1, slot=9, parts=(Part(segment="a", base=0, last=4), Part(segment="b")))
+    assert [s.id for s in generation.lacks(live("a", "b", "c")) or []] == ["c"]
+    assert generation.lacks(live("a", "b")) == []
+    for changed in (("a",), ("a", "x"), ("x", "b", "c"), (), ("b", "c")):
+        assert generation.lacks(live(*changed)) is None
+    assert generation.times == (SegmentTime(0, 0),)

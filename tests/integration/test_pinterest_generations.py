@@ -1,0 +1,314 @@
+"""Generations: what the consumer of Pinterest's layout reads of a compacted partition, by its own rules, from every position."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.bootstrap import Tier, open_tier
+from compactor.config import load
+from compactor.errors import AlreadyExists, Unavailable
+from compactor.model.ids import TopicPartition
+from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.readonly import ReadOnly
+from compactor.transfer.generations import Target, generations_of, retire_generations, target_of, write_generation
+from tests.builders import LogBuilder
+from tests.support.plain_pinterest import PlainConsumer, Stalled, upload
+from tests.support.tier_cli import TierCli, batches_of
+
+ORDERS = TopicPartition("orders", 0)
+
+
+class House:
+    """A tier of our own that is filled again and again, and the generations that are made of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = LogBuilder()
+        self.target = folder / "compacted"
+        self.cli = TierCli(folder / "own", {"publish": {"grace_ms": 0}, "cleaner": {"delete_retention_ms": 0}})
+        self.cli.set(**{"tier.pinterest": {"cluster": "prod", "target": self.target.as_uri()}})
+        self.exports = 0
+
+    def segment(self, *records: str) -> None:
+        for record in records:
+            self.log.put(record)
+        self.log.roll()
+
+    def bring(self) -> None:
+        self.cli.bring(self.log.write(self.folder / "log", indexes=True, index_interval_bytes=100))
+
+    def write(self) -> Any:
+        (row,) = self.cli.do("generations", "write")["partitions"]
+        return row
+
+    def opened(self) -> tuple[Tier, Target]:
+        tier = open_tier(load(str(self.cli.config), {}))
+        return tier, target_of(tier)
+
+    def folder_now(self) -> Path:
+        """Where an endpoint provider sends a consumer."""
+        pointer = json.loads((self.target / ".generations" / "prod" / "orders-0" / "current.json").read_text())
+        assert (pointer["cluster"], pointer["entropyBits"], pointer["topic"], pointer["partition"]) == ("prod", 0, "orders", 0)
+        return self.target / str(pointer["basePrefix"]) / "prod" / "orders-0"
+
+    def expected(self) -> list[tuple[int, bytes | None, bytes | None]]:
+        """All records that our readers read, control records included."""
+        self.exports += 1
+        exported = self.cli.export(self.folder / f"export {self.exports}")
+        return [(r.offset, r.key, r.value) for batch in batches_of(exported) for r in batch.records]
+
+    def check(self, folder: Path | None = None, expected: list[tuple[int, bytes | None, bytes | None]] | None = None) -> None:
+        """From every position the consumer gets every record, each once, and never stays where it is."""
+        folder, expected = folder or self.folder_now(), expected if expected is not None else self.expected()
+        end = expected[-1][0] + 1
+        first = min(PlainConsumer(folder).offsets())
+        for position in range(first, end + 1):
+            assert list(PlainConsumer(folder, position).read_all(end)) == [record for record in expected if record[0] >= position]
+        assert max(PlainConsumer(folder).offsets()) == int((folder / "offset.wm").read_text())
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    made = House(tmp_path)
+    made.segment("a=1", "b=1", "c=1")
+    made.segment("a=2", "b=2")
+    made.segment("d=1", "a=3", "e=1", "e=2")
+    made.bring()
+    return made
+
+
+def test_a_partition_that_was_never_compacted(house: House) -> None:
+    row = house.write()
+    assert (row["status"], row["start_offset"], row["end_offset"]) == ("written", 0, 8)
+    house.check()
+    assert house.write()["status"] == "up_to_date"
+
+
+def test_segments_are_appended_until_a_round_rewrites(house: House) -> None:
+    first = house.write()["generation"]
+    house.segment("f=1", "a=4")
+    house.bring()
+    row = house.write()
+    assert (row["status"], row["generation"], row["objects"]) == ("appended", first, 1)
+    house.check()
+    before, folder = house.expected(), house.folder_now()
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert house.cli.run()["status"] == "cleaned"
+    row = house.write()
+    assert (row["status"], row["generation"] != first) == ("written", True)
+    assert house.folder_now() != folder
+    house.check()
+    # Who reads the old one goes on reading it.
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    house.check(folder, before)
+
+
+def test_emptied_segments_and_emptied_tails_hold_nobody_up(house: House) -> None:
+    """Every record of the second segment goes, and the last ones of the first."""
+    house.cli.set(cleaner={"segment_bytes": 150})
+    for number in range(6):
+        house.segment(f"x{number}=1", "gone=1")
+        house.segment("gone=2", "gone=3")
+        house.segment(f"y{number}=1", "gone=")
+    house.segment("last=1")
+    house.bring()
+    house.cli.run("--now", 10**15)
+    house.cli.run("--now", 2 * 10**15)
+    expected = house.expected()
+    offsets = [offset for offset, _, _ in expected]
+    assert len(offsets) < offsets[-1] - offsets[0]  # there are holes
+    assert house.write()["status"] == "written"
+    house.check()
+    house.segment("more=1")
+    house.bring()
+    assert house.write()["status"] == "appended"
+    house.check()
+
+
+def test_plain_copies_of_the_segments_would_stall(house: House, tmp_path: Path) -> None:
+    """The judge can tell: objects under the names that our tier gives them."""
+    house.segment("a=9", "b=9", "c=9", "d=9", "e=9")
+    house.bring()
+    house.cli.set(cleaner={"segment_bytes": 100})
+    house.cli.run("--now", 10**15)
+    expected = house.expected()
+    folder = upload(house.folder / f"export {house.exports}", tmp_path / "copies")
+    with pytest.raises(Stalled):
+        house.check(folder, expected)
+    house.write()
+    house.check()
+
+
+def test_transactions_are_handed_on_as_they_are(house: House) -> None:
+    house.log.put("t=1", pid=7, txn=True)
+    house.log.abort(7)
+    house.log.roll()
+    house.segment("u=1")
+    house.bring()
+    house.write()
+    house.check()
+
+
+def test_undo_brings_a_new_generation(house: House) -> None:
+    house.cli.set(publish={"undo_window_ms": 10**12})
+    house.write()
+    house.cli.run()
+    second = house.write()["generation"]
+    (run,) = house.cli.do("runs", "list")["runs"]
+    house.cli.do("undo", run["run_id"])
+    row = house.write()
+    assert (row["status"], row["generation"] != second) == ("written", True)
+    house.check()
+
+
+def test_a_tier_of_the_layout_like_any_other(house: House, tmp_path: Path) -> None:
+    house.cli.run()
+    house.write()
+    base = house.folder_now().parents[1]
+    reader = TierCli(tmp_path / "reader", {"tier": {"layout": "pinterest", "url": base.as_uri()}, "tier.pinterest": {"cluster": "prod"}})
+    answer = reader.do("verify")
+    assert (answer["ok"], [p for p in answer["problems"] if p["severity"] == "error"]) == (True, [])
+    own = TierCli(tmp_path / "third")
+    (row,) = own.do("import", "--from-tier", reader.config, "--allow-gaps")["partitions"]
+    assert row["status"] == "imported"
+
+
+def test_a_superseded_generation_goes_when_its_time_has_come(house: House) -> None:
+    first = house.write()["generation"]
+    house.cli.run()
+    second = house.write()["generation"]
+    _, target = house.opened()
+    (waiting,) = retire_generations(target, ORDERS)
+    assert (waiting.generation, waiting.deleted) == (first, False)
+    at_once = replace(target, keep_ms=0)
+    (planned,) = retire_generations(replace(at_once, store=ReadOnly(target.store)), ORDERS, dry_run=True)
+    assert planned.deleted
+    assert (house.target / first).exists()
+    (gone,) = retire_generations(at_once, ORDERS)
+    assert (gone.generation, gone.deleted) == (first, True)
+    assert not list((house.target / first).rglob("*.log"))
+    house.check()
+    current, earlier = generations_of(target, ORDERS)
+    assert (current and current.name, earlier) == (second, [])
+    house.segment("f=1")
+    house.bring()
+    assert house.write()["status"] == "appended"
+    house.check()
+
+
+class Interrupted(Exception):
+    """The process ends here."""
+
+
+class Breaking:
+    """An ObjectStore whose writer ends after so many changes, before or after the last one took effect."""
+
+    def __init__(self, store: ObjectStore, changes: int) -> None:
+        self._store, self._left = store, changes
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        return self._counted(found) if name in ("create", "create_from_file", "put", "delete") else found
+
+    def _counted(self, change: Callable[..., ObjectInfo]) -> Callable[..., ObjectInfo]:
+        def call(*arguments: Any, **named: Any) -> ObjectInfo:
+            if not self._left:
+                raise Interrupted
+            self._left -= 1
+            return change(*arguments, **named)
+
+        return call
+
+
+def test_a_writer_may_end_anywhere(house: House) -> None:
+    house.write()
+    house.cli.run()
+    house.segment("f=1", "g=1")
+    house.bring()
+    tier, target = house.opened()
+    pristine = house.folder / "pristine"
+    shutil.copytree(house.target, pristine)
+    for changes in range(200):
+        shutil.rmtree(house.target)
+        shutil.copytree(pristine, house.target)
+        broken = replace(target, store=Breaking(target.store, changes))
+        try:
+            write_generation(tier, broken, ORDERS)
+            retire_generations(replace(broken, keep_ms=0), ORDERS)
+            break
+        except Interrupted:
+            # What the pointer says is whole at every moment, be it old or new; and the next writer brings it to its end.
+            assert list(PlainConsumer(house.folder_now()).read_all(9))
+            write_generation(tier, target, ORDERS)
+            house.check()
+            retire_generations(replace(target, keep_ms=0), ORDERS)
+            house.check()
+    assert changes > 12
+    house.check()
+    assert write_generation(tier, target, ORDERS).status == "up_to_date"
+
+
+def test_two_writers_at_once(house: House) -> None:
+    tier, target = house.opened()
+    steps: list[str] = []
+
+    class Overtaken:
+        """Another writer is faster, just before the step is recorded."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(target.store, name)
+
+        def create(self, key: str, data: bytes, metadata: Any = None) -> ObjectInfo:
+            if key.endswith("1.json") and not steps:
+                steps.append(key)
+                assert write_generation(tier, target, ORDERS).status == "written"
+            return target.store.create(key, data, metadata)
+
+    slow: Any = Overtaken()
+    assert write_generation(tier, replace(target, store=slow), ORDERS).status == "up_to_date"
+    assert steps
+    house.check()
+
+
+def test_whoever_is_always_overtaken_gives_up(house: House) -> None:
+    tier, target = house.opened()
+
+    class Lost:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(target.store, name)
+
+        def create(self, key: str, data: bytes, metadata: Any = None) -> ObjectInfo:
+            if key.endswith(".json"):
+                raise AlreadyExists(key)
+            return target.store.create(key, data, metadata)
+
+    lost: Any = Lost()
+    with pytest.raises(Unavailable, match="other processes were faster"):
+        write_generation(tier, replace(target, store=lost), ORDERS)
+
+
+@pytest.mark.parametrize("target", ["", "inside", "around"])
+def test_a_target_of_its_own_is_needed(house: House, target: str) -> None:
+    url = {"": "", "inside": (house.cli.tier / "x").as_uri(), "around": house.folder.as_uri()}[target]
+    house.cli.set(**{"tier.pinterest": {"target": url}})
+    answer = house.cli.ask("generations", "write")
+    assert answer.code == 2
+    assert "target" in answer.stderr
+
+
+def test_list_and_retire_on_the_command_line(house: House) -> None:
+    first = house.write()["generation"]
+    house.cli.run()
+    second = house.write()["generation"]
+    listed = house.cli.do("generations", "list")["generations"]
+    assert [(row["generation"], row["current"]) for row in listed] == [(first, False), (second, True)]
+    answer = house.cli.do("generations", "retire", "--dry-run")
+    assert ([one["generation"] for one in answer["waiting"]], answer["deleted"]) == ([first], [])
+    assert house.cli.do("generations", "retire")["deleted"] == []
