@@ -43,7 +43,7 @@ from compactor.storage.port import ObjectStore
 from compactor.storage.readonly import ReadOnly
 from compactor.storage.retrying import Contact
 from compactor.storage.settings import Retries, Transfers
-from compactor.tier.brokers import BrokersMetadata, effective
+from compactor.tier.brokers import FRESH_S, BrokersMetadata, effective
 from compactor.tier.layouts.aiven.layout import AivenLayout
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.layouts.native import NativeLayout
@@ -292,8 +292,11 @@ class Tier:
         return self.brokers
 
     def brokers_view(self, name: TopicPartition) -> BrokersView:
-        """What the brokers' readers find of a partition now. Raises UsageError where no broker writes this tier."""
-        return brokers_view(self.metadata, name)
+        """What the brokers' readers find of a partition: as it was a second ago, so that many can be asked about at once.
+
+        Raises UsageError where no broker writes this tier.
+        """
+        return brokers_view(self.metadata, name, FRESH_S)
 
     def _mirror(self, name: TopicPartition) -> Callable[[PartitionState], PartitionState]:
         """Made once for each state of the log: whoever reads sees one view of it until it is folded on."""
@@ -493,9 +496,9 @@ def brokers_of(settings: Settings, control: ObjectStore) -> BrokersMetadata:
     return FollowedBrokers(followed, AdminCluster(KafkaAdmin(connection)), kafka.topics, where)
 
 
-def brokers_view(brokers: BrokersMetadata, name: TopicPartition) -> BrokersView:
+def brokers_view(brokers: BrokersMetadata, name: TopicPartition, within_s: float = 0.0) -> BrokersView:
     """What the brokers' readers find of a partition now."""
-    brokers.refresh(within_s=0)
+    brokers.refresh(within_s=within_s)
     folded = brokers.folded(name)
     view = effective(folded.cache, name)
     return BrokersView(view.links, view.lineage, folded.cache.applied)

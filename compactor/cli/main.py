@@ -36,6 +36,7 @@ COMMANDS = (
     Command("segments", "remote segments, and what is in one", "compactor.cli.commands.segments"),
     Command("bloom", "sidecars: which segments a round may leave alone", "compactor.cli.commands.bloom"),
     Command("verify", "is the tier what its metadata says?", "compactor.cli.commands.verify"),
+    Command("orphans", "objects of brokers' tiers that nothing names", "compactor.cli.commands.orphans"),
     Command("checkpoints", "cleaner offsets by leader epoch: who led, who was fenced", "compactor.cli.commands.checkpoints"),
     Command("runs", "what ran, by whom, how much, and how it ended", "compactor.cli.commands.runs"),
     Command("undo", "readers go back to what a round replaced", "compactor.cli.commands.undo"),

@@ -76,6 +76,9 @@ class BrokersMetadata(Protocol):
     def folded(self, name: TopicPartition) -> FoldedPartition:
         """Raises UsageError for a partition that is none of ``names``."""
 
+    def incomplete(self) -> bool:
+        """Whether records are known to be missing: what is not named may be a segment all the same."""
+
     def elsewhere(self) -> list[TopicIdPartition]:
         """Partitions of these names under other ids: of topics that were deleted and whose tier is not gone yet."""
 
@@ -154,6 +157,11 @@ class FollowedBrokers:
         if found is None:
             raise _unknown(name)
         return found
+
+    def incomplete(self) -> bool:
+        with self._lock:
+            self._be_read()
+            return any(reached.missing or reached.stopped for reached in self.followed.reached().values())
 
     def elsewhere(self) -> list[TopicIdPartition]:
         with self._lock:

@@ -159,6 +159,10 @@ class SnapshotBrokers:
             raise UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")
         return _folded(*self._partitions[name])
 
+    def incomplete(self) -> bool:
+        """What it lacks, nobody can tell any more."""
+        return False
+
     def elsewhere(self) -> list[TopicIdPartition]:
         """A snapshot has the topics as they were."""
         return []
