@@ -90,7 +90,8 @@ class BrokerNode:
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True)
         self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        self._signs = [STARTED, TIERING] if "broker" in settings["process.roles"] else [STARTED]
+        tiers = "broker" in settings["process.roles"] and settings["remote.log.storage.system.enable"] == "true"
+        self._signs = [STARTED, TIERING] if tiers else [STARTED]
         _format(jars, self.log_dir, node)
 
     @property
