@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from compactor.consumer.last_values import latest as latest
 from compactor.consumer.messages import OFFSET_BEGINNING as OFFSET_BEGINNING
 from compactor.consumer.messages import OFFSET_END as OFFSET_END
 from compactor.consumer.messages import MessageLike as MessageLike

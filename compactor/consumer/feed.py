@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from compactor.bootstrap import Tier
-from compactor.consumer.latest import among, latest
+from compactor.consumer.last_values import among, latest
 from compactor.consumer.messages import RecordBlock, block_of
 from compactor.consumer.reading import Extent, Reader, WantedRecords, last_stable_offset
 from compactor.errors import CompactorError

@@ -61,14 +61,13 @@ class SegmentReader:
             yield piece
             position = piece.end
 
-    def pieces_backwards(self, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
-        """The last piece first; cut where the offset index knows batches to begin."""
+    def cuts_backwards(self, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
+        """(position, bytes) of all its pieces, the last one first; cut where the offset index knows batches to begin."""
         known = self._offset_index()["position"].astype(np.int64)
         size = self.metadata.size_bytes
         at = np.searchsorted(known, np.arange(piece_bytes, size, piece_bytes))
         cuts = np.unique(known[at[at < len(known)]]).tolist()
-        for begin, end in reversed(list(zip([0, *cuts], [*cuts, size], strict=True))):
-            yield self.piece(begin, end - begin)
+        return [(begin, end - begin) for begin, end in reversed(list(zip([0, *cuts], [*cuts, size], strict=True)))]
 
     def piece(self, position: int, piece_bytes: int = PIECE_BYTES) -> Piece:
         """The whole batches within ``piece_bytes`` from ``position`` on, at least one."""

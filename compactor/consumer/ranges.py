@@ -10,7 +10,7 @@ import numpy as np
 from bloom.jit import kernel
 from compactor.bootstrap import Tier
 from compactor.consumer.gather import Flags, Selection
-from compactor.consumer.latest import among, latest
+from compactor.consumer.last_values import among, latest
 from compactor.consumer.messages import RecordBlock, block_of
 from compactor.consumer.reading import Reader, WantedRecords
 from compactor.model.ids import TopicPartition

@@ -8,9 +8,12 @@ read_committed is what Kafka's consumer means by it: nothing of aborted transact
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +36,7 @@ from compactor.records.rows import Int32s, RowBuffers, parse
 from compactor.round.sources import producers_at_end
 
 Flags = npt.NDArray[np.bool_]
+T = TypeVar("T")
 
 FOLDS: Final = 5
 """How often a range is folded anew without getting a step further, before a missing object counts as damage."""
@@ -59,11 +63,12 @@ class Latest:
 
 @dataclass(frozen=True)
 class WantedRecords:
-    """What is read of an extent. ``latest`` None: every record."""
+    """What is read of an extent. ``latest`` None: every record. ``ahead``: pieces that are fetched in advance, for ``latest``."""
 
     committed: bool
     inflate_limit: int
     latest: Latest | None = None
+    ahead: int = 0
 
 
 def last_stable_offset(tier: Tier, state: PartitionState) -> int:
@@ -176,12 +181,9 @@ class Reader:
         halves = key_halves(self._tier.reading_key())
         last, folds = extent.last, 0
         while last >= extent.first:
-            metadata = next((segment for segment in reversed(self._segments) if segment.start_offset <= last), None)
-            if metadata is None or metadata.end_offset < extent.first:
-                return
+            segments = [segment for segment in reversed(self._segments) if segment.start_offset <= last]
             try:
-                last = min(last, metadata.end_offset)
-                for piece in self._segment(metadata).pieces_backwards():
+                for piece in self._backwards([segment for segment in segments if segment.end_offset >= extent.first]):
                     mine = self._mine(piece, extent.first, last)
                     self._outcomes.passed_backwards(piece)
                     for selection in self._scratch.selections(piece, mine, self._wanted.inflate_limit, backwards=True):
@@ -191,9 +193,16 @@ class Reader:
                     last, folds = min(last, int(piece.source.table.last_offset[0]) - 1), 0
                     if last < extent.first:
                         return
-                last = min(last, metadata.start_offset - 1)
             except Gone as error:
                 folds = self._fold_again(error, folds)
+            else:
+                return
+
+    def _backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[Piece]:
+        """The pieces of segments that are given newest first, the newest one first."""
+        readers = map(self._segment, segments)
+        fetches = (partial(reader.piece, *cut) for reader in readers for cut in reader.cuts_backwards())
+        return ahead(fetches, self._wanted.ahead)
 
     def _mine(self, piece: Piece, first: int, last: int) -> Flags:
         table = piece.source.table
@@ -217,6 +226,26 @@ class Reader:
         """Live segments that end at or above ``offset``, by a fresh fold."""
         state = self._tier.open(self._extent.name).refresh()
         return [segment for segment in state.live if segment.end_offset >= offset]
+
+
+def ahead(fetches: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
+    """What they give, in their order; up to ``most`` of them are made at once by other threads while one is being used."""
+    if not most:
+        for fetch in fetches:
+            yield fetch()
+        return
+    coming: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(most, "fetch-ahead") as pool:
+        try:
+            for fetch in fetches:
+                coming.append(pool.submit(fetch))
+                if len(coming) > most:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for left in coming:
+                left.cancel()
 
 
 def _inside(offset: Int64s, first: int, last: int) -> Int64s:

@@ -19,7 +19,7 @@ from typing import Final, Literal, Self
 from compactor.bootstrap import Tier
 from compactor.consumer.broker import BrokerLog, LogBounds
 from compactor.consumer.feed import Ended, Failed, Item, TierFeed, reported
-from compactor.consumer.latest import LastValues, latest
+from compactor.consumer.last_values import LastValues, latest
 from compactor.consumer.messages import (
     OFFSET_BEGINNING,
     OFFSET_END,

@@ -13,6 +13,7 @@ from compactor.bootstrap import Tier
 from compactor.consumer import OFFSET_BEGINNING, OFFSET_END, ConsumerOptions, Place, TieredConsumer
 from compactor.consumer import feed as feeding
 from compactor.consumer.messages import MessageLike
+from compactor.consumer.pieces import SegmentReader
 from compactor.control.ports import Retention
 from compactor.errors import BadData, StoreError, UsageError
 from compactor.transfer.import_ import import_directory
@@ -358,6 +359,54 @@ def test_damage_is_raised_and_what_came_before_it_is_not_lost(tier: Tier, tmp_pa
             consumer.poll(5)
         tier.ports.data.create(key, sound)
         assert [message.offset() for message in take(consumer, 1)] == [1]
+
+
+def applied(messages: list[MessageLike]) -> dict[bytes | None, bytes | None]:
+    """What an application has after them, deletes left out."""
+    state = {message.key(): message.value() for message in messages if message.key() is not None}
+    return {key: value for key, value in state.items() if value is not None}
+
+
+@pytest.mark.parametrize("way", ["the view", "the state"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_state_that_is_restored_while_rounds_run(
+    seed: int, way: str, tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SegmentReader.cuts_backwards, "__defaults__", (300,))
+    monkeypatch.setattr(SegmentReader.piece, "__defaults__", (300,))
+    story = Story(seed + 80, tmp_path / "log", tier, committed=True)
+    for _ in range(7):
+        story.write()
+        story.seal()
+    story.bring()
+    with TieredConsumer(tier, story.broker, options(view="latest" if way == "the view" else "all", queue_bytes=500)) as consumer:
+        found: list[MessageLike] = []
+        if way == "the view":
+            consumer.assign([Place(*NAME, 0)])
+            found += consumer.consume(3, timeout=5)
+        else:
+            restored = consumer.latest(Place(*NAME))
+            for number, block in enumerate(restored):
+                found += block.messages()
+                if number % 3 == 0:
+                    story.write()
+                    story.seal()
+                    story.bring()
+                    compacted(tier)
+            consumer.assign([Place(*NAME, restored.next_offset)])
+        for _ in range(12):
+            story.step()
+            found += consumer.consume(5, timeout=QUICK)
+        for producer in sorted(story.running):
+            story.finish(producer)
+        story.log.put("last=1")
+        story.seal()
+        story.bring()
+        every = consumed(story.broker.batches, committed=True)[0]
+        if not found or found[-1].key() != b"last":
+            found += take(consumer, every[-1][0].offset)
+    state = {record.key: record.value for record, _ in every if record.key is not None}
+    assert applied(found) == {key: value for key, value in state.items() if value is not None}
 
 
 def test_a_state_in_blocks_and_in_arrow(tmp_path: Path) -> None:

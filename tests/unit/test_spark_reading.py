@@ -137,7 +137,7 @@ def test_all_that_a_read_committed_consumer_sees(seed: int, twins: Twins, tmp_pa
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_smaller_than_a_segment(seed: int, twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces.SegmentReader.piece, "__defaults__", (300,))
-    monkeypatch.setattr(pieces.SegmentReader.pieces_backwards, "__defaults__", (300,))
+    monkeypatch.setattr(pieces.SegmentReader.cuts_backwards, "__defaults__", (300,))
     monkeypatch.setattr(outcomes, "MOST_HELD", seed)
     folder = log_of(seed + 50).write(tmp_path / "log")
     twins.bring(folder)

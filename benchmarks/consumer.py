@@ -1,0 +1,127 @@
+"""The same topic read by confluent-kafka from a broker, by TieredConsumer from a tier in a directory, and as a state, on one machine.
+
+    python benchmarks/consumer.py [--megabytes 64] [--value-bytes 1000] [--keys 20000] [--codec lz4] [--rounds 3]
+
+Starts a broker of its own (Java and Maven are needed), fills a topic, imports its log directory while the broker runs, and reads each
+way ``--rounds`` times; the best counts. Megabytes are of keys and values. Everything is in the page cache: it is the machine's
+processors that are compared, neither a network nor a bucket. ``restored`` is what an application waits for that wants the last
+values; with confluent-kafka it has to read everything for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from compactor.bootstrap import Tier, open_tier
+from compactor.config import load
+from compactor.consumer import ConsumerOptions, Place, TieredConsumer
+from compactor.model.ids import TopicPartition
+from compactor.transfer.import_ import ImportOptions, import_directory
+from tests.support.kafka_admin import ClusterAdmin
+from tests.support.kafka_broker import KafkaCluster, prepare
+
+NAME = TopicPartition("bench", 0)
+VERSION = "4.4.0"
+
+
+def fill(cluster: KafkaCluster, megabytes: int, value_bytes: int, keys: int, codec: str) -> int:
+    """Returns the number of records."""
+    from confluent_kafka import Producer
+
+    dice = random.Random(1)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "compression.type": codec, "linger.ms": 50, "batch.size": 262_144})
+    records = megabytes * 1_000_000 // (value_bytes + 12)
+    noise = dice.randbytes(value_bytes * 64)
+    for number in range(records):
+        at = dice.randrange(len(noise) - value_bytes)
+        value = noise[at : at + value_bytes // 2] + b"-" * (value_bytes - value_bytes // 2)
+        producer.produce(NAME.topic, value, f"key-{dice.randrange(keys):08}".encode(), NAME.partition)
+        if number % 1000 == 0:
+            producer.poll(0)
+    producer.flush(120)
+    return records
+
+
+def by_broker(cluster: KafkaCluster, end: int) -> int:
+    from confluent_kafka import Consumer
+    from confluent_kafka import TopicPartition as Assigned
+
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "bench", "isolation.level": "read_committed"})
+    consumer.assign([Assigned(*NAME, 0)])
+    size, at = 0, 0
+    while at < end:
+        for message in consumer.consume(1000, 0.05):
+            size += len(message.value() or b"") + len(message.key() or b"")
+            at = (message.offset() or 0) + 1
+    consumer.close()
+    return size
+
+
+def by_tier(tier: Tier, end: int) -> int:
+    size, at = 0, 0
+    with TieredConsumer(tier, options=ConsumerOptions(threads=1)) as consumer:
+        consumer.assign([Place(*NAME, 0)])
+        while at < end:
+            for message in consumer.consume(1000, 0.05):
+                size += len(message.value() or b"") + len(message.key() or b"")
+                at = (message.offset() or 0) + 1
+    return size
+
+
+def state_of(tier: Tier) -> int:
+    with TieredConsumer(tier) as consumer:
+        return sum(batch.num_rows for batch in consumer.latest(Place(*NAME)).arrow("key", "value"))
+
+
+def best(rounds: int, work: Callable[[], int]) -> tuple[float, float, int]:
+    """Seconds, CPU seconds of this process, and what the work came to."""
+    found: list[tuple[float, float, int]] = []
+    for _ in range(rounds):
+        began, used = time.perf_counter(), time.process_time()
+        made = work()
+        found.append((time.perf_counter() - began, time.process_time() - used, made))
+    return min(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--value-bytes", type=int, default=1000)
+    parser.add_argument("--keys", type=int, default=20_000)
+    parser.add_argument("--codec", default="lz4")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    prepare(VERSION)
+    with tempfile.TemporaryDirectory() as scratch, KafkaCluster(VERSION, Path(scratch) / "cluster") as cluster:
+        with ClusterAdmin(cluster) as admin:
+            admin.create_topic(NAME.topic, segment_bytes=4 << 20, settings={"remote.storage.enable": "false"})
+            fill(cluster, args.megabytes, args.value_bytes, args.keys, args.codec)
+        config = Path(scratch) / "tier.toml"
+        config.write_text(f'[tier]\nurl = "{(Path(scratch) / "tier").as_uri()}"\nstate_dir = "{Path(scratch) / "state"}"\n')
+        tier = open_tier(load(str(config), {}))
+        log_dir = cluster.nodes[1].log_dir / str(NAME)
+        import_directory(tier, log_dir, NAME, tier.settings.cleaner.policy(), options=ImportOptions(live=True))
+        end = tier.open(NAME).refresh().end_offset + 1
+        by_tier(tier, end)  # compiles
+        figures: dict[str, Any] = {"records": end, "value_bytes": args.value_bytes, "codec": args.codec}
+        ways: dict[str, Callable[[], int]] = {
+            "broker": lambda: by_broker(cluster, end),
+            "tier": lambda: by_tier(tier, end),
+            "restored": lambda: state_of(tier),
+        }
+        for who, work in ways.items():
+            seconds, cpu, made = best(args.rounds, work)
+            figures[who] = {"seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2), "records_per_s": round(end / seconds)}
+            figures[who] |= {"keys": made} if who == "restored" else {"mb_per_s": round(made / seconds / 1e6)}
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
