@@ -53,6 +53,21 @@ def opened(args: argparse.Namespace, *, local_state: bool = False, writes: str =
     return opened
 
 
+def keeping(args: argparse.Namespace) -> Tier:
+    """The same for a command that writes into the control store alone. Raises UsageError where there is none."""
+    from compactor.bootstrap import open_tier
+    from compactor.storage.readonly import ReadOnly
+
+    settings = frame.settings(args)
+    if settings.tier.kind != "kafka":
+        return opened(args)
+    if not settings.control_url:
+        raise UsageError("there is no place for what is made", hint="Set control_url under [tier], outside of what brokers write")
+    found = open_tier(settings)
+    found.create()
+    return found.over(data=ReadOnly(found.ports.data))
+
+
 def viewed(args: argparse.Namespace) -> Tier:
     """The same for a command that must not write: its stores refuse to."""
     from compactor.views.checkpoints import read_only

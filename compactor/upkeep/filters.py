@@ -115,8 +115,9 @@ def rebuild(
                 try:
                     with reading.opened(ordinal) as source:
                         # A compressed v0/v1 wrapper does not say how many keys a filter must have room for, and cleaning makes v2 of it.
+                        records = segment.records or int(source.table.count.sum())  # brokers do not say it
                         counted = not np.any((source.table.magic < 2) & (source.table.codec > 0))
-                        design = filter_for(cleaner, record, probes, segment.records, segment.size_bytes) if counted else None
+                        design = filter_for(cleaner, record, probes, records, segment.size_bytes) if counted else None
                         made = portray(segment.id, source, design, opened.hash_key(), reading.inflate_limit, lanes, sketch=True)
                 except NotFound:
                     if segment.id in opened.open(name).refresh().live_by_id():

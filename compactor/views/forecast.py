@@ -27,7 +27,8 @@ from compactor.tier.sidecars import MISSING, Head
 
 READ_REQUEST_USD = 0.4e-6
 WRITE_REQUEST_USD = 5e-6
-"""S3 Standard in us-east-1, November 2026; traffic inside a region is free."""
+STORED_USD_MONTH = 0.023
+"""S3 Standard in us-east-1, November 2026, a request and a GiB a month; traffic inside a region is free."""
 
 CONTROL_WRITES = 6
 """Records of a round: leadership taken and given back, plan, publication, history, hint; one receipt a group comes on top."""
@@ -50,7 +51,7 @@ class Forecast:
     many are expected to be skipped as in the rounds before.
 
     ``expected_saving_bytes``: what the store will hold less once the replaced objects are deleted; None where nobody can promise
-    anything, and ``expected_saving_why`` says why, or what it rests on.
+    anything, and ``expected_saving_why`` says why, or what it rests on; from a sample it is known up to ``expected_saving_error_bytes``.
     """
 
     topic: str
@@ -70,6 +71,8 @@ class Forecast:
     cost_usd: float
     expected_saving_bytes: int | None
     expected_saving_why: str
+    expected_saving_error_bytes: int | None
+    expected_saving_usd_month: float | None
     live: int = field(repr=False)
     listed: Callable[[], Sequence[SegmentForecast]] = field(repr=False)
 
@@ -163,9 +166,16 @@ def forecast_of(
         cost_usd=round(usd, 6) if writing and opened.ports.layout.url.startswith("s3:") else 0.0,
         expected_saving_bytes=saving,
         expected_saving_why=why,
+        expected_saving_error_bytes=None,
+        expected_saving_usd_month=usd_month(saving, opened.ports.layout.url),
         live=summary.segments,
         listed=lambda: segments if found.due else _segments(summary, found, known, keys, now_ms),
     )
+
+
+def usd_month(saving: int | None, url: str) -> float | None:
+    """What S3 bills a month for so many bytes; 0 for a directory."""
+    return None if saving is None else round(saving / 2**30 * STORED_USD_MONTH, 6) if url.startswith("s3:") else 0.0
 
 
 _NO_HEAD = Head(None, MISSING, 0)

@@ -131,3 +131,71 @@ def test_the_data_source_gives_what_a_consumer_gets(layout: str, case: str, isol
     assert len(rows) > (0.9 if isolation == "read_committed" else 0.99) * len(expected)
     tail = expected[len(rows)][0] if len(rows) < len(expected) else last
     assert isolation == "read_committed" or tail == last
+
+
+def test_config_check_leaves_the_tier_alone(scratch: Path, tmp_path: Path) -> None:
+    _, cli = opened("kafka-local", names("tiered")[-1], scratch, tmp_path)
+    before = cli.digest()
+    assert cli.do("config", "check") == {"ok": True, "problems": []}
+    cli.set(kafka={"topics": ["order"]})
+    answer = cli.ask("config", "check")
+    assert "order matches no tiered topic; tiered are orders" in answer.stderr
+    cli.set(kafka={"topics": []})
+    answer = cli.ask("topics")
+    assert (answer.code, answer.document) == (2, None)
+    assert "topics under [kafka] is empty, so that no topic is read" in answer.stderr
+    cli.set(kafka={"topics": ["orders"]}, tier={"url": (tmp_path / "elsewhere").as_uri()})
+    answer = cli.ask("config", "check")
+    assert (answer.code, [one["kind"] for one in answer.document["problems"]]) == (5, ["tier"])
+    assert cli.digest() == before
+
+
+@pytest.mark.parametrize(("layout", "case"), CASES[-2:])
+def test_a_sample_says_what_compaction_saves_at_least(layout: str, case: str, scratch: Path, tmp_path: Path) -> None:
+    tier, cli = opened(layout, case, scratch, tmp_path)
+    [unknown] = cli.do("plan")["partitions"]
+    assert (unknown["expected_saving_bytes"], unknown["expected_saving_usd_month"]) == (None, None)
+    [exact] = cli.do("plan", "--sample", 10**9)["partitions"]
+    last = tier.segments[-1].start_offset - 1  # the newest segment is no part of a round
+    seen = [one for one in consumed(tier, "read_committed") if one["offset"] <= last]
+    kept = {one["key"]: one["offset"] for one in seen if one["key"] is not None}
+    share = 1 - len(kept) / len(seen)
+    cleanable = sum(segment.size_bytes for segment in tier.segments[:-1])
+    assert exact["expected_saving_error_bytes"] == 0
+    assert abs(exact["expected_saving_bytes"] / cleanable - share) < 0.1
+    [sampled] = cli.do("plan", "--sample", cleanable // 2)["partitions"]
+    assert 0 < sampled["expected_saving_bytes"] <= exact["expected_saving_bytes"] + sampled["expected_saving_error_bytes"]
+    assert sampled["expected_saving_error_bytes"] > 0
+    assert "give or take" in sampled["expected_saving_why"]
+
+
+def test_sidecars_are_made_in_the_control_store(scratch: Path, tmp_path: Path) -> None:
+    tier, cli = opened("kafka-local", names("tiered")[-1], scratch, tmp_path)
+    before = cli.digest()
+    assert len(cli.do("bloom", "rebuild", "orders-0")["written"]) == len(tier.segments)
+    shown = cli.do("bloom", "show", "orders-0")["segments"]
+    assert all(one["sidecar"] for one in shown)
+    listed = cli.do("segments", "list", "orders-0")["segments"]
+    assert all(one["sidecar"] for one in listed)
+    assert cli.digest() == before
+    cli.set(tier={"control_url": (tier.objects / "control").as_uri()})
+    answer = cli.ask("topics")
+    assert answer.code == 2
+    assert "where brokers keep their segments" in answer.stderr
+
+
+def test_what_changes_a_tier_says_what_is_missing(scratch: Path, tmp_path: Path) -> None:
+    _, cli = opened("kafka-local", names("tiered")[-1], scratch, tmp_path)
+    before = cli.digest()
+    for command, said in (
+        (["run"], "needs bootstrap_servers under [kafka]"),
+        (["import", str(tmp_path)], "nothing is imported into a tier that brokers write"),
+        (["topics", "delete", "orders-0"], "the brokers say which partitions"),
+        (["undo", "x"], "does not work on a tier that brokers write"),
+        (["topics", "snapshot"], "no broker is named to take a snapshot from"),
+    ):
+        answer = cli.ask(*command)
+        assert (answer.code, answer.document) == (2, None)
+        assert said in answer.stderr
+        assert len(answer.stderr.strip().splitlines()) == 1
+    assert cli.digest() == before

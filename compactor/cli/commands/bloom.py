@@ -50,7 +50,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> None:
     from compactor.round.compaction import disk_budget
     from compactor.upkeep.filters import rebuild
 
-    opened = tiers.opened(args)
+    opened = tiers.keeping(args)
     (name,) = opened.partitions([args.partition])
     budget = Budget(disk_budget(opened.settings.cleaner_for(name.topic), opened.state_dir))
     with out.progress("reading", unit="bytes") as progress:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame
 from compactor.cli.output import Output, Table
-from compactor.errors import CompactorError, StoreError, UsageError
+from compactor.errors import BadData, CompactorError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from compactor.config import Settings
@@ -41,9 +41,12 @@ def check(args: argparse.Namespace, out: Output) -> int:
     """Tries everything, also after something failed. Settings that are wrong in themselves end it before, as everywhere."""
     settings = frame.settings(args)
     with out.progress("trying the tier"):
-        whose = _try_identity(settings)
-        # Nothing is tried out in another tier's data.
-        problems = [*_try_directory(settings), *whose, *([] if whose else _try_stores(settings))]
+        if settings.tier.kind == "kafka":
+            problems = [*_try_directory(settings), *_try_brokers(settings), *_try_stores(settings)]
+        else:
+            whose = _try_identity(settings)
+            # Nothing is tried out in another tier's data.
+            problems = [*_try_directory(settings), *whose, *([] if whose else _try_stores(settings))]
     ok = all(problem["severity"] != "error" for problem in problems)
     columns = ("severity", "kind", "object", "detail", "hint")
     tables = [Table("", columns, [[problem[column] for column in columns] for problem in problems])] if problems else []
@@ -69,7 +72,8 @@ def _try_stores(settings: Settings) -> list[dict[str, str]]:
     from compactor.storage.probe import probe
 
     # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
-    stores = [(settings.tier_url, ".tiered-compactor/probe/")]
+    # Brokers' segments are left alone: there reading is all that is tried.
+    stores = [] if settings.tier.kind == "kafka" else [(settings.tier_url, ".tiered-compactor/probe/")]
     if settings.tier.control_url:
         stores.append((settings.tier.control_url, "probe/"))
     problems = []
@@ -77,6 +81,32 @@ def _try_stores(settings: Settings) -> list[dict[str, str]]:
         store = open_store(url, s3=settings.s3, limits=settings.limits)
         problems += [{"object": url, **finding.model_dump()} for finding in probe(store, _now_ms, prefix)]
     return problems
+
+
+def _try_brokers(settings: Settings) -> list[dict[str, str]]:
+    from compactor.bootstrap import connection_of, open_tier
+    from compactor.metadata_topic.admin import KafkaAdmin
+    from compactor.upkeep.broker_check import check_cluster, check_names, check_reading, check_topics
+    from compactor.views.checkpoints import read_only
+
+    found = []
+    servers = settings.kafka.bootstrap_servers.strip()
+    admin = KafkaAdmin(connection_of(settings)) if servers else None
+    if admin is not None:
+        found += check_cluster(admin, servers, write=bool(settings.control_url))
+    if any(finding.severity == "error" for finding in found):
+        return [finding._asdict() for finding in found]
+    try:
+        opened = read_only(open_tier(settings))
+    except CompactorError as error:
+        kind = "metadata" if isinstance(error, BadData | StoreError) else "settings"
+        return [{"severity": "error", "kind": kind, "object": "[kafka]", "detail": error.message, "hint": error.hint}]
+    names, problems = check_names(opened)
+    found += problems
+    if admin is not None:
+        found += check_topics(admin, sorted({name.topic for name in names}))
+    found += check_reading(opened, names) if names else []
+    return [finding._asdict() for finding in found]
 
 
 def _try_identity(settings: Settings) -> list[dict[str, str]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
 
 if TYPE_CHECKING:
+    from compactor.bootstrap import Tier
     from compactor.views.forecast import Forecast
 
 
@@ -16,6 +18,9 @@ def add_arguments(parser: frame.Parser) -> None:
     tiers.partitions_argument(parser)
     tiers.now_argument(parser)
     parser.add_argument("--force", action="store_true", help="as `run --force` would")
+    parser.add_argument(
+        "--sample", type=frame.whole(1), metavar="BYTES", help="read so much of each partition and say what compaction saves at least"
+    )
     parser.runs(run)
 
 
@@ -30,7 +35,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
         now, found = tiers.now_ms(args), []
         for summary in summaries:
             known = known_of(opened, summary, now, force=args.force)
-            found.append(forecast_of(opened, summary, frees, now, force=args.force, known=known))
+            one = forecast_of(opened, summary, frees, now, force=args.force, known=known)
+            found.append(one if args.sample is None or not frees else _sampled(opened, one, args.sample, out))
     rows = [
         (
             f"{f.topic}-{f.partition}",
@@ -55,4 +61,26 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def _saving(f: Forecast) -> str:
-    return "?" if f.expected_saving_bytes is None else size(f.expected_saving_bytes)
+    if f.expected_saving_bytes is None:
+        return "?"
+    if f.expected_saving_error_bytes is None:
+        return size(f.expected_saving_bytes)
+    error = f" ± {size(f.expected_saving_error_bytes)}" if f.expected_saving_error_bytes else ""
+    return f"at least {size(f.expected_saving_bytes)}{error}"
+
+
+def _sampled(opened: Tier, found: Forecast, sample_bytes: int, out: Output) -> Forecast:
+    from compactor.consumer.sampling import sample_saving
+    from compactor.model.ids import TopicPartition
+    from compactor.views.forecast import usd_month
+
+    name = TopicPartition(found.topic, found.partition)
+    with out.progress(f"sampling {name}", unit="bytes") as progress, opened.counters.watched(progress.advance):
+        sample = sample_saving(opened, opened.open(name).refresh(), sample_bytes)
+    return replace(
+        found,
+        expected_saving_bytes=sample.at_least_bytes,
+        expected_saving_why=str(sample),
+        expected_saving_error_bytes=sample.error_bytes,
+        expected_saving_usd_month=usd_month(sample.at_least_bytes, opened.ports.layout.url),
+    )

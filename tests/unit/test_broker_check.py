@@ -1,0 +1,89 @@
+"""What `config check` says of brokers: what is unsafe, and the command that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from compactor.errors import Refused
+from compactor.metadata_topic.admin import BrokerFacts, ClusterFacts, LeaderFacts, MissingRight, Setting, TopicFacts
+from compactor.metadata_topic.codec import TOPIC
+from compactor.upkeep.broker_check import check_cluster, check_topics
+
+LED = {0: LeaderFacts(1, 3, 0, 10, 10)}
+FOREVER = {
+    "cleanup.policy": Setting("delete", "topic"),
+    "retention.ms": Setting("-1", "topic"),
+    "retention.bytes": Setting("-1", "default"),
+}
+METADATA = TopicFacts(TOPIC, bytes(16), LED, FOREVER)
+ORDERS = TopicFacts("orders", bytes(16), LED, FOREVER | {"remote.storage.enable": Setting("true", "topic")})
+SOUND = ClusterFacts("cluster", (BrokerFacts(1, "a:9092", "3.9"), BrokerFacts(2, "b:9092", "4")))
+
+
+@dataclass
+class Answers:
+    facts: ClusterFacts = SOUND
+    metadata: TopicFacts = METADATA
+    known: dict[str, TopicFacts] = field(default_factory=lambda: {"orders": ORDERS})
+    refuses: bool = False
+
+    def cluster(self) -> ClusterFacts:
+        if self.refuses:
+            raise Refused("a:9092 refuses the login", hint="Look at sasl.mechanism")
+        return self.facts
+
+    def metadata_topic(self, *, write: bool = False) -> TopicFacts:
+        return self.metadata
+
+    def topics(self, names: Sequence[str], *, write: bool = False) -> dict[str, TopicFacts]:
+        return {name: self.known[name] for name in names}
+
+
+def test_a_sound_cluster_has_no_findings() -> None:
+    assert check_cluster(Answers(), "a:9092", write=True) == []
+    assert check_topics(Answers(), ["orders"]) == []
+
+
+def test_brokers_that_refuse_are_one_line() -> None:
+    [found] = check_cluster(Answers(refuses=True), "a:9092", write=False)
+    assert (found.severity, found.kind, found.detail, found.hint) == (
+        "error",
+        "brokers",
+        "a:9092 refuses the login",
+        "Look at sasl.mechanism",
+    )
+
+
+def test_an_old_broker_and_one_that_does_not_tell() -> None:
+    old = ClusterFacts("cluster", (BrokerFacts(1, "a:9092", "3.7"), BrokerFacts(2, "b:9092", "3.8"), BrokerFacts(3, "c:9092")))
+    found = check_cluster(Answers(old), "a:9092", write=False)
+    assert [(one.severity, one.object) for one in found] == [("warning", "broker 1 (a:9092)"), ("note", "broker 3 (c:9092)")]
+
+
+def test_a_metadata_topic_that_forgets_comes_with_its_mending() -> None:
+    for name, value in (("cleanup.policy", "compact"), ("retention.ms", "604800000")):
+        wrong = replace(METADATA, settings=FOREVER | {name: Setting(value, "topic")})
+        [found] = check_cluster(Answers(metadata=wrong), "a:9092", write=False)
+        assert (found.severity, found.kind) == ("error", "metadata-topic")
+        assert f"kafka-configs --alter --topic {TOPIC} --add-config {name}=" in found.detail
+
+
+def test_rights_that_are_missing_come_with_the_acl() -> None:
+    read = MissingRight(f"topic {TOPIC}", "READ", "its records cannot be read")
+    describe = MissingRight("the cluster", "DESCRIBE_CONFIGS", "versions are unknown")
+    answers = Answers(replace(SOUND, missing_rights=(describe,)), replace(METADATA, missing_rights=(read,)))
+    found = check_cluster(answers, "a:9092", write=False)
+    assert [(one.severity, one.hint) for one in found] == [
+        ("warning", "kafka-acls --add --allow-principal User:... --operation DescribeConfigs --cluster"),
+        ("error", f"kafka-acls --add --allow-principal User:... --operation Read --topic {TOPIC}"),
+    ]
+
+
+def test_topics_whose_retention_or_policy_is_unsafe() -> None:
+    settings = dict(ORDERS.settings) | {"retention.ms": Setting("86400000", "topic"), "remote.storage.enable": Setting("false", "default")}
+    found = check_topics(Answers(known={"orders": replace(ORDERS, settings=settings)}), ["orders"])
+    assert [(one.severity, one.hint) for one in found] == [
+        ("error", "kafka-configs --alter --topic orders --add-config remote.storage.enable=true"),
+        ("warning", "kafka-configs --alter --topic orders --add-config retention.ms=-1"),
+    ]
