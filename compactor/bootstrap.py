@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from compactor.config import Limits, Settings
+from compactor.config import Cleaner, Limits, Settings
 from compactor.control.identity import Ownership, foreign_problem
 from compactor.control.leadership import background_beats
 from compactor.control.logs import (
@@ -149,6 +149,14 @@ class Tier:
         """Gives back what this machine remembers, so that the next one may write it."""
         if self.local is not None:
             self.local.close()
+
+    def cleaner_for(self, topic: str) -> Cleaner:
+        """[cleaner] as it holds for a topic; what brokers have set on it goes before [cleaner]. Raises UsageError."""
+        return self.settings.cleaner_for(topic, self.chosen(topic))
+
+    def chosen(self, topic: str) -> Mapping[str, str]:
+        """What is set on a topic of brokers itself, by Kafka's names."""
+        return self.brokers.topic(topic).chosen if self.brokers is not None and topic in self.brokers.topic_ids() else {}
 
     @property
     def state_dir(self) -> Path:
@@ -347,7 +355,7 @@ class Tier:
         """A partition's segments, staged in a new folder of this process. Whoever asked for it closes ``staging``."""
         from compactor.round.sources import reading_of
 
-        return reading_of(self.ports, self.settings.cleaner_for(state.topic), self.state_dir, state, budget, purpose)
+        return reading_of(self.ports, self.cleaner_for(state.topic), self.state_dir, state, budget, purpose)
 
     def opening(self, name: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], purpose: str) -> AbstractContextManager[Reading]:
         """Any of a partition's segments, one after the other within ``disk_budget_bytes`` (I10): for whoever looks into them."""
@@ -355,7 +363,7 @@ class Tier:
         from compactor.round.compaction import disk_budget
         from compactor.round.sources import closing, reading_over
 
-        cleaner = self.settings.cleaner_for(name.topic)
+        cleaner = self.cleaner_for(name.topic)
         budget = Budget(disk_budget(cleaner, self.state_dir))
         return closing(reading_over(self.ports, cleaner, self.state_dir, name, segments, budget, purpose))
 
@@ -376,7 +384,7 @@ class Tier:
 
         if engine is None and self.engines is not None:
             engine = self.engines(self, name)
-        cleaner = self.settings.cleaner_for(name.topic)
+        cleaner = self.cleaner_for(name.topic)
         context = RoundContext(
             ports=self.ports,
             lease=self.lease,
@@ -510,7 +518,9 @@ def publisher_of(settings: Settings, brokers: BrokersMetadata | None) -> Segment
 
     if not isinstance(brokers, FollowedBrokers):
         return None
+    from compactor.metadata_topic.admin import KafkaAdmin
     from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
+    from compactor.tier.conditions import BrokerConditions
     from compactor.tier.publishers.kafka import KafkaPublisher
 
     connection = connection_of(settings)
@@ -518,6 +528,7 @@ def publisher_of(settings: Settings, brokers: BrokersMetadata | None) -> Segment
         brokers.followed,
         ConfluentMetadataTopic(connection),
         topic_ids(brokers),
+        conditions=BrokerConditions(KafkaAdmin(connection)),
         clock_ms=lambda: int(time.time() * 1000),
         late_ms=connection.delivery_timeout_ms,
     )

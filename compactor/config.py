@@ -194,6 +194,16 @@ class Cleaner(_Section):
         return CleanerPolicy(**{name: getattr(self, name) for name in CleanerPolicy.model_fields})
 
 
+TOPIC_POLICY: Mapping[str, str] = {
+    "min.cleanable.dirty.ratio": "min_cleanable_dirty_ratio",
+    "delete.retention.ms": "delete_retention_ms",
+    "min.compaction.lag.ms": "min_compaction_lag_ms",
+    "max.compaction.lag.ms": "max_compaction_lag_ms",
+    "segment.bytes": "segment_bytes",
+}
+"""Settings of a topic that are taken as policy where they are set on it: Kafka's name -> ours in [cleaner]."""
+
+
 class Limits(_Section):
     """Together for all threads of this process; 0 = none."""
 
@@ -260,12 +270,38 @@ class Settings(Value):
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def cleaner_for(self, topic: str) -> Cleaner:
-        """[cleaner] as it holds for a topic: with the overrides of the first [topics] table whose expression matches its whole name."""
-        for pattern, cleaner in self.topics.items():
-            if re.fullmatch(pattern, topic):
-                return cleaner
-        return self.cleaner
+    def cleaner_for(self, topic: str, chosen: Mapping[str, str] | None = None) -> Cleaner:
+        """[cleaner] as it holds for a topic: with the overrides of the first [topics] table whose expression matches its whole name.
+
+        ``chosen``: what is set on the topic itself, by Kafka's names; it goes before [cleaner], and [topics] before it. Raises UsageError
+        where they do not go together.
+        """
+        pattern = self.pattern_for(topic)
+        cleaner = self.cleaner if pattern is None else self.topics[pattern]
+        said = {ours: (chosen or {})[theirs] for theirs, ours in TOPIC_POLICY.items() if theirs in (chosen or {})}
+        own = {key: value for key, value in said.items() if pattern is None or key not in self.overridden(pattern)}
+        if not own:
+            return cleaner
+        try:
+            kinds = {key: float if key == "min_cleanable_dirty_ratio" else int for key in own}
+            return Cleaner(**{**cleaner.model_dump(), **{key: kinds[key](value) for key, value in own.items()}})
+        except ValueError as error:
+            what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            hint = f"Set what shall hold under [topics.{json.dumps(re.escape(topic))}]"
+            raise UsageError(f"the settings of topic {topic} and [cleaner] do not go together: {what}", hint=hint) from error
+
+    def pattern_for(self, topic: str) -> str | None:
+        """The first [topics] expression that matches a topic's whole name."""
+        return next((pattern for pattern in self.topics if re.fullmatch(pattern, topic)), None)
+
+    def source_for(self, topic: str, key: str, chosen: Mapping[str, str]) -> str:
+        """Where a key of ``cleaner_for`` comes from: as ``where``, or ``topic NAME``."""
+        pattern = self.pattern_for(topic)
+        if pattern is not None and key in self.overridden(pattern):
+            return f"{self.where(topic_key(pattern, key))}, [topics.{json.dumps(pattern)}]"
+        if any(ours == key and theirs in chosen for theirs, ours in TOPIC_POLICY.items()):
+            return f"topic {topic}"
+        return self.where(f"cleaner.{key}")
 
     def section(self, name: str) -> Value:
         """One of SECTIONS: ``tier``, ``tier.aiven``."""

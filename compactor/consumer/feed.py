@@ -160,7 +160,7 @@ class TierFeed:
             bound = min(bound, turn.until)
         else:
             turn.only = None
-        limit = self._tier.settings.cleaner_for(turn.name.topic).max_decompressed_batch_bytes
+        limit = self._tier.cleaner_for(turn.name.topic).max_decompressed_batch_bytes
         segments = tuple(segment for segment in state.live if segment.end_offset >= turn.offset)
         extent = Extent(turn.name, turn.offset, bound - 1, segments)
         read = 0

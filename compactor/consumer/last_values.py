@@ -66,7 +66,7 @@ class LastValues:
 
     def selections(self) -> Iterator[Selection]:
         """Each is valid until the next one is asked for."""
-        cleaner = self.tier.settings.cleaner_for(self.extent.name.topic)
+        cleaner = self.tier.cleaner_for(self.extent.name.topic)
         left = [(0, 1, MAX_OFFSET)]
         while left:
             number, ranges, below = left.pop()

@@ -107,7 +107,7 @@ def first_offset_at(
 
 def offset_at(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int | None:
     """The same of what is live now. Raises BadData, StoreError."""
-    limit = tier.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
+    limit = tier.cleaner_for(name.topic).max_decompressed_batch_bytes
     for _ in range(FOLDS):
         try:
             return first_offset_at(tier, name, tier.open(name).refresh().live, timestamp_ms, limit)

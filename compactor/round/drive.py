@@ -97,6 +97,7 @@ def led_round(leadership: Leadership, work: RoundWork[FactsT]) -> RoundResult:
     if settled is not None and not settled.undone:
         return settled
     undone = settled.undone if settled else ""
+    leadership.ports.publisher.permit(leadership.state.name)
     for _ in range(PLANS):
         with ExitStack() as gathering:
             try:

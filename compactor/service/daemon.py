@@ -270,7 +270,7 @@ class Daemon:
         outcome = JobOutcome(done.status, done.reason, seen)
         self._doubtful = self._doubtful or done.status in ("failed", "out_of_budget")
         self._watches[job.name] = finished(watch, job, outcome, now, self._opened.lease.ttl_ms)
-        self._tallies = tally(self._tallies, done, self._opened.settings.cleaner_for(job.name.topic).map_budget_bytes)
+        self._tallies = tally(self._tallies, done, self._opened.cleaner_for(job.name.topic).map_budget_bytes)
         if line := told(done):
             self._tell(f"{job.name}: {line}")
 

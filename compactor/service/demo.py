@@ -58,7 +58,7 @@ class Demo:
         self._tier: Tier = open_tier(load(str(self.config), {}))
         if tier_url and self._tier.catalog.refresh().tier_id:
             raise UsageError(f"there is a tier at {tier_url} already", hint="Name a prefix that nothing uses yet")
-        self._cleaner = self._tier.settings.cleaner_for(NAME.topic)
+        self._cleaner = self._tier.cleaner_for(NAME.topic)
 
     def _clear(self) -> None:
         if self.folder.is_dir() and any(self.folder.iterdir()):

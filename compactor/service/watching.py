@@ -98,6 +98,6 @@ class Watching:
                 self._confirmed[known.summary.name] = known.seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
 
     def _sight(self, name: TopicPartition, now_ms: int) -> Sight:
-        known, settings = self._known[name], self._opened.settings
+        known = self._known[name]
         # A copy: a summary keeps the segments that it was asked for, 200,000 of them in a large tier.
-        return sight(known.summary.model_copy(), settings.cleaner_for(name.topic), self._opened.retention, known.since_ms, now_ms)
+        return sight(known.summary.model_copy(), self._opened.cleaner_for(name.topic), self._opened.retention, known.since_ms, now_ms)

@@ -113,7 +113,7 @@ class _Job:
 
     def is_large(self, state: PartitionState, total: int) -> bool:
         """Whether it would be the last one at work for long, or is too much for one executor. ``map_engine`` decides where it is set."""
-        cleaner = self._tier.settings.cleaner_for(state.topic)
+        cleaner = self._tier.cleaner_for(state.topic)
         if cleaner.map_engine != "auto":
             return cleaner.map_engine == "spark"
         if sum(segment.records for segment in state.live) * KEY_BYTES > cleaner.map_budget_bytes // self._cluster.slots_per_executor:
@@ -135,7 +135,7 @@ class _Job:
         from compactor.round.engines import Engine
         from compactor.spark.round.worker import SparkWorker
 
-        cleaner = self._tier.settings.cleaner_for(name.topic)
+        cleaner = self._tier.cleaner_for(name.topic)
 
         def worker_of(stats: WorkStats) -> SparkWorker:
             return SparkWorker(self._cluster, self._tier, cleaner, stats, self._cost, self._listener.watch)
@@ -150,7 +150,7 @@ class _Job:
         wave = Wave(self._cluster, self._tier, len(names), self._cost, self._listener.watch)
 
         def rounds(name: TopicPartition) -> RoundReport:
-            cleaner = self._tier.settings.cleaner_for(name.topic)
+            cleaner = self._tier.cleaner_for(name.topic)
             engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
             return self._rounds(name, Engine(engine, lambda stats: wave.worker(cleaner, stats)))
 
@@ -167,7 +167,7 @@ class _Job:
 
     def _rounds(self, name: TopicPartition, engine: Engine) -> RoundReport:
         """One round over the whole log, after what a crash may have left open of another range."""
-        cleaner = self._tier.settings.cleaner_for(name.topic)
+        cleaner = self._tier.cleaner_for(name.topic)
         share = cleaner.disk_budget_bytes
         disk = Budget(share // self._cluster.slots_per_executor) if isinstance(share, int) else Budget(3 * cleaner.segment_bytes)
         while True:

@@ -32,12 +32,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TopicNow:
-    """A topic as the cluster has it. ``log_starts``: by partition, of those that have a leader. ``settings``: those that may be asked."""
+    """A topic as the cluster has it. ``log_starts``: by partition, of those that have a leader. ``settings``: those that may be asked.
+
+    ``chosen``: those of them that are set on the topic itself; they go before this program's own.
+    """
 
     topic_id: bytes
     log_starts: Mapping[int, int] = field(default_factory=dict)
     last_stable: Mapping[int, int] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    chosen: Mapping[str, str] = field(default_factory=dict)
 
 
 class ClusterNow(Protocol):

@@ -52,4 +52,5 @@ def _now(facts: TopicFacts) -> TopicNow:
         log_starts={number: one.log_start for number, one in led.items()},
         last_stable={number: one.last_stable for number, one in led.items()},
         settings={name: setting.value for name, setting in facts.settings.items()},
+        chosen=facts.set_on_topic(),
     )

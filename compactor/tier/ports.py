@@ -124,6 +124,9 @@ class SegmentPublisher(Protocol):
     def late_ms(self) -> int:
         """How long after its end what a process has said may still reach readers; 0: never."""
 
+    def permit(self, name: TopicPartition) -> None:
+        """Raises Refused where readers of this partition must not be switched: asked before a round is planned."""
+
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Before the first object of a finished rewrite is uploaded: size and largest timestamp are final (COPY_SEGMENT_STARTED)."""
 

@@ -371,7 +371,7 @@ class _Import:
             tier.create()
             tier.catalog.refresh()
         self.progress.at("uploading", sum(member.source.size for member in found))
-        sidecars = tier.sidecars(self.name) if tier.settings.cleaner_for(self.name.topic).bloom else None
+        sidecars = tier.sidecars(self.name) if tier.cleaner_for(self.name.topic).bloom else None
         older = arrival.lineage if arrival.before else merge(self.log.state.lineage, arrival.lineage)
         incoming = [_File(self, member, older, sidecars) for member in found]
         if take_in(tier.ports, self.log, incoming, arrival):

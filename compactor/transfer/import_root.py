@@ -96,7 +96,7 @@ def import_root(
 
     def take(job: tuple[TopicPartition, Path]) -> PartitionImport:
         name, path = job
-        policy = tier.settings.cleaner_for(name.topic).policy()
+        policy = tier.cleaner_for(name.topic).policy()
         try:
             progress = ImportProgress(advance=on_bytes)
             report = import_directory(tier, path, name, policy, progress, options, company)

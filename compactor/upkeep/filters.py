@@ -38,7 +38,7 @@ class Rebuilt:
 def show(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, Any]:
     """What the sidecars of live segments say, and what filters have done here so far. Raises StoreError."""
     state = opened.open(name).refresh()
-    cleaner = opened.settings.cleaner_for(name.topic)
+    cleaner = opened.cleaner_for(name.topic)
     record = filter_record(state.runs)
     sidecars = opened.sidecars(name)
     sizes = sidecars.ids()
@@ -101,7 +101,7 @@ def rebuild(
     :raises BadData: a segment cannot be read. OutOfBudget, StoreError as staging does.
     """
     state = opened.open(name).refresh()
-    cleaner = opened.settings.cleaner_for(name.topic)
+    cleaner = opened.cleaner_for(name.topic)
     sidecars = opened.sidecars(name)
     heads = sidecars.heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]

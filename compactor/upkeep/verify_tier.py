@@ -73,7 +73,7 @@ def verify_partition(opened: Tier, name: TopicPartition, on_bytes: Callable[[int
     except BadData as error:
         return [Problem("error", "control-log", name.topic, name.partition, error.segment, error.message)]
     found = list(_check_coverage(state))
-    cleaner = opened.settings.cleaner_for(name.topic)
+    cleaner = opened.cleaner_for(name.topic)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=process_folder(opened.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:

@@ -56,7 +56,7 @@ def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explan
     log = opened.open(name)
     past = Past(log)
     state = log.state
-    cleaner = opened.settings.cleaner_for(name.topic)
+    cleaner = opened.cleaner_for(name.topic)
     lease = lease_of(opened.ports, log)
     found = assess(state, cleaner, now_ms)
     facts = (

@@ -97,7 +97,7 @@ class SidecarEvidence:
 
 def known_of(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
     """Reads the heads of sidecars, where a round is due that would ask for them. Raises StoreError."""
-    cleaner = opened.settings.cleaner_for(summary.topic)
+    cleaner = opened.cleaner_for(summary.topic)
     found = assess(summary, cleaner, now_ms, force=force)
     if not found.due or not cleaner.bloom:
         return None
@@ -124,7 +124,7 @@ def forecast_of(
     known: SidecarEvidence | None = None,
 ) -> Forecast:
     """Makes no request. ``frees_space``: as ``deletes_free_space`` has it. ``known``: None where no sidecar is to be asked."""
-    cleaner = opened.settings.cleaner_for(summary.topic)
+    cleaner = opened.cleaner_for(summary.topic)
     found = assess(summary, cleaner, now_ms, force=force)
     heads = known.heads if known else {}
     keys = keys_expected([heads.get(s.id, _NO_HEAD) for s in found.dirty], [records_about(s) for s in found.dirty]) if found.due else 0

@@ -52,7 +52,7 @@ class Searcher:
     def __init__(self, opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None]) -> None:
         self._opened = opened
         self._name = name
-        self._limit = opened.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
+        self._limit = opened.cleaner_for(name.topic).max_decompressed_batch_bytes
         self._on_bytes = on_bytes
         self._known: dict[int, int] = {}
 

@@ -6,19 +6,28 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
+from kafka.errors import RequestTimedOutError
 
 from tests.support.kafka_admin import ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import TopicStory
-from tests.support.kafka_traffic import READ_COMMITTED, READ_UNCOMMITTED, BrokerRecord, WrittenPartition, consume
+from tests.support.kafka_traffic import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    BrokerRecord,
+    WrittenPartition,
+    consume,
+)
 
 ROOT = Path(__file__).parents[2]
+STATES = ("COPY_SEGMENT_STARTED", "COPY_SEGMENT_FINISHED", "DELETE_SEGMENT_STARTED", "DELETE_SEGMENT_FINISHED")
 
 
 @dataclass
@@ -55,14 +64,14 @@ class BrokerTierCli:
         path.write_text(text)
         return path
 
-    def process(self, *arguments: str, code: int = 0, before: str = "") -> Any:
-        """A command; its JSON. ``before``: Python that runs in the process before it."""
+    def process(self, *arguments: str, code: int | None = 0, before: str = "") -> Any:
+        """A command; its JSON, None where it was killed. ``before``: Python that runs in the process before it. ``code`` None: any."""
         self.folder.mkdir(exist_ok=True)
         start = [sys.executable, "-c", f"{before}\nfrom compactor.cli.main import entry\nimport sys\nsys.exit(entry(sys.argv[1:]))"]
         words = [*start, *arguments, "--config", str(self.configuration()), "--output", "json"]
         environment = {**os.environ, "TIERED_COMPACTOR_DEBUG": "1"}
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False, env=environment)
-        assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-6000:])
+        assert done.returncode in ((0, -9) if code is None else (code,)), (done.returncode, done.stdout[-2000:], done.stderr[-6000:])
         return json.loads(done.stdout) if done.stdout else None
 
 
@@ -91,23 +100,146 @@ def cli(tmp_path: Path) -> Callable[..., BrokerTierCli]:
     return make
 
 
+KILLED = """
+import os
+from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
+plain, left = ConfluentMetadataTopic.append, [{after}]
+def append(topic, partition, value):
+    if not left[0]:
+        os.kill(os.getpid(), 9)
+    left[0] -= 1
+    return plain(topic, partition, value)
+ConfluentMetadataTopic.append = append
+"""
+
+
+class Onlooker:
+    """A consumer that reads a topic from the start to the end, again and again: it must never notice anything."""
+
+    def __init__(self, story: TopicStory) -> None:
+        self.passes = 0
+        self._story = story
+        self._over = threading.Event()
+        self._failed: list[BaseException] = []
+        self._thread = threading.Thread(target=self._read, name="onlooker", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join(90)
+        assert not self._thread.is_alive()
+        assert not self._failed, self._failed
+        assert self.passes
+
+    def _read(self) -> None:
+        model = self._story.partitions[0]
+        try:
+            while not self._over.is_set():
+                found = consume(self._story.cluster, self._story.topic, isolation=READ_COMMITTED)
+                assert latest(found, model) == model.latest()
+                self.passes += 1
+        except BaseException as error:  # noqa: BLE001 - told when the block ends
+            self._failed.append(error)
+
+
 def test_a_tier_is_compacted_under_a_running_broker(
     broker: KafkaCluster, broker_admin: ClusterAdmin, cli: Callable[..., BrokerTierCli]
 ) -> None:
     story = TopicStory(broker, broker_admin, "compacted").create().tell()
     before = story.tiered()[0]
     errors = len(broker.errors())
-    bytes_before = sum(path.stat().st_size for path in broker_admin.tier_files("compacted") if path.suffix == ".log")
+    bytes_before = log_bytes(broker_admin, "compacted")
     ours = cli(broker, "compacted")
-    [done] = ours.process("run")["partitions"]
-    assert done["status"] == "cleaned"
-    model = story.partitions[0]
+    with Onlooker(story):
+        [done] = ours.process("run")["partitions"]
+        assert done["status"] == "cleaned"
+        model = story.partitions[0]
+        assert_compacted(broker, "compacted", model, done["next_dirty_offset"])
+        assert broker_admin.offsets("compacted") == before
+        assert ours.process("retire")["deleted"]
     assert_compacted(broker, "compacted", model, done["next_dirty_offset"])
-    assert broker_admin.offsets("compacted") == before
-    retired = ours.process("retire")
-    assert retired["deleted"]
+    assert_found_by_time(broker_admin, "compacted", consume(broker, "compacted"))
+    left = {record.offset for record in consume(broker, "compacted")}
+    for gone in [record for record in model.uncommitted() if record.offset not in left][::40]:
+        following = min(offset for offset in left if offset > gone.offset)
+        assert [record.offset for record in consume(broker, "compacted", start=gone.offset, limit=1)] == [following]
+    assert log_bytes(broker_admin, "compacted") < 0.8 * bytes_before
+    [again] = ours.process("run")["partitions"]  # tombstones have no time to wait, so that there is something to do at once
+    assert again["next_dirty_offset"] == done["next_dirty_offset"]
     assert_compacted(broker, "compacted", model, done["next_dirty_offset"])
-    bytes_after = sum(path.stat().st_size for path in broker_admin.tier_files("compacted") if path.suffix == ".log")
-    assert bytes_after < 0.8 * bytes_before
     assert broker.errors()[errors:] == []
-    assert [line for line in broker_admin.metadata_events() if "brokerId=2000000000" in line]
+    mine = [line for line in broker_admin.metadata_events() if f"{broker_admin.topic_id('compacted')}:compacted-0" in line]
+    assert {name for name in STATES if any(name in line and "brokerId=2000000000" in line for line in mine)} == set(STATES)
+
+
+def test_over_leader_epochs_and_restarts_and_again_in_bigger_groups(
+    new_cluster: Callable[..., KafkaCluster], cli: Callable[..., BrokerTierCli]
+) -> None:
+    with new_cluster() as cluster, ClusterAdmin(cluster) as admin:
+        story = TopicStory(cluster, admin, "again").create().tell(2)
+        story.tiered()
+        ours = cli(cluster, "again", cleaner={"segment_bytes": 30_000})
+        with Onlooker(story):
+            [done] = ours.process("run")["partitions"]
+        assert (done["status"], done["segments_out"] > 1) == ("cleaned", True)
+        assert_compacted(cluster, "again", story.partitions[0], done["next_dirty_offset"])
+        ours.process("retire")
+        for kill in (False, True):
+            cluster.restart(kill=kill)
+            assert_compacted(cluster, "again", story.partitions[0], done["next_dirty_offset"])
+        story.tell()
+        story.tiered()
+        bigger = cli(cluster, "again", cleaner={"segment_bytes": 1_000_000})
+        few, [done] = done["segments_out"], bigger.process("run")["partitions"]
+        assert (done["status"], done["segments_out"] < few < done["segments_in"]) == ("cleaned", True)
+        assert_compacted(cluster, "again", story.partitions[0], done["next_dirty_offset"])
+        bigger.process("retire")
+        cluster.restart()
+        assert_compacted(cluster, "again", story.partitions[0], done["next_dirty_offset"])
+        assert [line for line in cluster.errors() if "RemoteLogMetadata" in line] == []
+        assert bigger.process("verify")["ok"]
+
+
+def test_killed_before_each_record_the_next_run_goes_on(
+    broker: KafkaCluster, broker_admin: ClusterAdmin, cli: Callable[..., BrokerTierCli]
+) -> None:
+    story = TopicStory(broker, broker_admin, "killed", segment_bytes=30_000).create().tell()
+    story.tiered()
+    errors = len(broker.errors())
+    ours = cli(broker, "killed", **{"lease": {"ttl_ms": 300}, "kafka.properties": {"message.timeout.ms": 1000}})
+    kills = 0
+    with Onlooker(story):
+        while ours.process("run", code=None, before=KILLED.format(after=1)) is None:
+            kills += 1
+            assert kills < 30
+    assert kills > 2
+    [done] = ours.process("run")["partitions"]
+    assert_compacted(broker, "killed", story.partitions[0], done["next_dirty_offset"])
+    while ours.process("retire", code=None, before=KILLED.format(after=1)) is None:
+        kills += 1
+        assert kills < 40
+    ours.process("retire")
+    assert_compacted(broker, "killed", story.partitions[0], done["next_dirty_offset"])
+    logs = [path for path in broker_admin.tier_files("killed") if path.suffix == ".log"]
+    live = [one for one in ours.process("segments", "list", "killed-0")["segments"] if one["state"] == "COPY_SEGMENT_FINISHED"]
+    assert len(logs) == len(live)
+    assert broker.errors()[errors:] == []
+
+
+def log_bytes(admin: ClusterAdmin, topic: str) -> int:
+    return sum(path.stat().st_size for path in admin.tier_files(topic) if path.suffix == ".log")
+
+
+def assert_found_by_time(admin: ClusterAdmin, topic: str, records: Sequence[BrokerRecord]) -> None:
+    """Of what is left the first record at or after a time; a control record has the broker's clock and may come before."""
+    for record in records[:: max(1, len(records) // 20)]:
+        try:
+            found = admin.offset_by_timestamp(topic, 0, record.timestamp)
+        except RequestTimedOutError:  # a broker that has little time does that for what is in the tier
+            found = admin.offset_by_timestamp(topic, 0, record.timestamp)
+        at_or_after = next(each for each in records if each.timestamp >= record.timestamp)
+        assert found.offset <= at_or_after.offset
+        assert found.offset == at_or_after.offset or found.timestamp > records[-1].timestamp

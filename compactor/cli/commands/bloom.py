@@ -52,7 +52,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> None:
 
     opened = tiers.keeping(args)
     (name,) = opened.partitions([args.partition])
-    budget = Budget(disk_budget(opened.settings.cleaner_for(name.topic), opened.state_dir))
+    budget = Budget(disk_budget(opened.cleaner_for(name.topic), opened.state_dir))
     with out.progress("reading", unit="bytes") as progress:
         made = rebuild(opened, name, budget, unusable_only=args.missing, on_segment=progress.advance)
     document = {

@@ -21,13 +21,17 @@ _SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private", re.IGNOR
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.subcommand("show", "every setting in force, and where it comes from").runs(show)
+    showing = parser.subcommand("show", "every setting in force, and where it comes from")
+    showing.add_argument(
+        "--topic", metavar="T", help="how this topic is cleaned: its own settings go before [cleaner], [topics] before them"
+    )
+    showing.runs(show)
     parser.subcommand("check", "whether the settings work: tries the tier and the directory for local state").runs(check)
 
 
 def show(args: argparse.Namespace, out: Output) -> None:
     settings = frame.settings(args)
-    rows = _rows(settings)
+    rows = _rows(settings) if args.topic is None else _rows_for(args, args.topic)
     document = {
         "ok": True,
         "problems": [],
@@ -143,6 +147,17 @@ def _rows(settings: Settings) -> list[tuple[str, object, str]]:
         dotted = {topic_key(pattern, key): values[key] for key in settings.overridden(pattern)}
         rows += [(key, value, settings.where(key)) for key, value in dotted.items()]
     return rows
+
+
+def _rows_for(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
+    """[cleaner] as it holds for one topic. Brokers are asked for the topic's own settings where they write the tier."""
+    from compactor.cli import tiers
+
+    opened = tiers.opened(args)
+    if opened.brokers is not None and topic not in opened.brokers.topic_ids():
+        raise UsageError(f"the tier has no topic {topic}", hint="`topics` lists what it holds")
+    values = opened.cleaner_for(topic).model_dump(mode="json")
+    return [(f"cleaner.{key}", value, opened.settings.source_for(topic, key, opened.chosen(topic))) for key, value in values.items()]
 
 
 def _without_secrets(properties: dict[str, object]) -> dict[str, object]:

@@ -62,7 +62,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
 
     name = _name(args, out)
     opened = tiers.opened(args)
-    policy = opened.settings.cleaner_for(name.topic).policy()
+    policy = opened.cleaner_for(name.topic).policy()
     warm_up(out, gate=False)
     with out.progress("importing", unit="bytes") as bar:
         progress = ImportProgress(lambda step, size: bar.at(f"{step} {name}", size), bar.advance)

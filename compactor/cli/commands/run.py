@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         for summary in _looks(opened, names, out):
             if summary.leader is not None and not summary.leader.released:
                 held.append(summary.name)
-            idle = nothing_to_do(opened.settings.cleaner_for(summary.topic), summary, now, force=args.force)
+            idle = nothing_to_do(opened.cleaner_for(summary.topic), summary, now, force=args.force)
             if idle is not None:
                 rows[summary.name] = tiers.plain(idle) | {"requests": 0, "seconds": 0.0}
                 outcomes.ok()

@@ -55,7 +55,7 @@ def show_dump(args: argparse.Namespace, out: Output) -> None:
 
     opened = tiers.opened(args)
     (name,) = opened.partitions([args.partition])
-    limit = opened.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
+    limit = opened.cleaner_for(name.topic).max_decompressed_batch_bytes
     with out.progress("reading", unit="bytes") as progress, opened.counters.watched(progress.advance):
         document = dump_segment(opened, name, args.id, limit)
     rows = [

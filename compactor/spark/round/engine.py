@@ -34,7 +34,7 @@ class SparkEngines:
 
     def __call__(self, tier: Tier, name: TopicPartition) -> Engine | None:
         """The engine where the partition's settings ask for Spark. Raises UsageError where Spark cannot run on this machine."""
-        if tier.settings.cleaner_for(name.topic).map_engine != "spark":
+        if tier.cleaner_for(name.topic).map_engine != "spark":
             return None
         with self._lock:
             if not self._checked:
@@ -80,6 +80,6 @@ class _Worker:
         from compactor.spark.round.worker import SparkWorker
 
         if self._started is None:
-            cleaner = self.tier.settings.cleaner_for(self.name.topic)
+            cleaner = self.tier.cleaner_for(self.name.topic)
             self._started = SparkWorker(self.engines.cluster(self.tier), self.tier, cleaner, self.stats)
         return self._started

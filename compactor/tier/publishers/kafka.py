@@ -43,7 +43,7 @@ class KafkaPublisher:
 
     :param topic: appended to; ``followed`` reads it.
     :param topic_id: of the partitions' topics, as the cluster has them now.
-    :param permit: raises Refused where nothing may be written (R10; the topic's own policy; the brokers' version). Asked before each step.
+    :param conditions: raises Refused where nothing may be written (compactor.tier.conditions). Asked before each step.
     :param late_ms: a producer's delivery.timeout.ms.
     """
 
@@ -54,7 +54,7 @@ class KafkaPublisher:
         topic_id: TopicIdOf,
         *,
         clock_ms: Callable[[], int],
-        permit: Callable[[TopicPartition], None] = lambda name: None,
+        conditions: Callable[[TopicPartition], None] = lambda name: None,
         late_ms: int = 30_000,
     ) -> None:
         self.late_ms = late_ms
@@ -62,12 +62,15 @@ class KafkaPublisher:
         self._topic = topic
         self._topic_id = topic_id
         self._clock_ms = clock_ms
-        self._permit = permit
+        self._conditions = conditions
         self._lock = threading.RLock()
+
+    def permit(self, name: TopicPartition) -> None:
+        self._conditions(name)
 
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """COPY_SEGMENT_STARTED, unless it stands already."""
-        self._permit(name)
+        self._conditions(name)
         with self._lock:
             where, cache = self._folded(name)
             record = self._introduction(where, segment)
@@ -89,7 +92,7 @@ class KafkaPublisher:
         record: Callable[[Collection[str]], None],
     ) -> None:
         """Groups ascend; each is switched, or cut off where the broker has deleted what it replaces, before the next one begins."""
-        self._permit(name)
+        self._conditions(name)
         begun()
         ordered = sorted(replacements, key=lambda each: each.segment.start_offset)
         with self._lock:
@@ -139,7 +142,7 @@ class KafkaPublisher:
             back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
             displaced = [one for one in back if one is not None and one.state in rules.READABLE and not rules.effective(cache, one)]
             for one in displaced:
-                self._permit(name)
+                self._conditions(name)
                 self._finish(where, one)
             where, cache = self._folded(name)
             strays = [one for one in _strays(cache, known) if one.state in rules.OPEN]

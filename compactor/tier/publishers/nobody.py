@@ -17,6 +17,9 @@ class NobodyPublisher:
 
     late_ms = 0
 
+    def permit(self, name: TopicPartition) -> None:
+        _refuse(name)
+
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         _refuse(name)
 

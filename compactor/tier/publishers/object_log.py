@@ -15,6 +15,9 @@ class ObjectLogPublisher:
 
     late_ms = 0
 
+    def permit(self, name: TopicPartition) -> None:
+        """Always."""
+
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """The announced plan has named the id already."""
 
