@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 from kafka.errors import RequestTimedOutError
 
-from tests.support.kafka_admin import ClusterAdmin
+from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import TopicStory
 from tests.support.kafka_traffic import (
@@ -74,6 +74,14 @@ class BrokerTierCli:
         assert done.returncode in ((0, -9) if code is None else (code,)), (done.returncode, done.stdout[-2000:], done.stderr[-6000:])
         return json.loads(done.stdout) if done.stdout else None
 
+    def refused(self, *arguments: str, code: int) -> str:
+        """A command that must fail with this exit code; what it said."""
+        self.folder.mkdir(exist_ok=True)
+        words = [sys.executable, "-m", "compactor", *arguments, "--config", str(self.configuration()), "--output", "json"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+        assert done.returncode == code, (done.stdout, done.stderr)
+        return done.stderr
+
 
 def assert_compacted(cluster: KafkaCluster, topic: str, model: WrittenPartition, clean_below: int) -> None:
     """What consumers get is a part of what was written, with the last value of each key, in both isolation levels."""
@@ -110,6 +118,12 @@ def append(topic, partition, value):
     left[0] -= 1
     return plain(topic, partition, value)
 ConfluentMetadataTopic.append = append
+"""
+
+KILLED_ONCE_BEGUN = """
+import os
+from compactor.control import publication
+publication._outlast_predecessors = lambda leadership: os.kill(os.getpid(), 9)
 """
 
 
@@ -227,6 +241,72 @@ def test_killed_before_each_record_the_next_run_goes_on(
     live = [one for one in ours.process("segments", "list", "killed-0")["segments"] if one["state"] == "COPY_SEGMENT_FINISHED"]
     assert len(logs) == len(live)
     assert broker.errors()[errors:] == []
+
+
+def test_a_topics_own_settings_are_the_policy_and_wrong_ones_are_refused(
+    broker: KafkaCluster, broker_admin: ClusterAdmin, cli: Callable[..., BrokerTierCli]
+) -> None:
+    chosen = {"min.cleanable.dirty.ratio": "0.999999", "delete.retention.ms": "1234", "max.compaction.lag.ms": "3600000000"}
+    story = TopicStory(broker, broker_admin, "chosen").create(chosen).tell()
+    story.tiered()
+    ours = cli(broker, "chosen", **{'topics."chosen"': {"delete_retention_ms": 99}})
+    shown = {row["key"]: (row["value"], row["source"]) for row in ours.process("config", "show", "--topic", "chosen")["settings"]}
+    assert shown["cleaner.min_cleanable_dirty_ratio"] == (0.999999, "topic chosen")
+    assert shown["cleaner.max_compaction_lag_ms"] == (3_600_000_000, "topic chosen")
+    assert (shown["cleaner.delete_retention_ms"][0], '[topics."chosen"]' in shown["cleaner.delete_retention_ms"][1]) == (99, True)
+    assert shown["cleaner.bloom"] == (True, "default")
+    broker_admin.set_config("chosen", {"retention.ms": "315360000000"})
+    before = broker_admin.metadata_events()
+    assert "retention.ms of chosen is 315360000000, it must be -1" in ours.refused("run", code=5)
+    broker_admin.set_config("chosen", {"retention.ms": "-1"})
+    broker_admin.set_config(METADATA_TOPIC, {"retention.ms": "315360000000"})
+    try:
+        assert f"retention.ms of {METADATA_TOPIC} is 315360000000, it must be -1" in ours.refused("run", code=5)
+    finally:
+        broker_admin.set_config(METADATA_TOPIC, {"retention.ms": "-1"})
+    assert broker_admin.metadata_events() == before
+    [done] = ours.process("run")["partitions"]
+    assert done["status"] == "cleaned"
+
+
+def test_a_topic_that_was_deleted_and_made_anew_is_another_one(
+    broker: KafkaCluster, broker_admin: ClusterAdmin, cli: Callable[..., BrokerTierCli]
+) -> None:
+    story = TopicStory(broker, broker_admin, "anew").create().tell()
+    story.tiered()
+    ours = cli(broker, "anew")
+    assert ours.process("run")["partitions"][0]["status"] == "cleaned"
+    broker_admin.delete_topic("anew")
+    wait_until(lambda: not broker_admin.tier_files("anew"), "the topic to leave the tier, with what compaction had made of it")
+    again = TopicStory(broker, broker_admin, "anew", seed=2).create().tell()
+    again.tiered()
+    [done] = ours.process("run")["partitions"]
+    assert (done["status"], done["first_dirty_offset"]) == ("cleaned", 0)
+    assert_compacted(broker, "anew", again.partitions[0], done["next_dirty_offset"])
+
+
+def test_records_that_are_deleted_meanwhile_cut_a_group_off(
+    broker: KafkaCluster, broker_admin: ClusterAdmin, cli: Callable[..., BrokerTierCli]
+) -> None:
+    """The first group's source goes while the round has been begun: the others go on, and the cleaner offset stays."""
+    story = TopicStory(broker, broker_admin, "cut").create().tell(1)
+    story.plain()
+    story.tiered()
+    ours = cli(broker, "cut", cleaner={"segment_bytes": 17_000})
+    assert ours.process("run", code=None, before=KILLED_ONCE_BEGUN) is None
+    second = sorted({int(path.name[:20]) for path in broker_admin.tier_files("cut")})[1]
+    broker_admin.delete_records("cut", 0, second)
+    wait_until(lambda: min(int(path.name[:20]) for path in broker_admin.tier_files("cut")) > 0, "the broker to delete the first segment")
+    [done] = ours.process("run")["partitions"]
+    assert done["status"] == "resumed"
+    left = story.partitions[0].from_offset(second)
+    found = consume(broker, "cut", start=second, isolation=READ_COMMITTED)
+    assert latest(found, left) == left.latest()
+    [state] = ours.process("checkpoints", "list")["partitions"]
+    assert state["cleaner_offsets"] == []
+    assert ours.process("run")["partitions"][0]["status"] == "cleaned"
+    found = consume(broker, "cut", start=second, isolation=READ_COMMITTED)
+    assert latest(found, left) == left.latest()
 
 
 def log_bytes(admin: ClusterAdmin, topic: str) -> int:

@@ -22,9 +22,7 @@ _SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private", re.IGNOR
 
 def add_arguments(parser: frame.Parser) -> None:
     showing = parser.subcommand("show", "every setting in force, and where it comes from")
-    showing.add_argument(
-        "--topic", metavar="T", help="how this topic is cleaned: its own settings go before [cleaner], [topics] before them"
-    )
+    showing.add_argument("--topic", metavar="T", help="how this topic is cleaned; its own settings count where brokers have it")
     showing.runs(show)
     parser.subcommand("check", "whether the settings work: tries the tier and the directory for local state").runs(check)
 
