@@ -85,8 +85,12 @@ def _tiered(log: PartitionLog, body: SegmentsTiered | SegmentsPrepended) -> Part
 
 
 def truncate(ports: Ports, log: PartitionLog, body: TailTruncated) -> PartitionState:
-    """What the tier has from an offset on leaves the view: the broker has discarded it. Raises BadData where a round was faster."""
+    """What the tier has from an offset on leaves the view: the broker has discarded it. Raises BadData where a round was faster.
+
+    What is discarded is kept at least for as long as this process is told to keep things (``ports.retention``), whoever retires it.
+    """
     log.refresh()
+    body = body.model_copy(update={"grace_ms": ports.grace_ms})
 
     def decide(state: PartitionState) -> TailTruncated | None:
         if any(group.run_id == body.cut_id for group in state.waiting):

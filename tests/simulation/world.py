@@ -19,7 +19,7 @@ from greenlet import getcurrent, greenlet
 from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
 from compactor.storage.port import ObjectInfo, Unfinished
-from compactor.storage.retrying import Retrier, RetryingStore
+from compactor.storage.retrying import Contact, Retrier, RetryingStore
 from compactor.storage.settings import Retries
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers.object_log import ObjectLogPublisher
@@ -34,6 +34,13 @@ MOST_CALLS = 50_000
 TRYING = Retries(deadline_s=5, base_s=0.1)
 """Of requests to control logs: six times. What is asked of the data store fails at once, so that much is left undone."""
 T = TypeVar("T")
+
+
+class Unheard(Contact):
+    """Nobody wants to read of each request that is tried again: a schedule has hundreds, ``--trace`` tells them."""
+
+    def may_tell(self, now: float) -> bool:
+        return False
 
 
 class Crash(BaseException):
@@ -151,7 +158,9 @@ class World:
                 process.beat = None
 
         return Ports(
-            control=RetryingStore(self.control, Retrier(TRYING, lambda: self.now_ms / 1000, lambda s: self.wait(s * 1000), lambda: 1.0)),
+            control=RetryingStore(
+                self.control, Retrier(TRYING, lambda: self.now_ms / 1000, lambda s: self.wait(s * 1000), lambda: 1.0, Unheard())
+            ),
             data=self.data,
             layout=NativeLayout(self.data),
             publisher=ObjectLogPublisher(),

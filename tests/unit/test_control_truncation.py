@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from checkpoint.lineage import EpochEntry, cut, disowned, merge
 from compactor.control.deletion import delete_partition
 from compactor.control.importing import prepend, register, tier, truncate
+from compactor.control.ports import Retention
 from compactor.control.records import TailBatch, TailTruncated
 from compactor.control.undo import undo
 from compactor.errors import BadData, Fenced, UsageError
@@ -101,6 +103,20 @@ class TestTruncation:
             assert truncate(actor.ports, actor.log, body) == state
             play.pass_time(GRACE_MS * 2 + UNDO_WINDOW_MS)
             assert len(play.process("b").retire().deleted) == len(body.voided)
+
+    def test_the_grace_of_whoever_truncates_counts_whoever_retires(self, play: Play) -> None:
+        play.importing(5)
+        actor = play.process("a")
+        careful = replace(actor.ports, retention=Retention(grace_ms=10 * GRACE_MS))
+        offset = actor.state().live[3].start_offset
+        body = truncated_at(play, actor, offset)
+        play.oracle.rows = [row for row in play.oracle.rows if row[0] < offset]
+        state = truncate(careful, actor.log, body)
+        assert state.waiting[-1].grace_ms == 10 * GRACE_MS
+        play.pass_time(5 * GRACE_MS)
+        assert play.process("b").retire().deleted == ()
+        play.pass_time(6 * GRACE_MS)
+        assert len(play.process("b").retire().deleted) == len(body.voided)
 
     def test_what_was_clean_is_dirty_again_and_what_was_replaced_can_be_retired(self, play: Play) -> None:
         play.importing(5)
