@@ -64,6 +64,8 @@ def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[OffsetFinding
         add("segments", detail)
     for detail in ungranted(log.state):
         add("not-granted", detail, severity="note")
+    for detail in unresumable(log.state):
+        add("intent", detail, severity="note")
     for entry in log.state.fenced:
         add("fenced", f"{entry.type} of epoch {entry.leader_epoch} by {entry.by}: {entry.reason}", log.record_key(entry.slot), "note")
     for slot in slots:
@@ -107,6 +109,10 @@ def view_problems(state: PartitionState) -> Iterator[str]:
     both = set(ids).intersection(segment.id for segment in state.retiring)
     if both:
         yield f"segment {min(both)} is live, and its deletion has begun"
+
+
+def unresumable(state: PartitionState) -> Iterator[str]:
+    """An open round that something was faster than: a truncation of its sources. The next `run` records it undone."""
     if state.intent and (reason := ordering.resume_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
 
@@ -147,6 +153,7 @@ def _without_times(state: PartitionState) -> PartitionState:
 
     return state.model_copy(
         update={
+            "leader": timeless(state.leader) if state.leader else None,
             "waiting": tuple(timeless(group) for group in state.waiting),
             "registrations": {name: timeless(entry) for name, entry in state.registrations.items()},
         }

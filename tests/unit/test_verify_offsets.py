@@ -13,7 +13,15 @@ from compactor.control import records
 from compactor.control.control_log import Snapshot
 from compactor.control.logs import open_catalog
 from compactor.control.state import PartitionState
-from compactor.upkeep.verify_offsets import OffsetFinding, first_difference, ungranted, vector_problems, verify_checkpoints, view_problems
+from compactor.upkeep.verify_offsets import (
+    OffsetFinding,
+    first_difference,
+    ungranted,
+    unresumable,
+    vector_problems,
+    verify_checkpoints,
+    view_problems,
+)
 from compactor.views.checkpoints import read_only
 from tests.support.crafted import ORDERS, Author, Crafted, kip_table, segment, vector
 
@@ -123,6 +131,22 @@ def test_segments_that_do_not_follow_each_other() -> None:
     assert list(view_problems(state_of(retiring=(segment("run-a-out", 0, 99),))))
 
 
+def test_an_open_round_whose_source_is_gone_is_a_note() -> None:
+    """Somebody truncates while a round is open, or before it is resumed: nothing is wrong with such a log."""
+    crafted = Crafted()
+    (only,) = crafted.import_segments((0, 99))
+    a: Author = crafted.author("host-a:1")
+    a.lead()
+    a.announce("run-a", [only], 100)
+    state = crafted.log().state
+    assert list(unresumable(state)) == []
+    gone = state.model_copy(update={"live": ()})
+    (told,) = unresumable(gone)
+    assert "run-a" in told
+    assert only in told
+    assert list(view_problems(gone)) == []
+
+
 def test_what_an_epoch_is_not_granted_any_more() -> None:
     assert list(ungranted(state_of())) == []
     (told,) = ungranted(state_of(vector=vector((0, 50), (1, 155))))
@@ -135,6 +159,12 @@ def test_times_that_only_a_snapshot_knows_make_no_difference() -> None:
     a: Author = crafted.author("host-a:1")
     a.lead()
     state = a.publish("run-a", [only], (0, 100))
-    timed = state.model_copy(update={"waiting": tuple(group.model_copy(update={"since_ms": 5}) for group in state.waiting)})
+    assert state.leader
+    timed = state.model_copy(
+        update={
+            "waiting": tuple(group.model_copy(update={"since_ms": 5}) for group in state.waiting),
+            "leader": state.leader.model_copy(update={"since_ms": 5}),
+        }
+    )
     assert first_difference(timed, state) == ""
     assert first_difference(state.model_copy(update={"slot": 3}), state) == "slot"
