@@ -17,9 +17,9 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import run_round
 from compactor.transfer.intake import Arrival, take_in
 from compactor.upkeep.retire import retire
+from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle
 from tests.simulation.symbolic import (
-    NAME,
     Broker,
     Row,
     Rows,
@@ -36,6 +36,7 @@ from tests.support.keys import object_key
 
 LEASE = Lease(ttl_ms=TTL_MS, stall_ms=3 * TTL_MS)
 RETENTION = Retention(grace_ms=GRACE_MS, undo_window_ms=UNDO_WINDOW_MS, orphan_age_ms=ORPHAN_AGE_MS)
+HASTY = Retention(grace_ms=0, undo_window_ms=0, orphan_age_ms=ORPHAN_AGE_MS)
 EPOCH_SEGMENTS = 3
 
 
@@ -52,6 +53,8 @@ class Actors:
         self.live = Broker(broker, EPOCH_SEGMENTS)
         self.elections = 0
         """How many unclean elections are to come."""
+        self.name = oracle.name
+        self.losses: Losses | None = None
 
     def work(self, ports: Ports, *, fails: bool = False) -> SymbolicRound:
         rng = self.world.rng
@@ -69,19 +72,30 @@ class Actors:
 
     def restarting(self, name: str, holder: str, body: Callable[[Ports, PartitionLog], None]) -> Callable[[Ports], None]:
         """A process that does ``body`` again and again, survives what a daemon survives, and is started anew after a crash."""
-        world = self.world
+        world, losses = self.world, self.losses
+        if losses:
+            losses.joins(name)
+
+        def opened(ports: Ports) -> PartitionLog:
+            return losses.opened(ports, name, holder) if losses else open_partition(ports, self.name)
 
         def run(ports: Ports) -> None:
-            log = open_partition(ports, NAME)
+            log = opened(ports)
             try:
                 while True:
                     try:
+                        if losses:
+                            losses.hear(name, log)
                         body(ports, log)
+                        if losses:
+                            losses.tell(name, holder, log)
                     except BadControlRecord:
-                        raise
+                        if not (losses and losses.lost):
+                            raise
+                        log = opened(ports)
                     except StoreError:
                         if world.rng.random() < 0.5:
-                            log = open_partition(ports, NAME)
+                            log = opened(ports)
                     except (Fenced, UsageError, BadData, OutOfBudget):
                         pass
                     ports.sleep(world.rng.choice((0.02, 0.2, 0.7)))
@@ -112,7 +126,8 @@ class Actors:
         log.cut(self.world.rng.choice((1, 1, 6)))
 
     def sweeper(self, ports: Ports, log: PartitionLog) -> None:
-        retire(ports, log, LEASE, RETENTION, dry_run=self.world.rng.random() < 0.2)
+        """With another configuration, where there is one: what was recorded with what waits counts, too."""
+        retire(ports, log, LEASE, HASTY if ports.retention else RETENTION, dry_run=self.world.rng.random() < 0.2)
 
     def importer(self, ports: Ports, log: PartitionLog) -> None:
         """One or two segments at the end of the tier, through the real intake; what the broker has discarded is discarded first."""
@@ -150,7 +165,7 @@ class Actors:
             data = encode(row for row in self.oracle.contents[first.id] if row[0] < offset)
             head = describe(ports.new_id(), first.start_offset, offset - 1, data, first.leader_epochs)
             register(ports, log, cut_id, [head.id])
-            upload(ports, head, data)
+            upload(ports, head, data, self.name)
         body = TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head)
         truncate(ports, log, body)
 
@@ -162,13 +177,13 @@ class Actors:
         owner.before_creation(mine, catalog.refresh())
         owner.tier_id = create_tier(mine, kind="object-log", layout="native").tier_id
         mine.own(anew=True)
-        retire(mine, open_partition(mine, NAME), LEASE, RETENTION)
+        retire(mine, open_partition(mine, self.name), LEASE, RETENTION)
 
     def lose(self) -> None:
         """An object that waits for grace is lost. Nobody reads it; but who goes back to it must notice."""
         groups = [group for group in self.oracle.state.waiting if not group.undone]
         if groups and not self.undoing:
-            key = object_key(NAME, self.world.hazards.choice(groups[-1].segments))
+            key = object_key(self.name, self.world.hazards.choice(groups[-1].segments))
             if self.world.data.objects.pop(key, None):
                 self.world.note(f"lost: {key}")
 
@@ -183,7 +198,7 @@ class Actors:
         rows: list[Row] = []
         try:
             for segment in state.live:
-                ports.data.get(object_key(NAME, segment))
+                ports.data.get(object_key(self.name, segment))
                 rows.extend(self.oracle.contents[segment.id])
         except NotFound:
             return
@@ -213,7 +228,7 @@ class SymbolicIncoming:
         actors.oracle.promised[registered] = rows
         if actors.elections and actors.world.rng.random() < 0.1:
             actors.elect()
-        return segment if upload(self.ports, segment, encode(actors.live.between(start, end))) else None
+        return segment if upload(self.ports, segment, encode(actors.live.between(start, end)), actors.name) else None
 
     def check_unchanged(self) -> None:
         if self.actors.live.between(self.rows[0][0], self.rows[-1][0]) != self.rows:

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from checkpoint import offsets
-from compactor.control import control_log, fold, identity, importing, leadership, logs, ordering, publication
+from compactor.control import control_log, fold, grace, identity, importing, leadership, logs, ordering, publication
 from compactor.control import records as r
 from compactor.control import undo as undoing
 from compactor.control.control_log import ControlLog
@@ -21,6 +21,7 @@ from compactor.control.leadership import Leadership, RequirementFailed
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports, Retention
 from compactor.control.state import PartitionState, Registration
+from compactor.control.summary import WaitingSummary
 from compactor.errors import CompactorError
 from compactor.tier.ports import Named
 from compactor.transfer import intake
@@ -321,6 +322,18 @@ def whoever_has_the_data() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def grace_by_whoever_retires() -> Iterator[None]:
+    """What was recorded with a publication is not asked."""
+    keep_ms = grace.keep_ms
+
+    def configured(group: grace.WaitingGroup, retention: Retention) -> int:
+        return keep_ms(WaitingSummary(slot=group.slot, since_ms=None, run_id="", undone=group.undone, segments=0, size_bytes=0), retention)
+
+    with patch.object(grace, "keep_ms", configured):
+        yield
+
+
 def always(where: Any, name: str, answer: Any) -> Mutation:
     """A check that always says the same."""
     return lambda: patch.object(where, name, lambda *_, **__: answer)
@@ -360,6 +373,8 @@ MUTATIONS: dict[str, Mutation] = {
     "undo does not check its sources": always(undoing, "_check_sources", None),
     "imports voided at once": imports_voided_at_once,
     "data of another control store": whoever_has_the_data,
+    "lower bounds are not asked": always(ControlLog, "_check_floor", None),
+    "recorded grace does not count": grace_by_whoever_retires,
     "no fencing": FENCING,
     "no check at append": no_check_at_append,
     "no open intent": OPEN_INTENT,

@@ -23,21 +23,23 @@ from compactor.control.records import (
     TailTruncated,
 )
 from compactor.control.state import PartitionState
+from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.upkeep.retire import Survey
 from tests.simulation.symbolic import NAME, Row, Rows, decode, view
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
 
-LOG = f"partitions/{NAME}/log/"
 Fingerprint = tuple[Any, ...]
 
 
 class Oracle:
-    def __init__(self, world: World, broker: Sequence[Rows]) -> None:
+    def __init__(self, world: World, broker: Sequence[Rows], name: TopicPartition = NAME) -> None:
         self.world = world
+        self.name = name
+        self.log = f"partitions/{name}/log/"
         self.rows: list[Row] = [row for segment in broker for row in segment]
-        self.state = PartitionState(topic=NAME.topic, partition=NAME.partition)
+        self.state = PartitionState(topic=name.topic, partition=name.partition)
         self.fingerprints: dict[int, Fingerprint] = {0: fingerprint(self.state)}
         self.times: dict[int, float] = {}
         self.contents: dict[str, Rows] = {}
@@ -47,10 +49,10 @@ class Oracle:
         self.promised: dict[str, Rows] = {}
         """What importers read of the broker, by segment id."""
         self.truncated = 0
-        world.control.on_create = self.control_created
-        world.data.on_create = self.data_created
-        world.data.on_delete = self.data_deleted
-        world.control.on_put = self.heartbeat_put
+        world.control.on_create.append(self.control_created)
+        world.data.on_create.append(self.data_created)
+        world.data.on_delete.append(self.data_deleted)
+        world.control.on_put.append(self.heartbeat_put)
         self.signs: dict[int, list[float]] = {}
         self.asked: dict[str, float] = {}
 
@@ -62,7 +64,7 @@ class Oracle:
 
     def control_created(self, key: str, data: bytes) -> None:
         """A record counts as written when its slot is created for the first time, directly behind the tail."""
-        if not key.startswith(LOG) or int(key[len(LOG) : len(LOG) + 20]) != self.state.slot + 1:
+        if not key.startswith(self.log) or int(key[len(self.log) : len(self.log) + 20]) != self.state.slot + 1:
             return
         record = records.decode(PartitionRecord, data, key)
         before, self.state = self.state, logs.apply_partition(self.state, record)
@@ -79,7 +81,7 @@ class Oracle:
             self.check_view()
 
     def heartbeat_put(self, key: str) -> None:
-        prefix = f"partitions/{NAME}/heartbeat/"
+        prefix = f"partitions/{self.name}/heartbeat/"
         if key.startswith(prefix):
             self.signs.setdefault(int(key.removeprefix(prefix)[:20]), []).append(self.world.now_ms)
 
@@ -94,14 +96,16 @@ class Oracle:
             self.world.violate(f"epoch {leader.epoch} was taken over while it was alive")
 
     def data_created(self, key: str, data: bytes) -> None:
-        if "/" not in key:
-            return  # whose the tier is
+        if not key.startswith(f"{self.name}/"):
+            return  # another's, or whose the tier is
         name = _id(key)
         if self.bytes.setdefault(name, data) != data:
             self.world.violate(f"{key} was created with other bytes than before")
         self.contents[name] = decode(data)
 
     def data_deleted(self, key: str) -> None:
+        if not key.startswith(f"{self.name}/"):
+            return
         state, name = self.state, _id(key)
         if any(segment.id == name for segment in state.live):
             self.world.violate(f"{key} was deleted while live")
@@ -170,7 +174,7 @@ class Oracle:
                 self.world.violate(f"offset {earlier.end_offset + 1} is not covered")
         rows: list[Row] = []
         for segment in state.live:
-            if object_key(NAME, segment) not in self.world.data.objects:
+            if object_key(self.name, segment) not in self.world.data.objects:
                 self.world.violate(f"live segment {segment.id} has no object")
                 return
             rows.extend(self.contents[segment.id])
@@ -189,13 +193,13 @@ class Oracle:
         unfinished = [run.run_id for run in state.runs if run.status in ("running", "published")]
         if len(unfinished) > sum(1 for run in state.runs if run.status == "published"):
             self.world.violate(f"run {unfinished[0]} never finished")
-        expected = {object_key(NAME, segment) for segment in state.live}
-        orphans = sorted(key for key in set(self.world.data.objects) - expected if "/" in key)
+        expected = {object_key(self.name, segment) for segment in state.live}
+        orphans = sorted(key for key in set(self.world.data.objects) - expected if key.startswith(f"{self.name}/"))
         if state.leader and not state.leader.released and state.leader.holder == "last":
             self.world.violate("leadership was not given back")
         if orphans:
             self.world.violate(f"orphans stay: {orphans}")
-        scratch = [key for key in self.world.control.objects if "/scratch/" in key]
+        scratch = [key for key in self.world.control.objects if key.startswith(f"partitions/{self.name}/scratch/")]
         if scratch:
             self.world.violate(f"scratch stays: {scratch}")
         if state.end_offset + 1 != clean_up_to(state.vector) and state.live:

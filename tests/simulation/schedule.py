@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
+from compactor.bootstrap import Tier
+from compactor.config import Settings
 from compactor.control import leadership as leading
 from compactor.control import records
 from compactor.control.control_log import ControlLog
 from compactor.control.identity import Ownership
 from compactor.control.leadership import Leadership
-from compactor.control.logs import PartitionLog, create_tier, open_partition
+from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition
 from compactor.control.ports import Lease, Ports
 from compactor.control.state import PartitionState
 from compactor.errors import Leased
 from compactor.round.drive import run_round
+from compactor.storage.counting import Counters
 from compactor.upkeep import retire as upkeep
 from compactor.upkeep.retire import retire
+from compactor.upkeep.verify_offsets import verify_checkpoints
 from tests.simulation.actors import LEASE, RETENTION, Actors
+from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle
-from tests.simulation.symbolic import NAME, broker_log
+from tests.simulation.symbolic import NAME, NEIGHBOUR, broker_log
 from tests.simulation.world import NO_FAULTS, ORPHAN_AGE_MS, Faults, Process, World
 
 END_ROUNDS = 12
@@ -46,7 +52,9 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
     world = World(seed)
     rng = world.rng
     world.faults = rng.choice(PROFILES)
-    hazardous = seed % 3 == 2
+    hazardous, losing, neighbours = seed % 3 == 2, seed % 6 == 1, seed % 6 == 3
+    if losing:  # a request that lands late could land where something was lost
+        world.faults = replace(world.faults, delay=0, duplicate=0)
     if hazardous:
         world.faults = replace(world.faults, delay=0, duplicate=0, vanish=0.05, full=0.01, hang=0.01)
     if trace:
@@ -54,7 +62,14 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
     broker = broker_log(rng, rng.randint(4, 9))
     oracle = Oracle(world, broker)
     actors = Actors(world, oracle, broker)
-    with watched(world, oracle):
+    all_actors = [actors]
+    if losing or neighbours:
+        world.retention = RETENTION
+    if neighbours:
+        dice = random.Random(f"neighbour of {seed}")
+        neighbour = broker_log(dice, dice.randint(3, 6))
+        all_actors.append(Actors(world, Oracle(world, neighbour, NEIGHBOUR), neighbour))
+    with watched(world, *(each.oracle for each in all_actors)):
         first = world.ports(Process("first", "first"))
         if hazardous:
             _add_hazards(world, oracle, actors, first, steps)
@@ -73,11 +88,18 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
             ("sweeper", "host-f", actors.sweeper),
         ]
         cast += extras[:1] if world.faults is ZOMBIES else rng.sample(extras, rng.randint(0, 3))
+        if losing:
+            actors.losses = Losses(world, oracle)
+            for _ in range(12):
+                world.push(world.now_ms + world.hazards.random() * 20 * steps, actors.losses.lose)
         for name, holder, body in cast:
             world.spawn(name, actors.restarting(name, holder, body), holder)
-        world.run(steps)
+        for other in all_actors[1:]:
+            for name, holder, body in (("compactor-n", "host-a", other.compactor), ("importer-n", "host-b", other.importer)):
+                world.spawn(name, other.restarting(name, holder, body), holder)
+        world.run(steps * len(all_actors))
         if not world.violations:
-            end_phase(world, oracle, actors)
+            end_phase(world, all_actors)
         else:
             world.stop()
     return Outcome(seed, tuple(world.violations), world.steps, dict(oracle.counts), tuple(world.trace or ()))
@@ -99,11 +121,24 @@ def _add_hazards(world: World, oracle: Oracle, actors: Actors, ports: Ports, ste
         world.push(world.now_ms + world.hazards.random() * 20 * steps, actors.lose)
 
 
-def end_phase(world: World, oracle: Oracle, actors: Actors) -> None:
-    """One compactor, no faults: every run finishes, everything is clean, no orphan stays."""
+def end_phase(world: World, all_actors: Sequence[Actors]) -> None:
+    """One compactor, no faults: every run finishes, everything is clean, no orphan stays, and `verify` finds nothing."""
+    for actors in all_actors:
+        if actors.losses:
+            actors.losses.end()
     world.stop()
     ports = world.ports(Process("last", "last"))
-    log = open_partition(ports, NAME)
+    for actors in all_actors:
+        _finish(world, actors, ports)
+    opened = Tier(Settings(), ports, open_catalog(ports), Counters())
+    for actors in all_actors:
+        for finding in verify_checkpoints(opened, actors.name):
+            if finding.severity == "error":
+                world.violate(f"verify: {finding.object}: {finding.detail}")
+
+
+def _finish(world: World, actors: Actors, ports: Ports) -> None:
+    oracle, log = actors.oracle, open_partition(ports, actors.name)
     for _ in range(END_ROUNDS):
         try:
             if run_round(ports, log, LEASE, actors.work(ports)).status == "nothing_to_do":
@@ -119,29 +154,31 @@ def end_phase(world: World, oracle: Oracle, actors: Actors) -> None:
 
 
 @contextmanager
-def watched(world: World, oracle: Oracle) -> Iterator[None]:
-    """Shows the oracle what every process comes to believe, and decodes each object once (values are frozen)."""
+def watched(world: World, *oracles: Oracle) -> Iterator[None]:
+    """Shows each partition's oracle what every process comes to believe, and decodes each object once (values are frozen)."""
+    judges = {str(oracle.name): oracle for oracle in oracles}
     settle, acquire, decode, survey = ControlLog._settle, leading.acquire, records.decode, upkeep.survey
 
     def watched_survey(ports: Ports, log: PartitionLog, *means: Any) -> upkeep.Survey:
         found = survey(ports, log, *means)
-        if ports.control is world.control:
-            oracle.surveyed(found, log.state)
+        if ports.control.url == world.control.url:
+            judges[log.name].surveyed(found, log.state)
         return found
 
     def watched_settle(log: ControlLog[Any], appended: Any) -> Any:
-        tail = 0 if appended else oracle.state.slot
+        judge = judges.get(log.name) if log.store.url == world.control.url else None
+        tail = judge.state.slot if judge and not appended else 0
         state = settle(log, appended)
-        if isinstance(state, PartitionState) and log.store is world.control:
-            oracle.believed(state, tail)
+        if judge and isinstance(state, PartitionState):
+            judge.believed(state, tail)
         return state
 
     def watched_acquire(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
-        if ports.control is world.control:
-            oracle.asked[log.incarnation] = world.now_ms
+        if ports.control.url == world.control.url:
+            judges[log.name].asked[log.incarnation] = world.now_ms
         leadership = acquire(ports, log, lease)
-        if ports.control is world.control:
-            oracle.led(leadership.epoch, log.incarnation)
+        if ports.control.url == world.control.url:
+            judges[log.name].led(leadership.epoch, log.incarnation)
         return leadership
 
     with (

@@ -29,6 +29,8 @@ from tests.support.keys import object_key
 Row = tuple[int, str, int | None, int | None]
 Rows = tuple[Row, ...]
 NAME = TopicPartition("t", 0)
+NEIGHBOUR = TopicPartition("t-0", 0)
+"""Its name begins with that of the other one."""
 POLICY = CleanerPolicy(delete_retention_ms=RETENTION_MS)
 KEYS = "abcd"
 
@@ -115,9 +117,9 @@ def describe(segment_id: str, start: int, end: int, data: bytes, epochs: Sequenc
     )
 
 
-def upload(ports: Ports, segment: RemoteLogSegmentMetadata, data: bytes) -> bool:
+def upload(ports: Ports, segment: RemoteLogSegmentMetadata, data: bytes, name: TopicPartition = NAME) -> bool:
     """Creates the object; False where another one has the name (I7)."""
-    key = object_key(NAME, segment)
+    key = object_key(name, segment)
     try:
         ports.data.create(key, data, {"sha256": segment.files["log"].sha256})
     except AlreadyExists:
@@ -241,11 +243,12 @@ class SymbolicWorker:
             if self.fails():
                 yield CompactionFailure(run_id=plan.run_id, group=task.group, kind="bad data", message="made up")
                 return
-            rows = chain.from_iterable(self._rows(by_id[source]) for source in task.sources)
+            name = session.state.name
+            rows = chain.from_iterable(self._rows(name, by_id[source]) for source in task.sources)
             kept = [row for row in (clean(row, latest, plan) for row in rows) if row]
             data = encode(kept)
             segment = describe(task.new_segment_id, task.start_offset, task.end_offset, data, task.leader_epochs)
-            if not upload(self.ports, segment, data):
+            if not upload(self.ports, segment, data, name):
                 yield CompactionFailure(run_id=plan.run_id, group=task.group, kind="digest", message="another object has the name")
                 return
             yield CompactionReceipt(
@@ -266,7 +269,8 @@ class SymbolicWorker:
         latest: dict[str, int] = {}
         for source in plan.sources:
             if by_id[source].end_offset >= plan.first_dirty_offset:
-                latest |= {key: offset for offset, key, _, _ in self._rows(by_id[source]) if offset >= plan.first_dirty_offset}
+                rows = self._rows(session.state.name, by_id[source])
+                latest |= {key: offset for offset, key, _, _ in rows if offset >= plan.first_dirty_offset}
         if self.keeps_survivors:
             data = json.dumps(latest).encode()
             key = session.scratch_key("map")
@@ -277,8 +281,8 @@ class SymbolicWorker:
             session.store_survivors([ScratchObject(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())])
         return latest
 
-    def _rows(self, segment: RemoteLogSegmentMetadata) -> Rows:
-        return decode(self.ports.data.get(object_key(NAME, segment)))
+    def _rows(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Rows:
+        return decode(self.ports.data.get(object_key(name, segment)))
 
 
 def clean(row: Row, latest: Mapping[str, int], plan: CompactionPlan) -> Row | None:

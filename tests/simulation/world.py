@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
 
-from compactor.control.ports import Ports
+from compactor.control.ports import Ports, Retention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
 from compactor.storage.port import ObjectInfo, Unfinished
 from compactor.storage.retrying import Contact, Retrier, RetryingStore
@@ -108,6 +108,8 @@ class World:
         self.hazards = random.Random(f"hazards of {seed}")
         self.hung: list[Hung] = []
         self.may_vanish: Callable[[str], bool] = lambda key: False
+        self.retention: Retention | None = None
+        """What every process records with what it publishes."""
         self.control = SimStore(self, "control")
         self.data = SimStore(self, "data")
         self.mistyped = SimStore(self, "mistyped")
@@ -169,6 +171,7 @@ class World:
             random_bytes=self.rng.randbytes,
             holder=process.holder,
             keep_alive=keep_alive,
+            retention=self.retention,
         )
 
     # --- scheduling ---
@@ -312,9 +315,9 @@ class SimStore:
         self.name = name
         self.objects: dict[str, Stored] = {}
         self.quiet = False
-        self.on_create: Callable[[str, bytes], None] = lambda key, data: None
-        self.on_delete: Callable[[str], None] = lambda key: None
-        self.on_put: Callable[[str], None] = lambda key: None
+        self.on_create: list[Callable[[str, bytes], None]] = []
+        self.on_delete: list[Callable[[str], None]] = []
+        self.on_put: list[Callable[[str], None]] = []
 
     @property
     def url(self) -> str:
@@ -337,7 +340,8 @@ class SimStore:
             if key in self.objects:
                 raise AlreadyExists(f"{key} exists")
             self.objects[key] = Stored(data, int(world.now_ms), metadata or {})
-            self.on_create(key, data)
+            for told in self.on_create:
+                told(key, data)
             info = self._info(key)
             if vanishes:
                 world.note(f"vanishes: {key}")
@@ -352,7 +356,8 @@ class SimStore:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         def effect() -> ObjectInfo:
             self.objects[key] = Stored(data, int(self.world.now_ms))
-            self.on_put(key)
+            for told in self.on_put:
+                told(key)
             return self._info(key)
 
         return effect() if self.quiet else self.world.call(f"put {key}", effect, changes=True)
@@ -371,7 +376,8 @@ class SimStore:
 
         def effect() -> None:
             for key in listed:
-                self.on_delete(key)
+                for told in self.on_delete:
+                    told(key)
                 self.objects.pop(key, None)
 
         self.world.call(f"delete {' '.join(listed)}", effect, changes=True)
