@@ -1,23 +1,30 @@
-"""What holds of every integration test that asks for it."""
+"""What holds of every integration test."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 
-from tests.support.tier_cli import TierCli
+from tests.support.s3_server import S3Server
+from tests.support.tier_cli import MADE
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def sound_tiers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """`verify` finds nothing wrong with the tiers that a test has made, when it is over. A test that damages one is marked ``damages``."""
-    TierCli.made.clear()
+    """`verify` finds nothing wrong with the tiers that a test has made, when it is over. A test that damages one is marked ``damages``.
+
+    It is asked after everything that a test has patched, started or put in between is gone. A configuration that nothing was ever
+    imported with makes no tier.
+    """
     yield
-    tiers, TierCli.made[:] = list(TierCli.made), []
+    asked, MADE[:] = list(MADE), []
     if request.node.get_closest_marker("damages"):
         return
-    for cli in tiers:
-        if (cli.tier / ".tiered-compactor" / "catalog").exists():
-            answer = cli.ask("verify")
-            assert answer.code == 0, answer
+    with patch.dict(os.environ, S3Server("").environment()):
+        for verified in asked:
+            answer = verified()
+            if "there is no tier at" not in answer.stderr:
+                assert answer.code == 0, answer

@@ -126,6 +126,7 @@ def test_it_cleans_what_comes_deletes_what_was_replaced_and_tells_how_it_goes(se
     assert service.deployment.do("verify") == {"ok": True, "problems": []}
 
 
+@pytest.mark.damages
 def test_a_partition_that_fails_is_quarantined_and_the_others_go_on(service: Service) -> None:
     bad, good = service.log(0), service.log(1)
     (victim,) = [path for path in service.deployment.tier.glob("orders-0/*.log") if path.name.startswith("0" * 20)]

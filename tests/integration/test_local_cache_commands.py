@@ -101,6 +101,7 @@ def test_another_machine_that_knows_an_older_tier_does_the_right_thing(cli: Tier
     assert [row["due"] for row in other.do("plan")["partitions"]] == [False]
 
 
+@pytest.mark.damages
 @pytest.mark.parametrize("known", [False, True])
 def test_a_partition_whose_log_cannot_be_read_stands_for_itself(cli: TierCli, tmp_path: Path, known: bool) -> None:
     other = LogBuilder()

@@ -17,9 +17,6 @@ DAY = 86_400_000
 NOW = 1_700_000_000_000
 
 
-pytestmark = pytest.mark.usefixtures("sound_tiers")
-
-
 @pytest.fixture
 def cli(tmp_path: Path) -> TierCli:
     return TierCli(tmp_path / "tier", {"publish": {"grace_ms": 0}})

@@ -40,6 +40,7 @@ def harmed(path: Path, data: bytes | None) -> None:
         os.utime(path, ns=(time.time_ns(), time.time_ns()))
 
 
+@pytest.mark.damages
 @pytest.mark.parametrize("kind", ["log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch-checkpoint"])
 @pytest.mark.parametrize("harm", ["missing", "size", "digest"])
 def test_every_object_is_looked_at(kind: str, harm: str, cli: TierCli) -> None:
@@ -67,6 +68,7 @@ def test_orphans_are_notes(cli: TierCli) -> None:
     assert not orphan.exists()
 
 
+@pytest.mark.damages
 def test_a_damaged_control_log_is_named(cli: TierCli) -> None:
     slot = max(cli.tier.glob(".tiered-compactor/partitions/orders-0/log/*"))
     slot.write_bytes(slot.read_bytes()[:-20])
@@ -75,6 +77,7 @@ def test_a_damaged_control_log_is_named(cli: TierCli) -> None:
     assert slot.name.split(".")[0] in answer.stderr
 
 
+@pytest.mark.damages
 def test_a_lost_control_record_is_named_and_nothing_is_built_on_what_came_before_it(cli: TierCli, tmp_path: Path) -> None:
     cli.run()
     (cli.folder / "state").rename(tmp_path / "of another machine")  # it remembers more than the tier has now
@@ -95,6 +98,7 @@ def test_a_lost_control_record_is_named_and_nothing_is_built_on_what_came_before
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.damages
 @pytest.mark.parametrize("lost", ["the last record", "all of it"])
 def test_a_control_log_that_is_shorter_than_it_was_is_noticed(lost: str, cli: TierCli, tmp_path: Path) -> None:
     cli.run()
@@ -150,6 +154,7 @@ def test_a_control_log_that_was_set_back_is_not_believed_from_memory(cli: TierCl
     assert row["status"] == "cleaned"
 
 
+@pytest.mark.damages
 @pytest.mark.parametrize(("field", "value", "word"), [("size_bytes", 999, "999 bytes"), ("max_timestamp_ms", 7, "of 7")])
 def test_metadata_that_does_not_fit_its_object(field: str, value: int, word: str, cli: TierCli) -> None:
     record = cli.tier / f".tiered-compactor/partitions/orders-0/log/{2:020}.json"
@@ -161,6 +166,7 @@ def test_metadata_that_does_not_fit_its_object(field: str, value: int, word: str
     assert word in answer.stderr
 
 
+@pytest.mark.damages
 def test_a_tier_whose_identity_is_lost_gets_no_other(cli: TierCli, tmp_path: Path) -> None:
     slots = sorted(cli.tier.glob(".tiered-compactor/catalog/log/*"))
     kept = slots[1].read_bytes()

@@ -49,6 +49,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.damages  # nobody finds its segments without the stand-in; `verify` is asked in between
 @pytest.mark.parametrize("cli", LAYOUTS.values(), ids=LAYOUTS, indirect=True)
 def test_a_log_is_compacted_where_it_lies(cli: TierCli, tmp_path: Path) -> None:
     case = unpack("tiered", tmp_path) / "4.4.0"

@@ -93,6 +93,7 @@ def scene(tmp_path: Path, s3_proxy: tuple[FaultProxy, Bucket]) -> Scene:
     return Scene(tmp_path, s3_proxy)
 
 
+@pytest.mark.damages
 def test_a_bucket_that_does_not_exist(tmp_path: Path, s3_bucket: Bucket) -> None:
     cli = BucketCli(tmp_path / "cli", s3_bucket)
     cli.set(tier={"url": "s3://no-such-bucket-at-all/tier"})

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.tier_cli import TierCli
 
+pytestmark = pytest.mark.damages  # nobody can reach these tiers
+
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TierCli:

@@ -66,9 +66,6 @@ class Growing:
         return visible(out), latest(out)
 
 
-pytestmark = pytest.mark.usefixtures("sound_tiers")
-
-
 def test_a_clean_segment_that_no_dirty_key_meets_is_neither_read_nor_written(tmp_path: Path) -> None:
     it = Growing(tmp_path, 6)
     assert len(it.sidecars()) == 6, "imported segments have some, without a filter"

@@ -325,6 +325,7 @@ def test_jobs_say_what_they_do_to_which_partition(started: Started, twins: Twins
     assert report.bytes_read == cost.bytes_fetched > 0
 
 
+@pytest.mark.damages
 def test_bad_data_in_one_task_is_one_line(started: Started, twins: Twins) -> None:
     before = state_of(twins.remote)
     damage(twins.remote, object_key(NAME, before.live[2]))

@@ -15,7 +15,6 @@ from tests.support.tier_cli import TierCli, latest
 LONGEST = "t" * 249
 ODD = ["...", "-", "--a_.", ".object-store", "orders-0"]
 GRACELESS: dict[str, Any] = {"grace_ms": 0}
-pytestmark = pytest.mark.usefixtures("sound_tiers")
 
 
 def on_a_directory(request: pytest.FixtureRequest, folder: Path) -> TierCli:

@@ -177,6 +177,7 @@ class TestCheckpoints:
     def test_what_is_not_there(self, deployment: Deployment, arguments: tuple[str, ...]) -> None:
         assert deployment.ask("checkpoints", *arguments).code == 2
 
+    @pytest.mark.damages
     def test_a_garbled_record_is_named(self, deployment: Deployment) -> None:
         (slot,) = deployment.tier.glob(f".tiered-compactor/partitions/orders-0/log/{3:020d}.json")
         slot.write_bytes(slot.read_bytes()[:-7])

@@ -91,6 +91,7 @@ class TestPartition:
             assert answer.startswith(f"{tier.ports.holder} holds its lease (epoch 1) until ")
             assert facts["lease"][0]["epoch"] == 1
 
+    @pytest.mark.damages
     def test_it_is_quarantined(self, grown: Deployment) -> None:
         victim = max(grown.tier.glob("orders-0/*7-" + "?" * 22 + ".log"))
         victim.write_bytes(b"x" * victim.stat().st_size)

@@ -12,7 +12,6 @@ from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli, visible
 
 ID = "tier-id.json"
-pytestmark = pytest.mark.usefixtures("sound_tiers")
 
 
 def log_of(folder: Path, start: int = 0, count: int = 6) -> Path:

@@ -13,7 +13,7 @@ from compactor.storage.retrying import Contact, Retrier
 from compactor.storage.settings import Retries
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3_server import Bucket
-from tests.support.tier_cli import TierCli
+from tests.support.tier_cli import Answer, TierCli
 
 
 class BucketCli(TierCli):
@@ -23,6 +23,12 @@ class BucketCli(TierCli):
         self.bucket = bucket.behind(direct or bucket.server.endpoint)
         endpoint = {"endpoint_url": bucket.server.endpoint, "region": bucket.server.region}
         super().__init__(folder, {"tier": {"url": bucket.url}, "s3": endpoint, **sections})
+
+    def verified(self) -> Answer:
+        """Without the proxy, whatever that is up to."""
+        server = self.bucket.server
+        self.settings["s3"] = self.settings["s3"] | {"endpoint_url": server.endpoint}
+        return super().verified()
 
     def objects(self) -> dict[str, bytes]:
         """Everything below the tier, by key."""

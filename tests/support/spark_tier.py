@@ -24,6 +24,7 @@ from compactor.spark.cluster.executor import Cost
 from compactor.spark.cluster.jobs import Cluster, JobWatch, TaskOutcome, Work, attempt
 from compactor.spark.round.worker import SparkWorker
 from compactor.transfer.import_ import import_directory
+from tests.support.tier_cli import MADE, typed
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 10_000_000_000_000
@@ -84,6 +85,7 @@ class Twins:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "settings.toml"
         file.write_text(f'[tier]\nurl = "{(folder / "a tier").as_uri()}"\nstate_dir = "{folder / "state"}"\n{self.toml}\n')
+        MADE.append(partial(typed, file, "verify"))
         return load(str(file), {})
 
     def _tier(self, which: str) -> Tier:

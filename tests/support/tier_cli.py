@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from compactor.cli.main import entry
 from tests.plain_format import Batch, read_batches, segment_paths
@@ -22,12 +22,25 @@ class Answer(NamedTuple):
     stderr: str
 
 
+MADE: list[Callable[[], Answer]] = []
+"""``verify`` of each tier that this process was given a configuration for, for the fixture that asks it when a test is over."""
+
+
+def typed(config: Path, *arguments: object, output: str = "json") -> Answer:
+    """One command, as a user types it. ``document`` is None where it printed none."""
+    words = [*map(str, arguments)]
+    end_of_options = words.index("--") if "--" in words else len(words)
+    words[end_of_options:end_of_options] = ["--config", str(config), "--output", output]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = entry(words)
+    text = out.getvalue()
+    return Answer(code, json.loads(text) if text and output == "json" else text or None, err.getvalue())
+
+
 @dataclass
 class TierCli:
     """One configuration file; ``settings`` are sections of it, besides [tier]."""
-
-    made: ClassVar[list[TierCli]] = []
-    """All of this process, for the fixture that verifies them when a test is over."""
 
     folder: Path
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -38,28 +51,30 @@ class TierCli:
         self.config = self.folder / "tiered-compactor.toml"
         self.tier = self.folder / "tier"
         self.set()
-        TierCli.made.append(self)
+        MADE.append(self.verified)
 
     def set(self, **sections: dict[str, Any]) -> None:
         """Changes settings."""
         for name, values in sections.items():
             self.settings[name] = self.settings.get(name, {}) | values
-        tier = {"url": self.tier.as_uri(), "state_dir": str(self.folder / "state")} | self.settings.get("tier", {})
+        self.write(self.config, self.settings)
+
+    def write(self, config: Path, settings: dict[str, dict[str, Any]]) -> None:
+        tier = {"url": self.tier.as_uri(), "state_dir": str(self.folder / "state")} | settings.get("tier", {})
         lines = []
-        for section, values in (self.settings | {"tier": tier}).items():
+        for section, values in (settings | {"tier": tier}).items():
             lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
-        self.config.write_text("\n".join(lines) + "\n")
+        config.write_text("\n".join(lines) + "\n")
 
     def ask(self, *arguments: object, output: str = "json") -> Answer:
-        """One command. ``document`` is None where it printed none."""
-        words = [*map(str, arguments)]
-        end_of_options = words.index("--") if "--" in words else len(words)
-        words[end_of_options:end_of_options] = ["--config", str(self.config), "--output", output]
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = entry(words)
-        text = out.getvalue()
-        return Answer(code, json.loads(text) if text and output == "json" else text or None, err.getvalue())
+        return typed(self.config, *arguments, output=output)
+
+    def verified(self) -> Answer:
+        """What `verify` says of the tier that the configuration names now: from a machine that knows nothing, with no limits in its way."""
+        config = self.folder / "verify.toml"
+        where = {name: values for name, values in self.settings.items() if name.startswith(("tier", "s3", "kafka"))}
+        self.write(config, where | {"tier": where.get("tier", {}) | {"state_dir": str(self.folder / "state of verify")}})
+        return typed(config, "verify")
 
     def do(self, *arguments: object) -> Any:
         """One command that must succeed; its document."""
