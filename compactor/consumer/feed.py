@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from compactor.bootstrap import Tier
 from compactor.consumer.last_values import among, latest
 from compactor.consumer.messages import RecordBlock, block_of
-from compactor.consumer.reading import Extent, Reader, WantedRecords, last_stable_offset
+from compactor.consumer.reading import Extent, Reader, WantedRecords, first_offset, last_stable_offset
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import Int64s
@@ -149,10 +149,10 @@ class TierFeed:
     def _read(self, turn: Turn) -> Item | None:
         """One turn. None: it was stopped, or it is not done and due again."""
         state = self._tier.open(turn.name).refresh()
-        end = state.end_offset + 1
+        start, end = first_offset(self._tier, state), state.end_offset + 1
         bound = last_stable_offset(self._tier, state) if self._committed else end
-        if turn.offset >= bound or turn.offset < state.start_offset:
-            return Ended(turn.name, turn.offset, state.start_offset, end)
+        if turn.offset >= bound or turn.offset < start:
+            return Ended(turn.name, turn.offset, start, end)
         if turn.until < 0:
             turn.only = latest(self._tier, turn.name, first=turn.offset, last=bound - 1, committed=self._committed).offsets()
             turn.until = bound
@@ -180,7 +180,7 @@ class TierFeed:
         if turn.only is not None:
             self._again(turn)
             return None
-        return Ended(turn.name, bound, state.start_offset, end)
+        return Ended(turn.name, bound, start, end)
 
     def _again(self, turn: Turn) -> None:
         with self._changed:

@@ -15,7 +15,7 @@ import numpy as np
 from compactor.bootstrap import Tier
 from compactor.consumer.gather import Selection
 from compactor.consumer.messages import RecordBlock, block_of
-from compactor.consumer.reading import Extent, Latest, Reader, WantedRecords, last_stable_offset
+from compactor.consumer.reading import Extent, Latest, Reader, WantedRecords, first_offset, last_stable_offset
 from compactor.errors import OutOfBudget
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import MAX_OFFSET, Int64s
@@ -88,7 +88,7 @@ def latest(tier: Tier, name: TopicPartition, *, first: int = 0, last: int = MAX_
     """Of what the tier has now, between these offsets (inclusive). ``committed`` as Kafka's read_committed. Raises StoreError, BadData."""
     state = tier.open(name).refresh()
     end = last_stable_offset(tier, state) if committed else state.end_offset + 1
-    extent = Extent(name, max(first, state.start_offset), min(last, end - 1), state.live)
+    extent = Extent(name, max(first, first_offset(tier, state)), min(last, end - 1), state.live)
     return LastValues(tier, extent, committed)
 
 

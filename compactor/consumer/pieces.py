@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +15,7 @@ from compactor.cleaner.passes.source import SourceSegment, read_packed_markers
 from compactor.errors import BadData, NotFound
 from compactor.kernels.memory import load_i32
 from compactor.model.ids import TopicPartition
-from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.batches import FRAME, Bytes, read_only, scan_batches
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
 from compactor.tier.ports import SegmentLayout
@@ -53,6 +53,7 @@ class SegmentReader:
         self._partition = partition
         self.metadata = metadata
         self._limit = inflate_limit
+        self._found: Mapping[str, SegmentFile] | None = None
 
     def pieces(self, position: int = 0, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
         """From ``position`` (of a batch) to the segment's end."""
@@ -118,6 +119,15 @@ class SegmentReader:
             raise Gone(self._where("log"), self.metadata) from None
         data = self._get(kind)
         return np.frombuffer(data[: len(data) // entry.itemsize * entry.itemsize], entry)
+
+    def _files(self) -> Mapping[str, SegmentFile]:
+        """Brokers' metadata does not say which there are; the layout does."""
+        if not self.metadata.files and self._found is None:
+            try:
+                self._found = self._layout.files(self._partition, self.metadata)
+            except NotFound:
+                raise Gone(self._where("log"), self.metadata) from None
+        return self.metadata.files or self._found or {}
 
     def _get(self, kind: str, start: int = 0, length: int | None = None) -> bytes:
         try:

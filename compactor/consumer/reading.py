@@ -33,7 +33,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.codecs import ByteBuffer
 from compactor.records.rows import Int32s, RowBuffers, parse
-from compactor.round.sources import producers_at_end
+from compactor.round.mirroring import completed
 
 Flags = npt.NDArray[np.bool_]
 T = TypeVar("T")
@@ -71,6 +71,11 @@ class WantedRecords:
     ahead: int = 0
 
 
+def first_offset(tier: Tier, state: PartitionState) -> int:
+    """Where readers may begin: what brokers no longer serve may still stand in their tier."""
+    return max(state.start_offset, tier.log_start(state.name))
+
+
 def last_stable_offset(tier: Tier, state: PartitionState) -> int:
     """Exclusive: the first offset of the oldest transaction that is open at the tier's end, or the end.
 
@@ -78,12 +83,10 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
     """
     if not state.live:
         return state.end_offset + 1
-    if state.live[-1].open_txn_offset >= 0:
-        return state.live[-1].open_txn_offset
-    if tier.settings.tier.kind == "kafka":
-        first = producers_at_end(tier.ports.layout, state).first_open_offset()
-        return state.end_offset + 1 if first is None else first
-    return state.end_offset + 1
+    last = state.live[-1]
+    if tier.brokers is not None and not last.files:
+        last = completed(tier.ports.layout, state.name, last)
+    return state.end_offset + 1 if last.open_txn_offset < 0 else last.open_txn_offset
 
 
 def first_offset_at(

@@ -30,7 +30,7 @@ from compactor.consumer.messages import (
     TierMessage,
     out_of_range,
 )
-from compactor.consumer.reading import offset_at
+from compactor.consumer.reading import first_offset, offset_at
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 
@@ -337,7 +337,7 @@ class TieredConsumer:
     def _bounds(self, name: TopicPartition) -> LogBounds:
         """Of tier and broker together."""
         state = self._tier.open(name).refresh()
-        mine = LogBounds(state.start_offset, state.end_offset + 1)
+        mine = LogBounds(first_offset(self._tier, state), state.end_offset + 1)
         if self._broker is None:
             return mine
         its = self._broker.bounds(name)
