@@ -204,8 +204,7 @@ class Tier:
                 f"a tier of layout {self.settings.tier.layout} is only read", hint="`import --from-tier` takes it into one of our own"
             )
         tier = self.settings.tier
-        if not self.catalog.refresh().tier_id:
-            self.ownership.before_creation(self.ports, self.catalog.check_whole())
+        self._check_free()
         url = "" if self.ownership.ours else self.settings.tier_url
         state = create_tier(
             self.ports, kind=tier.kind, layout=tier.layout, url=url, cluster_id=self.brokers.cluster_id() if self.brokers else ""
@@ -214,6 +213,16 @@ class Tier:
         self._check_foreign(state)
         self.ports.own(anew=True)
         return state
+
+    def _check_free(self) -> None:
+        if not self.catalog.refresh().tier_id:
+            self.ownership.before_creation(self.ports, self.catalog.check_whole())
+
+    def check_place(self) -> None:
+        """Raises UsageError where neither this tier is nor one may be made, such as over one whose catalog is lost. Changes nothing."""
+        self._check_free()
+        if self.catalog.state.tier_id:
+            self.check_owner()
 
     def check_owner(self) -> None:
         """Raises UsageError where the data root is another tier's. Changes nothing."""

@@ -112,7 +112,15 @@ class Ownership:
             )
 
     def _adopt(self, ports: Ports) -> RootId:
-        stranger = _unnamed(ports, open_catalog(ports).refresh())
+        catalog = open_catalog(ports).refresh()
+        stranger = _unnamed(ports, catalog)
+        named = _elsewhere(ports, catalog)
+        if named:
+            raise UsageError(
+                f"{ports.data.url} holds nothing of tier {self.tier_id} in the control store {ports.control.url}, which names {named}",
+                hint="Nothing was changed. Correct tier.url, or restore the objects. If all of them are lost for good, write "
+                f'{{"tier_id": "{self.tier_id}"}} into {KEY} there',
+            )
         if stranger:
             raise UsageError(
                 f"{ports.data.url} does not say whose it is, and holds {stranger}, which tier {self.tier_id} "
@@ -144,6 +152,18 @@ def _unnamed(ports: Ports, catalog: CatalogState) -> str:
             if item.segment_id not in known:
                 return item.key
     return ""
+
+
+def _elsewhere(ports: Ports, catalog: CatalogState) -> str:
+    """A live segment that the catalog names, where the root has none of them all: it is another place. Empty where it has one."""
+    named = ""
+    for text in sorted(catalog.partitions):
+        name = TopicPartition.parse(text)
+        live = {segment.id for segment in open_partition(ports, name, catalog.reached.get(text, 0)).check_whole().live}
+        if live.intersection(item.segment_id for item in ports.layout.list(name)):
+            return ""
+        named = named or (f"segments of {name}" if live else "")
+    return named
 
 
 def foreign_problem(state: CatalogState, url: str, cluster_id: str) -> str:

@@ -188,6 +188,8 @@ class _Import:
         self._check_refill(state)
         self._add_older(found, state)
         found = found.from_offset(self._seam(state))
+        if state.live and not found.bases:
+            self._same_log(state, [], self._given([]))  # of a live log all that is sealed may lie below what was discarded
         while found.bases:
             part = found.first(LIVE_BYTES) if self.options.live else found
             with self.company.large if part.size > LARGE_BYTES else nullcontext():

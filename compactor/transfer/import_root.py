@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -53,9 +54,9 @@ def is_log_root(path: Path) -> bool:
 
 
 def named_by(log_dir: Path) -> TopicPartition | None:
-    """What a broker calls this partition; None where the directory has another kind of name."""
+    """What a broker calls this partition; None where the directory has another kind of name. Of a link its own name counts."""
     try:
-        return TopicPartition.parse(log_dir.resolve().name)
+        return TopicPartition.parse(Path(os.path.abspath(log_dir)).name)
     except UsageError:
         return None
 

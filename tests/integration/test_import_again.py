@@ -144,6 +144,44 @@ def test_live_leaves_out_the_newest_segment(cli: TierCli, broker: Broker) -> Non
     assert latest(cli.export(broker.folder / "out")) == latest(broker.replica("whole"))
 
 
+def test_a_truncation_below_all_that_is_sealed_in_a_live_log(cli: TierCli, broker: Broker) -> None:
+    """Only the newest segment, which is left out, would tell by its batches; the leader epochs tell now."""
+    broker.write()
+    cli.do("import", broker.replica("a", 4))
+    truncated(broker, 6)
+    folder = broker.replica("a", 4)
+    answer = cli.ask("import", folder, "--live")
+    assert (answer.code, "--accept-truncation" in answer.stderr) == (3, True)
+    cli.do("import", folder, "--live", "--accept-truncation")
+    assert cli.do("topics")["partitions"][0]["end_offset"] == 5
+    assert cli.do("import", folder)["start_offset"] == 6
+
+
+def test_what_is_asked_for_does_not_go_with_the_directory(cli: TierCli, broker: Broker, tmp_path: Path) -> None:
+    folder = broker.replica("a")
+    cases: list[tuple[list[object], str]] = [
+        ([folder, "--topics", "other"], "--topics"),
+        ([folder.parent, "--topic", "orders"], "holds directories of partitions"),
+        ([tmp_path / "nowhere"], "there is no directory"),
+    ]
+    for arguments, words in cases:
+        answer = cli.ask("import", *arguments)
+        assert (answer.code, words in answer.stderr) == (2, True), answer
+    nobody = cli.ask("import", folder.parent, "--topics", "order")
+    assert (nobody.code, nobody.document, "matches" in nobody.stderr) == (0, {"partitions": []}, True)
+
+
+def test_a_link_is_called_what_the_broker_calls_it(cli: TierCli, broker: Broker, tmp_path: Path) -> None:
+    """A partition that was moved to another disk."""
+    shutil.move(broker.replica("a"), tmp_path / "disk2")
+    root = tmp_path / "kafka-logs"
+    root.mkdir()
+    (root / "orders-0").symlink_to(tmp_path / "disk2")
+    (row,) = cli.do("import", root)["partitions"]
+    assert (row["topic"], row["partition"], row["status"]) == ("orders", 0, "imported")
+    assert cli.do("import", root / "orders-0")["segments"] == 0
+
+
 def test_a_whole_broker(cli: TierCli, broker: Broker, tmp_path: Path) -> None:
     root = tmp_path / "kafka-logs"
     for number in range(3):

@@ -98,6 +98,32 @@ def test_no_tier_is_made_over_segments_whose_control_store_is_lost(cli: TierCli,
     assert cli.digest() == before
 
 
+@pytest.mark.damages
+def test_a_lost_tier_wide_log_is_not_up_to_date(cli: TierCli, tmp_path: Path) -> None:
+    shutil.rmtree(cli.tier / ".tiered-compactor" / "catalog")
+    before = cli.digest()
+    answer = cli.ask("import", log_of(tmp_path / "again"), "--topic", "orders", "--partition", 0)
+    assert (answer.code, "has no tier yet" in answer.stderr) == (2, True)
+    assert cli.digest() == before
+
+
+@pytest.mark.damages
+def test_a_mistyped_tier_url_with_the_right_control_url_is_no_new_home(cli: TierCli, tmp_path: Path) -> None:
+    cli.set(publish={"grace_ms": 0})
+    cli.run()
+    cli.bring(log_of(tmp_path / "more", 6))
+    (wrong := TierCli(tmp_path / "b")).set(publish={"grace_ms": 0})
+    wrong.set(tier={"url": (tmp_path / "mistyped").as_uri(), "control_url": (cli.tier / ".tiered-compactor").as_uri()})
+    before = cli.digest()
+    for command in ("retire", "run --force", "topics delete orders-0"):
+        answer = wrong.ask(*command.split())
+        assert (answer.code, "Correct tier.url" in answer.stderr) == (2, True), (command, answer)
+    answer = wrong.ask("import", log_of(tmp_path / "next", 12), "--topic", "orders", "--partition", 0)
+    assert answer.code in (2, 3), answer
+    assert cli.digest() == before
+    assert not list(tmp_path.glob("mistyped/**/*.*"))
+
+
 def test_a_tier_may_be_moved(cli: TierCli, tmp_path: Path) -> None:
     shown = visible(cli.export(tmp_path / "before"))
     cli.tier = Path(shutil.copytree(cli.tier, tmp_path / "elsewhere"))
@@ -127,6 +153,7 @@ def test_grace_is_what_the_publisher_recorded(cli: TierCli, tmp_path: Path) -> N
     for command in ("retire", "retire --now 4000000000000"):
         answer = hasty.do(*command.split())
         assert (answer["deleted"], bool(answer["waiting"])) == ([], True)
+    assert "only --force-now shortens grace" in hasty.ask("retire", "--now", 4000000000000).stderr
     assert cli.digest() == before
     assert cli.do("retire", "--now", 2**62, "--force-now")["deleted"]
 

@@ -51,8 +51,21 @@ def run(args: argparse.Namespace, out: Output) -> int:
         return _import_tier(args, out, options)
     if args.log_dir is None:
         raise UsageError("there is nothing to import from", hint="Name a log directory, or say --from-tier")
-    if args.topic is None and args.partition is None and is_log_root(args.log_dir):
+    if not args.log_dir.is_dir():
+        raise UsageError(
+            f"there is no directory {args.log_dir}", hint="Name a broker's directory, such as /var/lib/kafka/orders-0 or /var/lib/kafka"
+        )
+    if is_log_root(args.log_dir):
+        if args.topic is not None or args.partition is not None:
+            raise UsageError(
+                f"{args.log_dir} holds directories of partitions", hint="--topic and --partition name one; of several say --topics REGEX"
+            )
         return _import_root(args, out, options)
+    if args.topics is not None:
+        raise UsageError(
+            f"{args.log_dir} holds no directories of partitions that --topics could choose from",
+            hint="Of one partition say --topic and --partition",
+        )
     _import_directory(args, out, options)
     return 0
 
@@ -62,6 +75,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
 
     name = _name(args, out)
     opened = tiers.opened(args)
+    opened.check_place()  # also where nothing is new
     policy = opened.cleaner_for(name.topic).policy()
     warm_up(out, gate=False)
     with out.progress("importing", unit="bytes") as bar:
@@ -100,6 +114,8 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
     from compactor.transfer.import_root import import_root, partition_dirs
 
     directories = partition_dirs(args.log_dir, args.topics)
+    if not directories:
+        out.note(f"warning: no topic in {args.log_dir} matches {args.topics!r} as a whole")
     opened = tiers.opened(args)
     return _told(out, len(directories), lambda tell: import_root(opened, directories, options, on_partition=tell))
 

@@ -32,6 +32,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
     clock = Clock(args.now, args.force_now)
     opened = tiers.opened(args, writes="retire")
+    if args.now is not None and not args.force_now and args.now > opened.ports.clock_ms():
+        out.note("note: --now lies ahead of the store's clock, which counts then: only --force-now shortens grace")
     outcomes = tiers.PartitionOutcomes(out, named=False)
     deleted: list[str] = []
     swept: list[str] = []
