@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from compactor.bootstrap import Tier
+from compactor.bootstrap import Tier, open_tier
 from compactor.consumer import outcomes, pieces
 from compactor.consumer.columns import COLUMNS, LATEST_MS, batch_of
 from compactor.consumer.reading import Reader
@@ -359,6 +359,24 @@ def test_an_object_that_is_missing_for_good_is_named(numbered: Tier) -> None:
     without(numbered, 3)
     with pytest.raises(BadData, match=f"{segment.id}.*: a live segment is missing in the store"):
         read(numbered)
+
+
+@pytest.mark.parametrize("lost", [slice(1, 2), slice(-1, None), slice(None)], ids=["in the middle", "the last", "all"])
+@pytest.mark.parametrize("view", ["all", "latest"])
+def test_a_control_log_that_has_lost_a_record_is_no_older_view(lost: slice, view: str, twins: Twins, tmp_path: Path) -> None:
+    """The tier-wide log has seen more of it: neither fewer rows nor those of before a round, but an error."""
+    tier = twins.local
+    twins.bring(log_of(7).write(tmp_path / "log"))
+    assert tier.compact(NAME, NOW_MS, force=True).status == "cleaned"
+    log = tier.open(NAME)
+    log.refresh()
+    tier.identity()
+    tier.note_change(log)
+    keys = sorted(info.key for info in tier.ports.control.list(f"{log.prefix}/log/"))
+    read(open_tier(tier.settings), view=view)
+    tier.ports.control.delete(keys[lost])
+    with pytest.raises(BadData, match=f"has seen its slot {len(keys)}: what came between is missing"):
+        read(open_tier(tier.settings), view=view)
 
 
 def test_damage_is_located(numbered: Tier) -> None:
