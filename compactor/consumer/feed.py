@@ -70,6 +70,7 @@ class TierFeed:
         self._latest_only = latest_only
         self._most_threads = threads
         self._queue_bytes = queue_bytes
+        self._hash_key = b""
         self._changed = threading.Condition()
         self._turns: dict[TopicPartition, Turn] = {}
         self._due: deque[Turn] = deque()
@@ -90,6 +91,8 @@ class TierFeed:
         :param from_now: every record, also where ``latest_only`` is set: the consumer is past the view already.
         """
         self.stop(name)
+        if self._latest_only and not self._hash_key:
+            self._hash_key = self._tier.reading_key()
         turn = Turn(name, offset, until=offset if from_now or not self._latest_only else -1)
         with self._changed:
             self._turns[name] = turn
@@ -154,7 +157,8 @@ class TierFeed:
         if turn.offset >= bound or turn.offset < start:
             return Ended(turn.name, turn.offset, start, end)
         if turn.until < 0:
-            turn.only = latest(self._tier, turn.name, first=turn.offset, last=bound - 1, committed=self._committed).offsets()
+            view = latest(self._tier, turn.name, first=turn.offset, last=bound - 1, committed=self._committed, hash_key=self._hash_key)
+            turn.only = view.offsets()
             turn.until = bound
         if turn.only is not None and turn.offset < turn.until:
             bound = min(bound, turn.until)

@@ -41,6 +41,7 @@ class LastValues:
     tier: Tier
     extent: Extent
     committed: bool
+    hash_key: bytes
 
     @property
     def next_offset(self) -> int:
@@ -70,7 +71,7 @@ class LastValues:
         left = [(0, 1, MAX_OFFSET)]
         while left:
             number, ranges, below = left.pop()
-            latest = Latest(number, ranges, max(cleaner.map_budget_bytes, 1 << 16))
+            latest = Latest(number, ranges, max(cleaner.map_budget_bytes, 1 << 16), self.hash_key)
             wanted = WantedRecords(self.committed, cleaner.max_decompressed_batch_bytes, latest, PIECES_AHEAD)
             try:
                 for selection in Reader(self.tier, self.extent, wanted).selections():
@@ -84,12 +85,18 @@ class LastValues:
                 left += [(2 * number + half, 2 * ranges, below) for half in (0, 1)]
 
 
-def latest(tier: Tier, name: TopicPartition, *, first: int = 0, last: int = MAX_OFFSET, committed: bool = True) -> LastValues:
-    """Of what the tier has now, between these offsets (inclusive). ``committed`` as Kafka's read_committed. Raises StoreError, BadData."""
+def latest(
+    tier: Tier, name: TopicPartition, *, first: int = 0, last: int = MAX_OFFSET, committed: bool = True, hash_key: bytes = b""
+) -> LastValues:
+    """Of what the tier has now, between these offsets (inclusive). ``committed`` as Kafka's read_committed.
+
+    :param hash_key: what keys are hashed with, for threads that must not ask the tier at once; by default it is asked.
+    :raises BadData, StoreError:
+    """
     state = tier.open(name).refresh()
     end = last_stable_offset(tier, state) if committed else state.end_offset + 1
     extent = Extent(name, max(first, first_offset(tier, state)), min(last, end - 1), state.live)
-    return LastValues(tier, extent, committed)
+    return LastValues(tier, extent, committed, hash_key or tier.reading_key())
 
 
 def among(selection: Selection, wanted: Int64s) -> Selection:

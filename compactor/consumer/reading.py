@@ -54,11 +54,15 @@ class Extent:
 
 @dataclass(frozen=True)
 class Latest:
-    """Of each key only its last record in the extent, and none where that is a tombstone; keys whose hash falls in one range of so many."""
+    """Of each key only its last record in the extent, and none where that is a tombstone; keys whose hash falls in one range of so many.
+
+    ``hash_key``: where the caller has asked the tier for it already.
+    """
 
     key_range: int
     key_ranges: int
     map_budget_bytes: int
+    hash_key: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ class Reader:
         """Read backwards, the first record seen of a key is its last one; a set of key hashes is all there is to remember."""
         extent = self._extent
         keys = KeySet(latest.map_budget_bytes)
-        halves = key_halves(self._tier.reading_key())
+        halves = key_halves(latest.hash_key or self._tier.reading_key())
         last, folds = extent.last, 0
         while last >= extent.first:
             segments = [segment for segment in reversed(self._segments) if segment.start_offset <= last]

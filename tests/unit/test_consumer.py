@@ -16,6 +16,7 @@ from compactor.consumer.messages import MessageLike
 from compactor.consumer.pieces import SegmentReader
 from compactor.control.ports import Retention
 from compactor.errors import BadData, StoreError, UsageError
+from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
 from compactor.upkeep.retire import Clock, retire
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, read
@@ -340,6 +341,42 @@ def test_a_partition_that_nobody_has(tier: Tier, tmp_path: Path) -> None:
     bring(tier, log.write(tmp_path / "log"))
     with TieredConsumer(tier) as consumer, pytest.raises(UsageError, match="holds no partition other-3"):
         consumer.assign([Place("other", 3)])
+
+
+def test_a_partition_that_only_the_broker_has(tier: Tier, tmp_path: Path) -> None:
+    log = LogBuilder()
+    log.put("a=1", "b=1")
+    folder = log.write(tmp_path / "log")
+    broker = PlainBroker(NAME, batches_of(folder), start=1)
+    with TieredConsumer(tier, broker, options()) as consumer:
+        with pytest.raises(UsageError, match="there is no tier"):
+            tier.identity()
+        consumer.assign([Place(*NAME, OFFSET_BEGINNING)])
+        assert [message.offset() for message in take(consumer, 1)] == [1]
+        bring(tier, folder)
+        consumer.seek(Place(*NAME, 0))
+        assert [message.offset() for message in take(consumer, 1)] == [0, 1]
+
+
+def test_many_partitions_with_few_threads_and_little_room(tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "TURN_BYTES", 300)
+    names = [TopicPartition("many", number) for number in range(9)]
+    for name in names:
+        log = LogBuilder()
+        for number in range(30):
+            log.put(f"k{number}={name.partition}")
+        import_directory(tier, log.write(tmp_path / str(name)), name, tier.settings.cleaner.policy())
+    with TieredConsumer(tier, options=options(threads=3, queue_bytes=600)) as consumer:
+        consumer.assign([Place(*name, 0) for name in names])
+        found: list[MessageLike] = []
+        for _ in range(3000):
+            found += consumer.consume(4, timeout=QUICK)
+            if len(found) >= 9 * 30:
+                break
+        for name in names:
+            mine = [message for message in found if (message.topic(), message.partition()) == name]
+            assert [message.offset() for message in mine] == list(range(30))
+            assert {message.value() for message in mine} == {str(name.partition).encode()}
 
 
 def test_damage_is_raised_and_what_came_before_it_is_not_lost(tier: Tier, tmp_path: Path) -> None:
