@@ -5,9 +5,10 @@ WORKERS ?= 2
 TESTS ?= tests
 SEEDS ?= 1000
 KILLS ?= 200
+MINUTES ?= 10
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 kafka-demo test broker-tests-all lint conformance simulate model kill-test bench clean
+.PHONY: help setup demo demo-s3 kafka-demo agent-demo test broker-tests-all lint conformance simulate model kill-test agent-soak bench clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -24,6 +25,9 @@ demo-s3: setup ## The same on an S3 server that it starts: versitygw where Go is
 
 kafka-demo: setup ## A Kafka broker that tiers a topic, and what its consumers get; COMMAND="..." runs on that tier (needs Java and Maven)
 	@$(RUN) tests.support.kafka_demo -- $(COMMAND)
+
+agent-demo: setup ## A stock broker with short retention, the agent, the daemon, a consumer (needs Java and Maven)
+	@$(RUN) tests.support.agent_demo
 
 test: setup ## All tests
 	@sh .ci/java || true
@@ -49,6 +53,9 @@ model: setup ## The replacement protocol, exhaustively, and what goes wrong with
 
 kill-test: setup ## KILLS=200 processes killed at random moments over a tier that grows
 	@$(RUN) tests.kill_test --kills $(KILLS)
+
+agent-soak: setup ## MINUTES=10 of load on brokers with agents, a daemon and readers, killed at random (needs Java and Maven)
+	@$(RUN) tests.agent_soak --minutes $(MINUTES)
 
 bench: setup ## What the speed claims rest on: all benchmarks, or BENCH=name
 	@for file in benchmarks/$(BENCH).py; do $(RUN) "benchmarks.$$(basename "$$file" .py)" || exit 1; done
