@@ -29,7 +29,7 @@ from tests.support.kafka_jars import VERSIONS, BrokerUnavailable
 from tests.support.tier_readers import StateReader, WrittenTopic
 
 TOPIC = "orders"
-STOCK = {"remote.storage.enable": "false", "cleanup.policy": "delete", "local.retention.bytes": "-2", "retention.bytes": "4194304"}
+STOCK = {"remote.storage.enable": "false", "cleanup.policy": "delete", "local.retention.bytes": "-2", "retention.bytes": "2097152"}
 SEGMENT_BYTES = 131_072
 SETTINGS: dict[str, dict[str, Any]] = {
     "cleaner": {"segment_bytes": 1 << 20, "min_cleanable_dirty_ratio": 0.3, "delete_retention_ms": 60_000},

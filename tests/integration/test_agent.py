@@ -92,6 +92,23 @@ def test_what_this_broker_does_not_lead_is_left_alone(scene: Scene) -> None:
     assert metric(agent, "tiered_compactor_agent_partitions_led") == 0
 
 
+def test_idle_it_asks_the_tier_for_nothing_and_brokers_once_a_minute(scene: Scene) -> None:
+    for number in range(1, 20):
+        story = PartitionStory(scene.cluster, TopicPartition("orders", number))
+        story.lead(1)
+        story.write(scene.one.replica(story.name))
+    opened = scene.tier.opened()
+    agent = scene.tier.agent(scene.one, scene.cluster, opened)
+    settle(agent)
+    assert all(stands(watch) == (8, None) for watch in agent.status().watches)
+    before, asked = opened.counters.usage(), scene.cluster.asked
+    for _ in range(12):  # two minutes
+        scene.tier.hurry(10_000)
+        settle(agent)
+    assert opened.counters.usage().since(before).total_requests == 0
+    assert 2 <= scene.cluster.asked - asked <= 6
+
+
 def test_two_agents_on_one_partition(scene: Scene) -> None:
     """Both believe that they lead: one finds it done, whatever the order, and nothing is there twice."""
     agents = [scene.agent(), scene.agent()]
