@@ -200,9 +200,7 @@ class Tier:
     def create(self) -> CatalogState:
         """Makes the tier's identity where there is none. Raises UsageError where the data is another tier's, or is only read."""
         if self.listed is not None:
-            raise UsageError(
-                f"a tier of layout {self.settings.tier.layout} is only read", hint="`import --from-tier` takes it into one of our own"
-            )
+            raise self._only_read()
         tier = self.settings.tier
         self._check_free()
         url = "" if self.ownership.ours else self.settings.tier_url
@@ -224,6 +222,11 @@ class Tier:
         if self.catalog.state.tier_id:
             self.check_owner()
 
+    def _only_read(self) -> UsageError:
+        return UsageError(
+            f"a tier of layout {self.settings.tier.layout} is only read", hint="`import --from-tier` takes it into one of our own"
+        )
+
     def check_owner(self) -> None:
         """Raises UsageError where the data root is another tier's. Changes nothing."""
         self.ownership.check(self.ports, self.identity())
@@ -244,7 +247,9 @@ class Tier:
             )
 
     def hash_key(self) -> bytes:
-        """The tier's secret SipHash key, 16 bytes; it never changes. Raises UsageError where there is no tier."""
+        """The tier's secret SipHash key, 16 bytes; it never changes. Raises UsageError where there is no tier, or only a listed one."""
+        if self.listed is not None:
+            raise self._only_read()
         known = self.catalog.state
         found = known if known.tier_id else self.identity()
         if not found.hash_key:
@@ -288,10 +293,9 @@ class Tier:
         if self.brokers is not None:
             view = None if leads else self._mirror(name)
             return open_partition(self.ports, name, self.floor(name), key=self.log_key(name), view=view)
-        log = open_partition(self.ports, name, self.floor(name))
         if self.listed is not None:
-            log.load(PartitionState(topic=name.topic, partition=name.partition, live=self.listed.live(name)))
-            return log
+            return open_partition(self.ports, name, view=_listed_view(self.listed, name))
+        log = open_partition(self.ports, name, self.floor(name))
         kept = self.local.state(name) if self.local and self.local.bound else None
         if kept:
             log.load(*kept)
@@ -356,7 +360,8 @@ class Tier:
 
     def sidecars(self, name: TopicPartition) -> Sidecars:
         """Those of a partition. Raises UsageError where there is no tier; one that brokers write need not have any."""
-        hash_key = self.hash_key() if self.brokers is None or self.identity().hash_key else bytes(HASH_KEY_BYTES)
+        known = self.listed is None and (self.brokers is None or self.identity().hash_key)
+        hash_key = self.hash_key() if known else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.bound else None
         return Sidecars(self.ports.control, self.open(name).prefix, hash_key, kept)
 
@@ -486,6 +491,18 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     # What brokers change in their metadata is in no control log: what was kept of one would be believed.
     local = LocalState(Path(tier.state_dir) / "cache" / place) if local_state and brokers is None and listed is None else None
     return Tier(settings, ports, open_catalog(ports), counters, local, ownership=ownership, brokers=brokers, listed=listed)
+
+
+def _listed_view(listed: ListedTier, name: TopicPartition) -> Callable[[PartitionState], PartitionState]:
+    """Listed once for each log that is opened: whoever reads sees one view."""
+    live: list[tuple[RemoteLogSegmentMetadata, ...]] = []
+
+    def view(state: PartitionState) -> PartitionState:
+        if not live:
+            live.append(listed.live(name))
+        return state.model_copy(update={"live": live[0]})
+
+    return view
 
 
 def brokers_of(settings: Settings, control: ObjectStore) -> BrokersMetadata:

@@ -55,12 +55,11 @@ def export_partition(
     :raises BadData: an object is missing or not what was recorded.
     :raises OutOfBudget: no space left for it.
     """
-    log = opened.open(name)
     reads = 0
     while True:
         reads += 1
         try:
-            return _export(opened, name, log.refresh(), folder, on_bytes, on_begin)
+            return _export(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin)
         except NotFound as error:
             if reads == READS:
                 raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="See `verify`") from error

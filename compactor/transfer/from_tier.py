@@ -98,6 +98,7 @@ class _Transfer:
         self._policy = cleaner.policy()
         self._room = disk_budget(cleaner, target.state_dir) // threads
         self._reports: list[ImportReport] = []
+        self._firsts: dict[str, int] = {}
 
     def run(self) -> ImportReport:
         for look in range(LOOKS):
@@ -113,13 +114,16 @@ class _Transfer:
     def _look(self, folder: Path) -> None:
         folder.mkdir()
         theirs = self._source.open(self._name).refresh()
+        ends = [segment.end_offset for segment in theirs.live]
+        # Where segments of brokers overlap, each is read from where the one before it ends.
+        self._firsts = {s.id: max(s.start_offset, end + 1) for s, end in zip(theirs.live, [-1, *ends], strict=False)}
         options = replace(self._options, lineage=theirs.lineage)
         segments = list(theirs.live)
         while True:
             mine = self._target.open(self._name).check_whole()
             seam = _seam(mine)
             segments = [segment for segment in segments if segment.end_offset >= seam]
-            _keep_only(folder, segments)
+            _keep_only(folder, self._firsts[segments[0].id] if segments else MAX_OFFSET)
             fetched = self._fetched(segments, mine, folder)
             if not fetched:
                 return
@@ -148,15 +152,16 @@ class _Transfer:
                     f"segment {segment.id} and those at the seam take {total} bytes of local disk, and there are {self._room}",
                     hint="Raise [cleaner] disk_budget_bytes, or lower [daemon] threads",
                 )
-            path = log_path(folder, segment.start_offset)
+            first = self._firsts[segment.id]
+            path = log_path(folder, first)
             if not path.exists() or not path.stat().st_size:
                 path.unlink(missing_ok=True)
-                fetch(self._source, self._name, segment, folder, segment.start_offset)
+                fetch(self._source, self._name, segment, folder, first)
             count += 1
             new += segment.end_offset > mine.end_offset
         if count < len(segments):
             # Its name says where the segment before it ends; it is fetched next.
-            log_path(folder, segments[count].start_offset).touch()
+            log_path(folder, self._firsts[segments[count].id]).touch()
         return count
 
     def _where(self, segment: RemoteLogSegmentMetadata) -> str:
@@ -186,9 +191,8 @@ def _seam(state: PartitionState) -> int:
     return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
 
-def _keep_only(folder: Path, segments: Sequence[RemoteLogSegmentMetadata]) -> None:
+def _keep_only(folder: Path, first: int) -> None:
     """What the tier has is not needed any more, but for the seam."""
-    first = segments[0].start_offset if segments else MAX_OFFSET
     for path in list(folder.iterdir()):
         if int(path.name[:20]) < first:
             path.unlink()
