@@ -283,7 +283,7 @@ def test_a_store_that_fails_while_scratch_is_deleted_hides_no_damage(tmp_path: P
                 raise BadData("damaged: as it was told to", segment="s")
             return super().outcomes(what, *args, **kwargs)
 
-    def unanswered(leadership: Leadership) -> None:
+    def unanswered(leadership: Leadership, **_: object) -> None:
         monkeypatch.setattr(Leadership, "check", check)
         raise Unavailable("the store does not answer", hint="")
 
