@@ -2,8 +2,8 @@
 
 python -m tests.support.kafka_demo [--version 4.4.0|3.9.2] [--chapters N] [--wait] [-- COMMAND ...]
 
-COMMAND: a command of this program with its options, run on that tier while the broker is there. ``--wait``: until Ctrl-C, to look at it
-with other programs. Everything is gone when it ends.
+COMMAND: a command of this program with its options, run on that tier while the broker is there; without one some that show it are run.
+``--wait``: until Ctrl-C, to look at it with other programs. Everything is gone when it ends.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from tests.support.kafka_story import TopicStory
 from tests.support.kafka_traffic import READ_COMMITTED, consume
 
 TOPIC = "orders"
+SHOWN = (["topics"], ["plan", "--sample", "1000000000"], ["verify"], ["cat", f"{TOPIC}-0", "--from", "0", "--to", "3"])
+"""What is run where no command is given: what there is, what compaction would save, whether it is sound, and its first records."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,10 +34,11 @@ def settings_for(cluster: KafkaCluster, state: Path) -> dict[str, str]:
     return {
         "TIERED_COMPACTOR__TIER__KIND": "kafka",
         "TIERED_COMPACTOR__TIER__LAYOUT": "kafka-local",
-        "TIERED_COMPACTOR__TIER__URL": cluster.tier.as_uri(),
+        "TIERED_COMPACTOR__TIER__URL": cluster.tier.parent.as_uri(),
         "TIERED_COMPACTOR__TIER__CONTROL_URL": (state / "control").as_uri(),
         "TIERED_COMPACTOR__TIER__STATE_DIR": str(state / "state"),
         "TIERED_COMPACTOR__KAFKA__BOOTSTRAP_SERVERS": cluster.bootstrap,
+        "TIERED_COMPACTOR__KAFKA__TOPICS": f'["{TOPIC}"]',
     }
 
 
@@ -74,13 +77,12 @@ def main() -> int:
         KafkaCluster(arguments.version, Path(directory) / "cluster") as cluster,
     ):
         print(f"broker:    Kafka {cluster.version} at {cluster.bootstrap}, up in {time.monotonic() - began:.1f} s")
-        print(f"tier:      {cluster.tier.as_uri()}", flush=True)
+        print(f"tier:      {cluster.tier.parent.as_uri()}", flush=True)
         status = 0 if show(cluster, arguments.chapters) else 1
         settings = settings_for(cluster, Path(directory))
-        if arguments.command:
-            done = subprocess.run(
-                [sys.executable, "-m", "compactor", *arguments.command], cwd=ROOT, env={**os.environ, **settings}, check=False
-            )
+        for command in [arguments.command] if arguments.command else SHOWN:
+            print(f"\n$ tiered-compactor {' '.join(command)}", flush=True)
+            done = subprocess.run([sys.executable, "-m", "compactor", *command], cwd=ROOT, env={**os.environ, **settings}, check=False)
             status = status or done.returncode
         if arguments.wait:
             print("\n".join(f"export {name}='{value}'" for name, value in settings.items()))
