@@ -128,8 +128,9 @@ def write_generation(
     log = target.log(name)
     for attempt in range(TRIES):
         try:
-            state = tier.open(name).check_whole()
+            # In this order: a view that is older than the generation is then that of a log that was begun anew, and no stale one.
             current, earlier = log.read()
+            state = tier.open(name).check_whole()
             taken = {generation.name for generation in earlier} | ({current.name} if current else set())
             report = _Writer(tier, target, log, state, on_bytes).write(current, taken)
         except NotFound as error:
@@ -152,8 +153,6 @@ class _Writer:
 
     def write(self, current: Generation | None, taken: Collection[str]) -> GenerationReport | None:
         """None: somebody was faster. ``taken``: names of generations that there are."""
-        if current and current.slot > self.state.slot:
-            return self._report("up_to_date", current)  # by a later view than this one
         lacking = current.lacks(self.state.live) if current else None
         if current and lacking is not None:
             if not lacking:

@@ -277,6 +277,23 @@ def test_two_writers_at_once(house: House) -> None:
     house.check()
 
 
+def test_a_partition_that_was_imported_anew(house: House) -> None:
+    """Its control log begins again at slot 1, and another log may be in it."""
+    for _ in range(3):
+        house.segment("z=1")
+        house.bring()
+    first = house.write()["generation"]
+    for folder in (house.cli.tier, house.folder / "log"):
+        shutil.rmtree(folder)
+    house.log = LogBuilder()
+    house.segment("other=1", "other=2")
+    house.segment("other=3")
+    house.bring()
+    row = house.write()
+    assert (row["status"], row["generation"] != first, row["end_offset"]) == ("written", True, 2)
+    house.check()
+
+
 def test_whoever_is_always_overtaken_gives_up(house: House) -> None:
     tier, target = house.opened()
 
