@@ -205,7 +205,7 @@ def markers(
 
 
 def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> str:
-    """Why this segment cannot stand for what readers find between its offsets: R4, R7, R8. Asked before it is introduced."""
+    """Why this segment cannot stand for what readers find between its offsets: R4, R7, R8, ascending. Asked before it is introduced."""
     links = chain(cache, lineage)
     covered = [link for link in links if link.last >= segment.start_offset and link.first <= segment.end_offset]
     if not covered or covered[0].first != segment.start_offset or covered[-1].last != segment.end_offset:
@@ -215,6 +215,10 @@ def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
     told = union([_told(link) for link in covered])
     if tuple(segment.leader_epochs) != told:
         return f"R4: segment {segment.id} has other leader epochs than its sources"
+    if told[-1].start_offset > covered[0].last:
+        return (
+            f"ascending: leader epoch {told[-1].epoch} begins behind the first source of segment {segment.id}: it would be switched first"
+        )
     if segment.max_timestamp_ms > max(link.segment.max_timestamp_ms for link in covered):
         return f"R7: segment {segment.id} has a larger timestamp than its sources"
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Generic, TypeVar
 
 from checkpoint.lineage import union
@@ -143,7 +143,7 @@ def draft(facts: RoundFacts) -> CompactionPlan:
 def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
     """The round that the facts call for, complete: executing it twice gives the same bytes (I7)."""
     state, found, clean, cleaner = facts.state, facts.assessment, facts.clean, facts.cleaner
-    groups, merged = _groups(found, clean, cleaner)
+    groups, merged = _groups(found, clean, cleaner, apart=_epochs_begin(found.segments) if state.mirrored else frozenset())
     sources = {segment.id for members in groups for segment in members}
     before = found.clean[-1] if found.clean else None
     if found.dirty and found.dirty[0].start_offset < found.first_dirty:
@@ -176,15 +176,28 @@ def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) 
     )
 
 
-def _groups(found: _Assessed, clean: CleanVerdicts, cleaner: Cleaner) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
-    """What becomes one segment, ascending; and the ids of those that only the rule for small neighbours brings in."""
+def _epochs_begin(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[int]:
+    """Ordinals of segments in which a leader epoch begins. Brokers look up each epoch for itself: such a segment begins a group, or the
+    later epoch's part would be switched before what precedes it (docs/broker-protocol.md, *ascending*)."""
+    epochs = [{entry.epoch for entry in segment.leader_epochs} for segment in segments]
+    return frozenset(number for number, (before, own) in enumerate(pairwise(epochs), start=1) if own - before)
+
+
+def _groups(
+    found: _Assessed, clean: CleanVerdicts, cleaner: Cleaner, apart: frozenset[int] = frozenset()
+) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
+    """What becomes one segment, ascending; and the ids of those that only the rule for small neighbours brings in.
+
+    ``apart``: ordinals of segments with which a group begins.
+    """
     if not found.dirty:
         # Nothing new: only the segments in which something is due are written anew, each by itself.
         return [[segment] for segment in found.clean if segment.id in found.horizon_due or segment.id in clean.due], set()
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
     segments = found.segments
-    for skippable, run in groupby(range(len(segments)), lambda n: segments[n].id in clean.skip):
+    parts = list(accumulate(int(n in apart) for n in range(len(segments))))
+    for (skippable, _), run in groupby(range(len(segments)), lambda n: (segments[n].id in clean.skip, parts[n])):
         numbers = list(run)
         end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else found.end
         grouped = group([Grouped(segments[n]) for n in numbers], cleaner.segment_bytes, cleaner.segment_index_bytes, end)

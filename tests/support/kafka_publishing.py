@@ -57,9 +57,11 @@ class BrokerWorld:
     broker_id: int = 1
     time_ms: int = 1_000
 
-    def publisher(self, fate: Callable[[], Loss] = Loss, *, late_ms: int = 0) -> KafkaPublisher:
-        """Of one process: its own consumer, its own fold."""
-        topic = MemoryMetadataTopic(self.log, fate=fate)
+    def publisher(
+        self, fate: Callable[[], Loss] = Loss, *, late_ms: int = 0, appending: MemoryMetadataTopic | None = None
+    ) -> KafkaPublisher:
+        """Of one process: its own consumer, its own fold. ``appending``: through which it appends."""
+        topic = appending or MemoryMetadataTopic(self.log, fate=fate)
         followed = FollowedTopic(MemoryMetadataTopic(self.log), KeptStates(KeptNowhere()))
         return KafkaPublisher(followed, topic, lambda name: uuid_text(TOPIC_ID), clock_ms=lambda: self.time_ms, late_ms=late_ms)
 

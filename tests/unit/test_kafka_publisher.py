@@ -83,21 +83,21 @@ def test_a_round_in_its_order() -> None:
 def test_where_an_epoch_ends_a_ceiling_marker_goes_first() -> None:
     world, live = tiered(TWO_EPOCHS)
     publisher, control = world.publisher(), Control()
-    round_ = [replacing(50, live[:1]), replacing(51, live[1:4])]
+    round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
     for new in round_:
         publisher.begin(NAME, new.segment)
     publisher.publish(NAME, round_, control.begun, control.record)
     markers = ["S marker", "F marker", "D marker", "X marker"]
-    assert told(world, 12) == ["F 50", "D 0", *markers, "F 51", "D 1", "D 2", "D 3"]
+    assert told(world, 12) == ["F 50", "D 0", "D 1", *markers, "F 51", "D 2", "D 3"]
     cache = world.cache()
     assert cache.highest_offset(0) == 25
-    assert world.served() == [(named(50), 0, 9), (named(51), 10, 39), (live[4].id, 40, 49)]
+    assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
 
 
 def test_no_record_leaves_an_offset_without_a_segment_and_none_is_dropped() -> None:
     world, live = tiered(TWO_EPOCHS)
     publisher, control = world.publisher(), Control()
-    round_ = [replacing(50, live[:3]), replacing(51, live[3:4])]
+    round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
     for new in round_:
         publisher.begin(NAME, new.segment)
     publisher.publish(NAME, round_, control.begun, control.record)
@@ -112,7 +112,7 @@ def test_no_record_leaves_an_offset_without_a_segment_and_none_is_dropped() -> N
 def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> None:
     """Every append fails once: with and without the record standing."""
     world, live = tiered(TWO_EPOCHS)
-    round_ = [replacing(50, live[:1]), replacing(51, live[1:4])]
+    round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
     count = 0
 
     def fate() -> Loss:
@@ -138,14 +138,14 @@ def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> 
             publisher.begin(NAME, new.segment)
     publisher.publish(NAME, round_, control.begun, control.record)
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
-    assert world.served() == [(named(50), 0, 9), (named(51), 10, 39), (live[4].id, 40, 49)]
+    assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
     publisher.cut_off(NAME, [], known)
     publisher.deleted(NAME, [*live[:4], *(publisher.strays(NAME, known) or ())])
     assert {name for name, state in world.states().items() if state is not S.COPY_SEGMENT_FINISHED} == set()
 
 
 class TestTheBrokerDeletes:
-    def test_a_source_before_the_switch_cuts_its_group_off(self) -> None:
+    def test_a_source_before_the_switch_cuts_its_group_off_and_those_behind_it(self) -> None:
         world, live = tiered()
         publisher, control = world.publisher(), Control()
         round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
@@ -153,9 +153,9 @@ class TestTheBrokerDeletes:
             publisher.begin(NAME, new.segment)
         world.delete(live[0].id)
         publisher.publish(NAME, round_, control.begun, control.record)
-        assert control.cut == [named(50)]
-        assert told(world, 14) == ["D 50", "F 51", "D 2", "D 3"]
-        assert world.served() == [(live[1].id, 10, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
+        assert control.cut == [named(50), named(51)]
+        assert told(world, 14) == ["D 50", "D 51"]
+        assert world.served() == [(one.id, one.start_offset, one.end_offset) for one in live[1:]]
 
     def test_the_started_segment_itself(self) -> None:
         world, live = tiered()
@@ -163,9 +163,9 @@ class TestTheBrokerDeletes:
         round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
         for new in round_:
             publisher.begin(NAME, new.segment)
-        world.delete(live[0].id, named(50))
+        world.delete(live[2].id, named(51))
         publisher.publish(NAME, round_, control.begun, control.record)
-        assert control.cut == [named(50)]
+        assert control.cut == [named(51)]
 
     def test_a_source_after_the_switch_is_no_harm(self) -> None:
         world, live = tiered()
@@ -272,7 +272,9 @@ class TestTheRulesRefuse:
 
     def test_the_end_of_an_epoch_without_its_marker(self) -> None:
         world, live = tiered(TWO_EPOCHS)
-        new = replacing(50, live[1:3]).segment
+        with pytest.raises(Refused, match="ascending: leader epoch 1 begins behind the first source"):
+            world.publisher().begin(NAME, replacing(50, live[1:3]).segment)
+        new = replacing(50, live[2:4]).segment
         world.publisher().begin(NAME, new)
         cache = world.cache()
         finished = world.said(new.id, S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID)

@@ -91,12 +91,18 @@ class KafkaPublisher:
         begun: Callable[[], None],
         record: Callable[[Collection[str]], None],
     ) -> None:
-        """Groups ascend; each is switched, or cut off where the broker has deleted what it replaces, before the next one begins."""
+        """Groups ascend, each is switched before the next one begins. Where the broker has deleted what a group replaces, it is cut off.
+
+        So are those behind it: what is left of its sources may hold values whose tombstones the later groups have dropped.
+        """
         self._conditions(name)
         begun()
         ordered = sorted(replacements, key=lambda each: each.segment.start_offset)
         with self._lock:
-            cut = [new.segment.id for new in ordered if not self._switched(name, new)]
+            cut: list[str] = []
+            for new in ordered:
+                if not self._switched(name, new, give_up=bool(cut)):
+                    cut.append(new.segment.id)
         record(cut)
 
     def restore(
@@ -149,7 +155,7 @@ class KafkaPublisher:
             self._say(where, cache, [self._update(one, _S.DELETE_SEGMENT_STARTED) for one in strays])
             return len(strays)
 
-    def _switched(self, name: TopicPartition, new: Replacement) -> bool:
+    def _switched(self, name: TopicPartition, new: Replacement, *, give_up: bool) -> bool:
         """COPY_SEGMENT_FINISHED, look, DELETE_SEGMENT_STARTED of the sources; False where the group is cut off."""
         where, cache = self._folded(name)
         raw_id = uuid_bytes(new.segment.id)
@@ -159,7 +165,7 @@ class KafkaPublisher:
             return False
         if known.state is _S.COPY_SEGMENT_STARTED:
             here = [cache.segments.get(source) for source in sources]
-            if any(source is None or source.state not in rules.READABLE for source in here):
+            if give_up or any(source is None or source.state not in rules.READABLE for source in here):
                 self._say(where, cache, [self._update(known, _S.DELETE_SEGMENT_STARTED)])
                 return False
             why = rules.sources_refusal(cache, told_lineage(cache), known, sources)
