@@ -74,7 +74,9 @@ def disowned(known: Sequence[EpochEntry], known_end: int, given: Sequence[EpochE
         ours, theirs = epoch_at(known, offset), epoch_at(given, offset)
         if theirs > ours or (theirs < ours and offset < given_end):
             return offset
-    return None
+    # A known epoch may begin where the log ends: who has an older one there has missed what cut the log.
+    begun = any(entry.start_offset == known_end for entry in known)
+    return known_end if begun and given_end > known_end and 0 <= epoch_at(given, known_end) < epoch_at(known, known_end) else None
 
 
 def divergence(old: Sequence[EpochEntry], old_end: int, new: Sequence[EpochEntry], new_end: int) -> int | None:

@@ -169,10 +169,11 @@ def _tail_truncated(state: PartitionState, record: Record[Any], body: r.TailTrun
         entry = state.registrations[body.cut_id]
         changes |= _registered(state, record, entry.model_copy(update={"ids": (), "tiered_end": body.head.end_offset}))
         kept += (body.head,)
+    following = () if body.epoch is None else (lineage.EpochEntry(body.epoch, body.offset),)
     return changes | {
         "live": kept,
         "waiting": (*changes["waiting"], group),
-        "lineage": lineage.cut(state.lineage, body.offset),
+        "lineage": lineage.extend(lineage.cut(state.lineage, body.offset), following),
         "lineage_end": body.offset,
         "tail": tuple(batch for batch in state.tail if batch.last_offset < body.offset),
         "quarantine": None,

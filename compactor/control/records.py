@@ -93,7 +93,8 @@ class TailTruncated(Value):
     """The broker's log was truncated at ``offset`` (an unclean election): what the tier has from there on never was. Needs no leadership.
 
     ``voided``: the live segments that end there or later. ``head``: what the first of them has below ``offset``, as a new segment,
-    registered under ``cut_id``; None where it begins at ``offset``.
+    registered under ``cut_id``; None where it begins at ``offset``. ``epoch``: that of the leader who goes on at ``offset``, where it is
+    known: a replica that has missed the truncation is told by it, also before anything of the new branch came.
     """
 
     type: Literal["tail_truncated"] = "tail_truncated"
@@ -101,6 +102,7 @@ class TailTruncated(Value):
     offset: int
     voided: tuple[str, ...]
     head: RemoteLogSegmentMetadata | None = None
+    epoch: int | None = None
     grace_ms: int | None = None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkpoint.lineage import epoch_at
 from compactor.bootstrap import Tier
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
@@ -97,7 +98,8 @@ class Uploads:
         state = log.check_whole()
         parted = parting(state, [], given_lineage(path))
         if parted is not None and parted.newer and parted.offset > state.start_offset:
-            accept_truncation(self._opened, log, parted.offset, self._opened.settings.cleaner_for(name.topic).policy())
+            policy = self._opened.settings.cleaner_for(name.topic).policy()
+            accept_truncation(self._opened, log, parted.offset, epoch_at(parted.given, parted.offset), policy)
             with self._one_at_a_time:
                 self._opened.note_change(log)
         return log.state.end_offset + 1

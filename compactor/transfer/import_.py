@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from checkpoint.lineage import EpochEntry, Lineage, extend, merge
+from checkpoint.lineage import EpochEntry, Lineage, epoch_at, extend, merge
 from compactor.bootstrap import Tier
 from compactor.cleaner.passes.lanes import Lanes
 from compactor.cleaner.passes.portraits import portray
@@ -263,7 +263,7 @@ class _Import:
         check_tail(state, sources, parted.offset)
         if not (parted.newer and self.options.accept_truncation) or parted.offset <= state.start_offset:
             raise parted.error(state, self.log_dir)
-        self.notes += accept_truncation(self.tier, self.log, parted.offset, self.policy)
+        self.notes += accept_truncation(self.tier, self.log, parted.offset, epoch_at(parted.given, parted.offset), self.policy)
         self.company.note_change(self.log)
         return self.log.state
 

@@ -38,9 +38,10 @@ def accept_truncation(
     tier: Tier,
     log: PartitionLog,
     offset: int,
+    epoch: int,
     policy: CleanerPolicy,
 ) -> list[str]:
-    """Discards what the tier has from ``offset`` on. Returns what people should know.
+    """Discards what the tier has from ``offset`` on, where this epoch begins now. Returns what people should know.
 
     :raises BadData: a segment that cannot be cut; a round that was faster. Leased: a compactor is at work.
     """
@@ -50,6 +51,7 @@ def accept_truncation(
     place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
     voided, first = state.live[place:], state.live[place]
     cut_id = tier.ports.new_id()
+    begins = offset
     head = None
     if first.start_offset < offset:
         with tempfile.TemporaryDirectory(prefix="cut-", dir=process_folder(tier.state_dir)) as scratch:
@@ -71,7 +73,14 @@ def accept_truncation(
                 problem = tier.ports.layout.upload(name, head, paths)
                 if problem:
                     raise BadData(problem, segment=str(name), hint="Import again")
-    truncate(tier.ports, log, TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head))
+    body = TailTruncated(
+        cut_id=cut_id,
+        offset=offset,
+        voided=tuple(segment.id for segment in voided),
+        head=head,
+        epoch=epoch if offset == begins else None,
+    )
+    truncate(tier.ports, log, body)
     return [*notes, f"{name}: offsets {offset} to {voided[-1].end_offset} were discarded by the broker, and now by the tier"]
 
 

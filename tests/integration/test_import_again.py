@@ -147,6 +147,7 @@ def test_live_leaves_out_the_newest_segment(cli: TierCli, broker: Broker) -> Non
 def test_a_truncation_below_all_that_is_sealed_in_a_live_log(cli: TierCli, broker: Broker) -> None:
     """Only the newest segment, which is left out, would tell by its batches; the leader epochs tell now."""
     broker.write()
+    missed = broker.replica("missed", 4)
     cli.do("import", broker.replica("a", 4))
     truncated(broker, 6)
     folder = broker.replica("a", 4)
@@ -154,6 +155,9 @@ def test_a_truncation_below_all_that_is_sealed_in_a_live_log(cli: TierCli, broke
     assert (answer.code, "--accept-truncation" in answer.stderr) == (3, True)
     cli.do("import", folder, "--live", "--accept-truncation")
     assert cli.do("topics")["partitions"][0]["end_offset"] == 5
+    # Nothing of the new branch has come yet: a replica that has missed the truncation does not bring the old one back.
+    refused = cli.ask("import", missed)
+    assert (refused.code, "has missed a truncation" in refused.stderr) == (3, True)
     assert cli.do("import", folder)["start_offset"] == 6
 
 
