@@ -312,6 +312,18 @@ def test_no_broker_answers(scene: Scene) -> None:
     assert agent.status().ready
 
 
+def test_a_tier_that_cannot_be_made(scene: Scene, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("no directory")
+    scene.tier.cli.set(tier={"url": (tmp_path / "a file" / "tier").as_uri()})
+    agent = scene.agent()
+    settle(agent)
+    assert not agent.status().ready
+    assert str(tmp_path / "a file") in agent.status().problem
+    (tmp_path / "a file").unlink()
+    assert stands(settle(agent)) == (8, None)
+    assert agent.status().ready
+
+
 def test_brokers_of_another_cluster(scene: Scene) -> None:
     scene.cluster.cluster_id = "another"
     agent = scene.agent()

@@ -14,6 +14,7 @@ from compactor.errors import CompactorError, NotFound, Refused, Unavailable, Usa
 from compactor.metadata_topic.admin import KafkaAdmin, LeaderFacts, Setting, TopicFacts, metadata_topic_problem
 from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.metadata_topic.connection import ClientErrors, KafkaConnection, mapped
+from compactor.metadata_topic.leaders import KafkaLeaders
 
 ASKS: dict[str, Callable[[KafkaConnection], object]] = {
     "identity": lambda connection: ConfluentMetadataTopic(connection).identity(),
@@ -21,6 +22,7 @@ ASKS: dict[str, Callable[[KafkaConnection], object]] = {
     "cluster": lambda connection: KafkaAdmin(connection).cluster(),
     "names": lambda connection: KafkaAdmin(connection).topic_names(),
     "topics": lambda connection: KafkaAdmin(connection).metadata_topic(),
+    "leaders": lambda connection: KafkaLeaders(connection).leaders(),
 }
 
 

@@ -1,0 +1,32 @@
+"""What the system tells the agent of new segments, and what it says where there is nothing to be had."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from compactor.service.agent_notices import noticed
+
+
+def test_new_segments_are_told_also_in_new_directories_and_writes_are_not(tmp_path: Path) -> None:
+    woken, told = threading.Event(), list[str]()
+    (tmp_path / "orders-0").mkdir()
+    with noticed([str(tmp_path)], woken.set, told.append):
+        (tmp_path / "orders-0" / f"{0:020}.index").touch()
+        (tmp_path / "orders-0" / f"{0:020}.log").touch()
+        assert woken.wait(30)
+        woken.clear()
+        (tmp_path / "orders-0" / f"{0:020}.log").write_bytes(b"a batch")
+        assert not woken.wait(0.5)
+        (tmp_path / "orders-1").mkdir()
+        (tmp_path / "orders-1" / f"{0:020}.log").touch()
+        assert woken.wait(30)
+    assert told == []
+
+
+def test_a_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
+    told = list[str]()
+    with noticed([str(tmp_path / "nowhere")], lambda: None, told.append):
+        pass
+    assert len(told) == 1
+    assert "looked at every agent.interval_ms" in told[0]
