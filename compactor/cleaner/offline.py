@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from compactor.cleaner.gate.judge import Gate, GateTerms
+from compactor.cleaner.gate.balance import ResultTally
+from compactor.cleaner.gate.judge import Gate, GateFailed, GateTerms
 from compactor.cleaner.keys.keysets import BoundedOffsetMap, KeySet
 from compactor.cleaner.keys.survivors import PassOne, Survivors, scan_backwards, scan_bounded
 from compactor.cleaner.passes.chunks import FinishedChunks
@@ -24,6 +25,7 @@ from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import fold
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
+from compactor.records.balance import BalanceKey
 from compactor.records.batches import Bytes, map_file
 from compactor.records.indexes import build, read_txn_index
 from compactor.records.producers import ProducerStates, parse_snapshot
@@ -54,7 +56,7 @@ class CleanRequest:
     max_decompressed_batch_bytes: int = 1 << 30
     hash_key: bytes = bytes(16)
     gate_budget_bytes: int = 0
-    """Memory for the equivalence gate's key table; 0: nothing is compared."""
+    """Memory for the equivalence gate's key table; 0: nothing is compared, and no balance is drawn up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ def open_round(log_dir: Path, request: CleanRequest) -> OfflineRound:
         high_watermark=end if request.high_watermark is None else request.high_watermark,
         latest_offset=upper - 1,
         producers=_active_producers(log_dir, sources, end),
+        balance_key=BalanceKey(request.hash_key) if request.gate_budget_bytes else None,
     )
     return OfflineRound(sources, first_dirty, upper, rules)
 
@@ -157,7 +160,7 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
     if bounded:
         gate = _gate(request, opened, rules)
     if gate is not None:
-        _compare(gate, inputs, cleaned, read=bounded)
+        _compare(gate, inputs, cleaned, limit, rules.balance_key, read=bounded)
     on_phase("done")
     return CleanSummary(
         next_dirty_offset=next_dirty,
@@ -190,12 +193,24 @@ def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:
     return scan_backwards(one, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), lanes)
 
 
-def _compare(gate: Gate, inputs: Sequence[Sequence[SourceSegment]], cleaned: Sequence[CleanedSegment], *, read: bool) -> None:
+def _compare(
+    gate: Gate,
+    inputs: Sequence[Sequence[SourceSegment]],
+    cleaned: Sequence[CleanedSegment],
+    limit: int,
+    balance_key: BalanceKey | None,
+    *,
+    read: bool,
+) -> None:
     """``read``: pass 1 did not show the gate what it read."""
     for source in gate.dirty if read else ():
         gate.read(source)
     for members, segment in zip(inputs, cleaned, strict=True):
-        gate.check(members, segment.paths, end_offset=None)
+        tally = None if balance_key is None else ResultTally(segment, balance_key, limit)
+        gate.check(members, segment.paths, end_offset=None, tally=tally)
+        problem = tally.balance().problem() if tally else ""
+        if problem:
+            raise GateFailed(f"the balance: {problem}", segment=members[0].name)
 
 
 # ---- reading a log directory ------------------------------------------------------------------------------------------------

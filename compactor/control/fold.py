@@ -347,6 +347,8 @@ def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPu
             published_slot=record.slot,
             next_dirty_offset=offsets.clean_up_to(vector),
             vector=vector,
+            balance=body.balance,
+            content=body.content,
         ),
     }
 

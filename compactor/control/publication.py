@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from compactor.control import ordering
+from compactor.control import balancing, ordering
 from compactor.control.leadership import Leadership
 from compactor.control.ports import Ports
 from compactor.control.records import (
@@ -80,15 +80,18 @@ def publish(leadership: Leadership, intent: Intent, on_begun: Callable[[], None]
 
 def _published(leadership: Leadership, intent: Intent, replacements: Sequence[Replacement], cut_off: Collection[str]) -> RoundPublished:
     state, ports = leadership.state, leadership.ports
+    kept = tuple(new for new in replacements if new.segment.id not in cut_off)
     return RoundPublished(
         leader_epoch=leadership.epoch,
         run_id=intent.plan.run_id,
-        replacements=tuple(new for new in replacements if new.segment.id not in cut_off),
+        replacements=kept,
         vector_before=state.vector,
         vector=state.vector if cut_off else ordering.vector_after(state, intent.plan, leadership.epoch),
         cut_off=tuple(task.group for task in intent.plan.tasks if task.new_segment_id in cut_off),
         grace_ms=ports.grace_ms,
         undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,
+        balance=balancing.of_round(intent, kept),
+        content=balancing.content_after(state, kept),
     )
 
 

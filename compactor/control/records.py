@@ -13,6 +13,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import ConfigDict, Field, ValidationError
 
 from compactor.errors import BadData
+from compactor.model.balance import Balance, Sum
 from compactor.model.base import Value
 from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
@@ -192,7 +193,8 @@ class RoundPublished(Value):
 
     ``cut_off``: groups that are not among the replacements, because a broker had deleted what they replace; the vector then stays.
     ``grace_ms``, ``undo_window_ms``: [publish] of who published, here and in other records after which something waits; nobody may keep it
-    for less. None: a record of version 1, which did not say.
+    for less. None: a record of version 1, which did not say. ``balance``: of all its groups, ``content``: of all batches that readers
+    have after it; None where they are not known of every group or segment.
     """
 
     type: Literal["round_published"] = "round_published"
@@ -204,6 +206,8 @@ class RoundPublished(Value):
     grace_ms: int | None = None
     undo_window_ms: int | None = None
     cut_off: tuple[int, ...] = Field(default=(), exclude_if=lambda groups: not groups)
+    balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
+    content: Sum | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class RetireBegun(Value):

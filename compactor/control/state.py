@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset, clean_up_to
 from compactor.control.records import ScratchObject, TailBatch
+from compactor.model.balance import Balance, Sum, total
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
@@ -115,7 +118,10 @@ class Waiting(Value):
 
 
 class Run(Value):
-    """Run history. ``status``: running, published, undone (the intent), reverted (``undo``), or what RunEnded said."""
+    """Run history. ``status``: running, published, undone (the intent), reverted (``undo``), or what RunEnded said.
+
+    ``balance``, ``content``: as recorded with the publication.
+    """
 
     run_id: str
     leader_epoch: int
@@ -134,6 +140,8 @@ class Run(Value):
     sources: int = 0
     outputs: int = 0
     stats: dict[str, int | float | str] = Field(default_factory=dict)
+    balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
+    content: Sum | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Quarantine(Value):
@@ -233,8 +241,19 @@ class PartitionState(LogState):
         """Size of the live .log objects."""
         return sum(segment.size_bytes for segment in self.live)
 
+    @property
+    def content(self) -> Sum | None:
+        """All batches that readers have; None where some segment's are not known."""
+        return content_of(self.live)
+
     def run(self, run_id: str) -> Run | None:
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
+
+
+def content_of(segments: Iterable[RemoteLogSegmentMetadata]) -> Sum | None:
+    """The batches of these segments as recorded when they were written; None where that is not known of each."""
+    known = [segment.content for segment in segments]
+    return None if None in known else total(content for content in known if content)
 
 
 class CatalogState(LogState):

@@ -5,7 +5,10 @@ Everything that could make two executions differ (time, ids, settings, producers
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from checkpoint.offsets import CleanerOffset as CleanerOffset
+from compactor.model.balance import Balance
 from compactor.model.base import Value
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
@@ -78,7 +81,7 @@ class CompactionPlan(Value):
 
 
 class CompactionReceipt(Value):
-    """A task is done: the new segment is uploaded and read back. About 1 KB."""
+    """A task is done: the new segment is uploaded and read back. About 2 KB. ``balance``: None where an earlier program did it."""
 
     run_id: str
     group: int
@@ -87,6 +90,7 @@ class CompactionReceipt(Value):
     records_kept: int
     bytes_read: int
     bytes_written: int
+    balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class CompactionFailure(Value):

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from checkpoint.lineage import EpochEntry as EpochEntry
+from compactor.model.balance import Sum
 from compactor.model.base import Value
 
 
@@ -48,7 +49,8 @@ class RemoteLogSegmentMetadata(Value):
     ``first_timestamp_ms``: maximum timestamp of the first batch (Kafka's max.compaction.lag.ms looks at it). ``due_ms``: when the
     first delete horizon in it passes, -1 for never. ``open_txn_offset``: first offset of the oldest transaction that is open at
     its end, -1 for none. ``records``: how many it holds; only estimates depend on it. ``custom_metadata``: what the layout that wrote
-    its objects wants back when they are read (KIP-405's RemoteLogSegmentMetadata.CustomMetadata), as base64.
+    its objects wants back when they are read (KIP-405's RemoteLogSegmentMetadata.CustomMetadata), as base64. ``content``: the sum of its
+    batches under the tier's key (compactor.model.balance); None where an earlier program or a broker wrote it.
     """
 
     id: str
@@ -64,6 +66,7 @@ class RemoteLogSegmentMetadata(Value):
     open_txn_offset: int = -1
     records: int = 0
     custom_metadata: str = Field(default="", exclude_if=lambda value: not value)
+    content: Sum | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def file(self, kind: str) -> SegmentFile:
         """As recorded. Of a broker's segment nothing but the log's size is. Raises KeyError."""

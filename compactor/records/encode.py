@@ -45,12 +45,13 @@ _PROBLEMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a chunk became: bytes to write, and one row per batch in them."""
+    """What a chunk became: bytes to write, and one row per batch in them. ``anew``: it is no copy of a source's batch."""
 
     data: memoryview
     size: Int64s
     last_offset: Int64s
     max_timestamp: Int64s
+    anew: Mask
 
 
 class OutputBuffer:
@@ -84,7 +85,8 @@ def encode(
     some = slice(chunk.first, chunk.last)
     if np.all(action == COPY):
         start, end = int(table.position[chunk.first]), int(table.position[chunk.last - 1] + table.size[chunk.last - 1])
-        return Encoded(memoryview(raw)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some])
+        anew = np.zeros(len(action), np.bool_)
+        return Encoded(memoryview(raw)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some], anew)
     buf = chunk.buf
     compressed = bool(table.codec[chunk.first])
     bound = HEADER * len(action) + int((chunk.body_end - chunk.body_start).sum()) + _LONGEST_HEAD * len(rows)
@@ -149,7 +151,7 @@ def encode(
     else:
         written = memoryview(output.plain.array)[: int(size.sum())]
         _seal(output.plain.array, action, size)
-    return Encoded(written, size[kept], last_offset[kept], max_timestamp[kept])
+    return Encoded(written, size[kept], last_offset[kept], max_timestamp[kept], action[kept] != COPY)
 
 
 def _packed(raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer) -> memoryview:

@@ -22,6 +22,7 @@ from compactor.local.staging import group_room
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.balance import BalanceKey
 from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import Engine
 from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one
@@ -225,7 +226,7 @@ class Round:
         settings = PassOneSettings(
             cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, lanes, cleaner.verify_before_publish, check
         )
-        extent = RoundExtent(assessment.first_dirty, end, rules_of(draft(facts)))
+        extent = RoundExtent(assessment.first_dirty, end, rules_of(draft(facts), BalanceKey(context.hash_key)))
         return run_pass_one(reading, extent, settings, CleanInquiry(context.sidecars, filter_record(facts.state.runs)))
 
     def _worked(

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from compactor.cleaner.gate.judge import GateFailed
-from compactor.control import ordering, publication
+from compactor.control import balancing, ordering, publication
 from compactor.control.leadership import Leadership, RequirementFailed, lead
 from compactor.control.logs import PartitionLog, tidy
 from compactor.control.ordering import Stage, Steps
@@ -175,6 +175,9 @@ def _finish(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | Non
     if intent.pending:
         steps.to(Stage.UPLOADED)
         intent = _intent(leadership.state)
+    problem = balancing.problem(leadership.state, intent)
+    if problem:
+        return _given_up(leadership, steps, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), "")
     problem = publication.verify(leadership.ports, leadership.state, [receipt.segment for receipt in intent.receipts])
     if problem:
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="verify", message=problem)

@@ -17,6 +17,7 @@ import numpy as np
 
 from bloom.sizing import FilterDesign
 from compactor import __version__
+from compactor.cleaner.gate.balance import ResultTally
 from compactor.cleaner.gate.judge import Gate, GateFailed
 from compactor.cleaner.keys.survivors import Survivors, Witness
 from compactor.cleaner.passes.chunks import FinishedChunks
@@ -29,10 +30,12 @@ from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.local.budget import BLOCK, Grant, Overrun
 from compactor.local.staging import Staging, group_room
+from compactor.model.balance import Balance
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records import codecs
+from compactor.records.balance import BalanceKey
 from compactor.records.producers import ENTRY, ProducerStates
 from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one
 from compactor.round.ports import WorkSession, WorkStats
@@ -99,7 +102,7 @@ class LocalWorker:
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reading.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
         settings = PassOneSettings(self.engine, self.map_budget_bytes, self.hash_key, lanes, self.verify_before_publish, session.check)
-        extent = RoundExtent(plan.first_dirty_offset, plan.end_offset, rules_of(plan))
+        extent = RoundExtent(plan.first_dirty_offset, plan.end_offset, rules_of(plan, BalanceKey(self.hash_key)))
         return run_pass_one(reading, extent, settings, CleanInquiry(self.sidecars, FilterRecord(), clean))
 
     def _in_order(
@@ -131,6 +134,7 @@ class Written:
     cleaned: CleanedSegment
     folder: Path
     grant: Grant
+    balance: Balance
 
 
 class Answers(Protocol):
@@ -168,7 +172,8 @@ class Execution:
         self._partition = reading.partition
         self._limit = reading.inflate_limit
         self._reading = reading
-        self._rules = rules_of(plan)
+        self._key = BalanceKey(worker.hash_key)
+        self._rules = rules_of(plan, self._key)
 
     def work_on(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
         """Pass 2 for one group, then upload under the announced id."""
@@ -224,13 +229,15 @@ class Execution:
             end_offset=task.end_offset,
             room=grant.take,
         )
+        tally = ResultTally(cleaned, self._key, self._limit)
         if answers.gate is not None:
             sources = [answers.sources[ordinal] for ordinal in members]
             mapped = partial(self._reading.mapped, grant=grant)
-            report = answers.gate.check(sources, cleaned.paths, end_offset=task.end_offset, mapped=mapped)
+            report = answers.gate.check(sources, cleaned.paths, end_offset=task.end_offset, mapped=mapped, tally=tally)
             self._worker.stats.gate_coverage = report.coverage
+        balance = tally.balance()
         grant.take(self._worker.layout.upload_room(cleaned.size))
-        return Written(task, members, cleaned, folder, grant.handed_over())
+        return Written(task, members, cleaned, folder, grant.handed_over(), balance)
 
     def delivered(self, written: Written) -> CompactionReceipt | CompactionFailure:
         """Uploads a group and frees its room. May run beside ``rewritten`` of another group."""
@@ -263,6 +270,7 @@ class Execution:
             due_ms=due_ms(output, self._limit),
             open_txn_offset=last.open_txn_offset,
             records=content.records,
+            content=written.balance.result,
         )
         told = self._worker.layout.custom_metadata(self._partition, metadata, contents)
         metadata = metadata.model_copy(update={"custom_metadata": told}) if told else metadata
@@ -279,6 +287,7 @@ class Execution:
             records_kept=cleaned.records_kept,
             bytes_read=sum(self._live[ordinal].size_bytes for ordinal in written.members),
             bytes_written=cleaned.size,
+            balance=written.balance,
         )
 
     def _portray(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
@@ -302,7 +311,7 @@ class Execution:
         self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
 
 
-def rules_of(plan: CompactionPlan) -> RoundRules:
+def rules_of(plan: CompactionPlan, balance_key: BalanceKey | None = None) -> RoundRules:
     return RoundRules(
         now_ms=plan.now_ms,
         delete_retention_ms=plan.policy.delete_retention_ms,
@@ -310,6 +319,7 @@ def rules_of(plan: CompactionPlan) -> RoundRules:
         high_watermark=plan.high_watermark,
         latest_offset=plan.next_dirty_offset - 1,
         producers=active_states(plan),
+        balance_key=balance_key,
     )
 
 

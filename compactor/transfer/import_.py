@@ -30,6 +30,7 @@ from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.balance import BalanceKey
 from compactor.records.producers import ProducerStates
 from compactor.round.sources import producers_at_end
 from compactor.storage.factory import is_s3, local_path
@@ -411,7 +412,7 @@ class _File:
     def bring(self, registered: str) -> RemoteLogSegmentMetadata | None:
         work = self.work
         with tempfile.TemporaryDirectory(prefix="import-", dir=process_folder(work.tier.state_dir)) as scratch:
-            metadata, paths = prepare(self.member, registered, self.lineage, work.policy, Path(scratch))
+            metadata, paths = prepare(self.member, registered, self.lineage, work.policy, BalanceKey(work.tier.hash_key()), Path(scratch))
             if work.tier.ports.layout.upload(work.name, metadata, paths):
                 return None
         if self.sidecars is not None:

@@ -24,6 +24,7 @@ from compactor.errors import BadData
 from compactor.local.budget import BLOCK, blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.records.balance import BalanceKey, content_sum
 from compactor.records.batches import HEADER, HORIZON, BatchTable
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build, index_misfit, timeindex_misfit
 from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot
@@ -278,7 +279,7 @@ def check_lineage(path: Path, given: Lineage, sources: Sequence[SourceSegment]) 
 
 
 def prepare(
-    member: Member, new_id: str, lineage: Lineage, policy: CleanerPolicy, folder: Path
+    member: Member, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
     """Metadata and files of one segment: given indexes where they fit the log, else made from it, in ``folder``.
 
@@ -309,6 +310,7 @@ def prepare(
         due_ms=due_ms(source, policy.max_decompressed_batch_bytes),
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
+        content=content_sum(source.buf, key),
     )
     return metadata, {"log": log, **beside}
 

@@ -27,6 +27,7 @@ from compactor.errors import BadData, UsageError
 from compactor.local.spool import process_folder
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.balance import BalanceKey
 from compactor.records.indexes import TXN_ENTRY, parse_txn_index
 from compactor.records.producers import ProducerStates
 from compactor.round.sources import producers_at_end
@@ -69,7 +70,7 @@ def accept_truncation(
             else:
                 state = register(tier.ports, log, cut_id, [tier.ports.new_id()])
                 new_id = state.registrations[cut_id].ids[0]
-                head, paths = prepare(member, new_id, state.lineage, policy, Path(scratch))
+                head, paths = prepare(member, new_id, state.lineage, policy, BalanceKey(tier.hash_key()), Path(scratch))
                 problem = tier.ports.layout.upload(name, head, paths)
                 if problem:
                     raise BadData(problem, segment=str(name), hint="Import again")

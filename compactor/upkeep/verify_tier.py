@@ -21,6 +21,7 @@ from compactor.local.budget import blocks
 from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.balance import BalanceKey, content_sum
 from compactor.records.indexes import index_misfit, parse_txn_index, timeindex_misfit
 from compactor.records.producers import parse_snapshot
 from compactor.round.compaction import disk_budget
@@ -61,9 +62,12 @@ def verify_uploads(opened: Tier) -> list[Problem]:
     return [Problem("note", "unfinished", "", -1, one.where, detail) for one in found]
 
 
-def verify_partition(opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None) -> list[Problem]:
+def verify_partition(
+    opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None, *, deep: bool = False
+) -> list[Problem]:
     """All problems and notes of one partition. What is wrong with the data is an answer, not an exception.
 
+    :param deep: each segment's batches are added up anew and compared with the sum that was recorded when it was written.
     :raises OutOfBudget: a segment that does not fit within ``disk_budget_bytes``.
     :raises StoreError: the store does not answer.
     """
@@ -73,12 +77,14 @@ def verify_partition(opened: Tier, name: TopicPartition, on_bytes: Callable[[int
     except BadData as error:
         return [Problem("error", "control-log", name.topic, name.partition, error.segment, error.message)]
     found = list(_check_coverage(state))
+    found += _check_account(state) if deep else []
+    key = BalanceKey(opened.hash_key()) if deep and state.live else None
     cleaner = opened.cleaner_for(name.topic)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=process_folder(opened.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
             check_room(opened, cleaner, segment)
-            check = _Check(opened, name, segment, Path(scratch), cleaner.max_decompressed_batch_bytes)
+            check = _Check(opened, name, segment, Path(scratch), cleaner.max_decompressed_batch_bytes, key)
             problems, last = check.run(previous_last)
             previous_last = max(previous_last, last)
             if problems and log.refresh().slot != state.slot and segment.id not in log.state.live_by_id():
@@ -114,6 +120,7 @@ class _Check(NamedTuple):
     segment: RemoteLogSegmentMetadata
     scratch: Path
     inflate_limit: int
+    balance_key: BalanceKey | None
 
     def run(self, previous_last: int) -> tuple[list[Problem], int]:
         """(problems, last offset that its batches hold)."""
@@ -136,6 +143,8 @@ class _Check(NamedTuple):
                 f"{negative} records have negative timestamps: no round writes a batch anew that keeps one, as Kafka's cleaner does not"
             )
             found.append(self._problem("negative-timestamp", "log", detail, severity="note"))
+        if detail := _content_problem(segment, source, self.balance_key):
+            found.append(self._problem("balance", "log", detail))
         if detail := _metadata_problem(segment, source):
             found.append(self._problem("metadata", "log", detail))
         for kind, detail in problems_beside(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
@@ -176,6 +185,25 @@ def _metadata_problem(segment: RemoteLogSegmentMetadata, source: SourceSegment) 
     if segment.max_timestamp_ms != latest:
         return f"its metadata says that its latest record is of {segment.max_timestamp_ms}, it is of {latest}"
     return ""
+
+
+def _content_problem(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceKey | None) -> str:
+    """Whether it holds the batches that were recorded when it was written."""
+    if key is None or segment.content is None:
+        return ""
+    held = content_sum(source.buf, key)
+    return "" if held == segment.content else f"it holds {held} batches, and {segment.content} were recorded when it was written"
+
+
+def _check_account(state: PartitionState) -> Iterator[Problem]:
+    """Whether each remembered round adds up by its own record, and the last one with what readers have."""
+    for run in state.runs:
+        if run.balance is not None and (problem := run.balance.problem()):
+            yield Problem("error", "balance", *state.name, run.run_id, problem)
+    unknown = sum(segment.content is None for segment in state.live)
+    if unknown:
+        detail = f"of {unknown} segments nobody recorded what they hold: an earlier program or a broker wrote them"
+        yield Problem("note", "balance-unknown", *state.name, "", detail)
 
 
 def problems_beside(source: SourceSegment, files: dict[str, bytes]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from checkpoint.offsets import CleanerOffset
 from compactor.bootstrap import Tier
 from compactor.control.state import PartitionState, Run
 from compactor.errors import CompactorError, UsageError
+from compactor.model.balance import Balance, Sum
 from compactor.model.ids import TopicPartition
 
 
@@ -16,6 +17,8 @@ from compactor.model.ids import TopicPartition
 class RunReport:
     """``status``: running (also: interrupted, until somebody goes on), published (its end was not written down), cleaned, resumed,
     undone (given up before anybody saw it), reverted (by `undo`), quarantined. ``undoable``: `undo` would take it.
+
+    ``balance``: what the round took and gave; ``content``: what readers had after it. None where that was not recorded.
     """
 
     run_id: str
@@ -38,6 +41,8 @@ class RunReport:
     segment: str
     undoable: bool
     stats: dict[str, int | float | str]
+    balance: Balance | None
+    content: Sum | None
 
 
 def runs_of(state: PartitionState) -> list[RunReport]:
@@ -79,6 +84,8 @@ def _report(state: PartitionState, run: Run) -> RunReport:
         segment=run.segment,
         undoable=undo_problem(state, run.run_id) == "",
         stats=run.stats,
+        balance=run.balance,
+        content=run.content,
     )
 
 

@@ -10,12 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from compactor.cleaner.gate.judge import Gate, GateFailed, GateReport, GateTerms
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_round
 from compactor.cleaner.passes.grouping import group
+from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.records.build import Producer, Row, batch, seal
 from compactor.records.codecs import compress
+from compactor.round import rewrite as worker
 from tests.builders import read
 from tests.plain_format import Batch, Record, read_batches, segment_paths
 from tests.plain_log import indexes_of
@@ -114,3 +118,23 @@ def settled(each: Batch, records: Sequence[Record]) -> Batch:
     base = records[0].timestamp if records and each.horizon is None else each.base_timestamp
     highest = max((r.timestamp for r in records), default=each.max_timestamp)
     return changed(each, records, base_timestamp=base, max_timestamp=each.max_timestamp if each.append_time else highest)
+
+
+Damage = Callable[[list[Batch]], list[Batch]]
+
+
+def misbehave(monkeypatch: pytest.MonkeyPatch, damage: Damage) -> None:
+    """What the cleaner wrote is changed on disk before anybody looks at it; CRCs and indexes fit."""
+
+    class Wrong(RewritePass):
+        def rewrite(self, *arguments: Any, **options: Any) -> CleanedSegment:
+            cleaned = super().rewrite(*arguments, **options)
+            batches = damage(list(read_batches(cleaned.paths["log"].read_bytes())))
+            data = b"".join(encoded(each) for each in batches)
+            cleaned.paths["log"].write_bytes(data)
+            index, timeindex = indexes_of(read_batches(data), cleaned.base, self.index_interval_bytes)
+            cleaned.paths["index"].write_bytes(index)
+            cleaned.paths["timeindex"].write_bytes(timeindex)
+            return replace(cleaned, size=len(data))
+
+    monkeypatch.setattr(worker, "RewritePass", Wrong)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from bloom.siphash import key_halves
 from compactor.cleaner.gate import reading as col
+from compactor.cleaner.gate.balance import ResultTally
 from compactor.cleaner.gate.batches import (
     Fates,
     Flags,
@@ -53,6 +54,7 @@ from compactor.cleaner.gate.reading import (
     TooMuch,
     Unreadable,
     chains,
+    chunks_of,
     header_blocks,
     read_headers,
     wrong_crc,
@@ -62,10 +64,9 @@ from compactor.cleaner.passes.lanes import Lane
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.errors import CompactorError
-from compactor.records.batches import CODEC_MASK, HORIZON, NOT_CONTROL, Bytes, Int64s, map_file
+from compactor.records.batches import HORIZON, NOT_CONTROL, Bytes, Int64s, map_file
 from compactor.records.rows import Chunk
 
-_CHUNK: Final = 1 << 21
 _GO, _STAY, _EITHER = 0, 1, 2
 _NOT_TOLD: Final = -1
 Mapped = Callable[[SourceSegment], AbstractContextManager[None]]
@@ -286,7 +287,7 @@ class Gate:
 
     def _walk(self, reader: RecordReader, buf: Bytes, headers: Headers, wanted: Flags, segment: str) -> Iterator[tuple[Int64s, Records]]:
         """The records of the wanted batches in chunks, with their batches' numbers; a chunk is valid until the next one is asked for."""
-        waiting = list(_chunks(headers, wanted))[::-1]
+        waiting = list(chunks_of(headers, wanted))[::-1]
         while waiting:
             some = waiting.pop()
             try:
@@ -353,8 +354,9 @@ class Gate:
         *,
         end_offset: int | None,
         mapped: Mapped = lambda source: nullcontext(),
+        tally: ResultTally | None = None,
     ) -> GateReport:
-        """Compares a group's sources with its cleaned segment.
+        """Compares a group's sources with its cleaned segment. ``tally``: is shown the output's records as they are read.
 
         :param paths: of the cleaned segment's files, by kind: log, index, timeindex, txnindex.
         :param end_offset: where the new segment must end (inclusive); None: as Kafka's cleaner leaves it.
@@ -363,9 +365,11 @@ class Gate:
         """
         if any(self._unread.values()):
             raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
-        name = sources[0].name
+        name, self._other.shown_to = sources[0].name, tally.add if tally else None
         output = map_file(paths["log"])
         headers = self._read_output(output, sources[0].base, end_offset, name)
+        if tally:
+            tally.begin(output, headers)
         for cause in index_problems(headers, sources[0].base, paths):
             raise GateFailed(cause, segment=name)
         group = self._paired(sources, headers, end_offset, self._reach(sources[0], mapped), name)
@@ -485,18 +489,18 @@ class Gate:
         if not len(pairs.origin):
             return
         with mapped(pairs.source):
-            was, _ = self._sums(pairs.source.buf, SourceBatches([pairs.source.table]).take(pairs.origin), pairs.source.name)
-        became, highest = self._sums(output, pairs.output, pairs.source.name)
+            was, _ = self._sums(self._reader, pairs.source.buf, SourceBatches([pairs.source.table]).take(pairs.origin), pairs.source.name)
+        became, highest = self._sums(self._other, output, pairs.output, pairs.source.name)
         was[2] = 0  # what is written anew has none
         wrong = np.any(was != became, axis=0) | (pairs.output[col.MAX_TIMESTAMP] != highest)
         if wrong.any():
             offset = int(pairs.output[col.LAST, wrong][0])
             raise GateFailed("a marker that does not say what its source says", segment=pairs.source.name, offset=offset)
 
-    def _sums(self, buf: Bytes, headers: Headers, segment: str) -> tuple[npt.NDArray[np.uint64], Int64s]:
+    def _sums(self, reader: RecordReader, buf: Bytes, headers: Headers, segment: str) -> tuple[npt.NDArray[np.uint64], Int64s]:
         """Of the records of each batch: number, chain, whether one has attributes (Kafka writes none); the highest timestamp."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
-        for some, records in self._walk(self._other, buf, headers, headers[col.COUNT] > 0, segment):
+        for some, records in self._walk(reader, buf, headers, headers[col.COUNT] > 0, segment):
             sums[:2, some] = chains(records, np.ones(len(records.offset), np.bool_))
             sums[2, some] = np.bitwise_or.reduceat(records.flags & col.ODD_ATTRIBUTES, records.first_row[:-1])
             highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
@@ -570,17 +574,6 @@ class Gate:
 
 
 _CHANGED: Final = "key, timestamp, value or headers are not the source's"
-
-
-def _chunks(headers: Headers, wanted: Flags) -> Iterator[Int64s]:
-    """The wanted batches, some at a time: as many as make a chunk, either all compressed or none."""
-    batches = np.flatnonzero(wanted)
-    if not len(batches):
-        return
-    packed = (headers[col.ATTRIBUTES, batches] & CODEC_MASK != 0).astype(np.int8)
-    chunk = np.cumsum(headers[col.SIZE, batches]) // _CHUNK
-    cuts = np.flatnonzero((np.diff(packed) != 0) | (np.diff(chunk) != 0)) + 1
-    yield from np.split(batches, cuts)
 
 
 def _most_records(source: SourceSegment) -> int:

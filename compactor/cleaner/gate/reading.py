@@ -5,7 +5,7 @@ What it shares with the cleaner are libraries: codecs, CRC-32C, SipHash and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ Headers = npt.NDArray[np.int64]
 ) = FIELDS = range(16)  # fmt: skip
 
 _MOST_BYTES: Final = 1 << 26
+_CHUNK: Final = 1 << 21
 KEYLESS: Final = 1
 NULL_VALUE: Final = 2
 ODD_NAMES: Final = 4  # a header name that is not ASCII: Java may write other bytes for it
@@ -118,7 +119,7 @@ def _number(buf: Bytes, at: int, size: int) -> int:
 
 
 @leaf
-def _varint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
+def varint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
     """(value, next position); next position is beyond ``end`` where the number does not stop in time."""
     if at < end and buf[at] < 128:
         low = np.int64(buf[at])
@@ -186,16 +187,16 @@ def _control(buf: Bytes, row: Int64s) -> tuple[int, int]:
     if row[COUNT] == 0:
         return EMPTIED, -1
     end = row[POSITION] + row[SIZE]
-    _, at = _varint(buf, row[POSITION] + 61, end)
-    _, at = _varint(buf, at + 1, end)
-    _, at = _varint(buf, at, end)
-    length, at = _varint(buf, at, end)
+    _, at = varint(buf, row[POSITION] + 61, end)
+    _, at = varint(buf, at + 1, end)
+    _, at = varint(buf, at, end)
+    length, at = varint(buf, at, end)
     if length < 4 or length > end - at:
         return MALFORMED, -1
     kind = _number(buf, at + 2, 2)
     if kind not in (ABORT, COMMIT):
         return OTHER, -1
-    length, at = _varint(buf, at + length, end)
+    length, at = varint(buf, at + length, end)
     return kind, _number(buf, at + 2, 4) if length >= 6 and at + 6 <= end else -1
 
 
@@ -215,6 +216,8 @@ class RecordReader:
     """Reads the records of some batches at a time; what it gives is valid until the next call."""
 
     def __init__(self, k0: np.uint64, k1: np.uint64, inflate_limit: int) -> None:
+        self.shown_to: Callable[[Headers, Records], None] | None = None
+        """Who sees what ``read`` gives."""
         self._key = (k0, k1)
         self._limit = inflate_limit
         self._bodies = codecs.ByteBuffer()
@@ -226,11 +229,14 @@ class RecordReader:
         if not np.any(headers[ATTRIBUTES] & CODEC_MASK):
             body[0] = headers[POSITION] + np.where(headers[MAGIC] == 2, 61, 0)
             body[1] = headers[POSITION] + headers[SIZE]
-            return self.walk(buf, headers, body)
-        self._unpack(memoryview(buf), headers, body)
-        inflated = self._bodies.array[: self._bodies.size]
-        inflated.flags.writeable = False
-        return self.walk(inflated, headers, body)
+        else:
+            self._unpack(memoryview(buf), headers, body)
+            buf = self._bodies.array[: self._bodies.size]
+            buf.flags.writeable = False
+        records = self.walk(buf, headers, body)
+        if self.shown_to is not None:
+            self.shown_to(headers, records)
+        return records
 
     def walk(self, buf: Bytes, headers: Headers, body: Int64s) -> Records:
         """The same where the batches' records lie at ``buf[body[0, i] : body[1, i]]``, inflated. Raises Unreadable."""
@@ -266,6 +272,17 @@ class RecordReader:
             body[1, batch] = self._bodies.size
             if self._bodies.size > _MOST_BYTES and headers.shape[1] > 1:
                 raise TooMuch
+
+
+def chunks_of(headers: Headers, wanted: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
+    """The wanted batches, some at a time: as many as make a chunk, either all compressed or none."""
+    batches = np.flatnonzero(wanted)
+    if not len(batches):
+        return
+    packed = (headers[ATTRIBUTES, batches] & CODEC_MASK != 0).astype(np.int8)
+    chunk = np.cumsum(headers[SIZE, batches]) // _CHUNK
+    cuts = np.flatnonzero((np.diff(packed) != 0) | (np.diff(chunk) != 0)) + 1
+    yield from np.split(batches, cuts)
 
 
 def _columns(rows: int) -> tuple[Any, ...]:
@@ -315,24 +332,24 @@ def _walk_records(
             flags[row] = 0
             if magic == 2:
                 start = at
-                length, at = _varint(buf, at, limit)
+                length, at = varint(buf, at, limit)
                 if at > limit or length < 1 or length > limit - at:
                     return batch
                 stop = at + length
                 prefetch_read(buf, stop + 2 * (stop - start))
                 if buf[at] != 0:
                     flags[row] = ODD_ATTRIBUTES
-                delta, at = _varint(buf, at + 1, stop)
+                delta, at = varint(buf, at + 1, stop)
                 timestamp[row] = headers[MAX_TIMESTAMP, batch] if appended else headers[BASE_TIMESTAMP, batch] + delta
-                delta, at = _varint(buf, at, stop)
+                delta, at = varint(buf, at, stop)
                 offset[row] = headers[BASE, batch] + delta
-                klen, kstart = _varint(buf, at, stop)
+                klen, kstart = varint(buf, at, stop)
                 if klen > stop - kstart:
                     return batch
-                vlen, vstart = _varint(buf, kstart + max(klen, 0), stop)
+                vlen, vstart = varint(buf, kstart + max(klen, 0), stop)
                 if vlen > stop - vstart:
                     return batch
-                names, at = _varint(buf, vstart + max(vlen, 0), stop)
+                names, at = varint(buf, vstart + max(vlen, 0), stop)
                 if at > stop or names < 0 or names > stop - at:
                     return batch
             else:
@@ -359,14 +376,14 @@ def _walk_records(
             state = _add(state, buf, vstart, max(vlen, -1))
             state = extend_word(state, np.uint64(names))
             for _ in range(names):
-                length, start = _varint(buf, at, stop)
+                length, start = varint(buf, at, stop)
                 if start > stop or length < 0 or length > stop - start:
                     return batch
                 for i in range(start, start + length):
                     if buf[i] > 127:
                         flags[row] |= ODD_NAMES
                 state = _add(state, buf, start, length)
-                length, at = _varint(buf, start + length, stop)
+                length, at = varint(buf, start + length, stop)
                 if at > stop or length > stop - at:
                     return batch
                 state = _add(state, buf, at, max(length, -1))
@@ -398,7 +415,7 @@ def _digest_of_odd_names(records: Records, row: int) -> int:
     end = len(buf)
 
     def number(at: int) -> tuple[int, int]:
-        value, after = _varint.py_func(buf, at, end)  # type: ignore[attr-defined]
+        value, after = varint.py_func(buf, at, end)  # type: ignore[attr-defined]
         return int(value), int(after)
 
     parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_part(records.key(row))]

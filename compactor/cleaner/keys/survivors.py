@@ -222,11 +222,7 @@ class BackwardSurvivors:
         if one.witness is not None:
             one.witness.begin(source)
         bits = self._bits.setdefault(source.ordinal, SegmentBits(len(source.table)))
-        action, retain_empty = (
-            (None, None)
-            if one.rules is None or not ahead
-            else decide_batches(source.table, one.verdicts[source.ordinal], one.rules, source.name)
-        )
+        fates = decide_batches(source.table, one.verdicts[source.ordinal], one.rules, source.name) if one.rules and ahead else None
 
         def prepare(lane: Lane, job: tuple[int, int]) -> list[Hashed]:
             first, last = job
@@ -242,18 +238,18 @@ class BackwardSurvivors:
             return marked[0][:2] if len(marked) == 1 and marked[0][2] else None
 
         def finish(lane: Lane, decided: tuple[Hashed, Flags] | None) -> tuple[Chunk, CleanChunk] | None:
-            if decided is None or one.rules is None or action is None or retain_empty is None or not one.finished.has_room:
+            if decided is None or one.rules is None or fates is None or not one.finished.has_room:
                 return None
             piece, survives = decided
             chunk, rows = piece.chunk, piece.rows
             some = slice(chunk.first, chunk.last)
             if rows is None or not source.table.codec[chunk.first] or np.any(source.table.control[some] != NOT_CONTROL):
                 return None
-            if np.any((action[some] == FILTER) != chunk.wanted):
+            if np.any((fates.action[some] == FILTER) != chunk.wanted):
                 return None
             if rows.offset.min(initial=one.end) < one.first_dirty:
                 return None  # older records are looked up when all keys are known
-            return chunk, clean_chunk(lane, source, chunk, rows, piece.first_row, ~survives, action[some], retain_empty[some], one.rules)
+            return chunk, clean_chunk(lane, source, chunk, rows, piece.first_row, ~survives, fates.part(some), one.rules)
 
         jobs = [(first, last) for first, last in reversed(source.ranges()) if wanted[first:last].any()]
         for result in lanes.run_in_steps(prepare, decide, finish, jobs):

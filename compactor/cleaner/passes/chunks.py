@@ -12,28 +12,31 @@ from typing import Final
 import numpy as np
 
 from compactor.cleaner.passes.lanes import Lane
-from compactor.cleaner.passes.retention import RoundRules, filter_rows
+from compactor.cleaner.passes.retention import BatchFates, RoundRules, filter_rows
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Flags
 from compactor.errors import BadData
+from compactor.records.balance import Sums, chunk_sums
 from compactor.records.batches import NOT_CONTROL, Int64s
-from compactor.records.encode import COPY, Actions, Encoded, encode
+from compactor.records.encode import COPY, Encoded, encode
 from compactor.records.rows import Chunk, Rows
 
 
 @dataclass(frozen=True, slots=True)
 class CleanChunk:
-    """What is to be written for a chunk, and how many records it had and has."""
+    """What is to be written for a chunk, how many records it had and has, and its part of the balance (None: nobody asks)."""
 
     encoded: Encoded
     records_read: int
     records_kept: int
+    sums: Sums | None = None
 
     def moved(self, data: memoryview) -> CleanChunk:
         """The same with its bytes elsewhere: the lane may go on."""
         old = self.encoded
         data[:] = old.data
-        return CleanChunk(Encoded(data, old.size, old.last_offset, old.max_timestamp), self.records_read, self.records_kept)
+        moved = Encoded(data, old.size, old.last_offset, old.max_timestamp, old.anew)
+        return CleanChunk(moved, self.records_read, self.records_kept, self.sums)
 
     def detached(self) -> CleanChunk:
         return self.moved(memoryview(bytearray(len(self.encoded.data))))
@@ -46,23 +49,27 @@ def clean_chunk(
     rows: Rows,
     first_row: Int64s,
     superseded: Flags,
-    action: Actions,
-    retain_empty: Flags,
+    fates: BatchFates,
     rules: RoundRules,
 ) -> CleanChunk:
-    """Decides and writes a chunk's batches. ``action`` and ``retain_empty``: per batch of the chunk, from ``decide_batches``.
+    """Decides and writes a chunk's batches. ``fates``: of the chunk, from ``decide_batches``.
 
     The result lives in the lane. Raises BadData where Kafka's builder would refuse a batch.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
         _check_wrapper_order(source, chunk, rows, first_row)
     _check_marker_values(source, chunk, rows, first_row)
-    copied = action == COPY
-    action = action.copy()
-    keep, horizon = filter_rows(source.table, chunk, rows, first_row, superseded, action, retain_empty, rules, source.mtime_ms)
+    copied = fates.action == COPY
+    action = fates.action.copy()
+    keep, horizon = filter_rows(source.table, chunk, rows, first_row, superseded, action, fates.retain_empty, rules, source.mtime_ms)
     encoded = encode(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, lane.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
-    return CleanChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied].sum()))
+    sums = None
+    if rules.balance_key is not None:
+        sums = chunk_sums(
+            rules.balance_key, source.buf, source.table, chunk, rows, first_row, fates.action, action, keep, superseded, fates.discarded
+        )
+    return CleanChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied].sum()), sums)
 
 
 def _check_marker_values(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from bloom.jit import kernel
 from compactor.cleaner.passes.transactions import Flags, Verdicts
 from compactor.errors import BadData
+from compactor.records.balance import BalanceKey
 from compactor.records.batches import EMPTIED, HORIZON, MALFORMED, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, NO_HORIZON, REWRITE, Actions
 from compactor.records.producers import ProducerStates
@@ -20,7 +21,10 @@ LAST_MS = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class RoundRules:
-    """What the rules depend on besides the batches. Milliseconds and offsets; ``latest_offset``: last offset that the map covers."""
+    """What the rules depend on besides the batches. Milliseconds and offsets; ``latest_offset``: last offset that the map covers.
+
+    ``balance_key``: what comes and goes is summed up under it; None: nobody asks.
+    """
 
     now_ms: int
     delete_retention_ms: int
@@ -28,6 +32,7 @@ class RoundRules:
     high_watermark: int
     latest_offset: int
     producers: ProducerStates
+    balance_key: BalanceKey | None = None
 
     @property
     def delete_horizon_ms(self) -> int:
@@ -35,12 +40,24 @@ class RoundRules:
         return min(self.now_ms + self.delete_retention_ms, LAST_MS)
 
 
-def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> tuple[Actions, Flags]:
-    """(action, retain_empty) per batch: DROP, COPY or EMPTY where the header says enough, FILTER where the records decide.
+@dataclass(frozen=True, slots=True)
+class BatchFates:
+    """Per batch: ``action``, DROP, COPY or EMPTY where the header says enough, FILTER where the records decide.
 
     ``retain_empty``: the batch is the last of a live producer or ends at the high watermark, so its header stays (KAFKA-8335,
-    KAFKA-20452). Raises BadData for a marker that cannot be read.
+    KAFKA-20452). ``discarded``: the transaction fold says that it goes.
     """
+
+    action: Actions
+    retain_empty: Flags
+    discarded: Flags
+
+    def part(self, some: slice) -> BatchFates:
+        return BatchFates(self.action[some], self.retain_empty[some], self.discarded[some])
+
+
+def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> BatchFates:
+    """What the headers say. Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
     if len(malformed):
         at = int(malformed[0])
@@ -66,7 +83,7 @@ def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, seg
     )
     retain_empty = is_last | (table.last_offset + 1 == rules.high_watermark)
     action = _decide(table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, rules.now_ms)
-    return action, retain_empty
+    return BatchFates(action, retain_empty, verdicts.discardable)
 
 
 @kernel

@@ -14,19 +14,25 @@ import numpy as np
 from compactor.cleaner.keys.survivors import KeptCounts, Survivors, Witness
 from compactor.cleaner.passes.chunks import CleanChunk, FinishedChunks, clean_chunk
 from compactor.cleaner.passes.lanes import Lane, Lanes
-from compactor.cleaner.passes.retention import RoundRules, decide_batches
+from compactor.cleaner.passes.retention import BatchFates, RoundRules, decide_batches
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Flags, Verdicts
 from compactor.errors import BadData
+from compactor.model.balance import Sum
+from compactor.records.balance import Sums, content_sum, no_sums
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
-from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, Actions, Encoded, empty_batch
+from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, Encoded, empty_batch
 from compactor.records.indexes import build
 from compactor.records.rows import Chunk, parse
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedSegment:
-    """A new segment: ``<20 digits>.log`` with ``.index``, ``.timeindex`` and, where anything is in it, ``.txnindex``."""
+    """A new segment: ``<20 digits>.log`` with ``.index``, ``.timeindex`` and, where anything is in it, ``.txnindex``.
+
+    ``anew``: which of its batches are no copies; ``sources``, ``sums``: of its sources' batches, and of what became of those that do not
+    stay as they are.
+    """
 
     base: int
     paths: dict[str, Path]
@@ -35,6 +41,9 @@ class CleanedSegment:
     max_timestamp: int
     records_read: int
     records_kept: int
+    anew: Flags
+    sources: Sum
+    sums: Sums
 
 
 @dataclass(slots=True)
@@ -42,11 +51,15 @@ class _Progress:
     sizes: list[Int64s] = field(default_factory=list)
     last_offsets: list[Int64s] = field(default_factory=list)
     max_timestamps: list[Int64s] = field(default_factory=list)
+    anew: list[Flags] = field(default_factory=lambda: [np.empty(0, np.bool_)])
     written: int = 0
     records_read: int = 0
     records_kept: int = 0
+    sources: Sum = field(default_factory=Sum)
+    sums: Sums = field(default_factory=no_sums)
 
     def add(self, encoded: Encoded) -> None:
+        self.anew.append(encoded.anew)
         self.sizes.append(encoded.size)
         self.last_offsets.append(encoded.last_offset)
         self.max_timestamps.append(encoded.max_timestamp)
@@ -114,18 +127,23 @@ class RewritePass:
                 paths[kind].write_bytes(data)
         for path in paths.values():
             os.utime(path, ns=(mtime_ms * 1_000_000,) * 2)
-        return CleanedSegment(base, paths, done.written, len(sizes), int(np.max(maxima, initial=-1)), done.records_read, done.records_kept)
+        return CleanedSegment(
+            base, paths, done.written, len(sizes), int(np.max(maxima, initial=-1)), done.records_read, done.records_kept,
+            np.concatenate(done.anew), done.sources, done.sums,
+        )  # fmt: skip
 
     def _rewrite_source(
         self, source: SourceSegment, verdicts: Verdicts, file: BinaryIO, lanes: Lanes, done: _Progress, room: Callable[[int], None]
     ) -> None:
         if self.witness is not None:
             self.witness.begin(source)
-        action, retain_empty = decide_batches(source.table, verdicts, self.rules, source.name)
+        fates = decide_batches(source.table, verdicts, self.rules, source.name)
         counts = self.survivors.counts(source)
         if counts is not None:
-            _settle_known(source.table, action, retain_empty, counts, self.rules.now_ms)
-        jobs = [(source, first, last, action[first:last], retain_empty[first:last]) for first, last in source.ranges()]
+            _settle_known(source.table, fates, counts, self.rules.now_ms)
+        if self.rules.balance_key is not None:
+            done.sources = done.sources.plus(content_sum(source.buf, self.rules.balance_key))
+        jobs = [(source, first, last, fates.part(slice(first, last))) for first, last in source.ranges()]
         for pieces in lanes.run(self._clean_range, jobs):
             for piece in pieces:
                 if done.written + len(piece.encoded.data) > MAX_SEGMENT:
@@ -139,10 +157,13 @@ class RewritePass:
                 done.add(piece.encoded)
                 done.records_read += piece.records_read
                 done.records_kept += piece.records_kept
+                if piece.sums is not None:
+                    done.sums += piece.sums
 
-    def _clean_range(self, lane: Lane, job: tuple[SourceSegment, int, int, Actions, Flags]) -> list[CleanChunk]:
+    def _clean_range(self, lane: Lane, job: tuple[SourceSegment, int, int, BatchFates]) -> list[CleanChunk]:
         """The chunks of one range: as pass 1 left it, from the batch headers alone, or read now."""
-        source, first, last, action, retain_empty = job
+        source, first, last, fates = job
+        action = fates.action
         finished = self.finished.take(source, first)
         if finished is not None:
             return [finished]
@@ -153,11 +174,7 @@ class RewritePass:
             nowhere = np.zeros(last - first, np.int64)
             chunk = Chunk(first, last, source.buf[:0], nowhere, nowhere, wanted)
             none = np.empty(0, np.bool_)
-            return [
-                clean_chunk(
-                    lane, source, chunk, lane.rows.take(0), np.zeros(last - first + 1, np.int64), none, action, retain_empty, self.rules
-                )
-            ]
+            return [clean_chunk(lane, source, chunk, lane.rows.take(0), np.zeros(last - first + 1, np.int64), none, fates, self.rules)]
         found = []
         for chunk in source.chunks(first, last, wanted, self.inflate_limit, lane.bodies):
             some = slice(chunk.first - first, chunk.last - first)
@@ -165,7 +182,7 @@ class RewritePass:
             if self.witness is not None:
                 self.witness.expect(lane, source, chunk)
             superseded = self.survivors.superseded(source, chunk, rows, first_row)
-            clean = clean_chunk(lane, source, chunk, rows, first_row, superseded, action[some], retain_empty[some], self.rules)
+            clean = clean_chunk(lane, source, chunk, rows, first_row, superseded, fates.part(some), self.rules)
             # The lane is used again for the next chunk of this range.
             found.append(clean if chunk.last == last else clean.detached())
         return found
@@ -177,11 +194,13 @@ class RewritePass:
         filler = empty_batch(end_offset, end_offset, leader_epoch)
         room(len(filler))
         _write(file, memoryview(filler))
-        done.add(Encoded(memoryview(filler), np.array([HEADER], np.int64), np.array([end_offset], np.int64), np.array([-1], np.int64)))
+        size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
+        done.add(Encoded(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
-def _settle_known(table: BatchTable, action: Actions, retain_empty: Flags, counts: KeptCounts, now_ms: int) -> None:
+def _settle_known(table: BatchTable, fates: BatchFates, counts: KeptCounts, now_ms: int) -> None:
     """Batches whose fate pass 1 already tells: nothing survives, or everything and no tombstone is due. They are not read again."""
+    action, retain_empty = fates.action, fates.retain_empty
     open_ = (action == FILTER) & (counts.kept >= 0)
     nothing = open_ & (counts.kept == 0)
     action[nothing & retain_empty] = EMPTY

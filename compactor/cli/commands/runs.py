@@ -72,9 +72,25 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
         ("cleaner offsets", f"{offsets[0]} -> {offsets[1]}" if run.published_slot else ""),
         ("segments", f"{run.segments_in} -> {run.segments_out}" if run.segments_out else ""),
         *((name.replace("_", " "), _stat(name, value)) for name, value in run.stats.items()),
+        *_balance(run),
         ("undo", f"no: {undoing}" if undoing else f"tiered-compactor undo {run.run_id}"),
     ]
     out.result(tiers.plain(run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
+
+
+def _balance(run: RunReport) -> list[tuple[str, object]]:
+    """Both equations, with the beginning of each sum."""
+    if run.balance is None:
+        return []
+    b = run.balance
+    batches = [f"{b.left} left", f"{b.opened} opened", *(f"{gone} {reason}" for reason, gone in b.dropped.items())]
+    records = [f"{b.written} written", *(f"{gone} {reason}" for reason, gone in b.records_dropped.items())]
+    return [
+        ("balance of batches", f"{b.sources} = {' + '.join(batches)}"),
+        ("balance of records", f"{b.records} = {' + '.join(records)}"),
+        ("balance", b.problem() or "it adds up"),
+        ("readers had after it", f"{run.content} batches" if run.content else ""),
+    ]
 
 
 def _range(run: RunReport) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: frame.Parser) -> None:
     tiers.partitions_argument(parser)
     parser.add_argument("--fast", action="store_true", help="a tier that brokers write: without reading segments")
+    parser.add_argument("--deep", action="store_true", help="also add up what each segment holds, and compare it with what was recorded")
     parser.runs(run)
 
 
@@ -33,8 +34,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
     with out.progress("verifying", unit="bytes") as progress:
         for name in [] if found else opened.partitions(args.partitions):
             progress.at(f"verifying {name}")
-            verify = verify_partition if opened.listed is None else verify_listed
-            found += verify(opened, name, progress.advance)
+            if opened.listed is None:
+                found += verify_partition(opened, name, progress.advance, deep=args.deep)
+            else:
+                found += verify_listed(opened, name, progress.advance)
     found += verify_uploads(opened) if opened.listed is None else []
     ok = not any(problem.severity == "error" for problem in found)
     for problem in found:

@@ -1,0 +1,210 @@
+"""Sums of batches and records for a round's balance (compactor.model.balance): what segments hold, and what became of opened batches.
+
+A record's digest is of its offset, its timestamp, the lengths of key and value and the first and last eight bytes of both, mixed with the
+tier's key: enough to tell each record from every other, and a few nanoseconds. What lies in between is the affair of the gate and of the
+checksums. The reader of results (compactor.cleaner.gate) finds these parts by a walk of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel, leaf, load_u64
+from bloom.siphash import key_halves
+from compactor.kernels.memory import load_i32
+from compactor.model.balance import Sum
+from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, Int64s
+from compactor.records.encode import COPY, FILTER, Actions, Mask
+from compactor.records.rows import Chunk, Int32s, Rows
+
+Sums = npt.NDArray[np.uint64]
+"""One row per account: how many, and the two halves of their digests' sum."""
+
+(OPENED, RECORDS, BATCH_SUPERSEDED, BATCH_ABORTED, BATCH_MARKER, SUPERSEDED, TOMBSTONE, KEYLESS) = ACCOUNTS = range(8)
+BATCHES_DROPPED: Final = {"superseded": BATCH_SUPERSEDED, "aborted": BATCH_ABORTED, "marker": BATCH_MARKER}
+RECORDS_DROPPED: Final = {"superseded": SUPERSEDED, "tombstone": TOMBSTONE, "keyless": KEYLESS}
+
+_LEGACY_HEADER: Final = 26  # what every message of v0 and v1 has, its CRC included
+
+
+class BalanceKey:
+    """What the tier's digests are hashed under."""
+
+    def __init__(self, hash_key: bytes) -> None:
+        """``hash_key``: the tier's, 16 bytes; what meets under it in a map does not meet here."""
+        self.halves = key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
+
+
+def no_sums() -> Sums:
+    return np.zeros((len(ACCOUNTS), 3), np.uint64)
+
+
+def as_sum(row: Sums) -> Sum:
+    return Sum.of(int(row[0]), int(row[1]), int(row[2]))
+
+
+def content_sum(buf: Bytes, key: BalanceKey) -> Sum:
+    """All batches of a segment's bytes, by a walk over their headers; they must have been found to be batches."""
+    out = np.zeros(3, np.uint64)
+    _walk(buf, *key.halves, out)
+    return as_sum(out)
+
+
+def chunk_sums(
+    key: BalanceKey,
+    raw: Bytes,
+    table: BatchTable,
+    chunk: Chunk,
+    rows: Rows,
+    first_row: Int64s,
+    before: Actions,
+    after: Actions,
+    keep: Mask,
+    superseded: Mask,
+    aborted: Mask,
+) -> Sums:
+    """What a chunk's batches come to that do not stay as they are: opened ones with their records, dropped ones by reason.
+
+    :param raw: the segment's bytes; ``before``, ``after``: what was decided by the headers, and then by the records.
+    :param superseded: per row, as pass 1 says; ``aborted``: per batch. A row that goes for no reason is in no account.
+    """
+    sums = no_sums()
+    if np.all(after == COPY):
+        return sums
+    some = slice(chunk.first, chunk.last)
+    opened = (before == FILTER) & (after != COPY)
+    _account(
+        raw, chunk.buf, table.position[some], table.magic[some], table.control[some], opened, after, aborted, first_row, rows.offset,
+        rows.timestamp, rows.key_start, rows.value_start, rows.key_length, rows.value_length, keep, superseded, *key.halves, sums,
+    )  # fmt: skip
+    return sums
+
+
+@leaf
+def _stirred(state: np.uint64) -> np.uint64:
+    return (state ^ (state >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+
+
+@leaf
+def _finished(state: np.uint64) -> np.uint64:
+    """The last step of MurmurHash3: each bit changes half of the others."""
+    state = (state ^ (state >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    state = (state ^ (state >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return state ^ (state >> np.uint64(33))
+
+
+@leaf
+def add_batch(raw: Bytes, position: int, magic: int, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+    """Adds the batch at ``position`` to a row of sums."""
+    end = position + (HEADER if magic == 2 else _LEGACY_HEADER)
+    state = _stirred(k0 ^ load_u64(raw, end - 8))
+    for at in range(position, end - 8, 8):
+        state = _stirred(state + load_u64(raw, at))
+    one = _finished(state)
+    out[0] += np.uint64(1)
+    out[1] += one
+    out[2] += second_half(one, k1)
+
+
+@leaf
+def _edges(buf: Bytes, start: int, length: int) -> np.uint64:
+    """The first and the last eight bytes of a key or value, and its length; -1 for null."""
+    edges = np.uint64(length) * np.uint64(0x9E3779B97F4A7C15)
+    if length >= 8:
+        first: np.uint64 = load_u64(buf, start)
+        last: np.uint64 = load_u64(buf, start + length - 8)
+        return edges + first + ((last << np.uint64(29)) | (last >> np.uint64(35)))
+    for at in range(start, start + length):
+        edges = (edges ^ np.uint64(buf[at])) * np.uint64(0x100000001B3)
+    return edges
+
+
+@leaf
+def record_digest(
+    buf: Bytes, offset: int, timestamp: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: np.uint64
+) -> np.uint64:
+    """The first half of a record's digest. Lengths of -1: null."""
+    state = (np.uint64(timestamp) ^ k0) + _edges(buf, key_start, key_length)
+    state = _stirred(state) + _edges(buf, value_start, value_length)
+    return _finished(_stirred(state) + np.uint64(offset))
+
+
+@leaf
+def second_half(digest: np.uint64, k1: np.uint64) -> np.uint64:
+    """No sum of first halves says anything of the sum of these."""
+    state = (digest ^ k1) * np.uint64(0x9FB21C651E98DF25)
+    return state ^ (state >> np.uint64(31))
+
+
+@kernel
+def _walk(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+    at = 0
+    while at + _LEGACY_HEADER <= buf.size:
+        size = 12 + load_i32(buf, at + 8)
+        magic = buf[at + 16]
+        if at + size > buf.size or size < (HEADER if magic == 2 else _LEGACY_HEADER):
+            break
+        add_batch(buf, at, magic, k0, k1, out)
+        at += size
+
+
+@kernel
+def _account(
+    raw: Bytes,
+    buf: Bytes,
+    position: Int64s,
+    magic: npt.NDArray[np.int8],
+    control: npt.NDArray[np.int8],
+    opened: Mask,
+    after: Actions,
+    aborted: Mask,
+    first_row: Int64s,
+    offset: Int64s,
+    timestamp: Int64s,
+    key_start: Int64s,
+    value_start: Int64s,
+    key_length: Int32s,
+    value_length: Int32s,
+    keep: Mask,
+    superseded: Mask,
+    k0: np.uint64,
+    k1: np.uint64,
+    sums: Sums,
+) -> None:
+    records = np.uint64(0)
+    first = np.uint64(0)
+    second = np.uint64(0)
+    for batch in range(after.size):
+        if after[batch] == COPY:
+            continue
+        if not opened[batch]:
+            reason = BATCH_MARKER if control[batch] != NOT_CONTROL else BATCH_ABORTED if aborted[batch] else BATCH_SUPERSEDED
+            add_batch(raw, position[batch], magic[batch], k0, k1, sums[reason])
+            continue
+        add_batch(raw, position[batch], magic[batch], k0, k1, sums[OPENED])
+        for row in range(first_row[batch], first_row[batch + 1]):
+            one = record_digest(buf, offset[row], timestamp[row], key_start[row], key_length[row], value_start[row], value_length[row], k0)
+            two = second_half(one, k1)
+            records += np.uint64(1)
+            first += one
+            second += two
+            if keep[row]:
+                continue
+            if key_length[row] < 0:
+                account = KEYLESS
+            elif superseded[row]:
+                account = SUPERSEDED
+            elif value_length[row] < 0:
+                account = TOMBSTONE
+            else:
+                continue
+            sums[account, 0] += np.uint64(1)
+            sums[account, 1] += one
+            sums[account, 2] += two
+    sums[RECORDS, 0] += records
+    sums[RECORDS, 1] += first
+    sums[RECORDS, 2] += second
