@@ -104,12 +104,17 @@ class Twins:
         return here, there
 
     def difference(self) -> str:
-        """Where the two tiers hold other segments, file by file; empty where they are equal but for their ids."""
+        """Where the two tiers hold other segments, file by file; empty where they are equal but for their ids and what depends on the key."""
         one, other = (state_of(tier) for tier in (self.local, self.remote))
         if len(one.live) != len(other.live) or clean_up_to(one.vector) != clean_up_to(other.vector):
             return f"{len(one.live)} segments, {one.vector} and {len(other.live)} segments, {other.vector}"
         for mine, theirs in zip(one.live, other.live, strict=True):
-            if mine.model_copy(update={"id": theirs.id}) != theirs:
+            counts = [segment.content.count if segment.content else None for segment in (mine, theirs)]
+            if (
+                mine.model_copy(update={"id": theirs.id, "content": theirs.content}) != theirs
+                or counts[0] is None
+                or counts[0] != counts[1]
+            ):
                 return f"{mine} and {theirs}"
         return ""
 
