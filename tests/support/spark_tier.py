@@ -104,7 +104,7 @@ class Twins:
         return here, there
 
     def difference(self) -> str:
-        """Where the two tiers hold other segments, file by file; empty where they are equal but for their ids and what depends on the key."""
+        """Where the two tiers hold other segments, file by file; empty where only ids and what depends on the key differ."""
         one, other = (state_of(tier) for tier in (self.local, self.remote))
         if len(one.live) != len(other.live) or clean_up_to(one.vector) != clean_up_to(other.vector):
             return f"{len(one.live)} segments, {one.vector} and {len(other.live)} segments, {other.vector}"
