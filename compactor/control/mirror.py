@@ -56,7 +56,7 @@ def difference(state: PartitionState, view: BrokersView, leader_epoch: int = -1)
     there = {(segment.id, segment.end_offset) for segment in state.live}
     wanted = {(link.segment.id, link.last) for link in view.links}
     added = tuple(
-        known[link.segment.id].model_copy(update={"end_offset": link.last})
+        known[link.segment.id].model_copy(update={"end_offset": link.last, "content": None})
         if link.segment.id in known
         else described(link.segment, link.last)
         for link in view.links
