@@ -123,6 +123,7 @@ class PartitionSummary(Value):
     """PartitionState, summarized. ``open_run``: the open intent's run, or nothing.
 
     ``kept_share``: bytes written per byte of the segments that the last published round rewrote, -1 where none is remembered.
+    ``negative_timestamps``: records of its segments that have one.
     """
 
     topic: str
@@ -142,6 +143,7 @@ class PartitionSummary(Value):
     retiring: int
     undone_slot: int
     kept_share: float
+    negative_timestamps: int
     mirrored: bool = False
     columns: Packed = Field(default=b"", exclude=True, repr=False)
 
@@ -175,6 +177,7 @@ def summarize(state: PartitionState) -> PartitionSummary:
         undone_slot=max((run.slot for run in state.runs if run.status == "undone"), default=0),
         kept_share=float(last.stats["bytes_written"]) / float(last.stats["bytes_before"]) if last else -1.0,
         mirrored=state.mirrored,
+        negative_timestamps=sum(segment.negative_timestamps for segment in state.live),
         columns=_columns(state.live),
     )
 

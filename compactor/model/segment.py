@@ -50,7 +50,8 @@ class RemoteLogSegmentMetadata(Value):
     first delete horizon in it passes, -1 for never. ``open_txn_offset``: first offset of the oldest transaction that is open at
     its end, -1 for none. ``records``: how many it holds; only estimates depend on it. ``custom_metadata``: what the layout that wrote
     its objects wants back when they are read (KIP-405's RemoteLogSegmentMetadata.CustomMetadata), as base64. ``content``: the sum of its
-    batches under the tier's key (compactor.model.balance); None where an earlier program or a broker wrote it.
+    batches under the tier's key (compactor.model.balance); None where an earlier program or a broker wrote it. ``negative_timestamps``: how
+    many of its records have one that is not -1, which no cleaner can write anew.
     """
 
     id: str
@@ -67,6 +68,7 @@ class RemoteLogSegmentMetadata(Value):
     records: int = 0
     custom_metadata: str = Field(default="", exclude_if=lambda value: not value)
     content: Sum | None = Field(default=None, exclude_if=lambda value: value is None)
+    negative_timestamps: int = Field(default=0, exclude_if=lambda value: not value)
 
     def file(self, kind: str) -> SegmentFile:
         """As recorded. Of a broker's segment nothing but the log's size is. Raises KeyError."""

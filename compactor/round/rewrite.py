@@ -21,7 +21,7 @@ from compactor.cleaner.gate.balance import ResultTally
 from compactor.cleaner.gate.judge import Gate, GateFailed
 from compactor.cleaner.keys.survivors import Survivors, Witness
 from compactor.cleaner.passes.chunks import FinishedChunks
-from compactor.cleaner.passes.describe import content_of, due_ms
+from compactor.cleaner.passes.describe import content_of, due_ms, negative_timestamps
 from compactor.cleaner.passes.lanes import Lanes
 from compactor.cleaner.passes.portraits import portray
 from compactor.cleaner.passes.retention import RoundRules
@@ -257,6 +257,7 @@ class Execution:
                 contents[kind] = self._reading.content(last, kind)
         output = open_source(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
         content = content_of(output.table)
+        negative = any(self._live[ordinal].negative_timestamps for ordinal in written.members)
         metadata = RemoteLogSegmentMetadata(
             id=task.new_segment_id,
             start_offset=task.start_offset,
@@ -271,6 +272,7 @@ class Execution:
             open_txn_offset=last.open_txn_offset,
             records=content.records,
             content=written.balance.result,
+            negative_timestamps=negative_timestamps(output, self._limit) if negative else 0,
         )
         told = self._worker.layout.custom_metadata(self._partition, metadata, contents)
         metadata = metadata.model_copy(update={"custom_metadata": told}) if told else metadata

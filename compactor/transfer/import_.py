@@ -234,7 +234,7 @@ class _Import:
                 raise BadData("all its segments are empty", segment=str(self.log_dir), hint="There is nothing to import")
             return reached
         pieces = self._joined_to(state, pieces)
-        self._checked(pieces)
+        pieces = self._checked(pieces)
         before = producers_at_end(self.tier.ports.layout, state)
         found_members = members(self.log_dir, pieces, before)
         told = extend(state.lineage, told_lineage([member.source for member in found_members]))
@@ -323,7 +323,7 @@ class _Import:
                 hint="Restore the segment in between; if a cleaner took them away, say --allow-gaps",
             )
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
-        self._checked(pieces)
+        pieces = self._checked(pieces)
         found_members = members(self.log_dir, pieces, ProducerStates.none())
         self._check_older(state, found_members, given)
         older = merge(told_lineage([piece.source for piece in pieces if piece.source.size]), _lineage_until(given, found_members[-1].end))
@@ -352,7 +352,7 @@ class _Import:
 
     # --- both ---
 
-    def _checked(self, pieces: Sequence[LogPiece]) -> None:
+    def _checked(self, pieces: Sequence[LogPiece]) -> list[LogPiece]:
         sources = [piece.source for piece in pieces]
         size = sum(source.size for source in sources)
         self.progress.at("checking", size)
@@ -360,12 +360,14 @@ class _Import:
             check_indexes(self.log_dir, self.bases)
         if not self.options.gaps:
             check_missing(sources)
-        negative = check(pieces, self.policy.max_decompressed_batch_bytes, self.company.threads, self.progress.advance)
+        checked = check(pieces, self.policy.max_decompressed_batch_bytes, self.company.threads, self.progress.advance)
+        negative = sum(piece.negative_timestamps for piece in checked)
         if negative:
             self.notes.append(
                 f"{negative} records of {self.name} have negative timestamps: Kafka's cleaner refuses to rewrite a batch with such a "
                 "record, and so does a round here, which then leaves the partition as it is"
             )
+        return checked
 
     def _take(self, found: list[Member], arrival: Arrival) -> None:
         tier, interval = self.tier, self.policy.index_interval_bytes

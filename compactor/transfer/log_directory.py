@@ -44,12 +44,16 @@ def log_path(log_dir: Path, base: int) -> Path:
 
 @dataclass(frozen=True)
 class LogPiece:
-    """A segment file, or those of its batches that are taken. ``skipped``: bytes before them; ``file_size``: of the whole file."""
+    """A segment file, or those of its batches that are taken. ``skipped``: bytes before them; ``file_size``: of the whole file.
+
+    ``negative_timestamps``: as the segment's metadata has it.
+    """
 
     source: SourceSegment
     path: Path
     skipped: int
     file_size: int
+    negative_timestamps: int = 0
 
     @property
     def whole(self) -> bool:
@@ -79,8 +83,8 @@ class Member:
 # ---- what can be wrong ------------------------------------------------------------------------------------------------------
 
 
-def check(pieces: Sequence[LogPiece], limit: int, threads: int, on_bytes: Callable[[int], None]) -> int:
-    """Reads every record. Returns how many have a negative timestamp that is none of Kafka's (-1 means that there is none).
+def check(pieces: Sequence[LogPiece], limit: int, threads: int, on_bytes: Callable[[int], None]) -> list[LogPiece]:
+    """Reads every record. Returns the pieces with how many have a negative timestamp that is none of Kafka's (-1: there is none).
 
     :param limit: bytes that one batch may inflate to.
     :raises BadData: a wrong CRC, a batch that is not what it says, a transaction index that lies.
@@ -93,9 +97,10 @@ def check(pieces: Sequence[LogPiece], limit: int, threads: int, on_bytes: Callab
                 segment=piece.path.with_suffix(".txnindex").name,
                 hint="Delete this index file: it is rebuilt from the control records",
             )
-    negative = 0
+    checked = []
     with Lanes(threads) as lanes:
         for piece in pieces:
+            negative = 0
 
             def read(lane: Lane, job: tuple[int, int], source: SourceSegment = piece.source) -> tuple[int, int]:
                 first, last = job
@@ -111,7 +116,8 @@ def check(pieces: Sequence[LogPiece], limit: int, threads: int, on_bytes: Callab
                     on_bytes(size)
             except BadData as error:
                 raise _placed(error, piece) from None
-    return negative
+            checked.append(replace(piece, negative_timestamps=negative))
+    return checked
 
 
 def _placed(error: BadData, piece: LogPiece) -> BadData:
@@ -311,6 +317,7 @@ def prepare(
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
         content=content_sum(source.buf, key),
+        negative_timestamps=member.piece.negative_timestamps,
     )
     return metadata, {"log": log, **beside}
 

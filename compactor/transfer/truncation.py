@@ -17,6 +17,7 @@ import numpy as np
 
 from checkpoint.offsets import clean_up_to
 from compactor.bootstrap import Tier
+from compactor.cleaner.passes.describe import negative_timestamps
 from compactor.cleaner.passes.source import cut_source, open_source
 from compactor.control.importing import register, truncate
 from compactor.control.logs import PartitionLog
@@ -135,6 +136,6 @@ def _head(
         return None
     part = cut_source(source, 0, last, first.start_offset, offset)
     states = producers.replay(part.table)
-    piece = LogPiece(part, path, 0, source.size)
+    piece = LogPiece(part, path, 0, source.size, negative_timestamps(part, limit) if first.negative_timestamps else 0)
     os.utime(path, ns=(first.mtime_ms * 1_000_000,) * 2)
     return Member(piece, first.start_offset, offset - 1, states, part.txn_entries, hashlib.sha256(part.buf.data).hexdigest())

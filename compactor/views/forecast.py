@@ -73,6 +73,7 @@ class Forecast:
     expected_saving_why: str
     expected_saving_error_bytes: int | None
     expected_saving_usd_month: float | None
+    negative_timestamps: int
     live: int = field(repr=False)
     listed: Callable[[], Sequence[SegmentForecast]] = field(repr=False)
 
@@ -168,6 +169,7 @@ def forecast_of(
         expected_saving_why=why,
         expected_saving_error_bytes=None,
         expected_saving_usd_month=usd_month(saving, opened.ports.layout.url),
+        negative_timestamps=summary.negative_timestamps,
         live=summary.segments,
         listed=lambda: segments if found.due else _segments(summary, found, known, keys, now_ms),
     )

@@ -18,7 +18,7 @@ from compactor.service.agent_metrics import AgentPages
 from compactor.service.agent_plan import Trouble, UploadWatch
 from compactor.storage.port import ObjectInfo
 from compactor.transfer import import_
-from compactor.transfer.log_directory import check
+from compactor.transfer.log_directory import LogPiece, check
 from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle, watch_of
 
 
@@ -262,7 +262,7 @@ def test_a_cleaner_that_passes_while_segments_are_read(scene: Scene, monkeypatch
     scene.one.cleaned(ORDERS, 4)
     read = check
 
-    def read_and_cleaned(*arguments: Any) -> int:
+    def read_and_cleaned(*arguments: Any) -> list[LogPiece]:
         scene.one.cleaned(ORDERS, 16)
         return read(*arguments)
 
@@ -382,7 +382,7 @@ def test_files_that_change_while_they_are_read(scene: Scene, change: str, monkey
     read, first = check, scene.replica.folder / f"{0:020}.log"
     changed: list[bytes] = []
 
-    def read_and_changed(*arguments: Any) -> int:
+    def read_and_changed(*arguments: Any) -> list[LogPiece]:
         found = read(*arguments)
         if not changed:
             changed.append(first.read_bytes())

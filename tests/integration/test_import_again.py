@@ -375,6 +375,10 @@ def test_negative_timestamps_are_told_at_the_door(cli: TierCli, tmp_path: Path) 
     document = cli.do("verify")
     assert document["ok"]
     assert [(row["severity"], row["kind"]) for row in document["problems"]] == [("note", "negative-timestamp")]
+    for _ in range(2):  # the second time from what this machine remembers
+        (planned,) = cli.do("plan")["partitions"]
+        assert planned["negative_timestamps"] == 2
+    assert "orders-0: 2 records have negative timestamps" in cli.ask("plan", output="table").document
 
 
 def test_a_round_refuses_what_kafka_refuses(cli: TierCli, tmp_path: Path) -> None:

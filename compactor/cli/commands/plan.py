@@ -56,7 +56,13 @@ def run(args: argparse.Namespace, out: Output) -> int:
     columns = ("partition", "due", "reason", "segments", "skipped", "read", "write, max", "keys, max", "map", "saves", "USD")
     documents = [f.document() for f in found] if out.mode == "json" else []
     reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
-    out.result({"partitions": documents}, Table("", columns, rows), summary="\n".join(f"saves ?: {why}" for why in sorted(reasons)))
+    notes = [f"saves ?: {why}" for why in sorted(reasons)] + [
+        f"{f.topic}-{f.partition}: {f.negative_timestamps} records have negative timestamps: a round that would have to write one of their "
+        "batches anew leaves the partition as it is, as Kafka's cleaner does"
+        for f in found
+        if f.negative_timestamps
+    ]
+    out.result({"partitions": documents}, Table("", columns, rows), summary="\n".join(notes))
     return outcomes.exit_code()
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from compactor.errors import Refused, UsageError
+from compactor.extras import need
 from compactor.tier.layouts.aiven.chunk_index import Misfit
 from compactor.tier.layouts.aiven.manifest import SegmentKey
 from compactor.tier.layouts.aiven.transform import IV_BYTES, OVERHEAD
@@ -41,10 +42,9 @@ class SegmentCipher:
     """ChunkCipher."""
 
     def __init__(self, data_key: bytes, aad: bytes) -> None:
-        try:
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError as error:
-            raise _missing(error) from error
+        need("aiven", "an encrypted segment")
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         self._aes = AESGCM(data_key)
         self._aad = aad
 
@@ -137,10 +137,9 @@ def iv(stream: int, number: int) -> bytes:
 
 
 def _loaded(pair: str, file: str) -> RsaKey:
-    try:
-        from Crypto.PublicKey import RSA
-    except ImportError as error:
-        raise _missing(error) from error
+    need("aiven", "an encrypted segment")
+    from Crypto.PublicKey import RSA
+
     hint = "key_pairs under [tier.aiven] names, for each id, a PEM file with an RSA private key (PKCS#8)"
     try:
         key = RSA.import_key(Path(file).read_bytes())
@@ -157,10 +156,4 @@ def _another(pair: str, file: str) -> Refused:
     return Refused(
         f"its data key cannot be unwrapped with {file}, which is configured for key pair {pair!r}: another key, or the manifest is damaged",
         hint="Compare key_pairs under [tier.aiven] with the brokers' rsm.config.encryption.key.pairs",
-    )
-
-
-def _missing(error: ImportError) -> UsageError:
-    return UsageError(
-        f"encrypted segments need a library that is not installed ({error.name})", hint="pip install 'tiered-compactor[aiven]'"
     )
