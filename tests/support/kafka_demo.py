@@ -1,4 +1,4 @@
-"""``make kafka-demo``: a broker of its own, and a topic that it tiers.
+"""``make kafka-demo``: a broker of its own, a topic that it tiers, and the compaction of what is tiered under the running broker.
 
 python -m tests.support.kafka_demo [--version 4.4.0|3.9.2] [--chapters N] [--wait] [-- COMMAND ...]
 
@@ -21,11 +21,14 @@ from tests.support.kafka_admin import ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster, prepare
 from tests.support.kafka_jars import VERSIONS, BrokerUnavailable
 from tests.support.kafka_story import TopicStory
-from tests.support.kafka_traffic import READ_COMMITTED, consume
+from tests.support.kafka_traffic import READ_COMMITTED, WrittenPartition, consume
 
 TOPIC = "orders"
-SHOWN = (["topics"], ["plan", "--sample", "1000000000"], ["verify"], ["cat", f"{TOPIC}-0", "--from", "0", "--to", "3"])
-"""What is run where no command is given: what there is, what compaction would save, whether it is sound, and its first records."""
+SHOWN = (
+    ["topics"], ["plan", "--sample", "1000000000"], ["verify"], ["cat", f"{TOPIC}-0", "--from", "0", "--to", "3"],
+    ["run"], ["retire"], ["segments", "list", f"{TOPIC}-0"],
+)  # fmt: skip
+"""What is run where no command is given: what there is, what compaction would save, whether it is sound, its first records; compaction."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,11 +42,24 @@ def settings_for(cluster: KafkaCluster, state: Path) -> dict[str, str]:
         "TIERED_COMPACTOR__TIER__STATE_DIR": str(state / "state"),
         "TIERED_COMPACTOR__KAFKA__BOOTSTRAP_SERVERS": cluster.bootstrap,
         "TIERED_COMPACTOR__KAFKA__TOPICS": f'["{TOPIC}"]',
+        "TIERED_COMPACTOR__PUBLISH__GRACE_MS": "0",
     }
 
 
-def show(cluster: KafkaCluster, chapters: int) -> bool:
-    """Writes the topic and compares what consumers get with what was written."""
+def read_again(cluster: KafkaCluster, model: WrittenPartition) -> bool:
+    """Compares what consumers get after compaction: of each key its last value."""
+    found = consume(cluster, TOPIC, isolation=READ_COMMITTED)
+    last = {record.key: record for record in found if record.key is not None}
+    same = {key: record for key, record in last.items() if record.value is not None} == model.latest()
+    size = sum(path.stat().st_size for path in cluster.tier.rglob("*.log"))
+    print(
+        f"\nconsumers: {'get' if same else 'DO NOT get'} the last value of each key, in {len(found)} records; the tier has {size} bytes of logs"
+    )
+    return same
+
+
+def show(cluster: KafkaCluster, chapters: int) -> WrittenPartition | None:
+    """Writes the topic and compares what consumers get with what was written; None where it is not the same."""
     with ClusterAdmin(cluster) as admin:
         story = TopicStory(cluster, admin, TOPIC).create().tell(chapters)
         offsets = story.tiered()[0]
@@ -55,7 +71,7 @@ def show(cluster: KafkaCluster, chapters: int) -> bool:
         same = consume(cluster, TOPIC) == model.uncommitted() and consume(cluster, TOPIC, isolation=READ_COMMITTED) == model.committed()
         print(f"consumers: {'get' if same else 'DO NOT get'} what was written, {len(model.committed())} records read_committed")
         print(f"keys:      {len(model.latest())} have a value at the end, so many records would be left", flush=True)
-        return same
+        return model if same else None
 
 
 def main() -> int:
@@ -78,12 +94,15 @@ def main() -> int:
     ):
         print(f"broker:    Kafka {cluster.version} at {cluster.bootstrap}, up in {time.monotonic() - began:.1f} s")
         print(f"tier:      {cluster.tier.parent.as_uri()}", flush=True)
-        status = 0 if show(cluster, arguments.chapters) else 1
+        model = show(cluster, arguments.chapters)
+        status = 0 if model is not None else 1
         settings = settings_for(cluster, Path(directory))
         for command in [arguments.command] if arguments.command else SHOWN:
             print(f"\n$ tiered-compactor {' '.join(command)}", flush=True)
             done = subprocess.run([sys.executable, "-m", "compactor", *command], cwd=ROOT, env={**os.environ, **settings}, check=False)
             status = status or done.returncode
+        if model is not None and not read_again(cluster, model):
+            status = 1
         if arguments.wait:
             print("\n".join(f"export {name}='{value}'" for name, value in settings.items()))
             print("It goes on until Ctrl-C.", flush=True)
