@@ -52,9 +52,8 @@ def read_again(cluster: KafkaCluster, model: WrittenPartition) -> bool:
     last = {record.key: record for record in found if record.key is not None}
     same = {key: record for key, record in last.items() if record.value is not None} == model.latest()
     size = sum(path.stat().st_size for path in cluster.tier.rglob("*.log"))
-    print(
-        f"\nconsumers: {'get' if same else 'DO NOT get'} the last value of each key, in {len(found)} records; the tier has {size} bytes of logs"
-    )
+    got = "get" if same else "DO NOT get"
+    print(f"\nconsumers: {got} the last value of each key, in {len(found)} records; the tier has {size} bytes of logs")
     return same
 
 
