@@ -1,0 +1,90 @@
+"""The balance as a value, and what the driver makes of receipts with and without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from compactor.control import balancing
+from compactor.control.state import Intent, PartitionState
+from compactor.model.balance import Balance, Sum, total
+from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask, Replacement
+from compactor.model.policy import CleanerPolicy
+from tests.support.crafted import LINEAGE, segment
+
+ONE, TWO = Sum.of(1, 2**64 - 1, 5), Sum.of(2, 3, 2**64 - 2)
+BALANCE = Balance(
+    sources=total((ONE, TWO)),
+    left=ONE,
+    opened=TWO,
+    result=ONE,
+    records=TWO,
+    written=ONE,
+    records_dropped={"superseded": Sum.of(1, 4, 2**64 - 7)},
+)
+
+
+def test_sums_depend_on_no_order_and_wrap_around() -> None:
+    assert ONE.plus(TWO) == TWO.plus(ONE) == Sum.of(3, 2, 3)
+    assert total(()) == Sum()
+
+
+def test_a_balance_adds_up_alone_and_with_others() -> None:
+    assert BALANCE.problem() == ""
+    assert BALANCE.plus(BALANCE).problem() == ""
+    assert BALANCE.plus(Balance()) == BALANCE
+
+
+@pytest.mark.parametrize("field", ["sources", "left", "opened", "records", "written"])
+def test_a_digest_or_a_count_that_is_off_is_a_problem(field: str) -> None:
+    right: Sum = getattr(BALANCE, field)
+    for wrong in (right.plus(Sum.of(1, 0, 0)), right.plus(Sum.of(0, 1, 0)), right.plus(Sum.of(0, 0, 1))):
+        assert BALANCE.model_copy(update={field: wrong}).problem() != ""
+
+
+def announced(balance: Balance | None, *, recorded: Sum | None, result: Sum | None) -> tuple[PartitionState, Intent]:
+    """One group of one segment, with a receipt. ``recorded``: of the source when it was written, ``result``: by the new metadata."""
+    source, made = segment("S" * 22, 0, 9), segment("N" * 22, 0, 9)
+    task = CompactionTask(
+        group=0, sources=(source.id,), new_segment_id=made.id, start_offset=0, end_offset=9, leader_epochs=LINEAGE, mtime_ms=1
+    )
+    made = made.model_copy(update={"content": result})
+    receipt = CompactionReceipt(
+        run_id="R", group=0, segment=made, records_read=2, records_kept=1, bytes_read=1, bytes_written=1, balance=balance
+    )
+    state = PartitionState(topic="orders", partition=0, live=(source.model_copy(update={"content": recorded}),))
+    plan = CompactionPlan(
+        run_id="R", topic="orders", partition=0, leader_epoch=1, now_ms=1, first_dirty_offset=0, end_offset=10, next_dirty_offset=10,
+        high_watermark=10, legacy_horizon_ms=0, vector=(), policy=CleanerPolicy(), map_engine="memory", fingerprint="test", producers=(),
+        tasks=(task,),
+    )  # fmt: skip
+    return state, Intent(plan=plan, slot=1, at_ms=1, receipts=(receipt,))
+
+
+def test_the_driver_goes_by_receipts_and_metadata() -> None:
+    assert balancing.problem(*announced(BALANCE, recorded=total((ONE, TWO)), result=ONE)) == ""
+    assert balancing.problem(*announced(BALANCE, recorded=None, result=ONE)) == "", "whoever wrote the source did not say"
+    assert "were recorded when they were written" in balancing.problem(*announced(BALANCE, recorded=ONE, result=ONE))
+    assert "its metadata says" in balancing.problem(*announced(BALANCE, recorded=None, result=TWO))
+    lost = BALANCE.model_copy(update={"left": Sum()})
+    assert "group 0: the sources hold" in balancing.problem(*announced(lost, recorded=None, result=ONE))
+
+
+def test_a_receipt_of_an_earlier_program_has_no_balance() -> None:
+    state, intent = announced(None, recorded=ONE, result=None)
+    text = intent.receipts[0].model_dump_json()
+    assert "balance" not in text
+    assert "content" not in text
+    assert CompactionReceipt.model_validate_json(text) == intent.receipts[0]
+    assert balancing.problem(state, intent) == ""
+    new = Replacement(sources=intent.plan.tasks[0].sources, segment=intent.receipts[0].segment)
+    assert balancing.of_round(intent, [new]) is None
+    assert balancing.content_after(state, [new]) is None
+    assert state.content == ONE
+
+
+def test_what_readers_have_after_a_round() -> None:
+    state, intent = announced(BALANCE, recorded=total((ONE, TWO)), result=ONE)
+    new = Replacement(sources=intent.plan.tasks[0].sources, segment=intent.receipts[0].segment)
+    assert balancing.content_after(state, [new]) == ONE
+    assert balancing.of_round(intent, [new]) == BALANCE
+    assert balancing.content_after(state, []) == state.content
