@@ -125,6 +125,7 @@ def test_one_frame_answers_several_questions(started: Started, twins: Twins, log
     assert df.where(df.timestamp >= since).count() == sum(record[1] >= truth[10][1] for record in truth)
 
 
+@pytest.mark.damages
 def test_ranges_are_options(started: Started, twins: Twins, log_dir: Path) -> None:
     live, truth = state_of(twins.local).live, visible(log_dir)
     twins.local.ports.data.delete([object_key(NAME, live[0])])
@@ -233,6 +234,7 @@ def plain(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)
 
 
+@pytest.mark.damages
 def test_the_example_in_the_docs(
     started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,6 +378,7 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: Started, t
 # ---- recompact --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.damages
 def test_a_wave_with_one_that_fails(started: Started, tmp_path: Path) -> None:
     cli = TierCli(tmp_path / "tier", {"cleaner": {"segment_bytes": 5000}, "publish": {"grace_ms": 0}})
     for number in range(5):
