@@ -12,6 +12,7 @@ import numpy as np
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import epoch_at
 from compactor.bootstrap import Tier
+from compactor.cleaner.passes.describe import content_of
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import txnindex_misfit
 from compactor.control.mirror import described
@@ -21,7 +22,7 @@ from compactor.local.spool import process_folder
 from compactor.metadata_topic.cache import lineage_of
 from compactor.metadata_topic.chain import gaps
 from compactor.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.model.ids import TopicPartition
+from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
 from compactor.records.indexes import index_misfit, parse_txn_index, timeindex_misfit
@@ -221,7 +222,9 @@ def _of_log(record: RemoteLogSegmentMetadataRecord, source: SourceSegment) -> It
     if not len(table):
         yield "log", "there is no batch in it"
         return
-    latest = int(table.max_timestamp.max())  # brokers count markers, too
+    # Brokers count markers, too; what this program writes is found by the time of its records (docs/broker-protocol.md, R7).
+    ours = record.broker_id == COMPACTOR_BROKER_ID
+    latest = content_of(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
     if source.size != record.size_bytes:
         yield "size", f"it has {source.size} bytes, metadata says {record.size_bytes}"
     if int(table.last_offset[-1]) != record.end_offset:

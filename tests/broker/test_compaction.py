@@ -185,6 +185,7 @@ def test_a_tier_is_compacted_under_a_running_broker(
     [again] = ours.process("run")["partitions"]  # tombstones have no time to wait, so that there is something to do at once
     assert again["next_dirty_offset"] == done["next_dirty_offset"]
     assert_compacted(broker, "compacted", model, done["next_dirty_offset"])
+    assert ours.process("verify")["ok"]
     assert broker.errors()[errors:] == []
     mine = [line for line in broker_admin.metadata_events() if f"{broker_admin.topic_id('compacted')}:compacted-0" in line]
     assert {name for name in STATES if any(name in line and "brokerId=2000000000" in line for line in mine)} == set(STATES)
