@@ -51,16 +51,20 @@ def brokers_of(
     return FollowedBrokers(followed, MemoryCluster(known), patterns, "the metadata topic of tests")
 
 
-def broker_cli(folder: Path, tier: BrokerTier, layout: str, events: Sequence[MetadataRecord] | None = None) -> TierCli:
-    """The command line on a golden tier: no broker, a snapshot of its metadata in a control store of its own."""
+def broker_cli(folder: Path, tier: BrokerTier, layout: str, events: Sequence[MetadataRecord] | None = None, url: str = "") -> TierCli:
+    """The command line on a golden tier: no broker, a snapshot of its metadata in a control store of its own.
+
+    ``url``: where its objects lie, if that is not the directory.
+    """
+    url = url or tier.objects.as_uri()
     control = folder / "control"
     brokers = brokers_of(golden_events(tier) if events is None else events, folder / "folded")
-    snapshot = taken(brokers, url=tier.objects.as_uri(), layout=layout, now_ms=NOW_MS)
+    snapshot = taken(brokers, url=url, layout=layout, now_ms=NOW_MS)
     keep(open_store(str(control)), snapshot)
     cli = TierCli(folder / "cli")
     cli.tier = tier.objects
     cli.set(
-        tier={"kind": "kafka", "layout": layout, "url": tier.objects.as_uri(), "control_url": control.as_uri()},
+        tier={"kind": "kafka", "layout": layout, "url": url, "control_url": control.as_uri()},
         kafka={"bootstrap_servers": "", "topics": ["orders"]},
     )
     if layout == "aiven":
