@@ -90,10 +90,13 @@ Mine == {Group(ctl.round, g, ctl.planner) : g \in Groups(ctl.round)}
 Id(g) == Group(ctl.round, g, ctl.planner)
 
 \* A group is cut off where the broker has taken one of its sources, or its own segment, before it was published.
-Lost(g) ==
+Broken(g) ==
   \/ g \in ctl.cut
   \/ g \in ctl.started /\ Now.st[Id(g)] \in {"none", "deleting"}
   \/ Now.st[Id(g)] # "finished" /\ \E id \in SourcesOf(ctl.round, g, ctl.planner) : Now.st[id] # "finished"
+\* And so is every group behind it: what it has dropped may be tombstones of values that stay in the group that was cut off.
+Before(g) == {h \in Groups(ctl.round) : h < g}
+Lost(g) == Broken(g) \/ (Keeps("behind") /\ Now.st[Id(g)] # "finished" /\ \E h \in Before(g) : Broken(h) /\ Now.st[Id(h)] # "finished")
 Switched(g) == \/ Lost(g) /\ Now.st[Id(g)] \in {"none", "deleting"}
                \/ Effective(Id(g)) /\ SourcesLeft(ctl.round, g, ctl.planner) = {}
 
@@ -162,7 +165,6 @@ Begin(e) == /\ Leads(e) /\ ctl.phase = "open" /\ Uploaded /\ Clean
             /\ ctl' = [ctl EXCEPT !.phase = "begun"]
             /\ SameButCtl
 
-Before(g) == {h \in Groups(ctl.round) : h < g}
 InTurn(g) == Keeps("ascending") => \A h \in Before(g) : Switched(h)
 
 \* A predecessor's record lands, or its producer has given it up (delivery.timeout.ms), before the next one switches readers: applied once
@@ -248,7 +250,7 @@ GraceOver == /\ ~caught /\ ctl.phase # "begun"
              /\ caught' = TRUE /\ lagging' = Answers(cache)
              /\ UNCHANGED <<ctl, flight, cache, pending, objects, start, acted>>
 
-\* kafka-delete-records up to offset 1, or retention: the broker deletes S0 by itself, and may take a started segment with it.
+\* kafka-delete-records up to offset 1, or retention: the broker deletes S0 by itself, or a segment of ours that is only started.
 DeletedBy(c, id) == Gone(Taken(c, id), id)
 BrokerDeletes ==
   /\ BrokerActs /\ ~acted
@@ -257,7 +259,8 @@ BrokerDeletes ==
        /\ cache' = DeletedBy(cache, id)
        /\ objects' = objects \ {id}
        /\ lagging' = (lagging \ {id}) \cup Answers(cache')
-  /\ start' = 1 /\ acted' = TRUE
+       /\ start' = IF id = S(0) THEN 1 ELSE start
+  /\ acted' = TRUE
   /\ UNCHANGED <<ctl, flight, pending, caught>>
 
 Tiered == <<<<"START", S(0)>>, <<"COPY_FINISHED", S(0)>>, <<"START", S(1)>>, <<"COPY_FINISHED", S(1)>>,

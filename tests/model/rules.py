@@ -26,6 +26,7 @@ RULES = {
     "ascending": _without("ascending", "NothingOldAfterNew"),
     "publish begun": _without("publish begun", "Covered"),
     "look": _without("look", "Covered", broker_acts=True),
+    "behind": _without("behind", "NothingOldAfterNew", broker_acts=True),
     "grace": _without("grace", "Readable"),
     "cut off": _without("cut off", "CanBeFinished", epochs=2),
     "wait": _without("wait", "Covered", epochs=2),
