@@ -22,6 +22,7 @@ from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, Usag
 from compactor.model.ids import TopicPartition
 
 KEY = "tier-id.json"
+READS = 4
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,19 @@ class RootId:
 
 
 def read_root(ports: Ports) -> RootId | None:
-    """The id in the data root; None where there is none. Raises BadData for an object that says nothing."""
-    try:
-        data = ports.data.get(KEY)
-    except NotFound:
-        return None
+    """The id in the data root; None where there is none. Raises BadData for an object that says nothing.
+
+    It has no checksum of its own: what is damaged on its way is told by asking until two answers in a row are the same.
+    """
+    before = b""
+    for _ in range(READS):
+        try:
+            data = ports.data.get(KEY)
+        except NotFound:
+            return None
+        if data == before:
+            break
+        before = data
     try:
         found = json.loads(data)
         return RootId(str(found["tier_id"]), str(found.get("made_by", "")), str(found.get("control_url", "")))

@@ -91,7 +91,7 @@ def test_the_same_objects_as_on_a_directory(
     exported, other = cli.export(tmp_path / "exported"), directory.export(tmp_path / "exported here")
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == {path.name: path.read_bytes() for path in other.iterdir()}
     keys = {key.partition("/")[0] for key in cli.objects()}
-    assert keys == {".tiered-compactor", "orders-0"}
+    assert keys == {".tiered-compactor", "orders-0", "tier-id.json"}
 
 
 def test_requests_and_bytes_are_those_that_went_over_the_wire(
@@ -158,7 +158,11 @@ def test_demo_on_a_bucket(s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     assert entry(["demo", "--tier", s3_bucket.url, "--output", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"]
-    assert {key.partition("/")[0] for key in BucketCli(tmp_path / "cli", s3_bucket).objects()} == {".tiered-compactor", "customers-0"}
+    assert {key.partition("/")[0] for key in BucketCli(tmp_path / "cli", s3_bucket).objects()} == {
+        ".tiered-compactor",
+        "customers-0",
+        "tier-id.json",
+    }
     assert entry(["demo", "--tier", s3_bucket.url]) == 2
     assert "there is a tier" in capsys.readouterr().err
 

@@ -67,9 +67,10 @@ class ResultTally:
         )  # fmt: skip
 
     def balance(self) -> Balance:
-        """Raises BadData where what was written cannot be read."""
+        """Asked once, at the end. Raises BadData where what was written cannot be read."""
         buf, headers = self._read()
         self._read_rest(buf, headers)
+        self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
         cleaned, sums = self._cleaned, self._cleaned.sums
         left, result = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
         _add_batches(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
