@@ -44,7 +44,7 @@ def read_root(ports: Ports) -> RootId | None:
 
     It has no checksum of its own: what is damaged on its way is told by asking until two answers in a row are the same.
     """
-    before = b""
+    before = data = b""
     for _ in range(READS):
         try:
             data = ports.data.get(KEY)
