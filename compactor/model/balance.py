@@ -3,7 +3,7 @@
     batches   sources = left as they are + opened + dropped as a whole, by reason
     records   of the opened batches = of the batches written anew + dropped, by reason
 
-A batch's digest is of its header, which holds the checksum of the rest; a record's is of its offset, its timestamp and the edges of its key
+A batch's digest is of its header, which holds the checksum of the rest; a record's is of its offset and the edges of its key
 and value. Both are mixed with the tier's key and added up, each half modulo 2^64. An *opened* batch was looked into record by record and
 not left as it was. Batches that are left are never inflated for this; so a sum of batches can be had of a segment by a walk over its
 headers.

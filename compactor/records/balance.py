@@ -1,6 +1,6 @@
 """Sums of batches and records for a round's balance (compactor.model.balance): what segments hold, and what became of opened batches.
 
-A record's digest is of its offset, its timestamp, the lengths of key and value and the first and last eight bytes of both, mixed with the
+A record's digest is of its offset, the lengths of key and value and the first and last eight bytes of both, mixed with the
 tier's key: enough to tell each record from every other, and a few nanoseconds. What lies in between is the affair of the gate and of the
 checksums. The reader of results (compactor.cleaner.gate) finds these parts by a walk of its own.
 """
@@ -79,7 +79,7 @@ def chunk_sums(
     opened = (before == FILTER) & (after != COPY)
     _account(
         raw, chunk.buf, table.position[some], table.magic[some], table.control[some], opened, after, aborted, first_row, rows.offset,
-        rows.timestamp, rows.key_start, rows.value_start, rows.key_length, rows.value_length, keep, superseded, *key.halves, sums,
+        rows.key_start, rows.value_start, rows.key_length, rows.value_length, keep, superseded, *key.halves, sums,
     )  # fmt: skip
     return sums
 
@@ -125,10 +125,13 @@ def _edges(buf: Bytes, start: int, length: int) -> np.uint64:
 
 @leaf
 def record_digest(
-    buf: Bytes, offset: int, timestamp: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: np.uint64
+    buf: Bytes, offset: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: np.uint64
 ) -> np.uint64:
-    """The first half of a record's digest. Lengths of -1: null."""
-    state = (np.uint64(timestamp) ^ k0) + _edges(buf, key_start, key_length)
+    """The first half of a record's digest. Lengths of -1: null.
+
+    Without the timestamp: batches of v0 and v1 that are written anew as v2 tell it otherwise. It is the gate's to judge.
+    """
+    state = k0 + _edges(buf, key_start, key_length)
     state = _stirred(state) + _edges(buf, value_start, value_length)
     return _finished(_stirred(state) + np.uint64(offset))
 
@@ -164,7 +167,6 @@ def _account(
     aborted: Mask,
     first_row: Int64s,
     offset: Int64s,
-    timestamp: Int64s,
     key_start: Int64s,
     value_start: Int64s,
     key_length: Int32s,
@@ -187,7 +189,7 @@ def _account(
             continue
         add_batch(raw, position[batch], magic[batch], k0, k1, sums[OPENED])
         for row in range(first_row[batch], first_row[batch + 1]):
-            one = record_digest(buf, offset[row], timestamp[row], key_start[row], key_length[row], value_start[row], value_length[row], k0)
+            one = record_digest(buf, offset[row], key_start[row], key_length[row], value_start[row], value_length[row], k0)
             two = second_half(one, k1)
             records += np.uint64(1)
             first += one

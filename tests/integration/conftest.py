@@ -19,6 +19,7 @@ def sound_tiers(request: pytest.FixtureRequest) -> Iterator[None]:
     It is asked after everything that a test has patched, started or put in between is gone. A configuration that nothing was ever
     imported with makes no tier.
     """
+    MADE.clear()  # of tests of other suites in this process
     yield
     asked, MADE[:] = list(MADE), []
     if request.node.get_closest_marker("damages"):

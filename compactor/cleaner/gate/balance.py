@@ -62,7 +62,7 @@ class ResultTally:
         """Batches of the segment, by their headers, and their records; each counts once."""
         batches = np.searchsorted(self._read()[1][POSITION], headers[POSITION])
         _add_records(
-            batches, self._wanted, records.buf, records.first_row, records.offset, records.timestamp, records.key_start,
+            batches, self._wanted, records.buf, records.first_row, records.offset, records.key_start,
             records.key_length, *self._key.halves, self._records,
         )  # fmt: skip
 
@@ -125,7 +125,6 @@ def _add_records(
     buf: Bytes,
     first_row: Int64s,
     offset: Int64s,
-    timestamp: Int64s,
     key_start: Int64s,
     key_length: Int64s,
     k0: np.uint64,
@@ -139,7 +138,7 @@ def _add_records(
         wanted[batches[i]] = False
         for row in range(first_row[i], first_row[i + 1]):
             value_length, value_start = varint(buf, key_start[row] + max(key_length[row], 0), buf.size)
-            one = record_digest(buf, offset[row], timestamp[row], key_start[row], key_length[row], value_start, max(value_length, -1), k0)
+            one = record_digest(buf, offset[row], key_start[row], key_length[row], value_start, max(value_length, -1), k0)
             out[0] += np.uint64(1)
             out[1] += one
             out[2] += second_half(one, k1)
