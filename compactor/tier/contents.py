@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from compactor.errors import AlreadyExists, NotFound
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.port import ObjectStore
 
 FileContent = Path | bytes
@@ -58,6 +59,21 @@ def stored_digest(store: ObjectStore, key: str, size: int) -> str:
     for start in range(0, size, PIECE_BYTES):
         digest.update(store.get(key, start, min(PIECE_BYTES, size - start)))
     return digest.hexdigest()
+
+
+def stored_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetadata, kind: str) -> str:
+    """Why the object that holds one file of a segment is not what was recorded, or nothing. Without a digest its size is what counts."""
+    recorded = segment.files.get(kind)
+    size = recorded.size if recorded else segment.size_bytes if kind == "log" else -1
+    try:
+        info = store.head(key)
+        if size not in (-1, info.size):
+            return f"{store.url}/{key} has {info.size} bytes, recorded are {size}"
+        if recorded and recorded.sha256 and stored_digest(store, key, info.size) != recorded.sha256:
+            return f"{store.url}/{key} has another digest than was recorded"
+    except NotFound:
+        return f"{store.url}/{key} is missing"
+    return ""
 
 
 def _holds(store: ObjectStore, key: str, content: FileContent) -> bool:

@@ -5,7 +5,6 @@ SHA-256 and the broker's modification time go along as the object's metadata (``
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,8 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
+from compactor.tier.contents import stored_digest
 from compactor.tier.ports import ListedObject, SegmentRef
-
-READ_BYTES: Final = 8 << 20
 
 _OBJECT: Final = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")
 _FOLDER: Final = re.compile(r"([^/]+-\d+)/[^/]+")
@@ -83,7 +81,7 @@ class NativeLayout:
                 return f"{self.url}/{key} is missing"
             if info.size != expected.size:
                 return f"{self.url}/{key} has {info.size} bytes, its receipt says {expected.size}"
-            if expected.sha256 and (info.metadata.get("sha256") or self._digest(key, info.size)) != expected.sha256:
+            if expected.sha256 and (info.metadata.get("sha256") or stored_digest(self._store, key, info.size)) != expected.sha256:
                 return f"{self.url}/{key} has another digest than its receipt says"
         return ""
 
@@ -108,9 +106,3 @@ class NativeLayout:
         except NotFound:
             return False
         return info.size == file.size and info.metadata.get("sha256") == file.sha256
-
-    def _digest(self, key: str, size: int) -> str:
-        digest = hashlib.sha256()
-        for start in range(0, size, READ_BYTES):
-            digest.update(self._store.get(key, start, READ_BYTES))
-        return digest.hexdigest()

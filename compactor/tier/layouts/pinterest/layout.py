@@ -14,7 +14,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
-from compactor.tier.contents import create, stored_digest
+from compactor.tier.contents import create, stored_problem
 from compactor.tier.layouts.pinterest.keys import KINDS, METADATA, WATERMARK, PartitionKeys, id_of, parsed
 from compactor.tier.ports import ListedObject, SegmentRef
 
@@ -73,16 +73,9 @@ class PinterestLayout:
     def problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """All three must be there; those with a recorded digest are read."""
         for kind in KINDS:
-            key, recorded = self.where(name, segment, kind), segment.files.get(kind)
-            size = recorded.size if recorded else segment.size_bytes if kind == "log" else -1
-            try:
-                info = self._store.head(key)
-                if size not in (-1, info.size):
-                    return f"{self.url}/{key} has {info.size} bytes, recorded are {size}"
-                if recorded and recorded.sha256 and stored_digest(self._store, key, info.size) != recorded.sha256:
-                    return f"{self.url}/{key} has another digest than was recorded"
-            except NotFound:
-                return f"{self.url}/{key} is missing"
+            found = stored_problem(self._store, self.where(name, segment, kind), segment, kind)
+            if found:
+                return found
         return ""
 
     def delete(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
