@@ -42,6 +42,7 @@ from compactor.service.agent_plan import (
 )
 from compactor.service.jobs import Interruptible, Stop, Stopped
 from compactor.service.scheduling import backoff_ms
+from compactor.service.waiting import ended_in
 
 AT_ONCE = 4
 """Uploads per thread of ``daemon.threads``: those of small segments mostly wait for the store."""
@@ -165,14 +166,8 @@ class Agent:
 
     def collect(self, wait_s: float | None) -> None:
         """Waits for one upload to end, or for ``wait_s`` (None: as long as it takes), and takes in all that have ended."""
-        try:
-            ended = self._ended.get(timeout=wait_s) if wait_s is None or wait_s > 0 else self._ended.get_nowait()
-            while True:
-                if ended is not None:
-                    self._take_in(ended)
-                ended = self._ended.get_nowait()
-        except queue.Empty:
-            return
+        for ended in ended_in(self._ended, wait_s):
+            self._take_in(ended)
 
     # --- looking ---
 

@@ -38,6 +38,7 @@ from compactor.service.scheduling import (
     needs_look,
     remembered,
 )
+from compactor.service.waiting import ended_in
 from compactor.service.watching import Watching
 from compactor.upkeep.retire import RetireReport
 from compactor.upkeep.uploads import LEAST_AGE_MS, sweep_uploads
@@ -191,14 +192,8 @@ class Daemon:
 
     def collect(self, wait_s: float | None) -> None:
         """Waits for one job to end, or for ``wait_s`` (None: as long as it takes), and takes in all that have ended."""
-        try:
-            ended = self._done.get(timeout=wait_s) if wait_s is None or wait_s > 0 else self._done.get_nowait()
-            while True:
-                if ended is not None:
-                    self._take_in(ended)
-                ended = self._done.get_nowait()
-        except queue.Empty:
-            return
+        for ended in ended_in(self._done, wait_s):
+            self._take_in(ended)
 
     # --- looking ---
 
