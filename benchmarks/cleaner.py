@@ -1,42 +1,50 @@
-"""Our cleaner against Kafka's own, on the same segments in the same run: megabytes of segments per CPU second, and what the gate costs.
+"""Our cleaner against Kafka's own, on the same segments in the same run: megabytes of segments per CPU second, how far that is from what
+the bytes cost in any case, what a second thread gives beside what two processes reach, and what the gate costs.
 
-    python -m benchmarks.cleaner                                   # ten profiles, 64 MB of records each, about four minutes
-    python -m benchmarks.cleaner --megabytes 256 --profile 1k-none --profile 1k-lz4
+    python -m benchmarks.cleaner                                     # all profiles (benchmarks.cleaner_logs), 200 MB of records each: hours
+    python -m benchmarks.cleaner --profile 1k-none-10 --profile 1k-lz4-10 --rows build/cleaner.jsonl
+    python -m benchmarks.cleaner_report build/cleaner.jsonl --plot docs/speed.svg     # the README's table and plot of such rows
 
-A profile is a size of values and a codec; half of the records are superseded, so that nearly every batch is written anew. CPU time is user
-and system time of all threads: of Kafka's cleaner (Cleaner.doClean, both passes) in a warm process, its collector and compiler included; of
-ours from the first byte read to the last output closed, kernels compiled before. Of several rounds the best counts.
+A profile is a size of values, a codec and so many records a batch; half of the records are superseded: nearly every batch is written
+anew. CPU time is user and system time of all threads: of Kafka's cleaner (Cleaner.doClean, both passes) in a warm process, collector and
+compiler included; of ours from the first byte read to the last output closed, kernels compiled before. Of several rounds the best counts.
+The floor is what no cleaner can do without: each batch read, its CRC, its body inflated; then as many bytes as the result has deflated,
+with their CRC, and written. By the same libraries, with nothing parsed, hashed or decided. (Where few batches change, copies of whole
+batches may be cheaper than that.) Two processes clean the same log at once, each for itself: what memory and processors give at most.
+
 Both results must have the same records and the same next dirty offset. Needs a JDK 17 and Maven, as `make conformance` does.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
+from crc32c import crc32c as check_crc
+
+from benchmarks.cleaner_logs import NOW_MS, PROFILES, Profile, write_log
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
+from compactor.cleaner.passes.source import open_source
 from compactor.cleaner.warm import warm_up
-from compactor.records.build import Row, batch
-from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
+from compactor.records.batches import read_only
+from compactor.records.bulk import deflate_into
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, compressed_bound
 from tests.conformance.kafka import Kafka, Unavailable
 
-CODECS = {"none": NONE, "lz4": LZ4, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
-TARGETS = {"none": 3.0, "lz4": 2.0, "snappy": 2.0, "zstd": 1.5, "gzip": 1.5}
-VALUES = {"1k": 1024, "100b": 100}
-PROFILES = [f"{size}-{codec}" for size in VALUES for codec in CODECS]
-BATCH_BYTES = 16_384
-SEGMENT_BYTES = 32 << 20
-NOW_MS = 1_700_000_000_000
+TARGETS = {NONE: 3.0, LZ4: 2.5, SNAPPY: 2.5, ZSTD: 1.5, GZIP: 1.5}
 KAFKA_KEYS = 4_000_000
 WARM_SECONDS = 4.0
 GATE_BYTES = 1 << 28
@@ -50,32 +58,23 @@ class Cost:
     wall: float
 
 
-def write_log(folder: Path, size: int, codec: int, total_bytes: int) -> tuple[int, int]:
-    """(records, bytes of segments): JSON-like values, keys drawn from half as many as there are records."""
-    dice = random.Random(1)
-    folder.mkdir()
-    words = [dice.randbytes(dice.randrange(2, 5)).hex() for _ in range(400)]
-    records, per_batch = total_bytes // (size + 30), max(1, BATCH_BYTES // (size + 30))
-    segment: list[bytes] = []
-    base = written = 0
-    for first in range(0, records, per_batch):
-        rows = [
-            Row(offset, NOW_MS - records + offset, b"customer-%010d" % dice.randrange(records // 2), _value(dice, words, size))
-            for offset in range(first, min(first + per_batch, records))
-        ]
-        segment.append(batch(rows, codec=codec))
-        written += len(segment[-1])
-        if written >= SEGMENT_BYTES or first + per_batch >= records:
-            (folder / f"{base:020}.log").write_bytes(b"".join(segment))
-            segment, written, base = [], 0, first + per_batch
-    return records, sum(path.stat().st_size for path in folder.glob("*.log"))
+@dataclass(frozen=True)
+class Measured:
+    """One profile: MB of segments (and millions of records) per CPU second, ratios, and how busy the machine was."""
 
-
-def _value(dice: random.Random, words: list[str], size: int) -> bytes:
-    text = f'{{"id":{dice.randrange(10**9)}'
-    while len(text) < size:
-        text += f',"{dice.choice(words)}":"{dice.choice(words)}{dice.randrange(1000)}"'
-    return text[:size].encode()
+    profile: str
+    megabytes: int
+    kafka: float
+    ours: float
+    records: float
+    ratio: float
+    target: float
+    floor: float
+    wall: float
+    threads: float
+    processes: float
+    gate: float
+    load: float
 
 
 def clock(marks: list[tuple[float, float]]) -> Callable[[str], None]:
@@ -86,11 +85,11 @@ def best(costs: list[Cost]) -> Cost:
     return Cost(min(cost.cpu for cost in costs), min(cost.wall for cost in costs))
 
 
-def ours(log_dir: Path, scratch: Path, *, threads: int = 1, gate: int = 0, rounds: int) -> tuple[Cost, CleanSummary]:
+def ours(log_dir: Path, scratch: Path, first_dirty: int, *, threads: int = 1, gate: int = 0, rounds: int) -> tuple[Cost, CleanSummary]:
     costs: list[Cost] = []
     while True:
         marks: list[tuple[float, float]] = []
-        request = CleanRequest(now_ms=NOW_MS, threads=threads, gate_budget_bytes=gate)
+        request = CleanRequest(now_ms=NOW_MS, first_dirty_offset=first_dirty, threads=threads, gate_budget_bytes=gate)
         summary = clean_directory(log_dir, scratch / "ours", request, clock(marks))
         shutil.rmtree(scratch / "ours")
         begin, end = marks[0], marks[-1]
@@ -99,12 +98,12 @@ def ours(log_dir: Path, scratch: Path, *, threads: int = 1, gate: int = 0, round
             return best(costs), summary
 
 
-def kafkas(kafka: Kafka, log_dir: Path, scratch: Path, *, rounds: int) -> tuple[Cost, dict[str, Any]]:
+def kafkas(kafka: Kafka, log_dir: Path, scratch: Path, first_dirty: int, *, rounds: int) -> tuple[Cost, dict[str, Any]]:
     """The best of ``rounds`` behind as many as it takes to be warm with this profile."""
     costs: list[Cost] = []
     spent = 0.0
     while True:
-        answer = kafka.clean(log_dir, scratch / "kafka", {"now_ms": NOW_MS, "map_entries": KAFKA_KEYS})
+        answer = kafka.clean(log_dir, scratch / "kafka", {"now_ms": NOW_MS, "first_dirty_offset": first_dirty, "map_entries": KAFKA_KEYS})
         shutil.rmtree(scratch / "kafka")
         costs.append(Cost(answer["cpu_seconds"], answer["seconds"]))
         spent += answer["cpu_seconds"]
@@ -112,24 +111,72 @@ def kafkas(kafka: Kafka, log_dir: Path, scratch: Path, *, rounds: int) -> tuple[
             return best(costs[-rounds:]), answer
 
 
-def rows(kafka: Kafka, profiles: list[str], megabytes: int, rounds: int, scratch: Path) -> Iterator[dict[str, Any]]:
+def floor(log_dir: Path, scratch: Path, kept: int, *, rounds: int) -> float:
+    """CPU seconds of inflating and checking everything, and of deflating, checking and writing until ``kept`` bytes are written."""
+    costs = []
+    for _ in range(rounds):
+        begin = time.process_time()
+        left = kept
+        with (scratch / "floor").open("wb") as target:
+            for path in sorted(log_dir.glob("*.log")):
+                left -= _moved(path, target, left)
+        costs.append(time.process_time() - begin)
+        (scratch / "floor").unlink()
+    return min(costs)
+
+
+def _moved(path: Path, target: BinaryIO, most: int) -> int:
+    """Bytes written of one segment, whole chunks until there are ``most``."""
+    source = open_source(0, path, int(path.stem), None, 0, -1, 1 << 30)
+    table, bodies, slots, done = source.table, ByteBuffer(), ByteBuffer(), 0
+    for first, last in source.ranges():
+        some = slice(first, last)
+        for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), 1 << 30, bodies):
+            written = min(max(most - done, 0), int(table.size[some].sum()))
+            if not written:
+                continue
+            packed = chunk.buf[int(table.position[first]) :] if not table.codec[first] else chunk.buf
+            if table.codec[first]:
+                size = chunk.body_end - chunk.body_start
+                size = size[: max(1, len(size) * written // int(table.size[some].sum()))]
+                bound = compressed_bound(size)
+                slots.room(int(bound.sum()))
+                slot = np.cumsum(bound) - bound
+                deflate_into(chunk.buf, table.codec[some][: len(size)], chunk.body_start[: len(size)], size, slots.array, slot, bound)
+                packed = read_only(slots.array)
+            target.write(packed[:written].data)
+            check_crc(packed[:written])
+            done += written
+    return done
+
+
+def in_a_process(log_dir: Path, scratch: Path, first_dirty: int, rounds: int) -> float:
+    """Seconds of the clock."""
+    warm_up()
+    return ours(log_dir, scratch, first_dirty, rounds=rounds)[0].wall
+
+
+def rows(
+    kafka: Kafka, profiles: list[Profile], megabytes: int, rounds: int, scratch: Path, pool: ProcessPoolExecutor
+) -> Iterator[Measured]:
     for profile in profiles:
-        size, codec = profile.split("-")
-        log_dir = scratch / profile
-        records, stored = write_log(log_dir, VALUES[size], CODECS[codec], megabytes << 20)
-        theirs, answer = kafkas(kafka, log_dir, scratch, rounds=rounds)
-        one, summary = ours(log_dir, scratch, rounds=rounds)
-        same = (answer["records_kept"], answer["next_dirty_offset"]) == (summary.records_kept, summary.next_dirty_offset)
-        if not same:
-            raise SystemExit(f"{profile}: {answer} is not what we made of it: {summary}")
-        two, _ = ours(log_dir, scratch, threads=2, rounds=rounds)
-        gated, _ = ours(log_dir, scratch, gate=GATE_BYTES, rounds=rounds)
+        log_dir = scratch / profile.name
+        log = write_log(log_dir, profile, megabytes << 20)
+        theirs, answer = kafkas(kafka, log_dir, scratch, log.first_dirty, rounds=rounds)
+        one, summary = ours(log_dir, scratch, log.first_dirty, rounds=rounds)
+        if (answer["records_kept"], answer["next_dirty_offset"]) != (summary.records_kept, summary.next_dirty_offset):
+            raise SystemExit(f"{profile.name}: {answer} is not what we made of it: {summary}")
+        least = floor(log_dir, scratch, summary.bytes_written, rounds=rounds)
+        two, _ = ours(log_dir, scratch, log.first_dirty, threads=2, rounds=rounds)
+        beside = [pool.submit(in_a_process, log_dir, scratch / f"process-{n}", log.first_dirty, rounds) for n in range(2)]
+        both = max(process.result() for process in beside)
+        gated, _ = ours(log_dir, scratch, log.first_dirty, gate=GATE_BYTES, rounds=rounds)
         shutil.rmtree(log_dir)
-        yield {
-            "profile": profile, "kafka": stored / 1e6 / theirs.cpu, "ours": stored / 1e6 / one.cpu, "records": records / 1e6 / one.cpu,
-            "ratio": theirs.cpu / one.cpu, "target": TARGETS[codec], "wall": theirs.wall / one.wall, "threads": one.wall / two.wall,
-            "gate": (gated.cpu - one.cpu) / gated.cpu,
-        }  # fmt: skip
+        yield Measured(
+            profile.name, round(log.bytes / 1e6), log.bytes / 1e6 / theirs.cpu, log.bytes / 1e6 / one.cpu, log.records / 1e6 / one.cpu,
+            theirs.cpu / one.cpu, TARGETS[profile.codec], one.cpu / least, theirs.wall / one.wall, one.wall / two.wall, 2 * one.wall / both,
+            (gated.cpu - one.cpu) / gated.cpu, os.getloadavg()[0],
+        )  # fmt: skip
 
 
 def compile_seconds() -> float:
@@ -144,21 +191,35 @@ def compile_seconds() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", choices=PROFILES, action="append", help="may be given several times; default: all")
-    parser.add_argument("--megabytes", type=int, default=64, help="records of each profile, before compression")
+    parser.add_argument("--megabytes", type=int, default=200, help="records of each profile, before compression")
     parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="a JSON line for each profile is added to it")
     parser.add_argument("--no-compile", action="store_true", help="leave out how long the first compilation takes")
     asked = parser.parse_args()
+    chosen = [PROFILES[name] for name in asked.profile or PROFILES]
     try:
-        with Kafka() as kafka, tempfile.TemporaryDirectory(prefix="benchmark-") as name:
+        with (
+            Kafka() as kafka,
+            tempfile.TemporaryDirectory(prefix="benchmark-") as name,
+            ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
+        ):
+            for number in range(2):
+                (Path(name) / f"process-{number}").mkdir()
             warm_up()
             print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; MB of segments per CPU second")
-            print("profile        Kafka     ours  Mrec/s   ratio (target)   wall  2 threads  gate's share", flush=True)
-            for row in rows(kafka, asked.profile or PROFILES, asked.megabytes, asked.rounds, Path(name)):
+            print(
+                "profile             Kafka     ours  Mrec/s   ratio (target)  of floor   wall  2 threads (processes)  gate's share",
+                flush=True,
+            )
+            for row in rows(kafka, chosen, asked.megabytes, asked.rounds, Path(name), pool):
                 print(
-                    f"{row['profile']:12} {row['kafka']:7.1f}  {row['ours']:7.1f}  {row['records']:6.2f}   {row['ratio']:5.2f}"
-                    f"  ({row['target']:.1f})    {row['wall']:5.2f}      {row['threads']:5.2f}        {row['gate']:6.1%}",
+                    f"{row.profile:17} {row.kafka:7.1f}  {row.ours:7.1f}  {row.records:6.2f}   {row.ratio:5.2f}  ({row.target:.1f})"
+                    f"      {row.floor:4.2f}    {row.wall:5.2f}      {row.threads:5.2f} ({row.processes:.2f})        {row.gate:6.1%}",
                     flush=True,
                 )
+                if asked.rows:
+                    with asked.rows.open("a") as file:
+                        file.write(json.dumps(asdict(row)) + "\n")
     except Unavailable as missing:
         raise SystemExit(str(missing)) from None
     if not asked.no_compile:

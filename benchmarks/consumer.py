@@ -21,7 +21,7 @@ from typing import Any
 
 from compactor.bootstrap import Tier, open_tier
 from compactor.config import load
-from compactor.consumer import ConsumerOptions, Place, TieredConsumer
+from compactor.consumer import Place, TieredConsumer
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import ImportOptions, import_directory
 from tests.support.kafka_admin import ClusterAdmin
@@ -66,7 +66,7 @@ def by_broker(cluster: KafkaCluster, end: int) -> int:
 
 def by_tier(tier: Tier, end: int) -> int:
     size, at = 0, 0
-    with TieredConsumer(tier, options=ConsumerOptions(threads=1)) as consumer:
+    with TieredConsumer(tier) as consumer:
         consumer.assign([Place(*NAME, 0)])
         while at < end:
             for message in consumer.consume(1000, 0.05):

@@ -119,7 +119,7 @@ def start(records: int, partitions: int, folder: Path) -> dict[str, object]:
     topic = GeneratedTopic(records, partitions)
     began, used = time.perf_counter(), time.process_time()
     store = Rocks(folder)
-    followed = FollowedTopic(topic, KeptStates(store))
+    followed = FollowedTopic(topic, KeptStates(store), clock_ms=lambda: 0)
     progress = followed.catch_up(3600)
     caught_up = time.perf_counter() - began
     listed = followed.partitions()

@@ -1,7 +1,7 @@
 """The only place where numba's options are chosen, and the two instructions that numba has no words for.
 
-Import this late: numba costs half a second. Nothing is compiled at import; the first call compiles, and the next process finds the code in
-numba's cache: beside the source, else in the user's cache directory (``NUMBA_CACHE_DIR`` comes before both).
+Import this late: numba costs half a second. Nothing is compiled at import; the first call compiles, and every later process finds the code
+in the user's cache directory, wherever it is started from: an entry is named by what it was made of (``_KernelCache``).
 
 Two rules for who writes kernels: name other kernels directly (``from bloom.siphash import siphash128``; an attribute of a module is not
 followed when the cache asks whether code is stale), and call a kernel with the same dtypes everywhere, so that it is compiled once.
@@ -11,89 +11,283 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
+import itertools
+import linecache
+import os
+import pickle
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from types import FunctionType
-from typing import Any, TypeVar
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, Final, TypeVar
 
+import llvmlite
+import llvmlite.binding
 import numba
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.core.caching import FunctionCache
+from numba.core.caching import NullCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompileResult
+from numba.core.registry import CPUDispatcher
+from numba.core.runtime import rtsys
+from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+CACHED_ENTRIES: Final = 1000
+"""How many compiled kernels of all versions are kept, some 30 KB each; the least recently used go."""
+
 
 def kernel(function: F) -> F:
     """A compiled loop over arrays: releases the GIL, cached on disk, no bounds checks, division by zero as numpy has it."""
-    return _compiled(function, forceinline=False)
-
-
-def leaf(function: F) -> F:
-    """A small function that every kernel which calls it takes in whole."""
-    return _compiled(function, forceinline=True)
-
-
-def _compiled(function: F, *, forceinline: bool) -> F:
-    dispatcher: Any = numba.njit(nogil=True, boundscheck=False, error_model="numpy", forceinline=forceinline)(function)
-    try:
-        dispatcher._cache = _CodeCache(function)
-    except RuntimeError:
-        pass  # nowhere to write (a read-only installation and no home directory): every process compiles for itself
-    compiled: F = dispatcher
+    compiled: F = _dispatcher(_Kernel, function)
     return compiled
 
 
-class _CodeCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache, made safe where it is not: a full disk, a torn file, two first processes at once, a changed callee."""
+def leaf(function: F) -> F:
+    """A small function that every kernel which calls it takes in whole. An entry for Python is compiled when Python asks."""
+    compiled: F = _dispatcher(_Leaf, function, forceinline=True, no_cpython_wrapper=True)
+    return compiled
+
+
+def _dispatcher(kind: Any, function: Any, **options: bool) -> Any:
+    made: Any = kind(function, {}, {"nopython": True, "nogil": True, "boundscheck": False, "error_model": "numpy", **options})
+    place = cache_dir()
+    if place is not None:  # where there is none every process compiles for itself
+        made._cache = _KernelCache(function, place, str(sorted(options)))
+    return made
+
+
+class _Kernel(CPUDispatcher):  # type: ignore[misc]
+    def compile(self, sig: Any) -> Any:
+        # A compiler makes many small objects and no garbage worth looking for: a sixth of its time.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return super().compile(sig)
+        finally:
+            if collecting:
+                gc.enable()
+
+
+@functools.cache
+def _alone(function: FunctionType) -> Any:
+    """What Python calls where a leaf is meant."""
+    return _dispatcher(_Kernel, function)
+
+
+class _Leaf(_Kernel):
+    """Compiled once for numbers, whether they are constants at the place of the call or not."""
+
+    def compile(self, sig: Any) -> Any:
+        return super().compile(tuple(map(types.unliteral, sig)))  # type: ignore[attr-defined]
+
+    def add_overload(self, cres: Any) -> None:
+        self.overloads[tuple(cres.signature.args)] = cres
+
+    def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
+        return _alone(self.py_func)  # numba calls what it gets from here
+
+
+# ---- the cache ----------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def cache_dir() -> Path | None:
+    """``NUMBA_CACHE_DIR``, else the first that can be written of the user's cache directory and one of this user's among temporary files.
+
+    The one that was named need only be readable: an image brings its kernels along on a disk that nobody writes.
+    """
+    if numba.config.CACHE_DIR:
+        named = Path(numba.config.CACHE_DIR)
+        with contextlib.suppress(OSError):
+            named.mkdir(0o700, parents=True, exist_ok=True)
+        return named if os.access(named, os.R_OK | os.X_OK) else None
+    temporary = Path(tempfile.gettempdir()) / f"tiered-compactor-{os.getuid()}"
+    for place in _places(temporary):
+        try:
+            place.mkdir(0o700, parents=True, exist_ok=True)
+            status = place.stat()
+            # What lies here is run: among everybody's temporary files it must be ours alone.
+            if place == temporary and (place.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022):
+                continue
+            tempfile.TemporaryFile(dir=place).close()
+        except OSError:
+            continue
+        return place
+    return None
+
+
+def _places(temporary: Path) -> Iterator[Path]:
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    with contextlib.suppress(RuntimeError):  # nobody knows the home directory
+        yield Path(home).expanduser() / "tiered-compactor" / "kernels"
+    yield temporary
+
+
+class _KernelCache(NullCache):  # type: ignore[misc]
+    """One file for each compiled signature, named by a digest of all that decides upon the code: no path, no time, no index.
+
+    Two first processes at once write the same file, each whole. A torn or foreign file costs a compilation.
+    """
+
+    def __init__(self, function: FunctionType, place: Path, options: str) -> None:
+        self._function = function
+        self._options = options
+        self._place = place
+        self._enabled = True
+
+    @property
+    def cache_path(self) -> str:
+        return str(self._place)
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def disable(self) -> None:
+        self._enabled = False
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            result = super().load_overload(sig, target_context)
-        except Exception:  # noqa: BLE001 - a torn or foreign file can make unpickling raise anything
-            with contextlib.suppress(OSError):
-                self.flush()
+        if not (self._enabled and _stamp(self._function)):
             return None
-        # Two processes that save different signatures at once can leave an index that names the other one's code.
-        return result if result is None or tuple(result.signature.args) == tuple(sig) else None
+        path = self._path(sig, target_context.codegen())
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(content[32:]).digest() != content[:32]:
+            return None
+        with contextlib.suppress(OSError):  # others' entries are not ours to keep
+            os.utime(path)
+        # The symbols that compiled code needs. All that numba loads beside them is for compiling: a fifth of a second.
+        rtsys.initialize(target_context)
+        return _loaded(target_context, *pickle.loads(content[32:]))  # noqa: S301 - from a directory of ours
 
     def save_overload(self, sig: Any, data: Any) -> None:
+        if not (self._enabled and _stamp(self._function)) or data.library.has_dynamic_globals:
+            return
+        content: bytes = dumps((_defined(data.library._get_module_for_linking()), data._reduce()))
+        path = self._path(sig, data.codegen)
         try:
-            super().save_overload(sig, data)
+            with tempfile.NamedTemporaryFile(dir=self._place, prefix="new-", delete=False) as file:
+                try:
+                    file.write(hashlib.sha256(content).digest() + content)
+                    file.flush()
+                    os.replace(file.name, path)
+                except OSError:
+                    os.unlink(file.name)
+                    raise
+            _clear_out(self._place)
         except OSError:  # no space, no permission
             self.disable()
 
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        # numba looks at a kernel's own source only; what it calls is compiled into it and may have changed alone.
-        return super()._index_key(sig, codegen), _stamp(self._py_func)
+    def _path(self, sig: Any, codegen: Any) -> Path:
+        made_of = "\n".join([_stamp(self._function), self._options, str(sig), *map(str, codegen.magic_tuple())])
+        return self._place / f"{self._function.__qualname__}.{hashlib.sha256(made_of.encode()).hexdigest()[:40]}.kernel"
+
+
+class _LoadedLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """Compiled code as it is run. What is inlined of it elsewhere is read only if somebody compiles: half of what loading would cost."""
+
+    _shared_module: Any
+
+    def __init__(self, codegen: Any, name: str, code: bytes, bitcode: bytes, defined: set[str]) -> None:
+        super().__init__(codegen, name)
+        self._bitcode = bitcode
+        self.enable_object_caching()
+        self._set_compiled_object(code)
+        self._finalize_final_module()
+        codegen._engine._defined_symbols |= defined
+
+    def _get_module_for_linking(self) -> Any:
+        if self._shared_module is None:
+            self._shared_module = llvmlite.binding.parse_bitcode(self._bitcode)
+        return self._shared_module
+
+
+def _loaded(target_context: Any, defined: set[str], reduced: tuple[Any, ...]) -> CompileResult:
+    """``CompileResult._rebuild`` with a library that is read as far as needed. ``reduced``: what ``CompileResult._reduce`` gave."""
+    (name, _, (code, bitcode)), fndesc, env, signature, objectmode, lifted, annotation, reload_init, referenced = reduced
+    library = _LoadedLibrary(target_context.codegen(), name, code, bitcode, defined)
+    for each in referenced:
+        library.codegen.set_env(each.env_name, each)
+    return CompileResult(
+        target_context=target_context, typing_context=target_context.typing_context, library=library, environment=env,
+        entry_point=target_context.get_executable(library, fndesc, env), fndesc=fndesc, type_annotation=annotation, signature=signature,
+        objectmode=objectmode, lifted=lifted, typing_error=None, call_helper=None, metadata=None, reload_init=reload_init,
+        referenced_envs=referenced,
+    )  # fmt: skip
+
+
+def _defined(module: Any) -> set[str]:
+    """Names that a module of compiled code has for others."""
+    return {each.name for group in (module.functions, module.global_variables) for each in group if not each.is_declaration}
+
+
+@functools.cache
+def _clear_out(place: Path) -> None:
+    """Once in a process, when it has something to add."""
+    found = sorted(((path.stat().st_mtime_ns, path) for path in place.iterdir() if path.suffix == ".kernel"), reverse=True)
+    for _, path in found[CACHED_ENTRIES:]:
+        path.unlink(missing_ok=True)
 
 
 @functools.cache
 def _stamp(function: FunctionType) -> str:
-    digest = hashlib.sha256()
-    for path in sorted({callee.__code__.co_filename for callee in _reachable(function, set())}):
-        digest.update(_source_digest(path))
-    return digest.hexdigest()
+    """A digest of the source of all that is compiled into this kernel, its constants and who compiles; empty where there is no source."""
+    seen: set[Any] = set()
+    constants = sorted(itertools.chain.from_iterable(map(_constants, _reachable(function, seen))))
+    digests = sorted({_source_digest(each.__code__.co_filename, each.__module__) for each in (*seen, _reachable)})
+    if "" in digests:
+        return ""
+    made_of = [function.__module__, function.__qualname__, sys.version, np.__version__, numba.__version__, llvmlite.__version__]
+    return hashlib.sha256("\n".join([*made_of, *digests, *constants]).encode()).hexdigest()
 
 
 def _reachable(function: FunctionType, seen: set[FunctionType]) -> Iterator[FunctionType]:
     seen.add(function)
     yield function
-    for name in function.__code__.co_names:
-        value = function.__globals__.get(name)
+    for value in _named(function).values():
         callee = getattr(value, "py_func", None) or getattr(value, "_defn", None)  # a kernel or an intrinsic
         if isinstance(callee, FunctionType) and callee not in seen:
             yield from _reachable(callee, seen)
 
 
+def _named(function: FunctionType) -> dict[str, Any]:
+    """Globals that its code names."""
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    return {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _constants(function: FunctionType) -> Iterator[str]:
+    """Numbers and arrays of other modules are compiled in as they are."""
+    for name, value in _named(function).items():
+        if isinstance(value, (bool, int, float, str, bytes, tuple, np.generic)):
+            yield f"{function.__qualname__} {name} {value!r}"
+        elif isinstance(value, np.ndarray):
+            yield f"{function.__qualname__} {name} {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+
+
 @functools.cache
-def _source_digest(path: str) -> bytes:
-    try:
-        with open(path, "rb") as source:
-            return hashlib.sha256(source.read()).digest()
-    except OSError:
-        return b""  # inside a zip archive: numba's own stamp has to do
+def _source_digest(path: str, module: str) -> str:
+    source = "".join(linecache.getlines(path, vars(sys.modules[module])))  # from archives of modules too
+    return hashlib.sha256(source.encode()).hexdigest() if source else ""
+
+
+# ---- instructions -------------------------------------------------------------------------------------------------------------
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:

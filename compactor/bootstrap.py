@@ -24,12 +24,15 @@ from compactor.control.logs import (
     PartitionLog,
     create_tier,
     note_change,
+    note_looks,
     note_slots,
     open_catalog,
     open_partition,
+    take_in_inbox,
 )
 from compactor.control.mirror import BrokersView, mirrored
 from compactor.control.ports import Lease, Ports, Retention
+from compactor.control.records import LookedAt
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.local.cache import LocalState
@@ -43,7 +46,7 @@ from compactor.storage.port import ObjectStore
 from compactor.storage.readonly import ReadOnly
 from compactor.storage.retrying import Contact
 from compactor.storage.settings import Retries, Transfers
-from compactor.tier.brokers import FRESH_S, BrokersMetadata, effective
+from compactor.tier.brokers import FRESH_S, TOPICS_FRESH_S, BrokersMetadata, effective
 from compactor.tier.layouts.aiven.layout import AivenLayout
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.layouts.native import NativeLayout
@@ -197,16 +200,18 @@ class Tier:
             local.keep_catalog(state, self.catalog.mark())
         return state
 
-    def create(self) -> CatalogState:
-        """Makes the tier's identity where there is none. Raises UsageError where the data is another tier's, or is only read."""
+    def create(self, hash_key: bytes = b"") -> CatalogState:
+        """Makes the tier's identity where there is none. Raises UsageError where the data is another tier's, or is only read.
+
+        ``hash_key``: what is to be its secret; random where it is empty.
+        """
         if self.listed is not None:
             raise self._only_read()
         tier = self.settings.tier
         self._check_free()
         url = "" if self.ownership.ours else self.settings.tier_url
-        state = create_tier(
-            self.ports, kind=tier.kind, layout=tier.layout, url=url, cluster_id=self.brokers.cluster_id() if self.brokers else ""
-        )
+        cluster_id = self.brokers.cluster_id() if self.brokers else ""
+        state = create_tier(self.ports, kind=tier.kind, layout=tier.layout, url=url, cluster_id=cluster_id, hash_key=hash_key)
         self.ownership.tier_id = state.tier_id
         self._check_foreign(state)
         self.ports.own(anew=True)
@@ -291,7 +296,7 @@ class Tier:
         goes by the log alone (``leads``), into which its leader has written that before (*segments mirrored*).
         """
         if self.brokers is not None:
-            view = None if leads else self._mirror(name)
+            view = None if leads else self._mirror()
             return open_partition(self.ports, name, self.floor(name), key=self.log_key(name), view=view)
         if self.listed is not None:
             return open_partition(self.ports, name, view=_listed_view(self.listed, name))
@@ -319,13 +324,17 @@ class Tier:
         """
         return brokers_view(self.metadata, name, FRESH_S)
 
-    def _mirror(self, name: TopicPartition) -> Callable[[PartitionState], PartitionState]:
+    def as_read(self, state: PartitionState) -> PartitionState:
+        """What readers find: with what brokers say, where they write the tier."""
+        return state if self.brokers is None else mirrored(state, self.brokers_view(state.name))
+
+    def _mirror(self) -> Callable[[PartitionState], PartitionState]:
         """Made once for each state of the log: whoever reads sees one view of it until it is folded on."""
         made: list[tuple[PartitionState, PartitionState]] = []
 
         def view(state: PartitionState) -> PartitionState:
             if not made or made[0][0] is not state:
-                made[:] = [(state, mirrored(state, self.brokers_view(name)))]
+                made[:] = [(state, self.as_read(state))]
             return made[0][1]
 
         return view
@@ -357,6 +366,17 @@ class Tier:
             note_slots(self.catalog, logs)
         except StoreError:
             pass
+
+    def note_looks(self, looks: Mapping[str, LookedAt]) -> None:
+        """Where there is nothing to retire, and until when; lost where the store fails."""
+        try:
+            note_looks(self.catalog, looks)
+        except StoreError:
+            pass
+
+    def take_in_inbox(self) -> int:
+        """Hints that found no slot in the tier-wide log come in. Raises StoreError."""
+        return take_in_inbox(self.catalog)
 
     def sidecars(self, name: TopicPartition) -> Sidecars:
         """Those of a partition. Raises UsageError where there is no tier; one that brokers write need not have any."""
@@ -407,6 +427,7 @@ class Tier:
             sidecars=self.sidecars(name) if cleaner.bloom else None,
             threads=self.settings.daemon.threads,
             state_dir=self.state_dir,
+            records_per_hour=self.settings.publish.metadata_records_per_hour,
         )
         return Round(context, now_ms, assess_with=assess_with or partial(assess, force=force), on_stage=on_stage, disk=disk, engine=engine)
 
@@ -525,14 +546,15 @@ def brokers_of(settings: Settings, control: ObjectStore) -> BrokersMetadata:
     connection = connection_of(settings)
     place = hashlib.sha256(kafka.bootstrap_servers.encode()).hexdigest()[:16]
     topic = ConfluentMetadataTopic(connection)
-    followed = FollowedTopic(topic, KeptStates(Rocks(Path(settings.tier.state_dir) / "metadata" / place)))
+    kept = KeptStates(Rocks(Path(settings.tier.state_dir) / "metadata" / place))
+    followed = FollowedTopic(topic, kept, clock_ms=lambda: int(time.time() * 1000))
     where = f"{topic.name} at {kafka.bootstrap_servers}"
     return FollowedBrokers(followed, AdminCluster(KafkaAdmin(connection)), kafka.topics, where)
 
 
 def brokers_view(brokers: BrokersMetadata, name: TopicPartition, within_s: float = 0.0) -> BrokersView:
     """What the brokers' readers find of a partition now."""
-    brokers.refresh(within_s=within_s)
+    brokers.refresh(within_s=within_s, topics_within_s=TOPICS_FRESH_S)
     folded = brokers.folded(name)
     view = effective(folded.cache, name)
     return BrokersView(view.links, view.lineage, folded.cache.applied)

@@ -19,18 +19,18 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
-from annotated_types import Ge, Le
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
+from compactor.allowed import allowed, as_toml, is_text
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
 
 ENV_PREFIX = "TIERED_COMPACTOR__"
 ENV_FILE = "TIERED_COMPACTOR_CONFIG"
+_ENV_BEGINNING = "TIERED_COMPACTOR_"
 DEFAULT_FILE = "tiered-compactor.toml"
 
 BUILT: dict[str, tuple[object, ...]] = {}
@@ -89,6 +89,13 @@ class _Section(Value):
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
+def _of_spark(properties: dict[str, str | bool | int | float]) -> dict[str, str | bool | int | float]:
+    for name in properties:
+        if not name.startswith("spark.") or name in ("spark.master", "spark.app.name"):
+            raise ValueError('properties of Spark by their whole names, {"spark.executor.cores" = 2}; its master is [spark] master')
+    return properties
+
+
 def _key_pairs(files: dict[str, str]) -> dict[str, str]:
     for name, file in files.items():
         if not name or ":" in name or not file:
@@ -126,12 +133,20 @@ def _cluster(name: str) -> str:
     return name
 
 
+def _read_by_them(url: str) -> str:
+    """S3StorageServiceEndpoint takes no other prefix."""
+    url = _store_url(url)
+    if url.startswith("s3:") and not re.fullmatch(r"s3://[^/]+(/[A-Za-z0-9_./-]*)?", url):
+        raise ValueError("consumers of that layout know letters, digits, '.', '_', '-' and '/' in a prefix")
+    return url
+
+
 class Pinterest(_Section):
     """For ``layout = "pinterest"``, and for the generations that consumers of that layout read of a tier of our own (``target``)."""
 
     cluster: Annotated[str, AfterValidator(_cluster)] = ""
     entropy_bits: int = Field(0, ge=0, le=128)
-    target: Annotated[str, AfterValidator(_store_url)] = ""
+    target: Annotated[str, AfterValidator(_read_by_them)] = ""
     keep_ms: int = Field(86_400_000, ge=3_600_000, le=_MAX_MS)
 
 
@@ -213,11 +228,12 @@ class Limits(_Section):
 
 
 class Publish(_Section):
-    """What happens to replaced objects."""
+    """What happens to replaced objects, and how much readers are told of at once."""
 
     grace_ms: Milliseconds = 600_000
     undo_window_ms: Milliseconds = 0
     orphan_age_ms: Milliseconds = 86_400_000
+    metadata_records_per_hour: int = Field(0, ge=0, le=10**9)
 
 
 class LeaseSettings(_Section):
@@ -251,6 +267,9 @@ class Spark(_Section):
 
     master: Annotated[str, AfterValidator(_not_empty)] = "local[*]"
     partitions: int = Field(0, ge=0, le=1_000_000)
+    led_at_once: int = Field(0, ge=0, le=1024)
+    large_at_once: int = Field(2, ge=1, le=64)
+    properties: Annotated[dict[str, str | bool | int | float], AfterValidator(_of_spark)] = {}
 
 
 class Settings(Value):
@@ -405,8 +424,9 @@ class _Raw:
             raise UsageError(f"{path} is not valid TOML: {error}") from error
         for section, table in document.items():
             if section != "topics" and section not in SECTIONS:
-                what = f"unknown section [{section}]" if isinstance(table, dict) else f"unknown key {section}"
-                raise _unknown(f"{path}: {what}", section)
+                if isinstance(table, dict):
+                    raise _unknown_section(f"{path}: unknown section [{section}]", section)
+                raise _unknown(f"{path}: unknown key {section}", section)
             if not isinstance(table, dict):
                 raise UsageError(f"{path}: {section} is a section", hint=f"Write [{section}] and its keys below")
             if section == "topics":
@@ -423,7 +443,12 @@ class _Raw:
             self.read_section(name, value, path)
 
     def read_environment(self, environ: Mapping[str, str]) -> None:
-        for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX)):
+        for variable in sorted(name for name in environ if name.startswith(_ENV_BEGINNING)):
+            if not variable.startswith(ENV_PREFIX):
+                if variable.removeprefix(_ENV_BEGINNING).partition("_")[0].lower() in SECTIONS:
+                    hint = f"Those of settings have two underscores: {ENV_PREFIX}SECTION__KEY"
+                    raise UsageError(f"unknown environment variable {variable}", hint=hint)
+                continue  # Kubernetes says TIERED_COMPACTOR_PORT to every neighbour of a service of this name
             section, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
             while f"{section}.{key.partition('__')[0]}" in SECTIONS:
                 inner, _, key = key.partition("__")
@@ -437,7 +462,7 @@ class _Raw:
                 raise _unknown(f"unknown environment variable {variable}", key or section, env_name, within=section)
             else:
                 text = environ[variable]
-                self.add(section, {key: text if _is_text(SECTIONS[section].model_fields[key]) else _toml_value(text)}, variable)
+                self.add(section, {key: text if is_text(SECTIONS[section].model_fields[key]) else _toml_value(text)}, variable)
 
     def add(self, section: str, table: Mapping[str, Any], source: str) -> None:
         for key, value in table.items():
@@ -489,13 +514,13 @@ class _Raw:
             why = first["msg"].removeprefix("Value error, ") if first["type"] == "value_error" else f"allowed is {allowed(kind, key)}"
             # A table is not repeated, as librdkafka's properties hold passwords; nor is what stands before an @.
             secret = isinstance(values[key], dict) or "@" in str(values[key])
-            written = "" if secret else f" = {_as_toml(values[key])}"
+            written = "" if secret else f" = {as_toml(values[key])}"
             raise UsageError(f"{self.named(section, key)}{written}: {why}") from error
         for dotted, built in BUILT.items():
             of, _, key = dotted.rpartition(".")
             if SECTIONS[of] is kind and getattr(value, key) not in built:
-                works = " or ".join(_as_toml(choice) for choice in built)
-                what = f"{self.named(section, key)} = {_as_toml(values[key])}"
+                works = " or ".join(as_toml(choice) for choice in built)
+                what = f"{self.named(section, key)} = {as_toml(values[key])}"
                 raise UsageError(f"{what} is not built yet", hint=f"This version knows {works}")
         return value
 
@@ -530,6 +555,11 @@ def _unknown(what: str, name: str, spell: Callable[[str, str], str] = _dotted, w
     return UsageError(what, hint=f"Did you mean [{near[0]}]?" if near else "`tiered-compactor config show` lists all keys")
 
 
+def _unknown_section(what: str, name: str) -> UsageError:
+    near = difflib.get_close_matches(name, [*SECTIONS, "topics"], n=1)
+    return UsageError(what, hint=f"Did you mean [{near[0]}]?") if near else _unknown(what, name)
+
+
 def _toml_value(text: str) -> object:
     """What TOML reads there; the text itself where it reads nothing, so that the range check can name the allowed values."""
     try:
@@ -537,41 +567,3 @@ def _toml_value(text: str) -> object:
     except tomllib.TOMLDecodeError:
         return text
     return document["value"] if len(document) == 1 else text
-
-
-def _as_toml(value: object) -> str:
-    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
-
-
-def _is_text(field: FieldInfo) -> bool:
-    kinds = [field.annotation] if get_origin(field.annotation) is not Literal else [type(choice) for choice in get_args(field.annotation)]
-    return all(kind is str for kind in kinds)
-
-
-def allowed(kind: type[Value], key: str) -> str:
-    """What may stand there, in words: ``a whole number from 0 to 7 or "auto"``."""
-    field = kind.model_fields[key]
-    return _allowed(field.annotation, field.metadata)
-
-
-def _allowed(annotation: Any, metadata: list[Any]) -> str:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        inner, *extra = get_args(annotation)
-        return _allowed(inner, [part for one in extra for part in (one.metadata if isinstance(one, FieldInfo) else [one])])
-    if origin is Literal:
-        return " or ".join(_as_toml(choice) for choice in get_args(annotation))
-    if origin is tuple:
-        element = get_args(annotation)[0]
-        return f"a list of {_allowed(element, [])}" if get_origin(element) is Literal else "a list of texts"
-    if origin is dict:
-        return "a table of texts" if get_args(annotation)[1] is str else "a table of texts, numbers and booleans"
-    if origin is Union or not isinstance(annotation, type):
-        return " or ".join(_allowed(choice, []) for choice in get_args(annotation))
-    low = next((limit.ge for limit in metadata if isinstance(limit, Ge)), "")
-    high = next((limit.le for limit in metadata if isinstance(limit, Le)), "")
-    if annotation is bool:
-        return "true or false"
-    if annotation is str:
-        return "a text in quotes"
-    return f"a {'whole ' if annotation is int else ''}number from {low} to {high}"

@@ -3,36 +3,49 @@
     python -m tests.agent_soak --minutes 10
 
 Two brokers with an agent each and one daemon over one tier. A producer writes all the time; retention deletes behind the agents. One
-reader follows from the start for ever, another restarts from zero: whatever they have read at any moment must be what was committed up
-to there. Ends with exit code 1 and a line for each thing that is wrong.
+reader follows from the start for ever; every minute another one restarts from zero, and a third has its state restored from the tier.
+Whatever they have read at any moment must be what was committed up to there: the last value of every key, each record as it was written,
+ascending, and none missing but what a round may have removed. It also watches what must hold for that: that retention does not overtake the
+agents, and that no reader is slower than ``delete_retention_ms``. Ends with figures, and with exit code 1 and a line for each thing that is
+wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kafka.errors import KafkaError
+
+from compactor.bootstrap import Tier
+from compactor.model.ids import TopicPartition
+from compactor.views.history import runs_of
 from tests.support.agents import AgentBeside, beside
 from tests.support.deployment import Deployment, Running
 from tests.support.kafka_admin import ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster, prepare
 from tests.support.kafka_jars import VERSIONS, BrokerUnavailable
+from tests.support.process_watch import usage
 from tests.support.tier_readers import StateReader, WrittenTopic
 
 TOPIC = "orders"
-STOCK = {"remote.storage.enable": "false", "cleanup.policy": "delete", "local.retention.bytes": "-2", "retention.bytes": "2097152"}
+STOCK = {"remote.storage.enable": "false", "cleanup.policy": "delete", "local.retention.bytes": "-2", "retention.bytes": "4194304"}
 SEGMENT_BYTES = 131_072
+DELETE_RETENTION_S = 60.0
 SETTINGS: dict[str, dict[str, Any]] = {
-    "cleaner": {"segment_bytes": 1 << 20, "min_cleanable_dirty_ratio": 0.3, "delete_retention_ms": 60_000},
+    "cleaner": {"segment_bytes": 1 << 20, "min_cleanable_dirty_ratio": 0.3, "delete_retention_ms": int(DELETE_RETENTION_S * 1000)},
     "publish": {"grace_ms": 30_000},
     "lease": {"ttl_ms": 2_000},
     "daemon": {"interval_ms": 1_000, "listen": "127.0.0.1:0"},
@@ -41,7 +54,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Soak:
-    """What runs, what happened, and what was wrong."""
+    """What runs, what happened, and what was wrong. ``most``: the largest of each figure that is watched; ``last``: its last.
+
+    ``margin``: records that the tier had and the broker had not deleted yet, the least.
+    """
 
     cluster: KafkaCluster
     admin: ClusterAdmin
@@ -52,24 +68,49 @@ class Soak:
     dice: random.Random
     wrong: list[str] = field(default_factory=list)
     happened: Counter[str] = field(default_factory=Counter)
+    most: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+    rounds: set[str] = field(default_factory=set)
+    margin: int = 1 << 62
+
+    def __post_init__(self) -> None:
+        self.opened: Tier = self.tier.opened()
+
+    def tier_end(self) -> int:
+        """The first offset that the tier does not have: no round has been beyond it."""
+        return self.opened.open(TopicPartition(TOPIC, 0)).refresh().end_offset + 1
+
+    # ---- readers ------------------------------------------------------------------------------------------------------------
 
     def read_for_ever(self, stop: threading.Event) -> None:
         reader = StateReader.over(self.tier.config, self.written)
+        compared = time.monotonic()
         while not stop.is_set():
-            reader.read(1.0)
-            if self.dice.random() < 0.1:
+            reader.read(0.2)
+            self.note("records that the follower was behind", self.written.end() - reader.position)
+            if time.monotonic() - compared > 2:
                 self.compare(reader, "the follower")
+                compared = time.monotonic()
         self.finish(reader, "the follower")
 
     def read_again_and_again(self, stop: threading.Event, every_s: float) -> None:
         while not stop.wait(every_s):
-            reader = StateReader.over(self.tier.config, self.written)
-            end = self.written.last_offset()
-            if not reader.read_to(end, 60):
-                self.wrong.append(f"a restarted reader came to {reader.position} of {end} in 60 s")
-            self.compare(reader, "a restarted reader")
-            reader.close()
-            self.happened["restarts from zero"] += 1
+            self.begin_anew(StateReader.over, "a restarted reader")
+            self.begin_anew(StateReader.restored, "a restored reader")
+
+    def begin_anew(self, make: Callable[[Path, WrittenTopic], StateReader], who: str) -> None:
+        began = time.monotonic()
+        end = self.written.last_offset()
+        reader = make(self.tier.config, self.written)
+        self.note(f"seconds until {who} had the tier's state", time.monotonic() - began)
+        while reader.position <= end and time.monotonic() - began < DELETE_RETENTION_S:
+            reader.read_to(min(end, reader.position + 20_000), 5)
+            self.compare(reader, who)
+        if reader.position <= end:
+            self.wrong.append(f"{who} came to {reader.position} of {end} in {DELETE_RETENTION_S:.0f} s")
+        reader.close()
+        self.note(f"seconds that {who} took", time.monotonic() - began)
+        self.happened[f"times {who} began"] += 1
 
     def finish(self, reader: StateReader, who: str) -> None:
         if not reader.read_to(self.written.last_offset(), 60):
@@ -79,9 +120,11 @@ class Soak:
         reader.close()
 
     def compare(self, reader: StateReader, who: str) -> None:
-        found = self.written.wrong_in(reader.state, reader.position) + reader.errors
+        found = reader.wrong(self.written, self.tier_end())
         self.wrong += [f"{who} at {reader.position}: {what}" for what in found[:3]]
         self.happened["states compared"] += 1
+
+    # ---- trouble ------------------------------------------------------------------------------------------------------------
 
     def disturb(self) -> None:
         """One process is killed and soon started again."""
@@ -102,50 +145,96 @@ class Soak:
         self.admin.move_leader(TOPIC, 0, next(node for node in now.replicas if node != now.leader))
         self.happened["leaders moved"] += 1
 
+    # ---- watching -----------------------------------------------------------------------------------------------------------
+
+    def note(self, what: str, value: float) -> None:
+        self.most[what], self.last[what] = max(self.most.get(what, value), value), value
+
+    def watch(self, stop: threading.Event) -> None:
+        """How far the tier is behind the broker, how close retention is behind the tier, and what processes use."""
+        with ClusterAdmin(self.cluster) as admin:
+            while not stop.wait(1.0):
+                processes = {agent.process.pid: "an agent" for agent in self.agents.values()} | {self.daemon.pid: "the daemon"}
+                for pid, who in (*processes.items(), (os.getpid(), "this process")):
+                    for what, value in usage(pid).items():
+                        self.note(f"{what} of {who}", value)
+                state = self.opened.open(TopicPartition(TOPIC, 0)).refresh()
+                self.rounds |= {run.run_id for run in runs_of(state)}
+                end = state.end_offset + 1
+                with suppress(KafkaError):  # while a leader moves
+                    broker = admin.offsets(TOPIC)
+                    self.note("records that the tier was behind the broker", broker.latest - end)
+                    self.margin = min(self.margin, end - broker.earliest)
+
+    def guarded(self, what: Callable[..., None]) -> Callable[..., None]:
+        """A thread that ends early is wrong, too."""
+
+        def work(*arguments: Any) -> None:
+            try:
+                what(*arguments)
+            except Exception:  # noqa: BLE001 - told with everything else
+                self.wrong.append(f"{what.__name__}: {traceback.format_exc()}")
+
+        return work
+
 
 def run(soak: Soak, minutes: float) -> None:
     """Load and trouble for so long, then everything comes to rest and is compared."""
     stop, end_readers = threading.Event(), threading.Event()
     soak.written.write()
-    readers = [
-        threading.Thread(target=soak.read_for_ever, args=(end_readers,)),
-        threading.Thread(target=soak.read_again_and_again, args=(end_readers, 20.0)),
-    ]
-    producer = threading.Thread(target=soak.written.write_until, args=(stop, 0.1))
+    seconds = minutes * 60
+
+    def thread(what: Callable[..., None], *arguments: Any) -> threading.Thread:
+        made = threading.Thread(target=soak.guarded(what), args=arguments, name=what.__name__)
+        made.start()
+        return made
+
     wait_until(lambda: soak.admin.leadership(TOPIC).leader > 0, "a leader")
-    wait_for_tier(soak)
-    for thread in (producer, *readers):
-        thread.start()
-    began, seconds = time.monotonic(), minutes * 60
+    while soak.tier_end() <= 0:  # readers need a tier to open; the first sealed segment makes the partition
+        soak.written.write()
+    producer = thread(soak.written.write_until, stop, 0.05)
+    threads = [
+        thread(soak.read_for_ever, end_readers),
+        thread(soak.read_again_and_again, end_readers, min(60.0, seconds / 5)),
+        thread(soak.watch, end_readers),
+    ]
+    began = time.monotonic()
     moves = [seconds / 3, 2 * seconds / 3]
-    while time.monotonic() - began < seconds:
-        time.sleep(min(15.0, seconds / 6))
-        if moves and time.monotonic() - began > moves[0]:
-            moves.pop(0)
-            soak.move_leader()
-        else:
-            soak.disturb()
-    stop.set()
-    producer.join(120)
-    wait_until(lambda: tier_end(soak) == soak.admin.active_base(TOPIC) - 1, "the tier to have all that is sealed")
-    end_readers.set()
-    for thread in readers:
-        thread.join(120)
+    try:
+        while time.monotonic() - began < seconds and not soak.written.failures:
+            time.sleep(soak.dice.uniform(2, 12))
+            if moves and time.monotonic() - began > moves[0]:
+                moves.pop(0)
+                soak.move_leader()
+            else:
+                soak.disturb()
+        stop.set()
+        producer.join(120)
+        wait_until(lambda: soak.tier_end() >= soak.admin.active_base(TOPIC), "the tier to have all that is sealed", seconds=120)
+    finally:
+        stop.set()
+        end_readers.set()
+        for one in threads:
+            one.join(180)
+    soak.happened["seconds"] = int(time.monotonic() - began)
     soak.happened["records written"] = len(soak.written.model.records)
+    soak.happened["of them committed"] = len(soak.written.history)
     soak.happened["the broker's first offset"] = soak.admin.offsets(TOPIC).earliest
     if soak.written.failures:
         soak.wrong.append("the producer gave up")
 
 
-def wait_for_tier(soak: Soak) -> None:
-    """Readers need a tier to open; the first sealed segment makes the partition."""
-    while tier_end(soak) < 0:
-        soak.written.write()
-
-
-def tier_end(soak: Soak) -> int:
-    found = soak.tier.ask("checkpoints", "show", f"{TOPIC}-0").document
-    return int(found["end_offset"]) if found else -1
+def report(soak: Soak) -> int:
+    soak.happened["rounds"] = len(soak.rounds)
+    soak.happened["records that retention was behind the tier, least"] = soak.margin
+    if soak.margin < 0:
+        soak.wrong.append("retention has overtaken the agents: the tier may lack records")
+    for what, count in soak.happened.items():
+        print(f"{what}: {count}")
+    for what, value in soak.most.items():
+        print(f"{what}: {value:.1f} at most, {soak.last[what]:.1f} at the end")
+    print("\n".join(soak.wrong[:40]) or "nothing is wrong")
+    return 1 if soak.wrong else 0
 
 
 def main() -> int:
@@ -176,11 +265,7 @@ def main() -> int:
             soak.daemon.put_down()
         document = tier.do("verify")
         soak.wrong += [] if document["ok"] else [str(problem) for problem in document["problems"]]
-        soak.happened["rounds"] = len(tier.do("runs", "list")["runs"])
-    for what, count in soak.happened.items():
-        print(f"{what}: {count}")
-    print("\n".join(soak.wrong) or "nothing is wrong")
-    return 1 if soak.wrong else 0
+        return report(soak)
 
 
 if __name__ == "__main__":

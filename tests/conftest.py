@@ -6,12 +6,13 @@ Property tests try the same examples each time, so that a run says something of 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.support.servers", "tests.support.bucket_cli", "tests.support.broker_fixtures"]
+pytest_plugins = ["tests.support.servers", "tests.support.bucket_cli", "tests.support.broker_fixtures", "tests.simulation.play"]
 
 TESTS = Path(__file__).parent
 
@@ -19,6 +20,12 @@ _SLOW = [HealthCheck.too_slow]  # a busy machine is no fault of the test
 settings.register_profile("search", deadline=None, print_blob=True, suppress_health_check=_SLOW)
 settings.register_profile("same", deadline=None, print_blob=True, suppress_health_check=_SLOW, derandomize=True)
 settings.load_profile("same")
+
+
+@pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests about bytes, not about power cuts: on some disks half of their time would be fsync."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

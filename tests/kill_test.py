@@ -212,7 +212,7 @@ class Ordeal:
                 break
         else:
             self.wrong.append(f"runs do not come to an end: {self.deployment.ask('run', '--force')}")
-        orphan_age_ms = SETTINGS["publish"]["orphan_age_ms"]
+        orphan_age_ms = self.deployment.settings["publish"]["orphan_age_ms"]
         time.sleep(orphan_age_ms / 1000 + 0.5)
         done = self.deployment.ask("retire")
         if done.code or done.document["waiting"]:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from compactor.cleaner.gate.balance import ResultTally
 from compactor.cleaner.gate.judge import Gate, GateFailed, GateTerms
+from compactor.cleaner.gate.spool import NO_LIMIT, RowSpool
 from compactor.cleaner.keys.keysets import BoundedOffsetMap, KeySet
 from compactor.cleaner.keys.survivors import PassOne, Survivors, scan_backwards, scan_bounded
 from compactor.cleaner.passes.chunks import FinishedChunks
@@ -56,7 +58,8 @@ class CleanRequest:
     max_decompressed_batch_bytes: int = 1 << 30
     hash_key: bytes = bytes(16)
     gate_budget_bytes: int = 0
-    """Memory for the equivalence gate's key table; 0: nothing is compared, and no balance is drawn up."""
+    """Memory for the equivalence gate's key table, beyond which it uses the disk of ``out_dir``; 0: nothing is compared, and no balance is
+    drawn up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
     limit = request.max_decompressed_batch_bytes
     bounded = request.map_entries is not None
     with Lanes(request.threads) as lanes:
-        gate = None if bounded else _gate(request, opened, rules)
+        gate = None if bounded else _gate(request, opened, rules, folder)
         one = PassOne(sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate)
         survivors = _pass_one(one, request.map_entries, lanes)
         next_dirty = survivors.latest_offset + 1 if first_dirty < upper else 0
@@ -158,7 +161,7 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
             rewriting.rewrite(members[0].base, [at_hand(s, verdicts[s.ordinal]) for s in members], folder, lanes) for members in inputs
         ]
     if bounded:
-        gate = _gate(request, opened, rules)
+        gate = _gate(request, opened, rules, folder)
     if gate is not None:
         _compare(gate, inputs, cleaned, limit, rules.balance_key, read=bounded)
     on_phase("done")
@@ -174,11 +177,15 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
     )
 
 
-def _gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules) -> Gate | None:
+def _gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules, folder: Path) -> Gate | None:
     if not request.gate_budget_bytes:
         return None
+
+    def open_spool(ranges: int, part: int, parts: int) -> RowSpool:
+        return RowSpool(folder / "gate", NO_LIMIT, ranges=ranges, part=part, parts=parts)
+
     terms = GateTerms(rules, opened.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
-    return Gate.over(opened.sources, terms, seed=0, budget_bytes=request.gate_budget_bytes)
+    return Gate.over(opened.sources, terms, request.gate_budget_bytes, open_spool)
 
 
 def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:
@@ -205,6 +212,10 @@ def _compare(
     """``read``: pass 1 did not show the gate what it read."""
     for source in gate.dirty if read else ():
         gate.read(source)
+    if gate.on_disk:
+        for source in chain.from_iterable(inputs):
+            gate.read_below(source)
+        gate.finish()
     for members, segment in zip(inputs, cleaned, strict=True):
         tally = None if balance_key is None else ResultTally(segment, balance_key, limit)
         gate.check(members, segment.paths, end_offset=None, tally=tally)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
 import threading
+from collections.abc import Container
 from typing import Any, NamedTuple, NoReturn
 
 from compactor import __version__
-from compactor.cli.frame import DEBUG, Parser, known
-from compactor.cli.output import Output, Remarks
-from compactor.errors import UsageError
+from compactor.cli.frame import DEBUG, Parser, asks_for_json, command_first, known
+from compactor.cli.lines import LineFormat, Note, Remarks
+from compactor.cli.output import Output
 
 
 class Command(NamedTuple):
@@ -41,11 +43,18 @@ COMMANDS = (
     Command("runs", "what ran, by whom, how much, and how it ended", "compactor.cli.commands.runs"),
     Command("undo", "readers go back to what a round replaced", "compactor.cli.commands.undo"),
     Command("explain", "why it is not cleaned, what became of a key or an offset", "compactor.cli.commands.explain"),
+    Command("erasure", "whether a key is gone: what still holds it, and what has to pass", "compactor.cli.commands.erasure"),
     Command("daemon", "run and retire over and over; metrics and a status page", "compactor.cli.commands.daemon"),
+    Command("pause", "no compactor begins a round over these partitions, until resume", "compactor.cli.commands.pause"),
+    Command("resume", "rounds may be begun again over what was paused", "compactor.cli.commands.resume"),
+    Command("wake", "the daemons take these partitions up at once", "compactor.cli.commands.wake"),
     Command("agent", "beside a broker: uploads sealed segments of the partitions that it leads", "compactor.cli.commands.agent"),
     Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),
+    Command("completion", "a script that completes commands and options in a shell", "compactor.cli.commands.completion"),
 )
 """In the order of `--help`."""
+SERVICES = ("compactor.cli.commands.daemon", "compactor.cli.commands.agent")
+"""They work on for ever: what happens is told with the time."""
 
 
 def entry(argv: list[str] | None = None) -> int:
@@ -53,14 +62,19 @@ def entry(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     out = Output("table")
 
-    def tell(text: str) -> None:
-        out.note(text)
+    def note() -> Note:
+        return out.note
 
-    remarks = Remarks(tell)
+    remarks = Remarks(note)
     before = _end_by_exception()
+    if asks_for_json(arguments):
+        out = Output("json")
     try:
+        arguments = command_first(arguments) or ["--help"]
         args = _parser(arguments).parse_args(arguments)
-        out = Output(getattr(args, "output", "table"))
+        service = args.run.__module__ in SERVICES
+        out = Output(getattr(args, "output", "table"), lines=LineFormat(getattr(args, "log_format", "text") == "json", stamped=service))
+        remarks.hear(logging.DEBUG if getattr(args, "verbose", False) else logging.INFO if service else logging.WARNING)
         return args.run(args, out) or 0
     except SystemExit as stop:  # --help and --version
         return stop.code if isinstance(stop.code, int) else 0
@@ -74,7 +88,8 @@ def entry(argv: list[str] | None = None) -> int:
         if os.environ.get(DEBUG) == "1":
             raise
         told = known(error)
-        out.note(f"error: {told}")
+        out.note(f"error: {told}", logging.ERROR)
+        out.failure(told)
         return told.exit_code
     finally:
         if before is not None:
@@ -100,9 +115,11 @@ def _end_by_exception() -> Any:
 
 
 def _parser(arguments: list[str]) -> Parser:
-    chosen = arguments[0] if arguments else ""
-    if chosen.startswith("-") and chosen not in ("-h", "--help", "--version"):
-        raise UsageError(f"{chosen} stands before the command", hint="Options come after it: tiered-compactor COMMAND --output json")
+    return every_command(arguments[:1])
+
+
+def every_command(names: Container[str]) -> Parser:
+    """The parser, with the arguments of these commands; their modules alone are imported."""
     parser = Parser(
         prog="tiered-compactor",
         description="Log compaction for Apache Kafka's tiered storage, outside the broker.",
@@ -113,6 +130,6 @@ def _parser(arguments: list[str]) -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for command in COMMANDS:
         child = commands.add_parser(command.name, help=command.help, description=command.help)
-        if command.name == chosen:
+        if command.name in names:
             importlib.import_module(command.module).add_arguments(child)
     return parser

@@ -12,10 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
+from compactor.cli.lines import LineFormat
+from compactor.views.words import size as size
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.tree import Tree as RichTree
 
+    from compactor.errors import CompactorError
+
+SCHEMA_VERSION = 1
+"""Of JSON documents (docs/reference/json.md): fields may be added to it, none goes or changes its meaning."""
 _QUIET_SECONDS = 2.0
 """Work that is done sooner shows no progress."""
 _MOST_DRAWN_ROWS = 200
@@ -42,17 +49,26 @@ class Tree(NamedTuple):
 class Output:
     """Where one command prints. At most one ``result``."""
 
-    def __init__(self, mode: Literal["table", "json"], stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> None:
+    def __init__(
+        self,
+        mode: Literal["table", "json"],
+        stdout: IO[str] | None = None,
+        stderr: IO[str] | None = None,
+        lines: LineFormat = LineFormat(),  # noqa: B008, frozen
+    ) -> None:
         self.mode = mode
+        self.lines = lines
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
         self._meter: Progress | None = None
+        self._told = False
 
     def result(self, document: Mapping[str, object], *tables: Table | Tree, summary: str = "") -> None:
         """The JSON document, or the tables and trees and one closing line. A reader that has gone away (``| head``) is no error."""
+        self._told = True
         try:
             if self.mode == "json":
-                self._stdout.write(_as_json(document) + "\n")
+                self._stdout.write(_as_json({"schema_version": SCHEMA_VERSION, **document}) + "\n")
             else:
                 self._tables(tables)
                 if summary:
@@ -61,8 +77,15 @@ class Output:
         except BrokenPipeError:
             self._reader_gone()
 
+    def failure(self, error: CompactorError) -> None:
+        """The document of a command that failed before it had a result: ``error`` with kind, message, hint and exit_code."""
+        if self.mode == "json" and not self._told:
+            told = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+            self.result({"error": told})
+
     def stream(self, parts: Iterable[bytes]) -> None:
         """Bytes as they are, in the place of a ``result``; they are written as they come."""
+        self._told = True
         raw = getattr(self._stdout, "buffer", None)
         try:
             for part in parts:
@@ -74,15 +97,16 @@ class Output:
         except BrokenPipeError:
             self._reader_gone()
 
-    def note(self, text: str) -> None:
-        """One remark on stderr, above the progress bar where there is one."""
+    def note(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None) -> None:
+        """One remark on stderr, above the progress bar where there is one. ``level``: of logging; ``fields``: what it is about."""
+        text = self.lines.line(text, level, fields or {}, time.gmtime())
         if self._meter is None or not self._meter.note(text):
             _write_line(self._stderr, text)
 
     @contextmanager
     def progress(self, title: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
         """For work that may take longer than two seconds; ``unit`` is ``bytes`` or a plural noun. Counted from any thread."""
-        self._meter = Progress(title, total, unit, self.mode, self._stderr)
+        self._meter = Progress(title, total, unit, "json" if self.lines.as_json else self.mode, self._stderr)
         try:
             yield self._meter
         finally:
@@ -209,42 +233,12 @@ class Progress:
         return " of ".join(texts) + (f" {self.unit}" if self.unit not in ("", "bytes") else "")
 
 
-class Remarks(logging.Handler):
-    """Warnings of the rooms below (a request that is tried again) as remarks of the command, until ``close``."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._tell = tell
-        self._logger = logging.getLogger("compactor")
-        self._logger.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._tell(record.getMessage())
-
-    def close(self) -> None:
-        self._logger.removeHandler(self)
-        super().close()
-
-
 def _write_line(stream: IO[str], text: str) -> None:
     try:
         stream.write(text + "\n")
         stream.flush()
     except BrokenPipeError:
         pass  # nobody reads remarks any more; the work goes on
-
-
-def size(count: int | None) -> str:
-    """Bytes for people: ``1.4 GiB``; empty for None."""
-    if count is None:
-        return ""
-    if abs(count) < 1024:
-        return f"{count} B"
-    value, units = count / 1024, ["PiB", "TiB", "GiB", "MiB", "KiB"]
-    while abs(value) >= 1023.95 and len(units) > 1:  # 1023.95 would be printed as 1024.0
-        value /= 1024
-        units.pop()
-    return f"{value:.1f} {units[-1]}"
 
 
 def _as_json(document: Mapping[str, object]) -> str:

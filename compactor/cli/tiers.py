@@ -15,7 +15,7 @@ from compactor.cli.output import Output
 from compactor.errors import CompactorError, Leased, UsageError
 
 READERS = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
-WRITERS = ("run", "retire")
+WRITERS = ("run", "retire", "daemon", "recompact", "undo")
 """For a tier of kind kafka."""
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def opened(args: argparse.Namespace, *, local_state: bool = False, writes: str =
     if kafka and writes and not (settings.control_url and settings.kafka.bootstrap_servers.strip()):
         missing = "bootstrap_servers under [kafka]" if settings.control_url else "control_url under [tier]"
         raise UsageError(f"`{writes}` on a tier that brokers write needs {missing}", hint=READERS)
+    if kafka and writes and not settings.kafka.topics:
+        raise UsageError(f"`{writes}`: topics under [kafka] is empty, so that no topic is read", hint="Name whole regular expressions")
     opened = open_tier(settings, local_state=local_state)
     if kafka and writes:
         opened.create()
@@ -96,7 +98,8 @@ def partitions_argument(parser: frame.Parser) -> None:
 
 
 def now_argument(parser: frame.Parser) -> None:
-    parser.add_argument("--now", type=frame.whole(), metavar="MS", help="the cleaner's clock (default: the clock)")
+    help_text = "the cleaner's clock: milliseconds, a time, '2h ago', 'in 3d' (default: the clock)"
+    parser.add_argument("--now", "--at", type=frame.moment, metavar="TIME", help=help_text)
 
 
 def now_ms(args: argparse.Namespace) -> int:

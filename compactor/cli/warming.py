@@ -13,7 +13,7 @@ def warm_up(out: Output, *, gate: bool = True) -> None:
     """Compiles all kernels, or loads them from the cache; ``gate``: those that only the equivalence gate needs, too."""
     from compactor.cleaner import warm
 
-    said = threading.Timer(_QUIET_SECONDS, out.note, ["compiling kernels: up to half a minute, the first time only ..."])
+    said = threading.Timer(_QUIET_SECONDS, out.note, ["compiling kernels: a quarter of a minute, the first time only ..."])
     said.daemon = True
     said.start()
     try:

@@ -168,7 +168,7 @@ class TierFeed:
         segments = tuple(segment for segment in state.live if segment.end_offset >= turn.offset)
         extent = Extent(turn.name, turn.offset, bound - 1, segments)
         read = 0
-        for selection in Reader(self._tier, extent, WantedRecords(self._committed, limit)).selections():
+        for selection in Reader(self._tier, extent, WantedRecords(self._committed, limit, ahead=self._idle())).selections():
             mine = selection if turn.only is None else among(selection, turn.only)
             reached = int(selection.rows.offset[selection.picked[-1]]) + 1
             if len(mine):
@@ -177,7 +177,7 @@ class TierFeed:
                 if not self._put(turn, block):
                     return None
             turn.offset = reached
-            if read >= TURN_BYTES:
+            if read >= TURN_BYTES and self._due:
                 self._again(turn)
                 return None
         turn.offset = bound
@@ -185,6 +185,11 @@ class TierFeed:
             self._again(turn)
             return None
         return Ended(turn.name, bound, start, end)
+
+    def _idle(self) -> int:
+        """Threads that no partition needs fetch ahead for those that are read."""
+        with self._changed:
+            return max(0, self._most_threads - len(self._turns)) // max(1, len(self._turns))
 
     def _again(self, turn: Turn) -> None:
         with self._changed:

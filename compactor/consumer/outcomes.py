@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from compactor.cleaner.passes.outcomes import UNDECIDED, Flags, fold_outcomes
-from compactor.consumer.pieces import Piece, SegmentReader
+from compactor.consumer.pieces import Piece, PiecesAhead, SegmentReader
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
 
@@ -25,14 +25,18 @@ class TransactionOutcomes:
     """Verdicts for pieces that are read in one direction.
 
     :param behind: live segments that end at or above an offset, by a fresh fold.
-    :param open_segment: how to read one.
+    :param open_segment: how to read one; ``pieces``: where its pieces come from.
     """
 
     def __init__(
-        self, behind: Callable[[int], Sequence[RemoteLogSegmentMetadata]], open_segment: Callable[[RemoteLogSegmentMetadata], SegmentReader]
+        self,
+        behind: Callable[[int], Sequence[RemoteLogSegmentMetadata]],
+        open_segment: Callable[[RemoteLogSegmentMetadata], SegmentReader],
+        pieces: PiecesAhead,
     ) -> None:
         self._behind = behind
         self._open_segment = open_segment
+        self._pieces = pieces
         self._markers: dict[int, deque[tuple[int, int]]] = {}
         """Producer -> (offset, kind) of markers behind where the reader is, ascending."""
         self._frontier = -1
@@ -42,7 +46,11 @@ class TransactionOutcomes:
     def piece(self, reader: SegmentReader, position: int) -> Piece:
         """The piece at that position: what was read ahead is not fetched again."""
         held = self._held.pop((reader.metadata.id, position), None)
-        return held or reader.piece(position)
+        return held or self._pieces.take(reader, position)
+
+    def holds(self, reader: SegmentReader, position: int) -> bool:
+        """Whether ``piece`` would not have to wait."""
+        return (reader.metadata.id, position) in self._held
 
     def aborted(self, piece: Piece) -> Flags:
         """One flag per batch: data of a transaction whose marker is ABORT. Raises NotFound where a segment went while it was needed."""
@@ -116,6 +124,6 @@ class TransactionOutcomes:
             reader = self._open_segment(metadata)
             at = position if metadata.id == segment_id else reader.position_of(self._frontier)
             while at < metadata.size_bytes:
-                piece = reader.piece(at)
+                piece = self._pieces.look(reader, at)
                 yield piece
                 at = piece.end

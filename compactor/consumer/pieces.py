@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -54,6 +56,7 @@ class SegmentReader:
         self.metadata = metadata
         self._limit = inflate_limit
         self._found: Mapping[str, SegmentFile] | None = None
+        self._known: npt.NDArray[Any] | None = None
 
     def pieces(self, position: int = 0, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
         """From ``position`` (of a batch) to the segment's end."""
@@ -61,6 +64,21 @@ class SegmentReader:
             piece = self.piece(position, piece_bytes)
             yield piece
             position = piece.end
+
+    def cut_behind(self, position: int, piece_bytes: int = PIECE_BYTES) -> int | None:
+        """Where a piece of about this size from ``position`` on ends: where the offset index has a batch begin; None where it has none."""
+        if self.metadata.size_bytes - position <= piece_bytes:
+            return self.metadata.size_bytes
+        known = self._offset_index()["position"].astype(np.int64)
+        at = int(np.searchsorted(known, position + piece_bytes))
+        return int(known[at]) if at < len(known) else self.metadata.size_bytes if len(known) else None
+
+    def position_behind(self, offset: int) -> int:
+        """Before it lie all batches that hold offsets up to ``offset``; the segment's end where the index does not know better."""
+        entries = self._offset_index()
+        # An entry is of the last offset in its batch: the first one above may be of the batch that holds the offset.
+        behind = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right")) + 1
+        return int(entries["position"][behind]) if behind < len(entries) else self.metadata.size_bytes
 
     def cuts_backwards(self, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
         """(position, bytes) of all its pieces, the last one first; cut where the offset index knows batches to begin."""
@@ -104,6 +122,11 @@ class SegmentReader:
         return self.metadata.start_offset + (int(entries["offset"][behind - 1]) if behind else 0)
 
     def _offset_index(self) -> npt.NDArray[Any]:
+        if self._known is None:
+            self._known = self._sound_index()
+        return self._known
+
+    def _sound_index(self) -> npt.NDArray[Any]:
         entries = self._index("index", OFFSET_ENTRY)
         position, offset = entries["position"].astype(np.int64), entries["offset"].astype(np.int64)
         inside = (position > 0) & (position < self.metadata.size_bytes)
@@ -143,6 +166,46 @@ class SegmentReader:
         source = SourceSegment(0, key, base, stop, self.metadata.mtime_ms, buf, scan_batches(buf, key, -1))
         read_packed_markers(source, self._limit)
         return source
+
+
+class PiecesAhead:
+    """Pieces in the order of the log: up to ``most`` are fetched by other threads before the reader comes to them; with 0 none is."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pool = ThreadPoolExecutor(most, "fetch-ahead") if most else None
+        self._coming: dict[tuple[str, int], Future[Piece]] = {}
+
+    def take(self, reader: SegmentReader, position: int) -> Piece:
+        """The reader comes to this one. Raises as SegmentReader."""
+        coming = self._coming.pop((reader.metadata.id, position), None)
+        return self._fetched(reader, position) if coming is None else coming.result()
+
+    def look(self, reader: SegmentReader, position: int) -> Piece:
+        """The same for whoever looks ahead of the reader: it stays for the reader where it is coming anyway."""
+        coming = self._coming.get((reader.metadata.id, position))
+        return self._fetched(reader, position) if coming is None else coming.result()
+
+    def want(self, places: Iterable[tuple[SegmentReader, int]]) -> None:
+        """What the reader will come to next; what was wanted before and is not among it is forgotten."""
+        if self._pool is None:
+            return
+        before, self._coming = self._coming, {}
+        for reader, position in islice(places, self._most):
+            key = (reader.metadata.id, position)
+            coming = before.pop(key, None)
+            self._coming[key] = self._pool.submit(self._fetched, reader, position) if coming is None else coming
+        for left in before.values():
+            left.cancel()
+
+    def close(self) -> None:
+        """What is being fetched is waited for."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _fetched(self, reader: SegmentReader, position: int) -> Piece:
+        cut = reader.cut_behind(position) if self._pool is not None else None
+        return reader.piece(position) if cut is None else reader.piece(position, cut - position)
 
 
 class Gone(NotFound):

@@ -257,6 +257,7 @@ class TieredConsumer:
         if at is None or at.source != "tier":
             return
         if isinstance(item, Ended):
+            self._rest(at)  # where the broker does not answer, nobody reads it at present
             self._ended(at, item)
         elif isinstance(item, Failed):
             self._rest(at)
@@ -288,8 +289,8 @@ class TieredConsumer:
                 self._tell(at, f"the tier ends at {item.end}, and the broker begins at {at.needed}")
             self._rest(at)
         else:
-            at.needed, at.source = -1, "broker"
             self._broker.read_from({at.name: at.position})
+            at.needed, at.source = -1, "broker"
 
     def _broker_has(self, at: _Assigned) -> bool:
         if self._broker is None:

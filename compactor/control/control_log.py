@@ -61,6 +61,10 @@ class Snapshot(Value, Generic[S]):
     state: S
 
 
+class Crowded(Exception):
+    """Others have taken the next slot again and again, and what was to be appended can be said in another way."""
+
+
 class Mark(Value):
     """What ties a folded state to its log: the record that it ends with, or the boundary whose snapshot it is (no incarnation).
 
@@ -248,18 +252,25 @@ class ControlLog(Generic[S]):
         # Where the record still stands nobody has cut beyond it; a snapshot's own slot is gone, so that the boundary has to be asked.
         return self._get(self.record_key(slot + 1)) is not None or (not mark.incarnation and self._read_boundary().slot > slot)
 
+    def is_far_behind(self, slots: int) -> bool:
+        """Whether so many slots have come since the present state: to fold them one by one would take as many requests."""
+        return self._get(self.record_key(self.state.slot + slots)) is not None
+
     def reached(self) -> int:
         """The slot that the present state ends with, once it was read back from the store; 0 where it is not there to be read."""
         state, mark = self.state, self.mark()
         return state.slot if mark is not None and self.ties(state.slot, mark) else 0
 
-    def transact(self, decide: Callable[[S], Body | None]) -> S:
+    def transact(self, decide: Callable[[S], Body | None], *, most_lost: int = 0) -> S:
         """Appends what ``decide`` asks for until it asks for nothing; returns the folded state in which it did.
 
         ``decide`` is asked again after every append and whenever the log has grown, so it must see from the state whether
         its record has counted; that is the only way to know. It may raise to give up. After StoreError the last record may
         or may not be in the log: the caller changes nothing that depends on it.
+
+        ``most_lost``: slots that may be lost to others before Crowded is raised; 0: any number.
         """
+        lost = 0
         while True:
             state = self._folded
             body = decide(state)
@@ -279,6 +290,9 @@ class ControlLog(Generic[S]):
                 self._settle(record)
             elif stored is not None:
                 self._settle(None)
+                lost += 1
+                if lost == most_lost:
+                    raise Crowded
 
     def cut(self, minimum: int = CUT_EVERY) -> bool:
         """Snapshot, boundary, deletion; where at least ``minimum`` slots have come since the last boundary.

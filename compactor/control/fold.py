@@ -22,10 +22,12 @@ from compactor.control.state import (
     Intent,
     Leader,
     PartitionState,
+    Pause,
     Quarantine,
     Registration,
     Run,
     Waiting,
+    WantedRound,
 )
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
@@ -49,17 +51,35 @@ def fold_partition(state: PartitionState, record: Record[Any], refusal: Refusal)
 
 def fold_catalog(state: CatalogState, record: Record[Any]) -> CatalogState:
     """The state after one more slot of the tier-wide log. The first identity counts; later ones are another creator's lost race."""
-    body = record.body
-    changes: Changes = {"slot": record.slot}
+    return state.model_copy(update={"slot": record.slot, **_catalog_changes(state, record, record.body)})
+
+
+def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Changes:
     if isinstance(body, r.PartitionChanged):
+        return _hinted(state, record, {f"{body.topic}-{body.partition}": body.slot})
+    if isinstance(body, r.PartitionsChanged):
+        return _hinted(state, record, body.slots)
+    if isinstance(body, r.SlotsReached):
+        return {"reached": _higher(state.reached, body.slots)}
+    if isinstance(body, r.PartitionsLooked):
+        # A look that was overtaken says nothing of what came after it.
+        return {"looks": state.looks | {name: look for name, look in body.looks.items() if look.slot >= state.reached.get(name, 0)}}
+    if isinstance(body, r.RoundsPaused):
+        return {"paused": state.paused | {body.pattern: Pause(by=body.by, reason=body.reason, at_ms=record.at_ms)}}
+    if isinstance(body, r.RoundsResumed):
+        return {"paused": {pattern: pause for pattern, pause in state.paused.items() if pattern != body.pattern}}
+    if isinstance(body, r.RoundWanted):
         name = f"{body.topic}-{body.partition}"
-        changes["partitions"] = state.partitions | {name: record.slot}
-        changes["reached"] = _higher(state.reached, {name: body.slot})
-    elif isinstance(body, r.SlotsReached):
-        changes["reached"] = _higher(state.reached, body.slots)
-    elif not state.tier_id:
-        changes |= body.model_dump(include={"tier_id", "hash_key", "kind", "layout", "url", "cluster_id"})
-    return state.model_copy(update=changes)
+        others = [(other, wanted) for other, wanted in state.wanted.items() if other != name]
+        return {"wanted": dict([*others, (name, WantedRound(record.slot, record.at_ms))][-HISTORY:])}
+    return {} if state.tier_id else body.model_dump(include={"tier_id", "hash_key", "kind", "layout", "url", "cluster_id"})
+
+
+def _hinted(state: CatalogState, record: Record[Any], slots: Mapping[str, int]) -> Changes:
+    """A hint that does not say how far the log has come undoes a look; one that does is compared with it (``reached``)."""
+    changes: Changes = {"partitions": state.partitions | dict.fromkeys(slots, record.slot), "reached": _higher(state.reached, slots)}
+    unsaid = {name for name, slot in slots.items() if not slot} & state.looks.keys()
+    return changes | {"looks": {name: look for name, look in state.looks.items() if name not in unsaid}} if unsaid else changes
 
 
 def _higher(known: dict[str, int], new: Mapping[str, int]) -> dict[str, int]:
@@ -330,7 +350,19 @@ def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPu
         grace_ms=body.grace_ms,
         undo_window_ms=body.undo_window_ms,
     )
-    return {
+    runs = _run_changed(
+        state,
+        body.run_id,
+        status="published",
+        leader_epoch=body.leader_epoch,
+        ended_ms=record.at_ms,
+        published_slot=record.slot,
+        next_dirty_offset=offsets.clean_up_to(vector),
+        vector=vector,
+        balance=body.balance,
+        content=body.content,
+    )
+    changes = {
         "live": tuple(live),
         "published_by": published_by,
         "vector": vector,
@@ -338,18 +370,28 @@ def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPu
         "waiting": (*state.waiting, group),
         "published": (*state.published, body.run_id)[-HISTORY:],
         "quarantine": None,
-        "runs": _run_changed(
-            state,
-            body.run_id,
-            status="published",
-            leader_epoch=body.leader_epoch,
-            ended_ms=record.at_ms,
-            published_slot=record.slot,
-            next_dirty_offset=offsets.clean_up_to(vector),
-            vector=vector,
-            balance=body.balance,
-            content=body.content,
-        ),
+        "runs": runs,
+    }
+    restores = _open(state).plan.restores
+    if not restores:
+        return changes
+    return changes | _taken_back(state.model_copy(update={"runs": runs}), restores, group, stay=len(body.cut_off))
+
+
+def _taken_back(state: PartitionState, run_id: str, made: Waiting, *, stay: int) -> Changes:
+    """What the run made waits for grace like anything that left the view; what it had replaced goes when its time has come, as copies stand
+    for it now. ``stay``: so many groups could not go back, and readers keep what the run made of them."""
+    why = f"run {run_id} was taken back"
+    reason = f"{stay} of {stay + len(made.segments)} groups stay: brokers had deleted segments of them" if stay else ""
+    left = made.model_copy(update={"run_id": run_id, "undone": True, "replaced_by": {}, "undo_window_ms": None, "why": why})
+    earlier = (
+        group.model_copy(update={"undone": True, "replaced_by": {}, "why": why}) if group.run_id == run_id and not group.undone else group
+        for group in state.waiting
+    )
+    return {
+        "waiting": (*earlier, left),
+        "published": tuple(other for other in state.published if other != run_id),
+        "runs": _run_changed(state, run_id, status="reverted_in_part" if stay else "reverted", reason=reason),
     }
 
 

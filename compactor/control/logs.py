@@ -1,6 +1,7 @@
 """Opens control logs with the rules of ordering.py. Keys in the control store:
 
 catalog/{log,snapshot,boundary}/...                     the tier-wide log: identity, partitions, hints
+catalog/inbox/<incarnation>-<slot>-<crc>.json            hints that found no slot there, until somebody takes them in
 partitions/<topic-partition>/{log,snapshot,boundary}/... one partition's log
 partitions/<topic-partition>/heartbeat/<epoch>.json      liveness of a leader
 partitions/<topic-partition>/scratch/<run>/<name>        what a run keeps between its passes
@@ -8,22 +9,44 @@ partitions/<topic-partition>/scratch/<run>/<name>        what a run keeps betwee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from compactor.control import ordering
-from compactor.control.control_log import ControlLog, LogFormat, Snapshot
+from compactor.control.control_log import ControlLog, Crowded, LogFormat, Snapshot
 from compactor.control.fold import fold_catalog, fold_partition, with_times
 from compactor.control.ports import Ports
-from compactor.control.records import CatalogRecord, PartitionChanged, PartitionRecord, Record, SlotsReached, TierCreated
+from compactor.control.records import (
+    BadControlRecord,
+    CatalogRecord,
+    LookedAt,
+    PartitionChanged,
+    PartitionRecord,
+    PartitionsChanged,
+    PartitionsLooked,
+    Record,
+    SlotsReached,
+    TierCreated,
+    decode,
+    seal,
+)
 from compactor.control.state import CatalogState, PartitionState
-from compactor.errors import OutOfBudget, StoreError, Unavailable, UsageError
+from compactor.errors import NotFound, OutOfBudget, StoreError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 
 PartitionLog = ControlLog[PartitionState]
 CatalogLog = ControlLog[CatalogState]
 
 HASH_KEY_BYTES = 16
+MOST_LOST = 3
+"""Slots of the tier-wide log that a hint may lose to others."""
+FAR_BEHIND = 32
+"""Slots that a writer folds to append a hint, at most."""
+INBOX = 1000
+"""Hints that are taken in at once."""
 
 
 def apply_partition(state: PartitionState, record: Record[Any]) -> PartitionState:
@@ -53,17 +76,18 @@ def open_catalog(ports: Ports) -> CatalogLog:
     return _open(ports, "catalog", "catalog", CatalogState(), CATALOG)
 
 
-def create_tier(ports: Ports, *, kind: str, layout: str, url: str = "", cluster_id: str = "") -> CatalogState:
+def create_tier(ports: Ports, *, kind: str, layout: str, url: str = "", cluster_id: str = "", hash_key: bytes = b"") -> CatalogState:
     """Makes the tier's identity and its secret hash key, or returns those that it has. Raises UsageError for another kind.
 
-    Of a native tier the caller asks first whether the data root is free (control.identity).
+    Of a native tier the caller asks first whether the data root is free (control.identity). ``hash_key``: one that was drawn already,
+    as keys were hashed before there was a tier.
     """
     log = open_catalog(ports)
     if not log.refresh().tier_id:
         log.check_whole()  # a second identity, with another hash key, would be the end of the first
     made = TierCreated(
         tier_id=ports.new_id(),
-        hash_key=ports.random_bytes(HASH_KEY_BYTES).hex(),
+        hash_key=(hash_key or ports.random_bytes(HASH_KEY_BYTES)).hex(),
         kind=kind,
         layout=layout,
         created_by=ports.holder,
@@ -80,22 +104,38 @@ def create_tier(ports: Ports, *, kind: str, layout: str, url: str = "", cluster_
 
 
 def note_change(catalog: CatalogLog, name: TopicPartition, slot: int = 0) -> None:
-    """Lists the partition and tells other processes to look at it. A partition that is listed already is only hinted at.
+    """``note_partitions`` of one partition."""
+    note_partitions(catalog, {name: slot})
 
-    ``slot``: what its own log has had (``ControlLog.reached``); from now on a log that ends below it is refused.
+
+def note_partitions(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
+    """Lists partitions and tells other processes to look at them, in one record. Those that are listed already are only hinted at.
+
+    ``slots``: what each one's own log has had (``ControlLog.reached``); from now on a log that ends below it is refused.
     """
-    seen = catalog.refresh().partitions.get(str(name), 0)
-    hint = PartitionChanged(topic=name.topic, partition=name.partition, slot=slot)
+    if all(str(name) in catalog.state.partitions for name in slots) and catalog.is_far_behind(FAR_BEHIND):
+        _leave_in_inbox(catalog, slots)
+        return
+    known = catalog.refresh().partitions
+    seen = {str(name): known.get(str(name), 0) for name in slots}
 
-    def decide(state: CatalogState) -> PartitionChanged | None:
-        told = state.partitions.get(str(name), 0) > seen and state.reached.get(str(name), 0) >= slot
-        return None if told else hint
+    def decide(state: CatalogState) -> PartitionChanged | PartitionsChanged | None:
+        new = {name: slot for name, slot in slots.items() if not _is_told(state, str(name), slot, seen[str(name)])}
+        if len(new) == 1:
+            ((name, slot),) = new.items()
+            return PartitionChanged(topic=name.topic, partition=name.partition, slot=slot)
+        return PartitionsChanged(slots={str(name): slot for name, slot in new.items()}) if new else None
 
+    listed = all(seen.values())
     try:
-        catalog.transact(decide)
+        # A thousand writers do not wait for each other: where slots are taken away, what is known already is left in the inbox.
+        catalog.transact(decide, most_lost=MOST_LOST if listed else 0)
+    except Crowded:
+        _leave_in_inbox(catalog, slots)
+        return
     except StoreError:
         # A hint that is lost costs the others time; a partition that nobody has listed would be lost to them.
-        if not seen:
+        if not listed:
             raise
     tidy(catalog)
 
@@ -110,8 +150,69 @@ def note_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
         new = {name: slot for name, slot in slots.items() if slot > state.reached.get(name, 0)}
         return SlotsReached(slots=new) if new else None
 
-    catalog.transact(decide)
+    try:
+        catalog.transact(decide, most_lost=MOST_LOST)
+    except Crowded:
+        return  # bounds are told again with the next change
     tidy(catalog)
+
+
+def note_looks(catalog: CatalogLog, looks: Mapping[str, LookedAt]) -> None:
+    """Where there is nothing to retire, and until when. One record; a store that is crowded costs another look, later."""
+    left = dict(looks)
+
+    def decide(state: CatalogState) -> PartitionsLooked | None:
+        new = {name: look for name, look in left.items() if state.looks.get(name) != look and look.slot >= state.reached.get(name, 0)}
+        return PartitionsLooked(looks=new) if new else None
+
+    try:
+        catalog.transact(decide, most_lost=MOST_LOST)
+    except Crowded:
+        return
+    tidy(catalog)
+
+
+def take_in_inbox(catalog: CatalogLog) -> int:
+    """Hints that others have left become one record; returns how many there were. One LIST where there are none. Raises StoreError."""
+    found: dict[str, int] = {}
+    keys: list[str] = []
+    for info in islice(catalog.store.list(f"{catalog.prefix}/inbox/"), INBOX):
+        try:
+            hint = decode(PartitionChanged, catalog.store.get(info.key), f"{catalog.store.url}/{info.key}")
+        except NotFound:
+            continue  # somebody else was faster
+        except BadControlRecord:
+            keys.append(info.key)  # nothing depends on a hint
+            continue
+        keys.append(info.key)
+        name = f"{hint.topic}-{hint.partition}"
+        found[name] = max(found.get(name, 0), hint.slot)
+    if not keys:
+        return 0
+    seen = catalog.refresh().slot
+
+    def decide(state: CatalogState) -> PartitionsChanged | None:
+        new = {name: slot for name, slot in found.items() if not _is_told(state, name, slot, seen)}
+        return PartitionsChanged(slots=new) if new else None
+
+    catalog.transact(decide)
+    catalog.store.delete(keys)
+    tidy(catalog)
+    return len(keys)
+
+
+def _is_told(state: CatalogState, name: str, slot: int, seen: int) -> bool:
+    """Whether there is a hint later than ``seen`` that says as much: somebody else's may know less of the partition's log."""
+    return state.partitions.get(name, 0) > seen and state.reached.get(name, 0) >= slot
+
+
+def _leave_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
+    """No slot, so that nobody is in anybody's way. Lost where the store fails: hints may be."""
+    for name, slot in slots.items():
+        key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"
+        hint = PartitionChanged(topic=name.topic, partition=name.partition, slot=slot)
+        with suppress(StoreError):
+            catalog.store.put(key, seal(hint.model_dump_json().encode()))
 
 
 def tidy(log: ControlLog[Any]) -> None:

@@ -34,7 +34,8 @@ def described(record: RemoteLogSegmentMetadataRecord, last: int | None = None) -
     """A broker's segment as this program has segments. ``last``: the last offset that readers read of it.
 
     Brokers say nothing of modification times and of what is in it: the largest timestamp stands in for the former (the event's, where
-    no record has one), and the rest is unknown until a sidecar says it. Files are not recorded: the layout knows them.
+    no record has one), for the first batch's as well until a round has looked (max.compaction.lag.ms is late by a segment's time, then),
+    and the rest is unknown until a sidecar says it. Files are not recorded: the layout knows them.
     """
     known = record.max_timestamp_ms >= 0
     return RemoteLogSegmentMetadata(
@@ -46,7 +47,9 @@ def described(record: RemoteLogSegmentMetadataRecord, last: int | None = None) -
         mtime_ms=record.max_timestamp_ms if known else record.event_timestamp_ms,
         leader_epochs=tuple(entry for entry in lineage_of(record) if last is None or entry.start_offset <= last),
         files={},
+        first_timestamp_ms=record.max_timestamp_ms,
         custom_metadata=base64.b64encode(record.custom_metadata).decode() if record.custom_metadata else "",
+        copied_end_offset=record.end_offset if last is not None and last < record.end_offset else -1,
     )
 
 
@@ -56,7 +59,7 @@ def difference(state: PartitionState, view: BrokersView, leader_epoch: int = -1)
     there = {(segment.id, segment.end_offset) for segment in state.live}
     wanted = {(link.segment.id, link.last) for link in view.links}
     added = tuple(
-        known[link.segment.id].model_copy(update={"end_offset": link.last, "content": None})
+        known[link.segment.id].model_copy(update=_read_to(described(link.segment, link.last)) | {"content": None})
         if link.segment.id in known
         else described(link.segment, link.last)
         for link in view.links
@@ -75,10 +78,21 @@ def difference(state: PartitionState, view: BrokersView, leader_epoch: int = -1)
     )
 
 
+def _read_to(segment: RemoteLogSegmentMetadata) -> dict[str, Any]:
+    """What depends on how far a segment is read."""
+    return {name: getattr(segment, name) for name in ("end_offset", "copied_end_offset", "leader_epochs")}
+
+
 def after(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
-    """What of the state changes. Where the brokers' lineage parts from the one that was known, nothing above counts as clean any more."""
+    """What of the state changes.
+
+    Where the brokers' lineage parts from the one that was known, nothing above counts as clean any more; nor where a segment of theirs
+    has come that reaches below the cleaner offset: a later leader has tiered again what compaction had gone through.
+    """
     changes: dict[str, Any] = {"live": live_after(state, body), "mirrored": True}
     parted = divergence(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
+    begins = [begin for begin in (parted, _again_from(state, body)) if begin is not None]
+    parted = min(begins, default=None)
     if parted is not None and parted < offsets.clean_up_to(state.vector):
         changes["vector"] = offsets.clamp(state.vector, parted)
         both = ("vector_before", "vector")
@@ -86,6 +100,15 @@ def after(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
             group.model_copy(update={name: offsets.clamp(getattr(group, name), parted) for name in both}) for group in state.waiting
         )
     return changes | {"lineage": body.lineage, "lineage_end": body.end_offset}
+
+
+def _again_from(state: PartitionState, body: SegmentsMirrored) -> int | None:
+    """The first offset that readers read in another segment than before, which no round of ours has made."""
+    ends = {segment.id: segment.end_offset for segment in state.live}
+    planned = {task.new_segment_id for task in state.intent.plan.tasks} if state.intent else set()
+    new = (segment for segment in body.added if segment.id not in planned)
+    begins = [ends.get(each.id, each.start_offset - 1) + 1 for each in new if each.end_offset > ends.get(each.id, -1)]
+    return min(begins, default=None)
 
 
 def live_after(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:

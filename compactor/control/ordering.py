@@ -260,9 +260,23 @@ def sound_plan(state: PartitionState, record: Record[Any]) -> str:
         return "the plan is another partition's or another epoch's"
     if state.run(plan.run_id) is not None or not plan.tasks or len(set(plan.sources)) != len(plan.sources):
         return f"run {plan.run_id} is known already, has no tasks, or names a source twice"
-    if len({task.group for task in plan.tasks}) != len(plan.tasks) or plan.next_dirty_offset < offsets.clean_up_to(plan.vector):
+    back = plan.next_dirty_offset < offsets.clean_up_to(plan.vector) and not plan.restores
+    if len({task.group for task in plan.tasks}) != len(plan.tasks) or back:
         return "two tasks are one group, or the cleaner offset goes back"
     return _fresh(state, [task.new_segment_id for task in plan.tasks])
+
+
+def restored_latest(state: PartitionState, record: Record[Any]) -> str:
+    """where it takes a round back: the latest, nothing built on it, as a whole, with all its sources still waiting for grace"""
+    plan: CompactionPlan = record.body.plan
+    if not plan.restores:
+        return ""
+    problem = restorable_problem(state, plan.restores, plan.leader_epoch)
+    if problem:
+        return problem
+    group = next(group for group in state.waiting if group.run_id == plan.restores and not group.undone)
+    whole = set(group.replaced_by.values()) == set(plan.sources) and all(len(task.sources) == 1 for task in plan.tasks)
+    return "" if whole else f"the plan takes back a part of run {plan.restores}"
 
 
 def vector_unchanged(state: PartitionState, record: Record[Any]) -> str:
@@ -354,12 +368,12 @@ def coverage_kept(state: PartitionState, record: Record[Any]) -> str:
 
 
 def vector_ends_round(state: PartitionState, record: Record[Any]) -> str:
-    """the state's vector before, and after it that of the plan's end under the leader's epoch, or the same where groups were cut off"""
+    """the vector before; after it the plan's end under the leader's epoch (what there was if cut off, cut there if taken back)"""
     body: r.RoundPublished = record.body
     intent = state.intent
     if intent is None:
         return ""
-    after = state.vector if body.cut_off else vector_after(state, intent.plan, body.leader_epoch)
+    after = vector_after(state, intent.plan, body.leader_epoch, cut_off=bool(body.cut_off))
     if body.vector_before != state.vector or body.vector != after:
         return "the new cleaner offsets are not the end of this round"
     return ""
@@ -394,14 +408,18 @@ def retire_was_begun(state: PartitionState, record: Record[Any]) -> str:
 
 def latest_round(state: PartitionState, record: Record[Any]) -> str:
     """the latest round, which nothing was built on, by a higher epoch, with all its sources still waiting for grace"""
-    run_id = record.body.run_id
+    return restorable_problem(state, record.body.run_id, record.body.leader_epoch)
+
+
+def restorable_problem(state: PartitionState, run_id: str, leader_epoch: int) -> str:
+    """Why nobody with this epoch can go back to what the run replaced, or nothing."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
     group = next((group for group in state.waiting if group.run_id == run_id and not group.undone), None)
     if group is None:
         return f"retiring what run {run_id} replaced has begun"
-    if record.body.leader_epoch <= group.leader_epoch:
-        return f"epoch {record.body.leader_epoch} is not above the epoch that published run {run_id}"
+    if leader_epoch <= group.leader_epoch:
+        return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
     live = {segment.id for segment in state.live}
     return "" if live.issuperset(group.replaced_by.values()) else f"something was built on run {run_id}"
 
@@ -421,7 +439,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     r.LineageRecorded: (lineage_ascends,),
     r.SegmentsMirrored: (leads, round_untouched, chain_without_gaps),
     r.ImportVoided: (leads, open_import),
-    r.PlanAnnounced: (leads, no_intent, sound_plan, vector_unchanged, sources_live, tasks_cover),
+    r.PlanAnnounced: (leads, no_intent, sound_plan, restored_latest, vector_unchanged, sources_live, tasks_cover),
     r.ReceiptsAdded: (leads, one_run, intent_open, receipts_match),
     r.SurvivorsStored: (leads, intent_open),
     r.IntentUndone: (leads, intent_open, not_begun),
@@ -444,9 +462,14 @@ def refusal(state: PartitionState, record: Record[Any]) -> str:
     return ""
 
 
-def vector_after(state: PartitionState, plan: CompactionPlan, leader_epoch: int) -> offsets.Vector:
-    """The vector at the end of this plan's round, published by this epoch (a resumed plan may be an earlier epoch's)."""
-    return offsets.advance(state.vector, leader_epoch, plan.next_dirty_offset)
+def vector_after(state: PartitionState, plan: CompactionPlan, leader_epoch: int, *, cut_off: bool = False) -> offsets.Vector:
+    """The vector at the end of this plan's round, published by this epoch (a resumed plan may be an earlier epoch's).
+
+    Where groups were ``cut_off`` the offset stays, under this epoch: the other groups are granted, and what they replace retires.
+    """
+    if plan.restores:
+        return offsets.clamp(state.vector, plan.next_dirty_offset)
+    return offsets.advance(state.vector, leader_epoch, offsets.clean_up_to(state.vector) if cut_off else plan.next_dirty_offset)
 
 
 def resume_problem(state: PartitionState, intent: Intent) -> str:

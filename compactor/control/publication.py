@@ -74,7 +74,7 @@ def publish(leadership: Leadership, intent: Intent, on_begun: Callable[[], None]
         leadership.append(_published(leadership, intent, replacements, cut_off), lambda state: was_published(state, run_id))
 
     leadership.foresee(_published(leadership, intent, replacements, ()))
-    leadership.ports.publisher.publish(leadership.state.name, replacements, begun, record)
+    leadership.ports.publisher.publish(leadership.state.name, replacements, begun, record, backwards=bool(intent.plan.restores))
     return leadership.state
 
 
@@ -86,7 +86,7 @@ def _published(leadership: Leadership, intent: Intent, replacements: Sequence[Re
         run_id=intent.plan.run_id,
         replacements=kept,
         vector_before=state.vector,
-        vector=state.vector if cut_off else ordering.vector_after(state, intent.plan, leadership.epoch),
+        vector=ordering.vector_after(state, intent.plan, leadership.epoch, cut_off=bool(cut_off)),
         cut_off=tuple(task.group for task in intent.plan.tasks if task.new_segment_id in cut_off),
         grace_ms=ports.grace_ms,
         undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,

@@ -8,7 +8,7 @@ unknown fields; a record of a later version is named and refused, never half und
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -18,9 +18,9 @@ from compactor.model.base import Value
 from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
-VERSION = 3
+VERSION = 4
 """What is written. Earlier ones are read too: 1 had no records of truncations, deletions and prepended segments, no tails, no bounds;
-2 had none of tiers that brokers write."""
+2 had none of tiers that brokers write; 3 had no pauses, no wanted rounds, no looks, and one partition a hint."""
 
 
 class BadControlRecord(BadData):
@@ -191,7 +191,7 @@ class PublishBegun(Value):
 class RoundPublished(Value):
     """All replacements of a round and the cleaner offsets it ends with: all or nothing.
 
-    ``cut_off``: groups that are not among the replacements, because a broker had deleted what they replace; the vector then stays.
+    ``cut_off``: groups that are not among the replacements, because a broker had deleted what they replace; the cleaner offset then stays.
     ``grace_ms``, ``undo_window_ms``: [publish] of who published, here and in other records after which something waits; nobody may keep it
     for less. None: a record of version 1, which did not say. ``balance``: of all its groups, ``content``: of all batches that readers
     have after it; None where they are not known of every group or segment.
@@ -306,7 +306,56 @@ class SlotsReached(Value):
     slots: dict[str, int]
 
 
-CatalogBody = Annotated[TierCreated | PartitionChanged | SlotsReached, Field(discriminator="type")]
+class PartitionsChanged(Value):
+    """PartitionChanged of many partitions, each with a slot that its log has had: hints that had waited in the inbox."""
+
+    type: Literal["partitions_changed"] = "partitions_changed"
+    slots: dict[str, int]
+
+
+class LookedAt(NamedTuple):
+    """A look at a partition whose log ended at ``slot``: nothing can be deleted in it before ``next_ms``. ``at_ms``: when that was."""
+
+    slot: int
+    next_ms: int
+    at_ms: int
+
+
+class PartitionsLooked(Value):
+    """Where `retire` has nothing to do, and until when, unless a hint says that something was written. Only where to look depends on it."""
+
+    type: Literal["partitions_looked"] = "partitions_looked"
+    looks: dict[str, LookedAt]
+
+
+class RoundsPaused(Value):
+    """No compactor begins a round over partitions that ``pattern`` matches (control.pauses); what is open goes on, and so does retiring."""
+
+    type: Literal["rounds_paused"] = "rounds_paused"
+    pattern: str
+    by: str
+    reason: str = ""
+
+
+class RoundsResumed(Value):
+    type: Literal["rounds_resumed"] = "rounds_resumed"
+    pattern: str
+    by: str
+
+
+class RoundWanted(Value):
+    """Somebody wants a round over this partition now, whatever its dirty ratio says: a daemon takes it up at its next scan."""
+
+    type: Literal["round_wanted"] = "round_wanted"
+    topic: str
+    partition: int
+    by: str
+
+
+CatalogBody = Annotated[
+    TierCreated | PartitionChanged | SlotsReached | PartitionsChanged | PartitionsLooked | RoundsPaused | RoundsResumed | RoundWanted,
+    Field(discriminator="type"),
+]
 
 BodyT = TypeVar("BodyT")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset, clean_up_to
-from compactor.control.records import ScratchObject, TailBatch
+from compactor.control.records import LookedAt, ScratchObject, TailBatch
 from compactor.model.balance import Balance, Sum, total
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
@@ -118,7 +119,7 @@ class Waiting(Value):
 
 
 class Run(Value):
-    """Run history. ``status``: running, published, undone (the intent), reverted (``undo``), or what RunEnded said.
+    """Run history. ``status``: running, published, undone (the intent), reverted or reverted_in_part (``undo``), or what RunEnded said.
 
     ``balance``, ``content``: as recorded with the publication.
     """
@@ -251,9 +252,27 @@ class PartitionState(LogState):
 
 
 def content_of(segments: Iterable[RemoteLogSegmentMetadata]) -> Sum | None:
-    """The batches of these segments as recorded when they were written; None where that is not known of each."""
-    known = [segment.content for segment in segments]
+    """The batches of these segments as recorded when they were written; None where that is not known of each, or not all of it is read."""
+    known = [None if segment.is_cut else segment.content for segment in segments]
     return None if None in known else total(content for content in known if content)
+
+
+class Pause(Value):
+    """Why no round is begun, and since when by the clock of who said so."""
+
+    by: str
+    reason: str
+    at_ms: int
+
+
+class WantedRound(NamedTuple):
+    slot: int
+    at_ms: int
+
+
+def _nothing(value: object) -> bool:
+    """What is empty is not written: programs that do not know of it read the rest."""
+    return not value
 
 
 class CatalogState(LogState):
@@ -270,6 +289,12 @@ class CatalogState(LogState):
     """``topic-partition`` -> slot of the latest hint about it."""
     reached: dict[str, int] = Field(default_factory=dict)
     """``topic-partition`` -> a slot that its own log has had: the lower bound of where it may end now."""
+    looks: dict[str, LookedAt] = Field(default_factory=dict, exclude_if=_nothing)
+    """The same -> the last look of `retire`; it counts for as long as ``reached`` is not beyond it."""
+    paused: dict[str, Pause] = Field(default_factory=dict, exclude_if=_nothing)
+    """By pattern (control.pauses)."""
+    wanted: dict[str, WantedRound] = Field(default_factory=dict, exclude_if=_nothing)
+    """``topic-partition`` -> when a round was asked for, the last ones."""
 
     @property
     def names(self) -> list[TopicPartition]:

@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol, TypeVar
 from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset
-from compactor.control.state import Leader, PartitionState, Quarantine, Waiting
+from compactor.control.savings import SavingRates, learned
+from compactor.control.state import Leader, PartitionState, Quarantine, Run, Waiting
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -96,6 +97,8 @@ class SegmentSummary(NamedTuple):
     file_count: int
 
 
+HOUR_MS = 3_600_000
+HOURS = 25
 _NUMBERS = SegmentSummary._fields[1:]
 _HEAD = struct.Struct("<I")
 Packed = bytes
@@ -119,10 +122,26 @@ class ImportSummary(Value):
     since_ms: int | None
 
 
+class LastRound(Value):
+    """The latest round that has ended, as the log remembers it: state.Run, of its stats what people compare.
+
+    Bytes and records, -1 where nobody wrote them down.
+    """
+
+    run_id: str
+    status: str
+    ended_ms: int
+    bytes_before: int = -1
+    bytes_after: int = -1
+    records_read: int = -1
+    records_kept: int = -1
+
+
 class PartitionSummary(Value):
     """PartitionState, summarized. ``open_run``: the open intent's run, or nothing.
 
-    ``kept_share``: bytes written per byte of the segments that the last published round rewrote, -1 where none is remembered.
+    ``rates``: what its rounds have saved (control.savings).
+    ``freed``: bytes of segments that rounds replaced and that are gone by now, by the hour (ms) in which their round ended; HOURS of them.
     ``negative_timestamps``: records of its segments that have one.
     """
 
@@ -142,9 +161,11 @@ class PartitionSummary(Value):
     imports: tuple[ImportSummary, ...]
     retiring: int
     undone_slot: int
-    kept_share: float
     negative_timestamps: int
     mirrored: bool = False
+    last_round: LastRound | None = None
+    rates: SavingRates = SavingRates()
+    freed: tuple[tuple[int, int], ...] = ()
     columns: Packed = Field(default=b"", exclude=True, repr=False)
 
     @property
@@ -157,7 +178,6 @@ class PartitionSummary(Value):
 
 
 def summarize(state: PartitionState) -> PartitionSummary:
-    last = next((run for run in reversed(state.runs) if run.published_slot and run.stats.get("bytes_before")), None)
     return PartitionSummary(
         topic=state.topic,
         partition=state.partition,
@@ -175,11 +195,32 @@ def summarize(state: PartitionState) -> PartitionSummary:
         imports=tuple(ImportSummary(slot=entry.slot, since_ms=entry.since_ms) for entry in state.registrations.values()),
         retiring=len(state.retiring),
         undone_slot=max((run.slot for run in state.runs if run.status == "undone"), default=0),
-        kept_share=float(last.stats["bytes_written"]) / float(last.stats["bytes_before"]) if last else -1.0,
+        rates=learned(state.runs),
+        freed=_freed(state),
         mirrored=state.mirrored,
+        last_round=_last_round(state.runs),
         negative_timestamps=sum(segment.negative_timestamps for segment in state.live),
         columns=_columns(state.live),
     )
+
+
+def _last_round(runs: Sequence[Run]) -> LastRound | None:
+    run = next((run for run in reversed(runs) if run.ended_ms >= 0), None)
+    if run is None:
+        return None
+    names = {"bytes_before": "bytes_before", "bytes_written": "bytes_after", "records_read": "records_read", "records_kept": "records_kept"}
+    known = {ours: int(run.stats[name]) for name, ours in names.items() if name in run.stats}
+    return LastRound(run_id=run.run_id, status=run.status, ended_ms=run.ended_ms, **known)
+
+
+def _freed(state: PartitionState) -> tuple[tuple[int, int], ...]:
+    kept = {group.run_id for group in state.waiting}
+    found: dict[int, int] = {}
+    for run in state.runs:
+        if run.published_slot and not run.status.startswith("reverted") and run.run_id not in kept:
+            hour = run.ended_ms - run.ended_ms % HOUR_MS
+            found[hour] = found.get(hour, 0) + int(run.stats.get("bytes_before", 0))
+    return tuple(sorted(found.items())[-HOURS:])
 
 
 def pack(summary: PartitionSummary) -> bytes:

@@ -74,6 +74,35 @@ def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: A
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def address_of(typing_context: Any, array: Any, position: Any) -> Any:
+    """Where ``array[position]`` lies, for as long as somebody holds the array."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(_pointer(context, builder, signature.args[0], args[0], args[1], 8), ir.IntType(64))
+
+    return (types.int64(array, types.intp), codegen) if _is_bytes(array) else None
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call_c(typing_context: Any, function: Any, *words: Any) -> Any:
+    """Calls the C function at an address with integers and addresses, at most six, and returns its ``int``. For 64-bit processors.
+
+    An address rather than a function: what is compiled stays good where the library lies elsewhere. Words are whole registers, of
+    which a callee reads what it asks for.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        given = builder.extract_value
+        count = len(signature.args[1].types)
+        kind = ir.FunctionType(ir.IntType(32), [word] * count)
+        result = builder.call(builder.inttoptr(args[0], kind.as_pointer()), [given(args[1], i) for i in range(count)])
+        return builder.sext(result, word)
+
+    return types.int64(types.int64, types.containers.UniTuple(types.int64, len(words))), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def prefetch_read(typing_context: Any, array: Any, position: Any) -> Any:
     """Fetches the cache line of ``array[position]``, which is soon to be read. Never faults, wherever that is."""
 

@@ -26,7 +26,7 @@ from compactor.local.rocks import Rocks
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
 
-FORMAT = 2
+FORMAT = 4
 """Counts up when what is kept, or what a fold makes of a log, changes its meaning."""
 
 _META, _CATALOG, _SEEN, _SUMMARY, _STATE, _HEAD = b"meta", b"catalog", b"seen/", b"summary/", b"state/", b"head/"

@@ -19,6 +19,7 @@ from compactor.local.budget import BLOCK, Account, Grant, Kept, blocks, patientl
 from compactor.local.budget import Budget as Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
+from compactor.stages import WorkStage, measured
 from compactor.tier import recorded
 from compactor.tier.ports import SegmentLayout
 
@@ -213,6 +214,7 @@ class Staging:
     def _bring(self, wanted: Wanted, path: Path) -> None:
         self.patiently(lambda: self._once(wanted, path))
 
+    @measured(WorkStage.FETCH, lambda self, wanted, path: wanted.file.size)
     def _once(self, wanted: Wanted, path: Path) -> None:
         try:
             if self._from_log_directory(wanted, path):
@@ -252,13 +254,20 @@ def _copy(read: Callable[[int], bytes], path: Path) -> str:
     return sha256.hexdigest()
 
 
-def group_room(sources: Sequence[RemoteLogSegmentMetadata], index_interval_bytes: int, to_fetch: Sequence[Wanted] | None = None) -> int:
+def group_room(
+    sources: Sequence[RemoteLogSegmentMetadata],
+    index_interval_bytes: int,
+    to_fetch: Sequence[Wanted] | None = None,
+    *,
+    most_bytes: int = 0,
+) -> int:
     """Bytes of disk that a group needs at once: one source after the other, its output and the output's indexes.
 
     The output is at most as large as its sources; where recompression makes it larger, the group overruns its grant and goes alone.
     :param to_fetch: only these sources need room (the others are here already); None: all.
+    :param most_bytes: no more is left of them; 0: nobody knows.
     """
-    written = sum(source.size_bytes for source in sources)
+    written = most_bytes or sum(source.size_bytes for source in sources)
     # Index entries have 8 and 12 bytes, at most one of each every interval, and no batch has fewer than 61 bytes.
     indexes = written // max(index_interval_bytes, 61) * 20
     largest = (

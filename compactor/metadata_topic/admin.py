@@ -5,14 +5,14 @@ A cluster's administrator decides what may be asked. What may not is a Finding o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from compactor.errors import Refused
 from compactor.metadata_topic.codec import TOPIC, TopicIdPartition
 from compactor.metadata_topic.confluent_topic import raw_uuid
-from compactor.metadata_topic.connection import AdminAnswers, ClientErrors, KafkaConnection, ask, load
+from compactor.metadata_topic.connection import AdminSession, KafkaConnection, load
 
 TOPIC_SETTINGS = (
     "cleanup.policy", "retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes", "remote.storage.enable",
@@ -92,23 +92,22 @@ class TopicFacts:
         return {name: setting.value for name, setting in self.settings.items() if setting.source == "topic"}
 
 
-@dataclass
 class KafkaAdmin:
     """Connects on first use. All methods raise Unavailable, Refused (TLS, login, no such topic, no right to describe it)."""
 
-    connection: KafkaConnection
-    _listener: ClientErrors = field(default_factory=ClientErrors, repr=False)
-    _client: Any = field(default=None, repr=False)
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._timeout_s = connection.timeout_s
+        self._session = AdminSession(connection)
 
     def cluster(self) -> ClusterFacts:
-        admin = self._admin()
-        timeout = self.connection.timeout_s
-        described = self._ask(lambda: {"": admin.describe_cluster(request_timeout=timeout)}, "describe the cluster")[""]
+        admin = self._session.client
+        timeout = self._timeout_s
+        described = self._session.answers("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
         versions: dict[int, str] = {}
         missing = []
         for node in described.nodes:
             try:
-                versions[node.id] = _version(self._settings("BROKER", str(node.id)))
+                versions[node.id] = _version(self._settings("BROKER", [str(node.id)])[str(node.id)])
             except Refused as error:
                 missing = [MissingRight("the cluster", "DESCRIBE_CONFIGS", f"versions of brokers are unknown ({error.message})")]
         brokers = tuple(BrokerFacts(node.id, f"{node.host}:{node.port}", versions.get(node.id, "")) for node in described.nodes)
@@ -116,46 +115,53 @@ class KafkaAdmin:
 
     def topic_names(self) -> list[str]:
         """All that this user may describe."""
-        admin = self._admin()
-        listed = ask(self.connection, self._listener, "list topics", lambda seconds: [admin.poll(0), admin.list_topics(timeout=seconds)][1])
-        return sorted(listed.topics)
+        return sorted(self._session.listed("list topics").topics)
 
     def topics(self, names: Sequence[str], *, write: bool = False) -> dict[str, TopicFacts]:
         """``write``: whether the right to append is needed too, as it is on the metadata topic of whoever compacts."""
         if not names:
             return {}
         kafka = load()
-        admin = self._admin()
+        admin = self._session.client
         wanted = kafka.TopicCollection(list(names))
-        timeout = self.connection.timeout_s
-        described = self._ask(
-            lambda: admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=timeout),
+        timeout = self._timeout_s
+        described = self._session.answers(
             f"describe {', '.join(names)}",
+            lambda: admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=timeout),
         )
         offsets = self._offsets({name: [one.id for one in topic.partitions if one.leader is not None] for name, topic in described.items()})
-        return {name: self._facts(name, topic, offsets, write=write) for name, topic in described.items()}
+        settings = self._topic_settings(list(described))
+        return {name: self._facts(name, topic, offsets, settings[name], write=write) for name, topic in described.items()}
 
     def metadata_topic(self, *, write: bool = False) -> TopicFacts:
         """Where brokers write what is tiered. Raises Refused where it does not exist: nothing was ever tiered there."""
         return self.topics([TOPIC], write=write)[TOPIC]
 
     def close(self) -> None:
-        self._client = None
+        self._session.close()
 
-    def _facts(self, name: str, topic: Any, offsets: Mapping[tuple[str, int], LeaderFacts], *, write: bool) -> TopicFacts:
+    def _facts(
+        self,
+        name: str,
+        topic: Any,
+        offsets: Mapping[tuple[str, int], LeaderFacts],
+        found: Mapping[str, Setting] | Refused,
+        *,
+        write: bool,
+    ) -> TopicFacts:
         allowed = {operation.name for operation in topic.authorized_operations or ()}
         needed = {"READ": "its records cannot be read"} | ({"WRITE": "nothing can be published"} if write else {})
         missing = [MissingRight(f"topic {name}", right, why) for right, why in needed.items() if allowed and right not in allowed]
-        settings: dict[str, Setting] = {}
-        try:
-            settings = self._settings("TOPIC", name)
-        except Refused as error:
-            missing.append(MissingRight(f"topic {name}", "DESCRIBE_CONFIGS", f"its settings are unknown ({error.message})"))
+        settings: Mapping[str, Setting] = {}
+        if isinstance(found, Refused):
+            missing.append(MissingRight(f"topic {name}", "DESCRIBE_CONFIGS", f"its settings are unknown ({found.message})"))
+        else:
+            settings = found
         partitions = {}
         for one in topic.partitions:
-            found = offsets.get((name, one.id), LeaderFacts(-1, -1, -1, -1, -1))
+            at = offsets.get((name, one.id), LeaderFacts(-1, -1, -1, -1, -1))
             leader = -1 if one.leader is None else one.leader.id
-            partitions[one.id] = LeaderFacts(leader, found.leader_epoch, found.log_start, found.log_end, found.last_stable)
+            partitions[one.id] = LeaderFacts(leader, at.leader_epoch, at.log_start, at.log_end, at.last_stable)
         return TopicFacts(name, raw_uuid(topic.topic_id), partitions, settings, tuple(missing))
 
     def _offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], LeaderFacts]:
@@ -178,34 +184,32 @@ class KafkaAdmin:
         return found
 
     def _list(self, wanted: Sequence[Any], spec: Any, isolation: Any) -> dict[tuple[str, int], Any]:
-        admin = self._admin()
+        admin = self._session.client
         requests = dict.fromkeys(wanted, spec)
-        timeout = self.connection.timeout_s
-        found = self._ask(lambda: admin.list_offsets(requests, isolation_level=isolation, request_timeout=timeout), "list offsets")
+        timeout = self._timeout_s
+        found = self._session.answers(
+            "list offsets", lambda: admin.list_offsets(requests, isolation_level=isolation, request_timeout=timeout)
+        )
         return {(at.topic, at.partition): answer for at, answer in found.items()}
 
-    def _settings(self, kind: str, name: str) -> dict[str, Setting]:
-        """Of a topic those that this program looks at; of a broker all."""
+    def _topic_settings(self, names: Sequence[str]) -> dict[str, dict[str, Setting] | Refused]:
+        """One request for all of them; each by itself where one of them may not be asked for."""
+        try:
+            return dict(self._settings("TOPIC", names))
+        except Refused as error:
+            if len(names) == 1:
+                return {names[0]: error}
+        return {name: found for one in names for name, found in self._topic_settings([one]).items()}
+
+    def _settings(self, kind: str, names: Sequence[str]) -> dict[str, dict[str, Setting]]:
+        """Of topics those that this program looks at; of a broker all."""
         kafka = load()
-        resource = kafka.admin.ConfigResource(kafka.admin.ResourceType[kind], name)
-        admin = self._admin()
-        timeout = self.connection.timeout_s
-        found = self._ask(lambda: admin.describe_configs([resource], request_timeout=timeout), f"settings of {kind.lower()} {name}")
-        [entries] = found.values()
-        chosen = entries if kind == "BROKER" else [entry for entry in TOPIC_SETTINGS if entry in entries]
-        return {entry: Setting(entries[entry].value or "", _SOURCES.get(entries[entry].source, "unknown")) for entry in chosen}
-
-    def _admin(self) -> Any:
-        if self._client is None:
-            kafka = load()
-            try:
-                self._client = kafka.admin.AdminClient(self.connection.settings(self._listener))
-            except (kafka.KafkaException, ValueError, TypeError) as error:
-                raise Refused(f"the Kafka client cannot be made: {error}", hint="Look at the properties of the connection") from None
-        return self._client
-
-    def _ask(self, send: Callable[[], Any], what: str) -> Any:
-        return ask(self.connection, self._listener, what, AdminAnswers(self._admin().poll, send))
+        resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[kind], name) for name in names]
+        admin = self._session.client
+        timeout = self._timeout_s
+        what = f"settings of {kind.lower()} {', '.join(names)}"
+        found = self._session.answers(what, lambda: admin.describe_configs(resources, request_timeout=timeout))
+        return {resource.name: _chosen(entries, kind) for resource, entries in found.items()}
 
 
 def metadata_topic_problem(facts: TopicFacts) -> str:
@@ -220,6 +224,11 @@ def metadata_topic_problem(facts: TopicFacts) -> str:
             return f"{name} of {facts.topic} is {setting.value}, it must be {value} or segments get lost in it ({mend})"
     lost = [number for number, one in facts.partitions.items() if one.log_start > 0]
     return f"{facts.topic} has lost its beginning in partitions {lost}" if lost else ""
+
+
+def _chosen(entries: Mapping[str, Any], kind: str) -> dict[str, Setting]:
+    wanted = entries if kind == "BROKER" else [entry for entry in TOPIC_SETTINGS if entry in entries]
+    return {entry: Setting(entries[entry].value or "", _SOURCES.get(entries[entry].source, "unknown")) for entry in wanted}
 
 
 def _version(settings: Mapping[str, Setting]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from checkpoint.lineage import EpochEntry
+from checkpoint.lineage import EpochEntry, divergence
 from compactor.metadata_topic.cache import RemoteLogMetadataCache, epoch_end, epoch_starts
 from compactor.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.model.segment import SegmentState
@@ -71,17 +71,62 @@ def chain(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[
     return links
 
 
+def one_chain(links: Sequence[Link], lineage: Sequence[EpochEntry]) -> list[Link]:
+    """The same offsets, each segment once and read from its own start: what readers of whole segments, and compaction, go by.
+
+    Brokers look up each leader epoch for itself, so a segment can be left for another one and come back where the next epoch begins.
+    Where a segment continues the one before, but holds what precedes, too, it is taken for that as well: it is of the same log (a
+    record's offset and epoch say which one it is), so its records there are the same.
+    """
+    chained: list[Link] = []
+    for link in links:
+        begin = link.segment.start_offset
+        if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _agrees(link, lineage):
+            while chained and chained[-1].first >= begin:
+                chained.pop()
+            if chained and chained[-1].last >= begin:
+                chained[-1] = chained[-1]._replace(last=begin - 1)
+            chained.append(link._replace(first=begin))
+        else:
+            chained.append(link)
+    return chained
+
+
+def _agrees(link: Link, lineage: Sequence[EpochEntry]) -> bool:
+    """Whether the segment has the lineage's epochs up to where it is read from."""
+    own = [EpochEntry(epoch, start) for epoch, start in epoch_starts(link.segment) if start <= link.first]
+    known = [entry for entry in lineage if entry.start_offset <= link.first]
+    begin = max(own[0].start_offset, known[0].start_offset) if own and known else link.first
+    return divergence(own, link.first + 1, known, link.first + 1) is None and begin == link.segment.start_offset
+
+
 def told_lineage(cache: RemoteLogMetadataCache) -> tuple[EpochEntry, ...]:
     """The lineage that the tier's readable segments tell, where no broker is asked: later leaders truncate what earlier ones wrote.
 
-    As Kafka's LeaderEpochFileCache does it: an epoch that begins at or above the start of a later one is no part of the log. Epochs
-    without a record in the tier are missing; no lookup depends on them.
+    As Kafka's LeaderEpochFileCache does it: an epoch that begins at or above the start of a later one is no part of the log. What came
+    before an epoch says a segment that has both: epochs between the two were discarded by an unclean election. Where no segment does,
+    it is the next lower epoch. Epochs without a record in the tier are missing; no lookup depends on them.
     """
+    begins = {epoch: state.starts[0] for epoch, state in cache.epochs.items() if state.starts}
+    before = _predecessors(cache)
     entries: list[EpochEntry] = []
-    for epoch, state in sorted(cache.epochs.items(), reverse=True):
-        if state.starts and (not entries or state.starts[0] < entries[-1].start_offset):
-            entries.append(EpochEntry(epoch, state.starts[0]))
+    epoch = max(begins, default=None)
+    while epoch is not None:
+        entries.append(EpochEntry(epoch, begins[epoch]))
+        lower = [each for each in begins if each < epoch and begins[each] < begins[epoch]]
+        epoch = max((each for each in before.get(epoch, ()) if each in lower), default=max(lower, default=None))
     return tuple(reversed(entries))
+
+
+def _predecessors(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
+    """Leader epoch -> those that readable segments have right before it."""
+    found: dict[int, set[int]] = {}
+    # Whoever has the end of one epoch and the beginning of the next is the last of the one or the first of the other.
+    edges = {raw_id for state in cache.epochs.values() for raw_id in (*state.ids[:1], *state.ids[-1:])}
+    for segment in (cache.segments[raw_id] for raw_id in edges if raw_id in cache.segments):
+        for (lower, _), (epoch, _) in pairwise(without_empty_epochs(epoch_starts(segment))):
+            found.setdefault(epoch, set()).add(lower)
+    return found
 
 
 def gaps(links: Sequence[Link]) -> list[tuple[int, int]]:

@@ -10,13 +10,15 @@ from typing import Any
 
 from compactor.errors import Refused, Unavailable
 from compactor.metadata_topic.codec import TOPIC, uuid_text
-from compactor.metadata_topic.connection import AdminAnswers, ClientErrors, KafkaConnection, ask, load, mapped
+from compactor.metadata_topic.connection import AdminAnswers, ClientErrors, KafkaConnection, ask, load, made, mapped
 from compactor.metadata_topic.ports import Bounds, Polled, TopicIdentity, TopicRecord
 
 _GROUP = "tiered-compactor"
 """librdkafka wants one; nothing is ever joined or committed."""
 _QUEUE_KIB = 16 << 10
 _POLL_S = 0.05
+_ELECTION_S = 5.0
+"""So long a partition that has just lost its leader is waited for; one that had none at the last look is not."""
 
 
 class ConfluentMetadataTopic:
@@ -30,6 +32,8 @@ class ConfluentMetadataTopic:
         self._admin: Any = None
         self._producer: Any = None
         self._partitions = 0
+        self._led: frozenset[int] = frozenset()
+        self._bounded: frozenset[int] = frozenset()
         self._writable: frozenset[int] = frozenset()
 
     @property
@@ -44,15 +48,23 @@ class ConfluentMetadataTopic:
         described = topics[self._topic]
         cluster = self._ask(AdminAnswers(admin.poll, lambda: {"": admin.describe_cluster(request_timeout=timeout)}))[""]
         self._partitions = len(described.partitions)
+        self._led = frozenset(one.id for one in described.partitions if one.leader is not None and one.leader.id >= 0)
         return TopicIdentity(cluster.cluster_id, uuid_text(raw_uuid(described.topic_id)), self._partitions)
 
     def bounds(self) -> Mapping[int, Bounds]:
         kafka = load()
         if not self._partitions:
             self.identity()
+        deadline = time.monotonic() + _ELECTION_S
+        while self._led != self._bounded and len(self._led) < self._partitions and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            self.identity()
+        if not self._led:
+            raise Unavailable(f"{self._topic}: no broker leads any of its partitions", hint="Try again")
         spec = kafka.admin.OffsetSpec
         starts, ends = (self._offsets(one) for one in (spec.earliest(), spec.latest()))
-        return {number: Bounds(starts[number], ends[number]) for number in range(self._partitions)}
+        self._bounded = frozenset(starts)
+        return {number: Bounds(starts[number], ends[number]) for number in sorted(starts)}
 
     def seek(self, positions: Mapping[int, int]) -> None:
         kafka = load()
@@ -127,7 +139,7 @@ class ConfluentMetadataTopic:
     def _offsets(self, spec: Any) -> dict[int, int]:
         kafka = load()
         admin = self._administrator()
-        wanted = {kafka.TopicPartition(self._topic, number): spec for number in range(self._partitions)}
+        wanted = {kafka.TopicPartition(self._topic, number): spec for number in self._led}
         isolation = kafka.IsolationLevel.READ_UNCOMMITTED
         timeout = self._connection.timeout_s
         asked = AdminAnswers(admin.poll, lambda: admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout))
@@ -138,7 +150,7 @@ class ConfluentMetadataTopic:
 
     def _administrator(self) -> Any:
         if self._admin is None:
-            self._admin = _made(lambda: load().admin.AdminClient(self._connection.settings(self._listener)))
+            self._admin = made(lambda: load().admin.AdminClient(self._connection.settings(self._listener)))
         return self._admin
 
     def _reader(self) -> Any:
@@ -154,7 +166,7 @@ class ConfluentMetadataTopic:
                 fetch_wait_max_ms=100,
                 queued_max_messages_kbytes=_QUEUE_KIB,
             )
-            self._consumer = _made(lambda: load().Consumer(settings))
+            self._consumer = made(lambda: load().Consumer(settings))
         return self._consumer
 
     def _writer(self) -> Any:
@@ -162,7 +174,7 @@ class ConfluentMetadataTopic:
             settings = self._connection.settings(
                 self._listener, enable_idempotence=True, acks="all", linger_ms=0, message_timeout_ms=self._connection.delivery_timeout_ms
             )
-            producer = _made(lambda: load().Producer(settings))
+            producer = made(lambda: load().Producer(settings))
             # A producer waits long for a topic that is not there; who asks first is told at once.
             listed = self._ask(lambda seconds: [producer.poll(0), producer.list_topics(self._topic, timeout=seconds)][1])
             found = listed.topics[self._topic]
@@ -184,15 +196,6 @@ class ConfluentMetadataTopic:
 def raw_uuid(uuid: Any) -> bytes:
     """The 16 bytes of confluent-kafka's Uuid, whose own text is base64 of another alphabet than Kafka's."""
     return struct.pack(">qq", uuid.get_most_significant_bits(), uuid.get_least_significant_bits())
-
-
-def _made(make: Any) -> Any:
-    """A client; properties that librdkafka does not know, or files that it cannot read, are the user's mistake."""
-    kafka = load()
-    try:
-        return make()
-    except (kafka.KafkaException, ValueError, TypeError) as error:
-        raise Refused(f"the Kafka client cannot be made: {error}", hint="Look at the properties of the connection") from None
 
 
 _PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "LEADER_NOT_AVAILABLE", "GROUP_AUTHORIZATION_FAILED")

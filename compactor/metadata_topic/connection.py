@@ -126,6 +126,15 @@ def load() -> Any:
     return confluent_kafka
 
 
+def made(make: Callable[[], Any]) -> Any:
+    """A client; properties that librdkafka does not know, or files that it cannot read, are the user's mistake: Refused."""
+    kafka = load()
+    try:
+        return make()
+    except (kafka.KafkaException, ValueError, TypeError) as error:
+        raise Refused(f"the Kafka client cannot be made: {error}", hint="Look at the properties of the connection") from None
+
+
 def ask(connection: KafkaConnection, listener: ClientErrors, what: str, attempt: Callable[[float], T]) -> T:
     """``attempt(seconds)`` again and again until it answers. Raises Unavailable, Refused, NotFound."""
     kafka = load()
@@ -170,6 +179,34 @@ class AdminAnswers(Generic[K, T]):
         except Exception:
             self._sent = None
             raise
+
+
+class AdminSession:
+    """An admin client that connects on first use; for one thread."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._connection = connection
+        self._listener = ClientErrors()
+        self._client: Any = None
+
+    @property
+    def client(self) -> Any:
+        """Raises Refused where no client can be made of the connection's properties."""
+        if self._client is None:
+            self._client = made(lambda: load().admin.AdminClient(self._connection.settings(self._listener)))
+        return self._client
+
+    def answers(self, what: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
+        """All answers to one request. Raises Unavailable, Refused, NotFound."""
+        return ask(self._connection, self._listener, what, AdminAnswers(self.client.poll, send))
+
+    def listed(self, what: str) -> Any:
+        """The cluster's metadata: brokers, topics, who leads. One request."""
+        client = self.client
+        return ask(self._connection, self._listener, what, lambda seconds: [client.poll(0), client.list_topics(timeout=seconds)][1])
+
+    def close(self) -> None:
+        self._client = None
 
 
 def mapped(error: KafkaError, servers: str, what: str) -> StoreError:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from compactor.metadata_topic.kept import FoldedPartition, KeptStates, Reached, 
 from compactor.metadata_topic.packed import PackedSegments
 from compactor.metadata_topic.partitioner import metadata_partition
 from compactor.metadata_topic.ports import Bounds, MetadataTopic, TopicIdentity, TopicRecord
+from compactor.metadata_topic.spending import counted
+from compactor.model.ids import COMPACTOR_BROKER_ID
 
 CHUNK_RECORDS = 100_000
 CHUNK_BYTES = 32 << 20
@@ -31,7 +34,10 @@ _FOLDED_AT_ONCE = 256
 
 
 class FollowProgress(NamedTuple):
-    """``records``: folded by this call. ``behind``: how many records are still unread, by metadata partition. ``anew``: why all was."""
+    """``records``: folded by this call. ``behind``: how many records are still unread, by metadata partition. ``anew``: why all was.
+
+    Partitions that cannot be read at all are not ``behind``: whoever asks for what lies in one of them is told.
+    """
 
     records: int
     behind: Mapping[int, int]
@@ -51,18 +57,29 @@ class _Changed(Exception):
 
 
 class FollowedTopic:
-    """:param topic: read by nobody else. :param kept: of this topic alone. May be used by several threads, one at a time."""
+    """May be used by several threads, one at a time.
 
-    def __init__(self, topic: MetadataTopic, kept: KeptStates, *, chunk_records: int = CHUNK_RECORDS) -> None:
+    :param topic: read by nobody else. :param kept: of this topic alone. :param clock_ms: what is stamped later than now was written now.
+    """
+
+    def __init__(self, topic: MetadataTopic, kept: KeptStates, *, clock_ms: Callable[[], int], chunk_records: int = CHUNK_RECORDS) -> None:
         self._topic = topic
         self._kept = kept
         self._chunk_records = chunk_records
+        self._clock_ms = clock_ms
         self._lock = threading.RLock()
         self._partitions = 0
         self._reading: dict[int, int] = {}
         self._reached: dict[int, Reached] = {}
         self._checked: set[int] = set()
+        self._leaderless: frozenset[int] = frozenset()
         self._identity: TopicIdentity | None = None
+        self._folds = 0
+
+    @property
+    def folds(self) -> int:
+        """Another number once anything was folded since: whoever has listed the partitions need not do so again."""
+        return self._folds
 
     def catch_up(self, timeout_s: float) -> FollowProgress:
         """Folds all that stood in the topic when this was called, as far as the time allows. Raises Unavailable, Refused, NotFound."""
@@ -82,12 +99,16 @@ class FollowedTopic:
         raise Unavailable(f"{self._topic.name} cannot be folded: {why}", hint="It changed each time it was read; try again")
 
     def partition(self, topic_id: bytes, partition: int) -> FoldedPartition | None:
-        """A user partition as folded so far; None where no record names it. Raises BadData where a record before it stops brokers."""
+        """A user partition as folded so far; None where no record names it.
+
+        Raises BadData where a record before it stops brokers, Unavailable where its metadata partition cannot be read.
+        """
         name = TopicIdPartition(topic_id, "", partition)
         with self._lock:
-            number = metadata_partition(topic_id, partition, self._partitions) if self._partitions else 0
-            if not self._reached:
-                raise Unavailable(f"{self._topic.name} has not been read yet")
+            number = self.number(topic_id, partition)
+            if number in self._leaderless:
+                said = f"partition {number} of {self._topic.name} cannot be read: no broker leads it"
+                raise Unavailable(said, hint="Only what it tells of is held up. Bring a broker back that has a replica of it")
             if self._reached[number].stopped:
                 reached = self._reached[number]
                 raise BadData(reached.stopped, segment=f"{self._topic.name}-{number}", offset=reached.position)
@@ -95,6 +116,13 @@ class FollowedTopic:
                 return self._kept.load(number, [name])[0]
             except StateLost as error:
                 raise Unavailable(f"local state of {self._topic.name} is lost", hint="The topic is folded anew by the next look") from error
+
+    def number(self, topic_id: bytes, partition: int) -> int:
+        """The metadata partition that tells of this user partition."""
+        with self._lock:
+            if not self._reached:
+                raise Unavailable(f"{self._topic.name} has not been read yet")
+            return metadata_partition(topic_id, partition, self._partitions)
 
     def partitions(self) -> list[TieredPartition]:
         """All user partitions that the topic names, by topic id and number."""
@@ -106,12 +134,27 @@ class FollowedTopic:
         with self._lock:
             return dict(self._reached)
 
+    @property
+    def leaderless(self) -> frozenset[int]:
+        """Metadata partitions that could not be read at the last look."""
+        return self._leaderless
+
+    def ours(self) -> Mapping[int, int]:
+        """How many records of this program's own were folded, by minute (spending)."""
+        with self._lock:
+            total: Counter[int] = Counter()
+            for reached in self._reached.values():
+                total.update(dict(reached.ours))
+            return total
+
     def _follow(self, deadline: float) -> FollowProgress:
         identity = self._topic.identity()
         if identity != self._identity:
             self._reached = self._kept.begin(identity)
+            self._folds += 1
             self._partitions, self._identity, self._checked = identity.partitions, identity, set()
         bounds = self._topic.bounds()
+        self._leaderless = frozenset(range(self._partitions)) - bounds.keys()
         self._begin(bounds)
         folded = 0
         while self._behind(bounds) and time.monotonic() < deadline:
@@ -129,7 +172,7 @@ class FollowedTopic:
                 raise _Changed(f"partition {number} ends at {end}, {reached.position} was folded already: it was truncated")
             if start > reached.position:
                 # What is gone cannot be folded: whoever asks is told.
-                reached = self._reached[number] = Reached(start, missing=start)
+                reached = self._reached[number] = Reached(start, missing=start, ours=reached.ours)
                 self._kept.reach(number, reached)
             if reached.stopped:
                 continue
@@ -177,6 +220,7 @@ class FollowedTopic:
         records = self._check(number, reached, read)
         self._checked.add(number)
         by_partition: dict[TopicIdPartition, list[tuple[int, MetadataRecord]]] = {}
+        ours: list[tuple[int, int]] = []
         stopped, position = "", max(reached.position, read.reached)
         for record in records:
             try:
@@ -185,6 +229,8 @@ class FollowedTopic:
                 stopped, position = error.cause, record.offset
                 break
             by_partition.setdefault(decoded.partition, []).append((record.offset, decoded))
+            if decoded.broker_id == COMPACTOR_BROKER_ID:
+                ours.append((record.offset, decoded.event_timestamp_ms))
         names = list(by_partition)
         at = 0
         while at < len(names):
@@ -195,12 +241,15 @@ class FollowedTopic:
                 # All that stands before it counts, nothing after it: once more from the first, what is applied stays so.
                 stopped, position, at = error.cause, error.offset, 0
         done = [record for record in records if record.offset < position]
-        last = Reached(position, reached.last, reached.digest, reached.missing, stopped)
+        stamps = [stamp for offset, stamp in ours if offset < position]
+        said = counted(reached.ours, stamps, self._clock_ms()) if stamps else reached.ours
+        last = Reached(position, reached.last, reached.digest, reached.missing, stopped, said)
         if done:
             last = replace(last, last=done[-1].offset, digest=_digest(done[-1]))
         if last != reached:
             self._kept.reach(number, last)
             self._reached[number] = last
+            self._folds += 1
         return len(done)
 
     def _check(self, number: int, reached: Reached, read: _Read) -> list[TopicRecord]:

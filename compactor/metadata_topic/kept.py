@@ -26,9 +26,12 @@ from compactor.metadata_topic.codec import (
     TopicIdPartition,
 )
 from compactor.metadata_topic.ports import KeptBytes, TopicIdentity
+from compactor.metadata_topic.spending import ByMinute
 from compactor.model.segment import SegmentState
 
 FINDINGS_KEPT = 32
+FORMAT = 2
+"""Of what is kept beside the packed states; another one is folded anew."""
 _TOPIC, _AT, _NAME, _PART = b"topic", b"at/", b"name/", b"part/"
 _NUMBER = struct.Struct(">i")
 
@@ -42,7 +45,8 @@ class Reached:
     """How far a metadata partition is folded: ``position`` is read next; ``last`` and ``digest`` are the last record's offset and SHA-256.
 
     ``missing``: first offset that was there when reading began, where that is not 0: the topic has lost its beginning.
-    ``stopped``: why nothing beyond ``position`` is folded: the record there is one that stops brokers, too.
+    ``stopped``: why nothing beyond ``position`` is folded: the record there is one that stops brokers, too. ``ours``: how many records
+    of this program's own there were, by minute (spending).
     """
 
     position: int = 0
@@ -50,23 +54,29 @@ class Reached:
     digest: str = ""
     missing: int = 0
     stopped: str = ""
+    ours: ByMinute = ()
 
     def encoded(self) -> bytes:
-        return json.dumps([self.position, self.last, self.digest, self.missing, self.stopped]).encode()
+        return json.dumps([self.position, self.last, self.digest, self.missing, self.stopped, self.ours]).encode()
 
     @staticmethod
     def decoded(data: bytes) -> Reached:
-        return Reached(*json.loads(data))
+        position, last, digest, missing, stopped, ours = json.loads(data)
+        return Reached(position, last, digest, missing, stopped, tuple((minute, count) for minute, count in ours))
 
 
 class TieredPartition(NamedTuple):
-    """What lists show of a user partition. ``finished``: segments in COPY_SEGMENT_FINISHED, ``other``: in any other state that is kept."""
+    """What lists show of a user partition. ``finished``: segments in COPY_SEGMENT_FINISHED, ``other``: in any other state that is kept.
+
+    ``applied``: offset of the last record about it.
+    """
 
     partition: TopicIdPartition
     finished: int
     other: int
     finished_bytes: int
     findings: int
+    applied: int
 
 
 @dataclass
@@ -118,7 +128,7 @@ class KeptStates:
 
     def begin(self, identity: TopicIdentity) -> dict[int, Reached]:
         """How far each metadata partition is folded; from the start where nothing is kept, or what is kept is of another topic."""
-        said = json.dumps([packed.FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
+        said = json.dumps([packed.FORMAT, FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
         keys = [_TOPIC, *map(_at, range(identity.partitions))]
         self._writable = self._store.writable
         values = [self._memory.get(key, data) for key, data in zip(keys, self._store.get(keys), strict=True)]
@@ -203,14 +213,14 @@ def _key(kind: bytes, name: TopicIdPartition) -> bytes:
 
 def _summary(folded: FoldedPartition) -> bytes:
     topic = folded.cache.partition.topic
-    return json.dumps([topic, folded.finished, folded.other, folded.finished_bytes, folded.finding_count]).encode()
+    return json.dumps([topic, folded.finished, folded.other, folded.finished_bytes, folded.finding_count, folded.cache.applied]).encode()
 
 
 def _folded(name: TopicIdPartition, said: bytes | None, data: bytes | None) -> FoldedPartition | None:
     if said is None or data is None:
         return None
     try:
-        topic, finished, other, size, count = json.loads(said)
+        topic, finished, other, size, count, _ = json.loads(said)
         cache, findings = packed.unpack(data, name._replace(topic=topic))
     except (ValueError, struct.error, TypeError) as error:
         raise StateLost(f"{name}: {error}") from error

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from compactor.errors import Refused, StoreError
-from compactor.metadata_topic.connection import ClientErrors, KafkaConnection, ask, load, mapped
+from compactor.errors import StoreError
+from compactor.metadata_topic.connection import AdminSession, KafkaConnection, load, mapped
 from compactor.model.ids import TopicPartition
 
 
@@ -31,19 +30,16 @@ class LogEnd:
     high_watermark: int
 
 
-@dataclass
 class KafkaLeaders:
     """Connects on first use; for one thread."""
 
-    connection: KafkaConnection
-    _listener: ClientErrors = field(default_factory=ClientErrors, repr=False)
-    _client: Any = field(default=None, repr=False)
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._connection = connection
+        self._admin = AdminSession(connection)
 
     def leaders(self) -> ClusterLeaders:
         """One request. Raises Unavailable, Refused."""
-        admin = self._admin()
-        what = "ask who leads"
-        told = ask(self.connection, self._listener, what, lambda seconds: [admin.poll(0), admin.list_topics(timeout=seconds)][1])
+        told = self._admin.listed("ask who leads")
         leaders = {
             TopicPartition(topic.topic, number): partition.leader
             for topic in told.topics.values()
@@ -57,11 +53,11 @@ class KafkaLeaders:
         if not names:
             return {}
         kafka = load()
-        admin = self._admin()
+        admin = self._admin.client
         admin.poll(0)
         wanted = {kafka.TopicPartition(name.topic, name.partition): kafka.admin.OffsetSpec.latest() for name in names}
         uncommitted = kafka.IsolationLevel.READ_UNCOMMITTED
-        timeout = self.connection.timeout_s
+        timeout = self._connection.timeout_s
         asked = admin.list_offsets(wanted, isolation_level=uncommitted, request_timeout=timeout)
         deadline = time.monotonic() + timeout + 1
         found: dict[TopicPartition, LogEnd | StoreError] = {}
@@ -72,16 +68,7 @@ class KafkaLeaders:
                 epoch = -1 if answer.leader_epoch is None else answer.leader_epoch
                 found[name] = LogEnd(epoch, answer.offset)
             except kafka.KafkaException as error:
-                found[name] = mapped(error.args[0], self.connection.bootstrap_servers, f"ask where {name} ends")
+                found[name] = mapped(error.args[0], self._connection.bootstrap_servers, f"ask where {name} ends")
             except TimeoutError:
                 found[name] = StoreError(f"no broker told in {timeout:g} s where {name} ends", hint="It is asked again")
         return found
-
-    def _admin(self) -> Any:
-        if self._client is None:
-            kafka = load()
-            try:
-                self._client = kafka.admin.AdminClient(self.connection.settings(self._listener))
-            except (kafka.KafkaException, ValueError, TypeError) as error:
-                raise Refused(f"the Kafka client cannot be made: {error}", hint="Look at the properties of the connection") from None
-        return self._client

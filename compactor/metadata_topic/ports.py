@@ -60,7 +60,7 @@ class MetadataTopic(Protocol):
         """Asked anew each time."""
 
     def bounds(self) -> Mapping[int, Bounds]:
-        """Of every partition, now."""
+        """Of every partition that has a leader, now. One without does not keep the others from being read."""
 
     def seek(self, positions: Mapping[int, int]) -> None:
         """Reads these partitions from these offsets on, and no others."""

@@ -7,13 +7,13 @@ applies records in their order and never asks back, so nothing is appended that 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from checkpoint.lineage import EpochEntry, union
+from checkpoint.lineage import EpochEntry, divergence, union
 from compactor.errors import BadData
 from compactor.metadata_topic.cache import LeaderEpochState, RemoteLogMetadataCache, epoch_end, epoch_starts
-from compactor.metadata_topic.chain import Link, chain, epoch_for_offset
+from compactor.metadata_topic.chain import Link, chain, epoch_for_offset, one_chain
 from compactor.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -26,6 +26,7 @@ from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.segment import TRANSITIONS, SegmentState
 
 _S = SegmentState
+_FOREVER = 2**63 - 1
 READABLE = (_S.COPY_SEGMENT_FINISHED,)
 OPEN = (_S.COPY_SEGMENT_STARTED, _S.COPY_SEGMENT_FINISHED)
 
@@ -139,12 +140,15 @@ class _Overlay(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
         return sum(1 for _ in self)
 
 
-def effective(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> bool:
-    """Look: whether a broker that asks for where the segment, and each leader epoch in it, begins is answered with this very segment."""
+def effective(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord, last: int = _FOREVER) -> bool:
+    """Look: whether a broker that asks for where the segment, and each leader epoch in it, begins is answered with this very segment.
+
+    ``last``: up to where it is read.
+    """
     known = cache.segments.get(segment.segment_id)
     if known is None or known.state not in READABLE:
         return False
-    parts = [(epoch, start) for epoch, start in epoch_starts(known) if start <= epoch_end(known, epoch)]
+    parts = [(epoch, start) for epoch, start in epoch_starts(known) if start <= min(epoch_end(known, epoch), last)]
     return all(epoch in cache.epochs and cache.epochs[epoch].floor(start) == segment.segment_id for epoch, start in parts)
 
 
@@ -206,7 +210,7 @@ def markers(
 
 def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> str:
     """Why this segment cannot stand for what readers find between its offsets: R4, R7, R8, ascending. Asked before it is introduced."""
-    links = chain(cache, lineage)
+    links = one_chain(chain(cache, lineage), lineage)
     covered = [link for link in links if link.last >= segment.start_offset and link.first <= segment.end_offset]
     if not covered or covered[0].first != segment.start_offset or covered[-1].last != segment.end_offset:
         return f"R4: segment {segment.id} does not begin and end where what readers find between its offsets does"
@@ -219,7 +223,9 @@ def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
         return (
             f"ascending: leader epoch {told[-1].epoch} begins behind the first source of segment {segment.id}: it would be switched first"
         )
-    if segment.max_timestamp_ms > max(link.segment.max_timestamp_ms for link in covered):
+    between = (one for one in cache.segments.values() if segment.start_offset <= one.start_offset and one.end_offset <= segment.end_offset)
+    known = [*(link.segment for link in covered), *between]  # those that were replaced, too: they may come back
+    if segment.max_timestamp_ms > max(one.max_timestamp_ms for one in known):
         return f"R7: segment {segment.id} has a larger timestamp than its sources"
     return ""
 
@@ -245,18 +251,103 @@ def sources_refusal(
     return "" if lost is None else f"R4: offset {lost} would have no segment"
 
 
-def shadowed(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> list[RemoteLogSegmentMetadataRecord]:
-    """Finished segments between this one's offsets that no lookup finds: later leaders tiered the same offsets again."""
-    found = cache.referenced()
-    return [
+def redundant(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
+) -> list[RemoteLogSegmentMetadataRecord]:
+    """Other finished segments of the same log between this one's offsets: two leaders tiered them. They go with its sources.
+
+    What an unclean election has discarded is none of this log, and stays.
+    """
+    inside = (
         one
         for raw_id, one in cache.segments.items()
         if one.state in READABLE
-        and raw_id not in found
         and raw_id != segment.segment_id
         and segment.start_offset <= one.start_offset
         and one.end_offset <= segment.end_offset
-    ]
+    )
+    return [one for one in inside if of_this_log(one, lineage)]
+
+
+def of_this_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence[EpochEntry]) -> bool:
+    """Whether all of a segment's records are in the log that has this lineage."""
+    own = [EpochEntry(epoch, start) for epoch, start in epoch_starts(segment)]
+    end = segment.end_offset + 1
+    return divergence(own, end, [entry for entry in lineage if entry.start_offset < end], end) is None
+
+
+def in_flight(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int) -> list[RemoteLogSegmentMetadataRecord]:
+    """Copies that brokers have begun and that lie wholly at or below ``end_offset``, where readers find everything already.
+
+    An earlier leader is still at it, or has died. If one of them came to its end after a round, values would be read again whose
+    tombstones the round has dropped. One that reaches to the tier's end brings all that follows, too.
+    """
+    links = one_chain(chain(cache, lineage), lineage)
+    begun = (one for one in cache.segments.values() if one.state is _S.COPY_SEGMENT_STARTED and one.broker_id != COMPACTOR_BROKER_ID)
+    return [one for one in begun if one.end_offset <= end_offset and _covered(links, one)]
+
+
+def finish_refusal(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
+) -> str:
+    """Why COPY_SEGMENT_FINISHED must not follow, after the ceiling markers that it needs: tries all of them."""
+    trial = Trial(cache)
+    wanted = [record for marker in markers(cache, lineage, segment, event_timestamp_ms) for record in marker.records(event_timestamp_ms)]
+    for record in (*wanted, _update(segment, _S.COPY_SEGMENT_FINISHED)):
+        why = refusal(trial.cache, lineage, record)
+        if why:
+            return why
+        trial.apply(record)
+    return ""
+
+
+def hides(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> bool:
+    """Whether brokers find offsets without this finished segment that they do not find with it.
+
+    A broker has tiered across its end between the last look and its COPY_SEGMENT_FINISHED: whoever looks behind that end meets this
+    segment first, and it does not hold what he looks for.
+    """
+    after = Trial(cache)
+    said = after.apply(_update(segment, _S.DELETE_SEGMENT_STARTED))
+    return not said and _uncovered(chain(after.cache, lineage), chain(cache, lineage)) is not None
+
+
+def hidden(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int) -> list[RemoteLogSegmentMetadataRecord]:
+    """Segments of the chain, up to the one behind ``end_offset``, that brokers find only behind their start: COPY_FINISHED again helps."""
+    links = one_chain(chain(cache, lineage), lineage)
+    return [link.segment for link in links if link.first <= end_offset + 1 and not effective(cache, link.segment, link.last)]
+
+
+def intruders(
+    cache: RemoteLogMetadataCache,
+    lineage: Sequence[EpochEntry],
+    compacted: Iterable[RemoteLogSegmentMetadataRecord],
+    known: Collection[str],
+) -> list[RemoteLogSegmentMetadataRecord]:
+    """Finished copies by brokers that the control log does not know, within what was ``compacted``: they came after all.
+
+    Readers find values in them that compaction has taken away, and so, perhaps, their tombstones.
+    """
+    spans: list[tuple[int, int]] = []
+    for one in sorted(compacted, key=lambda one: one.start_offset):
+        if spans and spans[-1][1] + 1 >= one.start_offset:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], one.end_offset))
+        else:
+            spans.append((one.start_offset, one.end_offset))
+    late = (
+        one
+        for one in cache.segments.values()
+        if one.state in READABLE and one.broker_id != COMPACTOR_BROKER_ID and one.id not in known and of_this_log(one, lineage)
+    )
+    return [one for one in late if any(first <= one.start_offset and one.end_offset <= last for first, last in spans)]
+
+
+def _covered(links: Sequence[Link], segment: RemoteLogSegmentMetadataRecord) -> bool:
+    wanted = segment.start_offset
+    for link in links:
+        if link.first <= wanted <= link.last:
+            wanted = link.last + 1
+    return wanted > segment.end_offset
 
 
 def _update(segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:

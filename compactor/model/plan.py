@@ -23,7 +23,7 @@ class ActiveProducer(Value):
 
 
 class CompactionTask(Value):
-    """One group of neighbouring segments that becomes one new segment."""
+    """One group of neighbouring segments that becomes one new segment. ``most_bytes``: no more is left of it; 0: all of its sources."""
 
     group: int
     sources: tuple[str, ...]
@@ -32,6 +32,7 @@ class CompactionTask(Value):
     end_offset: int
     leader_epochs: tuple[EpochEntry, ...]
     mtime_ms: int
+    most_bytes: int = Field(default=0, exclude_if=lambda value: not value)
 
 
 class SkippedSegment(Value):
@@ -53,7 +54,8 @@ class CompactionPlan(Value):
 
     ``leader_epoch`` is the compactor's epoch, ``vector`` the cleaner offsets that the plan started from (I6),
     ``end_offset`` the first offset that this round does not clean (exclusive), ``next_dirty_offset`` what the vector says
-    after it. ``fingerprint`` names hash key, codec libraries and cleaner version; an executor that differs refuses.
+    after it. ``fingerprint`` names hash key, codec libraries and cleaner version; an executor that differs refuses. ``restores``: the run
+    that this one takes back (compactor.round.restoring).
     """
 
     run_id: str
@@ -74,6 +76,7 @@ class CompactionPlan(Value):
     tasks: tuple[CompactionTask, ...]
     skipped: tuple[SkippedSegment, ...] = ()
     read: tuple[ReadSegment, ...] = ()
+    restores: str = Field(default="", exclude_if=lambda value: not value)
 
     @property
     def sources(self) -> tuple[str, ...]:

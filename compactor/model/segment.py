@@ -51,7 +51,8 @@ class RemoteLogSegmentMetadata(Value):
     its end, -1 for none. ``records``: how many it holds; only estimates depend on it. ``custom_metadata``: what the layout that wrote
     its objects wants back when they are read (KIP-405's RemoteLogSegmentMetadata.CustomMetadata), as base64. ``content``: the sum of its
     batches under the tier's key (compactor.model.balance); None where an earlier program or a broker wrote it. ``negative_timestamps``: how
-    many of its records have one that is not -1, which no cleaner can write anew.
+    many of its records have one that is not -1, which no cleaner can write anew. ``copied_end_offset``: the last offset in its objects,
+    where brokers go on in another segment before that (two leaders tiered the same offsets); -1 where it is the end offset.
     """
 
     id: str
@@ -69,10 +70,21 @@ class RemoteLogSegmentMetadata(Value):
     custom_metadata: str = Field(default="", exclude_if=lambda value: not value)
     content: Sum | None = Field(default=None, exclude_if=lambda value: value is None)
     negative_timestamps: int = Field(default=0, exclude_if=lambda value: not value)
+    copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     def file(self, kind: str) -> SegmentFile:
         """As recorded. Of a broker's segment nothing but the log's size is. Raises KeyError."""
         return SegmentFile(size=self.size_bytes) if kind == "log" and not self.files else self.files[kind]
+
+    @property
+    def copied_end(self) -> int:
+        """The last offset in its objects."""
+        return max(self.copied_end_offset, self.end_offset)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its objects hold more than is read of it."""
+        return self.copied_end > self.end_offset
 
     @property
     def index_bytes(self) -> int:

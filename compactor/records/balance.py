@@ -20,6 +20,7 @@ from compactor.model.balance import Sum
 from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, Int64s
 from compactor.records.encode import COPY, FILTER, Actions, Mask
 from compactor.records.rows import Chunk, Int32s, Rows
+from compactor.stages import WorkStage, measured
 
 Sums = npt.NDArray[np.uint64]
 """One row per account: how many, and the two halves of their digests' sum."""
@@ -47,6 +48,7 @@ def as_sum(row: Sums) -> Sum:
     return Sum.of(int(row[0]), int(row[1]), int(row[2]))
 
 
+@measured(WorkStage.GATE, lambda buf, _: len(buf))
 def content_sum(buf: Bytes, key: BalanceKey) -> Sum:
     """All batches of a segment's bytes, by a walk over their headers; they must have been found to be batches."""
     out = np.zeros(3, np.uint64)
@@ -54,6 +56,7 @@ def content_sum(buf: Bytes, key: BalanceKey) -> Sum:
     return as_sum(out)
 
 
+@measured(WorkStage.GATE)
 def chunk_sums(
     key: BalanceKey,
     raw: Bytes,

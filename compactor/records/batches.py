@@ -19,10 +19,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel
+from bloom.jit import kernel, leaf
 from compactor.errors import BadData
 from compactor.kernels.crc import crc32c
 from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, read_varint
+from compactor.stages import WorkStage, measured
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
@@ -131,6 +132,7 @@ def read_only(array: Bytes) -> Bytes:
     return view
 
 
+@measured(WorkStage.CHECK)
 def scan_batches(buf: Bytes, segment: str, previous_last: int = -1) -> BatchTable:
     """One row per batch. Headers only: bodies are not read and CRCs are not checked.
 
@@ -165,6 +167,7 @@ def scan_batches(buf: Bytes, segment: str, previous_last: int = -1) -> BatchTabl
     return table
 
 
+@measured(WorkStage.CHECK, lambda buf, table, first, last, _: int(table.size[first:last].sum()))
 def check_crcs(buf: Bytes, table: BatchTable, first: int, last: int, segment: str) -> None:
     """Compares the stored CRCs of batches [first, last) with their bytes. Raises BadData.
 
@@ -249,7 +252,7 @@ def _first_wrong_crc(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDAr
     return -1
 
 
-@kernel
+@leaf
 def _control_kind(buf: Bytes, position: int, end: int, count: int) -> tuple[int, int]:
     """(kind, coordinator epoch) of an uncompressed control batch: the first record's key is ``version:int16 | type:int16``."""
     if count == 0:

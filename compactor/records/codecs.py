@@ -34,9 +34,9 @@ _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_RATIO: Final = 256  # an lz4 byte never gives more than 255 bytes
-_LZ4_STORED: Final = 1 << 31
+LZ4_STORED: Final = 1 << 31
 _LZ4_WORD: Final = struct.Struct("<I")
-_LZ4_HEADER_BYTES: Final = 7
+LZ4_HEADER_BYTES: Final = 7
 _ZSTD_WINDOW_LOG_MAX: Final = 27  # zstd's own default for decoders: 128 MiB
 
 
@@ -46,9 +46,9 @@ def _lz4_header(block_size_code: int) -> bytes:
     return _LZ4_MAGIC + descriptor + bytes([(xxhash.xxh32_intdigest(descriptor) >> 8) & 0xFF])
 
 
-_LZ4_PLAIN: Final = {_lz4_header(code): 1 << (8 + 2 * code) for code in (4, 5, 6, 7)}
-_LZ4_BLOCK: Final = 64 * 1024
-_LZ4_HEADER: Final = _lz4_header(4)
+LZ4_PLAIN: Final = {_lz4_header(code): 1 << (8 + 2 * code) for code in (4, 5, 6, 7)}
+LZ4_BLOCK: Final = 64 * 1024
+LZ4_HEADER: Final = _lz4_header(4)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -142,14 +142,14 @@ def _put(data: Buffer, out: memoryview) -> int:
 
 def _compress_lz4(data: memoryview, out: memoryview) -> int:
     # Kafka's reader refuses linked blocks, so each is compressed by itself.
-    out[:_LZ4_HEADER_BYTES] = _LZ4_HEADER
-    at = _LZ4_HEADER_BYTES
-    for start in range(0, len(data), _LZ4_BLOCK):
-        block: Buffer = data[start : start + _LZ4_BLOCK]
+    out[:LZ4_HEADER_BYTES] = LZ4_HEADER
+    at = LZ4_HEADER_BYTES
+    for start in range(0, len(data), LZ4_BLOCK):
+        block: Buffer = data[start : start + LZ4_BLOCK]
         packed = lz4.block.compress(block, store_size=False)
         word = len(packed)
         if word >= len(block):
-            packed, word = block, len(block) | _LZ4_STORED
+            packed, word = block, len(block) | LZ4_STORED
         _LZ4_WORD.pack_into(out, at, word)
         at += 4
         out[at : at + len(packed)] = packed
@@ -258,22 +258,22 @@ def _unsnappy_block(block: memoryview, out: ByteBuffer, left: int, limit: int) -
 
 
 def _unlz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
-    block_size = _LZ4_PLAIN.get(bytes(data[:_LZ4_HEADER_BYTES]))
+    block_size = LZ4_PLAIN.get(bytes(data[:LZ4_HEADER_BYTES]))
     if block_size is None:
         out.append(_unlz4_any(data, limit, magic))
         return
     most = out.size + limit
-    begin, end = _LZ4_HEADER_BYTES + 4, len(data)
+    begin, end = LZ4_HEADER_BYTES + 4, len(data)
     while begin <= end:
         (word,) = _LZ4_WORD.unpack_from(data, begin - 4)
         if word == 0:
             return
-        stop = begin + (word & ~_LZ4_STORED)
+        stop = begin + (word & ~LZ4_STORED)
         if stop > end:
             break
         if stop - begin > block_size:
             raise CodecError("an lz4 block is larger than its frame allows")
-        if word & _LZ4_STORED:
+        if word & LZ4_STORED:
             out.append(data[begin:stop])
         else:
             out.size += cramjam.lz4.decompress_block_into(data[begin:stop], out.room(block_size))

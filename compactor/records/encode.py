@@ -19,7 +19,9 @@ from compactor.kernels.crc import crc32c
 from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size, write_varint
 from compactor.records import codecs
 from compactor.records.batches import CODEC_MASK, CONTROL, HEADER, HORIZON, LOG_APPEND, TRANSACTIONAL, BatchTable, Bytes, Int64s, read_only
+from compactor.records.bulk import deflate_into
 from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, Chunk, Int32s, Rows
+from compactor.stages import WorkStage, measured
 
 Actions = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
@@ -63,6 +65,7 @@ class OutputBuffer:
         self.packed = codecs.ByteBuffer(0)
 
 
+@measured(WorkStage.ENCODE, lambda raw, table, chunk, *_: chunk.body_bytes)
 def encode(
     raw: Bytes,
     table: BatchTable,
@@ -89,11 +92,11 @@ def encode(
         return Encoded(memoryview(raw)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some], anew)
     buf = chunk.buf
     compressed = bool(table.codec[chunk.first])
-    bound = HEADER * len(action) + int((chunk.body_end - chunk.body_start).sum()) + _LONGEST_HEAD * len(rows)
+    bound = HEADER * len(action) + chunk.body_bytes + _LONGEST_HEAD * len(rows)
     if not compressed:
         bound += int(table.size[some][action == COPY].sum())
     if np.any(rows.flags & TAIL_LOOSE):
-        loose = _loose_rows(rows.flags, first_row, action, keep)
+        loose = np.flatnonzero(_loose_rows(rows.flags, first_row, action, keep))
         if len(loose):
             buf, rows = _with_strict_tails(buf, rows, loose)
             bound += len(buf)
@@ -150,7 +153,7 @@ def encode(
         written = _packed(raw, table, chunk, action, start, size, output)
     else:
         written = memoryview(output.plain.array)[: int(size.sum())]
-        _seal(output.plain.array, action, size)
+        _seal(output.plain.array, read_only(output.plain.array), action, size)
     return Encoded(written, size[kept], last_offset[kept], max_timestamp[kept], action[kept] != COPY)
 
 
@@ -162,25 +165,14 @@ def _packed(raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start:
     slot = np.cumsum(bound) - bound  # where each compressed body begins; its room is what it may need
     output.slots.room(int(bound.sum()))
     output.packed.room(int(bound.sum()) + HEADER * len(action) + int(table.size[some][action == COPY].sum()))
-    plain, slots = memoryview(output.plain.array), memoryview(output.slots.array)
-    compress = codecs.compress_into
     rewritten = np.flatnonzero(action == REWRITE)
-    begin = start[rewritten] + HEADER
-    codec = table.attributes[some][rewritten] & CODEC_MASK
-    sizes = [
-        HEADER + compress(kind, plain[one:two], slots[three:four])
-        for kind, one, two, three, four in zip(
-            codec.tolist(),
-            begin.tolist(),
-            (begin + body[rewritten]).tolist(),
-            slot[rewritten].tolist(),
-            (slot + bound)[rewritten].tolist(),
-            strict=True,
-        )
-    ]
-    size[rewritten] = sizes
+    codec = table.attributes[some][rewritten] & np.int16(CODEC_MASK)
+    size[rewritten] = HEADER + deflate_into(
+        read_only(output.plain.array), codec, start[rewritten] + HEADER, body[rewritten], output.slots.array, slot[rewritten],
+        bound[rewritten],
+    )  # fmt: skip
     _assemble(raw, table.position[some], output.plain.array, start, output.slots.array, slot, action, size, output.packed.array)
-    _seal(output.packed.array, action, size)
+    _seal(output.packed.array, read_only(output.packed.array), action, size)
     return memoryview(output.packed.array)[: int(size.sum())]
 
 
@@ -194,13 +186,13 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int, max_times
 
 
 @kernel
-def _loose_rows(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Mask) -> Int64s:
+def _loose_rows(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Mask) -> Mask:
     loose = np.zeros(keep.size, np.bool_)
     for batch in range(action.size):
         if action[batch] == REWRITE:
             for row in range(first_row[batch], first_row[batch + 1]):
                 loose[row] = keep[row] and flags[row] & TAIL_LOOSE != 0
-    return np.flatnonzero(loose)
+    return loose
 
 
 def _with_strict_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Rows]:
@@ -286,15 +278,18 @@ def as_java_utf8(name: bytes) -> bytes:
 
 
 @kernel
-def _seal(out: npt.NDArray[np.uint8], action: Actions, size: Int64s) -> None:
-    """Lengths and CRCs of the batches that were written anew; ``out`` holds all but the dropped ones, one behind the other."""
+def _seal(out: Bytes, same: Bytes, action: Actions, size: Int64s) -> None:
+    """Lengths and CRCs of the batches that were written anew; ``out`` holds all but the dropped ones, one behind the other.
+
+    ``same``: the same bytes to read, since CRCs are compiled for read-only arrays.
+    """
     at = np.int64(0)
     for batch in range(action.size):
         if action[batch] == DROP:
             continue
         if action[batch] != COPY:
             store_i32(out, at + 8, size[batch] - 12)
-            store_i32(out, at + 17, crc32c(out, at + 21, at + size[batch]))
+            store_i32(out, at + 17, crc32c(same, at + 21, at + size[batch]))
         at += size[batch]
 
 

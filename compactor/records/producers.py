@@ -65,6 +65,15 @@ class ProducerStates:
         behind = (known["last_offset"] >= 0) & (known["last_offset"] < told["last_offset"])
         return not np.any(behind & (known["epoch"] == told["epoch"]))
 
+    def rewound(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
+        """The state at an earlier end (inclusive), as this one tells it: producers silent since then, besides ``known``."""
+        mine = self.entries[(self.entries["last_offset"] <= end_offset) & (self.entries["txn_first_offset"] <= end_offset)]
+        if known is None:
+            return ProducerStates(mine)
+        mine = mine[~np.isin(mine["producer_id"], known.entries["producer_id"])]
+        both = np.concatenate([known.entries, mine])
+        return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
+
     def replay(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
         """The state after these batches too; batches below ``from_offset`` are in the state already."""
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))

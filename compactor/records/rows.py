@@ -20,6 +20,7 @@ from bloom.jit import kernel, leaf
 from compactor.errors import BadData
 from compactor.kernels.memory import load_i32, load_i64, prefetch_read, read_varint
 from compactor.records.batches import HEADER, LOG_APPEND, BatchTable, Bytes, Int64s
+from compactor.stages import WorkStage, measured
 
 Int32s = npt.NDArray[np.int32]
 
@@ -100,7 +101,12 @@ class Chunk:
     body_end: Int64s
     wanted: npt.NDArray[np.bool_]
 
+    @property
+    def body_bytes(self) -> int:
+        return int((self.body_end - self.body_start).sum())
 
+
+@measured(WorkStage.PARSE, lambda table, chunk, *_: chunk.body_bytes)
 def parse(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) -> tuple[Rows, Int64s]:
     """The records of a chunk, and where each batch's rows begin (one more entry than batches).
 

@@ -8,14 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from compactor.cleaner.passes.lanes import Lanes
 from compactor.config import Cleaner
+from compactor.control import left_alone
 from compactor.control.logs import PartitionLog
 from compactor.control.ordering import Stage
 from compactor.control.ports import Lease, Ports
+from compactor.control.savings import expected_of
 from compactor.control.state import PartitionState
-from compactor.control.summary import PartitionSummary
+from compactor.control.summary import PartitionFacts, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import Budget
 from compactor.local.staging import group_room
@@ -25,9 +28,9 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey
 from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import Engine
-from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one
-from compactor.round.plan import Assessment, RoundFacts, assess, draft, plan_round
-from compactor.round.ports import Check, Stats, WorkSession, WorkStats
+from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one, what_is_left
+from compactor.round.plan import Assessment, RoundFacts, assess, draft, metadata_records, plan_round
+from compactor.round.ports import Check, Postponed, Stats, WorkSession, WorkStats
 from compactor.round.rewrite import LocalWorker, fingerprint, rules_of
 from compactor.round.roles import RoundExtent
 from compactor.round.skip import FilterRecord, filter_for, filter_record, filter_stats, keys_to_come, record_of
@@ -52,8 +55,9 @@ class SegmentDone:
 class RoundReport:
     """What ``run`` prints of one partition. Offsets, counts and bytes; ``bytes_read``: segment bytes fetched from the tier.
 
+    ``saved_bytes``: by which the result is smaller than its sources; ``expected_saving_bytes``: what was expected of it before.
     ``segments``: what became of each segment below the round's end, and why; ``filters``: what Bloom filters did; ``useless_rate``: of the
-    segments without a dirty key, the share that was read for a filter's wrong answer.
+    segments without a dirty key, the share that was read for a filter's wrong answer. ``until_ms``: when what waits may be tried again.
     """
 
     topic: str
@@ -74,9 +78,12 @@ class RoundReport:
     reason: str = ""
     segment: str = ""
     passes: int = 0
+    saved_bytes: int = 0
+    expected_saving_bytes: int | None = None
     segments: tuple[SegmentDone, ...] = ()
     filters: FilterRecord = field(default_factory=FilterRecord)
     useless_rate: float = 0.0
+    until_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,7 @@ class RoundContext:
     sidecars: Sidecars | None
     threads: int
     state_dir: Path
+    records_per_hour: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,23 +148,32 @@ class Round:
 
     def run(self, log: PartitionLog) -> RoundReport:
         """Raises Leased, Fenced, StoreError, OutOfBudget; bad data is a report with status quarantined."""
-        return _report(run_round(self._context.ports, log, self._context.lease, self), self._stats)
+        try:
+            return _report(run_round(self._context.ports, log, self._context.lease, self), self._stats)
+        finally:
+            if log.state.intent is None:  # else whoever goes on with it says the rest
+                self._context.ports.publisher.forgo(log.state.name)
 
     def due(self, state: PartitionState) -> bool:
         return self._assess(state, self._cleaner, self._now_ms).due
 
     def resume_problem(self, plan: CompactionPlan) -> str:
+        if plan.restores:
+            return f"it takes run {plan.restores} back, which only `undo` goes on with"
         if plan.fingerprint != fingerprint():
             return f"it was made by {plan.fingerprint}, this process is {fingerprint()}"
         return "" if plan.policy == self._cleaner.policy() else "the settings have changed since it was made"
 
     @contextmanager
     def gathered(self, state: PartitionState, check: Check) -> Iterator[GatheredRound | None]:
-        assessment = self._assess(state, self._cleaner, self._now_ms)
+        now_ms = self._remote.begun_ms(state, self._now_ms, partial(self._draft_at, state)) if self._remote is not None else self._now_ms
+        assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
             yield None
             return
-        cleaner, now_ms = self._cleaner, self._now_ms
+        at_least = [s for s in assessment.segments if s in assessment.dirty or s.id in assessment.horizon_due]
+        self._admit(state.name, 2 * (1 + len(at_least)))
+        cleaner = self._cleaner
         producers = live_producers(self._context.ports.layout, state, now_ms, cleaner.producer_id_expiration_ms)
         facts = RoundFacts(state, assessment, cleaner, now_ms, producers, fingerprint(), self._map_engine)
         if self._remote is not None:
@@ -166,13 +183,19 @@ class Round:
                 self._remote.close()
             return
         disk = self._budget()
-        at_least = [s for s in assessment.segments if s in assessment.dirty or s.id in assessment.horizon_due]
         if max(group_room([segment], cleaner.policy().index_interval_bytes) for segment in at_least) > disk.total:
             check_disk(draft(facts), state, disk.total)
         with self._lanes_and_reading(state, disk) as (lanes, reading):
             found = self._pass_one(facts, lanes, reading, check)
-            known = replace(facts, map_engine=found.engine, clean=found.clean)
+            known = replace(facts, map_engine=found.engine, clean=found.clean, left=what_is_left(found, state) if state.mirrored else {})
             yield GatheredRound(known, IndexedHere(found, lanes, reading), disk.total)
+
+    def _draft_at(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
+        """What would be planned if it were this late; None where nothing were due."""
+        assessment = self._assess(state, self._cleaner, now_ms)
+        if not assessment.due:
+            return None
+        return draft(RoundFacts(state, assessment, self._cleaner, now_ms, (), fingerprint(), self._map_engine))
 
     def plan(self, facts: GatheredRound, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
         plan = plan_round(facts.facts, leader_epoch, new_id)
@@ -180,12 +203,32 @@ class Round:
             check_disk(plan, facts.facts.state, facts.disk_bytes)
         return plan
 
+    def admit(self, plan: CompactionPlan) -> None:
+        self._admit(TopicPartition(plan.topic, plan.partition), metadata_records(plan.tasks))
+
+    def _admit(self, name: TopicPartition, records: int) -> None:
+        per_hour = self._context.records_per_hour
+        wait = self._context.ports.publisher.admit(name, records, per_hour)
+        if wait is not None:
+            alone = ", for an hour that has none: it is larger than that" if wait.records > per_hour else ""
+            behind = f", behind {wait.ahead} that came before it" if wait.ahead else ""
+            said = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}{behind}"
+            raise Postponed(said, wait.until_ms)
+
     def work(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: GatheredRound | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        dirty, saving = expected_of(plan, session.state.live, session.state.runs)
+        self._stats.expected = {"bytes_dirty": dirty} | ({} if saving is None else {"expected_saving_bytes": saving})
+        why = {segment.id: segment.reason for segment in plan.skipped}
+        self._stats.left_alone = left_alone.told(left_alone.ranges(session.state.live, why))
         if self._remote is not None:
             try:
-                yield from self._remote(plan, tasks, session)
+                for outcome in self._remote(plan, tasks, session):
+                    if isinstance(outcome, CompactionReceipt):
+                        session.check()  # executors tell readers nothing: only who leads does
+                        self._context.ports.publisher.begin(TopicPartition(plan.topic, plan.partition), outcome.segment)
+                    yield outcome
             finally:
                 self._remote.close()
         elif facts is not None and facts.indexed is not None:
@@ -204,9 +247,12 @@ class Round:
             "peak_disk_bytes": self._stats.peak_disk_bytes,
             "peak_map_bytes": self._stats.peak_map_bytes,
             "map_entries": self._stats.map_entries,
-            "gate_coverage": self._stats.gate_coverage,
+            "gate_keys": self._stats.gate_keys,
+            "gate_disk_bytes": self._stats.gate_disk_bytes,
             "filter_bytes_written": self._stats.sidecar_bytes_written,
             **self._stats.filters,
+            **self._stats.expected,
+            **({left_alone.STAT: self._stats.left_alone} if self._stats.left_alone else {}),
         }
 
     @contextmanager
@@ -269,7 +315,9 @@ def check_disk(plan: CompactionPlan, state: PartitionState, disk_bytes: int) -> 
     """Raises OutOfBudget before anything is announced where the largest group would not fit."""
     live = state.live_by_id()
     interval = plan.policy.index_interval_bytes
-    need, group = max((group_room([live[name] for name in task.sources], interval), task.group) for task in plan.tasks)
+    need, group = max(
+        (group_room([live[name] for name in task.sources], interval, most_bytes=task.most_bytes), task.group) for task in plan.tasks
+    )
     if need > disk_bytes:
         raise OutOfBudget(
             f"group {group} of {state.name} needs {need} bytes of local disk, and the disk budget is {disk_bytes}",
@@ -308,18 +356,24 @@ def _report(result: RoundResult, stats: WorkStats) -> RoundReport:
         peak_map_bytes=stats.peak_map_bytes,
         reason=result.reason or result.undone,
         segment=result.segment,
+        until_ms=result.until_ms,
     )
     if plan is None or not result.receipts:
         return base
     filters = record_of(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
+    cut = sum(receipt.segment.id not in state.published_by for receipt in result.receipts)
+    stays = f"brokers had deleted what {cut} of {len(result.receipts)} groups replace: the cleaner offset stays, run again" if cut else ""
     return replace(
         base,
         first_dirty_offset=plan.first_dirty_offset,
-        next_dirty_offset=plan.next_dirty_offset,
+        next_dirty_offset=state.first_dirty_offset if cut else plan.next_dirty_offset,
+        reason=base.reason or stays,
         segments_in=len(plan.sources) + len(plan.skipped),
-        segments_out=len(result.receipts),
+        segments_out=len(result.receipts) - cut,
         segments_skipped=len(plan.skipped),
         bytes_written=sum(r.bytes_written for r in result.receipts),
+        saved_bytes=sum(r.bytes_read - r.bytes_written for r in result.receipts),
+        expected_saving_bytes=stats.expected.get("expected_saving_bytes"),
         records_read=sum(r.records_read for r in result.receipts),
         records_kept=sum(r.records_kept for r in result.receipts),
         map_engine=plan.map_engine,
@@ -341,6 +395,11 @@ def nothing_to_do(cleaner: Cleaner, summary: PartitionSummary, now_ms: int, *, f
     if summary.open_run or assess(summary, cleaner, now_ms, force=force).due:
         return None
     return RoundReport(summary.topic, summary.partition, "nothing_to_do", summary.first_dirty_offset, summary.first_dirty_offset)
+
+
+def paused(known: PartitionFacts[Any], why: str) -> RoundReport:
+    """The report of a partition over which somebody does not want rounds to be begun."""
+    return RoundReport(known.topic, known.partition, "paused", known.first_dirty_offset, known.first_dirty_offset, reason=why)
 
 
 def not_done(name: TopicPartition, error: CompactorError) -> RoundReport:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Final
 
 from compactor.cleaner.gate.judge import GateFailed
 from compactor.control import balancing, ordering, publication
@@ -21,7 +22,7 @@ from compactor.control.state import Intent, PartitionState
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.round import mirroring
-from compactor.round.ports import FactsT, RoundWork
+from compactor.round.ports import FactsT, Postponed, RoundWork
 
 PLANS = 3
 """How often a round is begun anew when something outside moves between its facts and its announcement."""
@@ -29,7 +30,8 @@ PLANS = 3
 
 @dataclass(frozen=True)
 class RoundResult:
-    """``status``: cleaned, resumed, nothing_to_do or quarantined (then with ``reason`` and, where known, ``segment``).
+    """``status``: cleaned, resumed, nothing_to_do, waiting (until ``until_ms``, for ``reason``) or quarantined (then with ``reason`` and,
+    where known, ``segment``).
 
     ``undone`` is the reason why an intent that was found open had to be given up first. ``receipts`` are all receipts of the
     plan, also those of earlier attempts.
@@ -42,6 +44,7 @@ class RoundResult:
     reason: str = ""
     segment: str = ""
     undone: str = ""
+    until_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,16 @@ def led_round(leadership: Leadership, work: RoundWork[FactsT]) -> RoundResult:
                 mirroring.mirror(leadership)
                 facts = gathering.enter_context(work.gathered(leadership.state, leadership.check))
                 plan = None if facts is None else work.plan(facts, leadership.epoch, leadership.ports.new_id)
+                if plan is not None:
+                    work.admit(plan)
             except BadData as error:
                 return _quarantined(leadership, leadership.ports.new_id(), None, error.message, error.segment)
             except NotFound as error:
                 return _quarantined(leadership, leadership.ports.new_id(), None, f"missing object: {error.message}", "")
             except GateFailed as error:
                 return _quarantined(leadership, leadership.ports.new_id(), None, f"gate: {error.message}", "")
+            except Postponed as wait:
+                return RoundResult("waiting", leadership.state, reason=wait.reason, undone=undone, until_ms=wait.until_ms)
             if plan is None:
                 break
             try:
@@ -213,7 +220,8 @@ def _published(
         work.reached(Stage.PUBLISHED, plan)
     status = "resumed" if facts is None else "cleaned"
     stats = work.stats(plan, intent.receipts) if work is not None else {}
-    publication.end_run(leadership, RunEnded(leader_epoch=leadership.epoch, run_id=plan.run_id, status=status, stats=stats))
+    told = "restored" if plan.restores else status
+    publication.end_run(leadership, RunEnded(leader_epoch=leadership.epoch, run_id=plan.run_id, status=told, stats=stats))
     publication.forget_scratch(leadership, intent)
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone)
 
@@ -252,6 +260,10 @@ def _quarantined(leadership: Leadership, run_id: str, plan: CompactionPlan | Non
     ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status="quarantined", reason=reason, segment=segment)
     state = publication.end_run(leadership, ended)
     return RoundResult("quarantined", state, plan, reason=reason, segment=segment)
+
+
+SCOUTED: Final = "scouted-"
+"""Begins the names of what was read before a plan, for whoever takes it up: swept when it is as old as an orphan."""
 
 
 def scratch_prefix(log: PartitionLog) -> str:

@@ -6,7 +6,8 @@
     clean              sidecar heads, then filters    what must be read is read in pass 2 (on disk: its rows are looked up here, too)
 
 The offset map is a set of keys while ``map_budget_bytes`` allows, rows on local disk otherwise, or from the moment on when an estimate
-turns out wrong; with several parts of the keys, one scan a part, where the disk has no room for all rows.
+turns out wrong; with several parts of the keys, one scan a part, where the disk has no room for all rows. The gate's keys are kept in
+the same way, within memory of their own; where they are on the disk, it is shown everything in pass 1 that the round will rewrite.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import numpy as np
 from bloom.filter import Hashes
 from bloom.producer_runs import due_by_fold
 from compactor.cleaner.gate.ahead import GateAhead
-from compactor.cleaner.gate.judge import Gate, GateTerms, gate_seed
-from compactor.cleaner.gate.table import KeyTable
+from compactor.cleaner.gate.judge import Gate, GateTerms
+from compactor.cleaner.gate.ranges import LastRecords
+from compactor.cleaner.gate.spool import RowSpool
+from compactor.cleaner.gate.table import KEY_BYTES as GATE_KEY_BYTES
+from compactor.cleaner.gate.table import ROW_BYTES as GATE_ROW_BYTES
 from compactor.cleaner.keys.buckets import ROW_BYTES, KeyBuckets, passes_needed
 from compactor.cleaner.keys.keysets import LEAST_BYTES, KeySet
 from compactor.cleaner.keys.spilling import SpillingSurvivors
@@ -31,10 +35,12 @@ from compactor.cleaner.passes.lanes import Lanes
 from compactor.cleaner.passes.outcomes import outcomes_backwards
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
+from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
 from compactor.local.budget import Grant, Overrun, blocks
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
+from compactor.round.plan import Left
 from compactor.round.roles import RoundExtent, SegmentRoles, SourceTable
 from compactor.round.skip import (
     KEY_BYTES,
@@ -51,11 +57,11 @@ from compactor.tier.sidecars import Sidecars
 
 MOST_PASSES = 64
 
-GATE_KEY_BYTES = 54
-"""What a key takes in the gate's table, which is fuller than it should be beyond."""
+HEADER_BYTES = 61
+"""Of a batch that has no record left."""
 
 LEAST_GATE_SHARE = 8
-"""The gate gets at least this part of the map budget, on top where the keys need all of it."""
+"""The gate gets at least this part of the map budget, on top where the keys need all of it: for one range of its keys at a time."""
 
 PLANNED = "the plan says so"
 
@@ -205,8 +211,17 @@ def _in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneFound:
     settings, staging, room = job.settings, job.reading.staging, _Room()
     spare = max(0, settings.map_budget_bytes - expected * KEY_BYTES * 5 // 4 - LEAST_BYTES)
     most = max(spare, settings.map_budget_bytes // LEAST_GATE_SHARE) if settings.gate else 0
-    gate_share = min(most, expected * GATE_KEY_BYTES + LEAST_BYTES)
-    finished, gate = FinishedChunks(max(0, spare - gate_share)), _gate(job, gate_share)
+    gate_needs = expected * GATE_KEY_BYTES
+    gate_share = min(most, gate_needs + LEAST_BYTES)
+
+    def open_room() -> _Room:
+        if room.grant is None:
+            # From here on this thread holds room on the disk, and must not wait for more.
+            room.grant = Grant(staging.budget, staging.account, 0)
+        return room
+
+    finished = FinishedChunks(max(0, spare - gate_share))
+    gate = _gate(job, gate_share, open_room, rows, on_disk=gate_needs > most)
 
     def spill(part: int, parts: int) -> KeyBuckets:
         if settings.engine == "memory":
@@ -215,9 +230,7 @@ def _in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneFound:
                 f"{settings.map_budget_bytes // KEY_BYTES} keys",
                 hint='Raise map_budget_bytes, or set map_engine = "auto"',
             )
-        # From here on this thread holds room on the disk, and must not wait for more.
-        room.grant = Grant(staging.budget, staging.account, 0)
-        return KeyBuckets(staging.folder / "buckets", room, map_budget_bytes=settings.map_budget_bytes, expected_rows=rows)
+        return KeyBuckets(staging.folder / "buckets", open_room(), map_budget_bytes=settings.map_budget_bytes, expected_rows=rows)
 
     budget = settings.map_budget_bytes - (0 if settings.engine == "memory" else spare)
     survivors = SpillingSurvivors(_rules_of_scan(job, finished, gate), KeySet(budget, expected_keys=expected), spill)
@@ -227,9 +240,9 @@ def _in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneFound:
         _fold(scan)
         looks = _looks(job, _keys_on_disk(job, rows) if survivors.on_disk else survivors.keys)
         answers = _look_up(scan, looks, _FilterAnswers())
-        survivors.finish()
+        _finish(scan)
     finally:
-        survivors.close()
+        _close(scan)
         if room.grant is not None:
             room.grant.release()
     return _found(scan, looks, answers, 1)
@@ -237,12 +250,13 @@ def _in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneFound:
 
 def _on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneFound:
     settings, staging = job.settings, job.reading.staging
-    gate_share = max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - LEAST_BYTES)) if settings.gate else 0
+    gate_share = _gate_share(settings)
     map_budget = settings.map_budget_bytes - gate_share
-    size = min(job.roles.largest + blocks(rows * ROW_BYTES * 11 // (10 * parts)), staging.budget.total)
-    finished, gate = FinishedChunks(0), _gate(job, gate_share)
+    size = min(job.roles.largest + blocks(rows * _row_bytes(job) * 11 // (10 * parts)), staging.budget.total)
+    finished = FinishedChunks(0)
     with staging.room(size, f"the offset map of {job.reading.partition}") as grant:
         room = _Room(grant)
+        gate = _gate(job, gate_share, lambda: room, rows, on_disk=_gate_on_disk(job), parts=parts)
 
         def open_buckets(part: int, parts: int) -> KeyBuckets:
             path = staging.folder / "buckets"
@@ -257,10 +271,10 @@ def _on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneFound:
                 _scan_dirty(scan)
                 _fold(scan)
                 looks = looks if looks is not None else _looks(job, _keys_on_disk(job, rows))
-                answers = _look_up(scan, looks, answers)
-                survivors.finish()
+                answers = _look_up(scan, looks, answers, parts)
+                _finish(scan)
         finally:
-            survivors.close()
+            _close(scan)
     return _found(scan, looks or {}, answers, parts)
 
 
@@ -274,24 +288,45 @@ def _keys_on_disk(job: _PassOneJob, rows: int) -> int:
 
 def _parts(job: _PassOneJob, rows: int) -> int:
     """How many scans, so that a part's rows and the segment that is read fit the budget."""
-    budget, largest = job.reading.staging.budget.total, job.roles.largest
-    parts = passes_needed(rows, budget - largest)
+    budget, largest, row_bytes = job.reading.staging.budget.total, job.roles.largest, _row_bytes(job)
+    parts = passes_needed(rows, budget - largest, row_bytes)
     if parts > MOST_PASSES or budget <= largest:
-        need = largest + blocks(rows * ROW_BYTES * 11 // (10 * MOST_PASSES))
+        need = largest + blocks(rows * row_bytes * 11 // (10 * MOST_PASSES))
         raise OutOfBudget(
-            f"the keys of {rows} records need {rows * ROW_BYTES} bytes of local disk in at most {MOST_PASSES} parts, next to a "
+            f"the keys of {rows} records need {rows * row_bytes} bytes of local disk in at most {MOST_PASSES} parts, next to a "
             f"segment of {largest} bytes; the disk budget is {budget}",
             hint=f"Set disk_budget_bytes to at least {need}, or map_budget_bytes to {rows * KEY_BYTES}. Nothing was changed",
         )
     return parts
 
 
-def _gate(job: _PassOneJob, budget_bytes: int) -> GateAhead | None:
+def _gate_share(settings: PassOneSettings) -> int:
+    """Of the map budget, where the cleaner's keys are on the disk."""
+    return max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - LEAST_BYTES)) if settings.gate else 0
+
+
+def _gate_on_disk(job: _PassOneJob) -> bool:
+    """Then, too."""
+    return job.settings.gate and job.roles.dirty_keys * GATE_KEY_BYTES > _gate_share(job.settings)
+
+
+def _row_bytes(job: _PassOneJob) -> int:
+    """Of local disk for each record, where the cleaner's keys are there."""
+    return ROW_BYTES + (GATE_ROW_BYTES if _gate_on_disk(job) else 0)
+
+
+def _gate(
+    job: _PassOneJob, budget_bytes: int, open_room: Callable[[], _Room], rows: int, *, on_disk: bool, parts: int = 1
+) -> GateAhead | None:
     if not job.settings.gate:
         return None
+
+    def open_spool(ranges: int, part: int, parts: int) -> RowSpool:
+        return RowSpool(job.reading.staging.folder / "gate", open_room(), ranges=ranges, part=part, parts=parts)
+
     extent = job.extent
-    table = KeyTable(budget_bytes, job.roles.dirty_records, gate_seed(extent.first_dirty, extent.end, extent.rules.now_ms))
-    return GateAhead(GateTerms(extent.rules, extent.first_dirty, job.settings.hash_key, job.reading.inflate_limit), table)
+    terms = GateTerms(extent.rules, extent.first_dirty, job.settings.hash_key, job.reading.inflate_limit)
+    return GateAhead(terms, LastRecords(budget_bytes, rows, open_spool, on_disk=on_disk, parts=parts if on_disk else 1))
 
 
 def _rules_of_scan(job: _PassOneJob, finished: FinishedChunks, gate: GateAhead | None) -> PassOne:
@@ -362,23 +397,46 @@ def _due(job: _PassOneJob, ordinal: int) -> str:
     return due_by_fold(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
 
 
-def _look_up(scan: _Scan, looks: Mapping[int, SidecarLook], before: _FilterAnswers) -> _FilterAnswers:
-    """Asks filters about this part's keys; on disk the rows of segments that may have one of them are read now."""
+def _look_up(scan: _Scan, looks: Mapping[int, SidecarLook], before: _FilterAnswers, parts: int = 1) -> _FilterAnswers:
+    """Asks filters about this part's keys; on disk the rows of segments that may have one of them are read now.
+
+    Where the gate's keys are on the disk, all that the round will read is. The gate has parts of its own: with several it is shown whatever
+    a filter may bring in for a part that is still to come.
+    """
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.on_disk
+    gate = scan.gate.gate if scan.gate is not None and scan.gate.on_disk and not scan.gate.gate.is_told else None
     asked = [n for n, look in looks.items() if look.askable and not look.may and (on_disk or not look.must)]
     met = _ask(scan, asked)
-    if on_disk:
+    if on_disk or gate is not None:
         straddling = [n for n in job.roles.dirty if job.roles.live[n].start_offset < job.extent.first_dirty]
-        below = [n for n, look in looks.items() if n in met or (look.must and not look.askable)]
+        may_meet = {n for n, look in looks.items() if look.askable and not look.may} if gate is not None and parts > 1 else set()
+        below = [n for n, look in looks.items() if n in met or n in may_meet or (look.must and (gate is not None or not look.askable))]
         for ordinal in (*below, *straddling):
+            known = job.opened.is_open(ordinal)
             with job.opened.mapped(ordinal, scan.room.grant) as source:
                 job.settings.check()
+                if gate is not None and not known:
+                    gate.refold(job.opened.sources)
                 survivors.scan_clean(source, survivors.one.below(source), job.settings.lanes)
     return replace(
         before,
         asked=before.asked | {n for n in asked if not looks[n].must},
         met={**before.met, **{n: why for n, why in met.items() if not looks[n].must}},
     )
+
+
+def _finish(scan: _Scan) -> None:
+    """Ends a part of the keys."""
+    if scan.gate is not None and scan.gate.sees_again:
+        scan.gate.gate.finish()
+    scan.survivors.finish()
+
+
+def _close(scan: _Scan) -> None:
+    """Gives the disk back where a part was not finished."""
+    scan.survivors.close()
+    if scan.gate is not None:
+        scan.gate.gate.close()
 
 
 def _ask(scan: _Scan, ordinals: Sequence[int]) -> dict[int, str]:
@@ -413,6 +471,22 @@ def _found(scan: _Scan, looks: Mapping[int, SidecarLook], answers: _FilterAnswer
             asked=(live[n].id for n in answers.asked),
             keys=survivors.keys,
             sidecar_bytes=job.cost.bytes,
+            settled=scan.gate is not None and scan.gate.on_disk,
         ),
         gate=scan.gate.gate if scan.gate else None,
     )
+
+
+def what_is_left(found: PassOneFound, state: PartitionState) -> dict[str, Left]:
+    """Of each segment that pass 1 has looked into, at most: of batches that keep a record, or of which it cannot say, and a header for
+    each producer."""
+    left = {}
+    for ordinal, segment in enumerate(state.live):
+        source = found.sources[ordinal]
+        counts = found.survivors.counts(source) if found.opened.is_open(ordinal) else None
+        if counts is None or len(counts.kept) != len(source.table):
+            continue
+        data = source.table.control == NOT_CONTROL
+        size = int(source.table.size[~data | (counts.kept != 0)].sum()) + HEADER_BYTES * len(np.unique(source.table.producer_id))
+        left[segment.id] = Left(size, records=int(np.abs(counts.kept[data]).sum()))
+    return left

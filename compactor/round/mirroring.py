@@ -7,8 +7,11 @@ open at its end (the producer snapshot), the timestamp of its first batch (Kafka
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
+from checkpoint.files import parse_leader_epoch_checkpoint
+from checkpoint.lineage import EpochEntry, divergence, epoch_at
 from compactor.control.leadership import Leadership, RequirementFailed
 from compactor.control.mirror import difference, mirrored, named_by_round
 from compactor.control.ports import Ports
@@ -51,10 +54,33 @@ def mirror(leadership: Leadership) -> PartitionState:
         return leadership.state
     name = leadership.state.name
     added = tuple(segment if segment.files else completed(ports.layout, name, segment) for segment in body.added)
+    if added and added[-1].id == view.links[-1].segment.id:
+        check_lineage(ports.layout, name, added[-1], view.lineage)
     try:
         return leadership.append(body.model_copy(update={"added": added}), lambda state: difference(state, view) is None)
     except RequirementFailed as refused:
         raise BadData(f"what brokers read is no whole log: {refused}", segment=str(name)) from refused
+
+
+def check_lineage(layout: SegmentLayout, name: TopicPartition, newest: RemoteLogSegmentMetadata, told: Sequence[EpochEntry]) -> None:
+    """That the newest segment's leader-epoch-checkpoint says what all segments' metadata tells. Raises BadData.
+
+    Where an unclean election has discarded what was tiered, and no segment reaches across the end of the older epoch, metadata alone
+    does not say which of two segments is the log's.
+    """
+    kind = "leader-epoch-checkpoint"
+    if kind not in newest.files:
+        return
+    where, end = layout.where(name, newest, kind), newest.end_offset + 1
+    known = parse_leader_epoch_checkpoint(content(layout, name, newest, kind).decode(errors="replace"), where)
+    parted = divergence(told, end, known, end)
+    if parted is not None:
+        epochs = f"{epoch_at(known, parted)}, the segments' metadata to {epoch_at(told, parted)}"
+        raise BadData(
+            f"the newest segment's lineage gives offset {parted} to leader epoch {epochs}",
+            segment=where,
+            hint="An unclean election has discarded what was tiered; brokers read the one, and nothing is compacted that may be the other",
+        )
 
 
 def completed(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from checkpoint.lineage import union
 from compactor.cleaner.passes.grouping import group
@@ -13,6 +13,7 @@ from compactor.config import Cleaner
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionFacts, SegmentFacts
 from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, ReadSegment, SkippedSegment
+from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.skip import CleanVerdicts
 
@@ -20,6 +21,9 @@ S = TypeVar("S", bound=SegmentFacts)
 
 MERGE_AT_LEAST = 8
 """Clean neighbours that fit one segment and are merged although nothing else makes the round read them."""
+
+MOST_SOURCES = 2
+"""Of brokers' tiers, where groups go by what is left: their sources are at most so many times as large as a segment, but for empty ones."""
 
 MERGED = "it is merged with its small neighbours"
 IDLE = "it is clean, and nothing is due in it"
@@ -98,11 +102,19 @@ def _verdict(found: Assessment[S], cleaner: Cleaner, now_ms: int, bound: str, *,
     return False, bound or "nothing is dirty"
 
 
+class Left(NamedTuple):
+    """What pass 1 leaves of a segment, at most."""
+
+    bytes: int
+    records: int
+
+
 @dataclass(frozen=True)
 class RoundFacts:
     """All that a plan is made of, gathered once. ``producers``: live ones at the tier's end; ``fingerprint``: see CompactionPlan.
 
-    ``clean``: what pass 1 says of clean segments; as long as it says nothing, the plan leaves out nothing.
+    ``clean``: what pass 1 says of clean segments; as long as it says nothing, the plan leaves out nothing. ``left``: what
+    is left of segments, by id, where pass 1 knows it and groups go by it.
     """
 
     state: PartitionState
@@ -113,23 +125,32 @@ class RoundFacts:
     fingerprint: str
     map_engine: str
     clean: CleanVerdicts = field(default_factory=CleanVerdicts)
+    left: Mapping[str, Left] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """A segment as grouping sees it: sizes of its input files in bytes."""
+    """A segment as grouping sees it: sizes of its input files in bytes, or as much of them as is ``left``."""
 
     metadata: RemoteLogSegmentMetadata
+    left: Left | None = None
     base: int = field(init=False)
     size: int = field(init=False)
     index_bytes: int = field(init=False)
     timeindex_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
+        whole = self.metadata.size_bytes
+        left = min(whole, self.left.bytes) if self.left else whole
         object.__setattr__(self, "base", self.metadata.start_offset)
-        object.__setattr__(self, "size", self.metadata.size_bytes)
-        object.__setattr__(self, "index_bytes", self.metadata.index_bytes)
-        object.__setattr__(self, "timeindex_bytes", self.metadata.timeindex_bytes)
+        object.__setattr__(self, "size", left)
+        object.__setattr__(self, "index_bytes", self.metadata.index_bytes * left // max(whole, 1))
+        object.__setattr__(self, "timeindex_bytes", self.metadata.timeindex_bytes * left // max(whole, 1))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record is left of it."""
+        return self.left is not None and self.left.records == 0
 
 
 _Assessed = Assessment[RemoteLogSegmentMetadata]
@@ -143,7 +164,8 @@ def draft(facts: RoundFacts) -> CompactionPlan:
 def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
     """The round that the facts call for, complete: executing it twice gives the same bytes (I7)."""
     state, found, clean, cleaner = facts.state, facts.assessment, facts.clean, facts.cleaner
-    groups, merged = _groups(found, clean, cleaner, apart=_epochs_begin(found.segments) if state.mirrored else frozenset())
+    rules = _Grouping(cleaner, facts.left, _epochs_begin(found.segments), large=True) if state.mirrored else _Grouping(cleaner)
+    groups, merged = _groups(found, clean, rules)
     sources = {segment.id for members in groups for segment in members}
     before = found.clean[-1] if found.clean else None
     if found.dirty and found.dirty[0].start_offset < found.first_dirty:
@@ -166,7 +188,7 @@ def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) 
         map_engine=facts.map_engine,
         fingerprint=facts.fingerprint,
         producers=facts.producers,
-        tasks=tuple(_task(number, members, new_id()) for number, members in enumerate(groups)),
+        tasks=tuple(_task(number, members, facts.left, new_id()) for number, members in enumerate(groups)),
         skipped=tuple(SkippedSegment(id=s.id, reason=clean.skip.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
         read=tuple(
             ReadSegment(id=s.id, reason=MERGED if s.id in merged else clean.read.get(s.id, "it is clean, and its keys may be superseded"))
@@ -183,29 +205,53 @@ def _epochs_begin(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[int
     return frozenset(number for number, (before, own) in enumerate(pairwise(epochs), start=1) if own - before)
 
 
-def _groups(
-    found: _Assessed, clean: CleanVerdicts, cleaner: Cleaner, apart: frozenset[int] = frozenset()
-) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
-    """What becomes one segment, ascending; and the ids of those that only the rule for small neighbours brings in.
+@dataclass(frozen=True)
+class _Grouping:
+    """``apart``: ordinals of segments with which a group begins. ``large``: groups go by what is ``left`` of their sources, so that
+    none of them is empty if it need not be, and neighbours in which something is due go together: brokers keep files of each segment."""
 
-    ``apart``: ordinals of segments with which a group begins.
-    """
-    if not found.dirty:
-        # Nothing new: only the segments in which something is due are written anew, each by itself.
-        return [[segment] for segment in found.clean if segment.id in found.horizon_due or segment.id in clean.due], set()
+    cleaner: Cleaner
+    left: Mapping[str, Left] = field(default_factory=dict)
+    apart: frozenset[int] = frozenset()
+    large: bool = False
+
+    def of(self, segments: Sequence[RemoteLogSegmentMetadata], end: int) -> list[list[Grouped]]:
+        """Neighbours, up to the offset ``end`` (exclusive)."""
+        cleaner = self.cleaner
+        members = [Grouped(segment, self.left.get(segment.id)) for segment in segments]
+        return group(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end, self._joins)
+
+    def _joins(self, members: list[Grouped], other: Grouped) -> bool:
+        """Whoever takes a round back needs one segment for all sources of a group (round.restoring); one without a record is worse."""
+        if other.is_empty or all(member.is_empty for member in members):
+            return True
+        most = min(MOST_SOURCES * self.cleaner.segment_bytes, MAX32)
+        return sum(member.metadata.size_bytes for member in members) + other.metadata.size_bytes <= most
+
+
+def _groups(found: _Assessed, clean: CleanVerdicts, rules: _Grouping) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
+    """What becomes one segment, ascending; and the ids of those that only the rule for small neighbours brings in."""
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
     segments = found.segments
-    parts = list(accumulate(int(n in apart) for n in range(len(segments))))
+    parts = list(accumulate(int(n in rules.apart) for n in range(len(segments))))
+    if not found.dirty:
+        # Nothing new: only the segments in which something is due are written anew.
+        due = [n for n, segment in enumerate(segments) if segment.id in found.horizon_due or segment.id in clean.due]
+        if not rules.large:
+            return [[segments[n]] for n in due], set()
+        for _, together in groupby(enumerate(due), lambda each: (each[1] - each[0], parts[each[1]])):
+            members = [segments[n] for _, n in together]
+            groups += [[member.metadata for member in one] for one in rules.of(members, members[-1].end_offset + 1)]
+        return groups, set()
     for (skippable, _), run in groupby(range(len(segments)), lambda n: (segments[n].id in clean.skip, parts[n])):
         numbers = list(run)
         end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else found.end
-        grouped = group([Grouped(segments[n]) for n in numbers], cleaner.segment_bytes, cleaner.segment_index_bytes, end)
-        for members in grouped:
-            if skippable and not _worth_merging(members):
+        for grouped in rules.of([segments[n] for n in numbers], end):
+            if skippable and (clean.settled or not _worth_merging(grouped)):
                 continue
-            groups.append([member.metadata for member in members])
-            merged.update(member.metadata.id for member in members if skippable)
+            groups.append([member.metadata for member in grouped])
+            merged.update(member.metadata.id for member in grouped if skippable)
     return groups, merged
 
 
@@ -217,7 +263,18 @@ def _worth_merging(members: Sequence[Grouped]) -> bool:
     return len(members) >= MERGE_AT_LEAST and 2 * max(member.size for member in members) <= sum(member.size for member in members)
 
 
-def _task(number: int, members: Sequence[RemoteLogSegmentMetadata], new_segment_id: str) -> CompactionTask:
+def metadata_records(tasks: Sequence[CompactionTask]) -> int:
+    """About how many records a round over these says to brokers, until what it replaced is deleted: two of each segment, new and replaced,
+    and four of each ceiling marker where a leader epoch ends (docs/broker-protocol.md)."""
+    segments = sum(1 + len(task.sources) for task in tasks)
+    ends = sum(len(task.leader_epochs) - 1 for task in tasks)
+    ends += sum(one.leader_epochs[-1].epoch not in {entry.epoch for entry in two.leader_epochs} for one, two in pairwise(tasks))
+    return 2 * segments + 4 * ends
+
+
+def _task(number: int, members: Sequence[RemoteLogSegmentMetadata], left: Mapping[str, Left], new_segment_id: str) -> CompactionTask:
+    whole = sum(member.size_bytes for member in members)
+    most = sum(Grouped(member, left.get(member.id)).size for member in members)
     return CompactionTask(
         group=number,
         sources=tuple(member.id for member in members),
@@ -226,4 +283,5 @@ def _task(number: int, members: Sequence[RemoteLogSegmentMetadata], new_segment_
         end_offset=members[-1].end_offset,
         leader_epochs=union([member.leader_epochs for member in members]),
         mtime_ms=members[-1].mtime_ms,
+        most_bytes=most if most < whole else 0,
     )

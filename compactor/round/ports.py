@@ -19,6 +19,18 @@ class Check(Protocol):
     def __call__(self, *, waiting: bool = False) -> object: ...
 
 
+class Postponed(Exception):
+    """A round has to wait: it would say more to readers than [publish] metadata_records_per_hour leaves. Nothing was announced.
+
+    ``until_ms``: by this machine's clock.
+    """
+
+    def __init__(self, reason: str, until_ms: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.until_ms = until_ms
+
+
 class WorkSession(Protocol):
     """What a worker may ask of the driver while it works."""
 
@@ -55,16 +67,22 @@ class Worker(Protocol):
 
 @dataclass
 class WorkStats:
-    """What a round cost, beyond what the receipts say. Bytes; ``gate_coverage``: share of the keys that the gate looked up exactly."""
+    """What a round cost, beyond what the receipts say. Bytes; ``gate_keys``: whose last records the gate looked up; ``gate_disk_bytes``:
+    what it had on the disk at once, 0 where its keys fit the memory."""
 
     bytes_fetched: int = 0
     peak_disk_bytes: int = 0
     peak_map_bytes: int = 0
     map_entries: int = 0
-    gate_coverage: float = 0.0
+    gate_keys: int = 0
+    gate_disk_bytes: int = 0
     sidecar_bytes_written: int = 0
     filters: dict[str, int | float | str] = field(default_factory=dict)
     """What filters did, for run history (round.skip)."""
+    expected: dict[str, int] = field(default_factory=dict)
+    """What was expected of it when its sources were known (control.savings)."""
+    left_alone: str = ""
+    """Segments that it did not read, and why (control.left_alone)."""
 
 
 Stats = dict[str, int | float | str]
@@ -84,11 +102,14 @@ class RoundWork(Protocol[FactsT]):
         """All that the plan is made of, pass 1 included, as one value; None where nothing is due. Gives back what it holds at the end.
 
         Asked under leadership, of a fresh fold; may take long: ``check`` folds on and raises Fenced, to be called between segments.
-        Raises BadData, NotFound, GateFailed, StoreError, OutOfBudget: nothing was announced yet.
+        Raises BadData, NotFound, GateFailed, StoreError, OutOfBudget, Postponed: nothing was announced yet.
         """
 
     def plan(self, facts: FactsT, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
         """Pure: the same arguments give the same plan. None where the facts call for none. Raises OutOfBudget where it cannot be done."""
+
+    def admit(self, plan: CompactionPlan) -> None:
+        """Asked before the plan is announced. Raises Postponed."""
 
     def work(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: FactsT | None

@@ -16,6 +16,8 @@ from typing import Protocol
 import numpy as np
 
 from bloom.sizing import FilterDesign
+from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
+from checkpoint.lineage import cut
 from compactor import __version__
 from compactor.cleaner.gate.balance import ResultTally
 from compactor.cleaner.gate.judge import Gate, GateFailed
@@ -36,12 +38,13 @@ from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionRe
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records import codecs
 from compactor.records.balance import BalanceKey
-from compactor.records.producers import ENTRY, ProducerStates
+from compactor.records.producers import ENTRY, ProducerStates, format_snapshot, parse_snapshot
 from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one
 from compactor.round.ports import WorkSession, WorkStats
 from compactor.round.roles import RoundExtent
 from compactor.round.skip import FilterRecord
 from compactor.round.sources import Reading
+from compactor.stages import WorkStage, measured
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 from compactor.tier.recorded import digest
 from compactor.tier.sidecars import Sidecars
@@ -103,7 +106,9 @@ class LocalWorker:
         clean = frozenset(s.id for s in reading.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
         settings = PassOneSettings(self.engine, self.map_budget_bytes, self.hash_key, lanes, self.verify_before_publish, session.check)
         extent = RoundExtent(plan.first_dirty_offset, plan.end_offset, rules_of(plan, BalanceKey(self.hash_key)))
-        return run_pass_one(reading, extent, settings, CleanInquiry(self.sidecars, FilterRecord(), clean))
+        # Where every segment is a source all are read, and no sidecar is asked to stand in for one.
+        sidecars = self.sidecars if any(s.id not in wanted for s in reading.live) else None
+        return run_pass_one(reading, extent, settings, CleanInquiry(sidecars, FilterRecord(), clean))
 
     def _in_order(
         self, round_: Execution, tasks: Sequence[CompactionTask], session: WorkSession
@@ -203,7 +208,8 @@ class Execution:
                     raise
 
         def attempt() -> Written:
-            need = group_room([self._live[ordinal] for ordinal in members], interval, staging.missing(inputs))
+            sources = [self._live[ordinal] for ordinal in members]
+            need = group_room(sources, interval, staging.missing(inputs), most_bytes=task.most_bytes)
             try:
                 return within(min(need, staging.budget.total))
             except Overrun:
@@ -234,7 +240,8 @@ class Execution:
             sources = [answers.sources[ordinal] for ordinal in members]
             mapped = partial(self._reading.mapped, grant=grant)
             report = answers.gate.check(sources, cleaned.paths, end_offset=task.end_offset, mapped=mapped, tally=tally)
-            self._worker.stats.gate_coverage = report.coverage
+            self._worker.stats.gate_keys = report.keys
+            self._worker.stats.gate_disk_bytes = answers.gate.disk_bytes
         balance = tally.balance()
         grant.take(self._worker.layout.upload_room(cleaned.size))
         return Written(task, members, cleaned, folder, grant.handed_over(), balance)
@@ -248,13 +255,11 @@ class Execution:
             written.grant.release()
             self._note()
 
+    @measured(WorkStage.UPLOAD, lambda self, written: written.cleaned.size)
     def _uploaded(self, written: Written) -> CompactionReceipt | CompactionFailure:
         task, cleaned = written.task, written.cleaned
         last = self._live[written.members[-1]]
-        contents: dict[str, Path | bytes] = dict(cleaned.paths)
-        for kind in ("snapshot", "leader-epoch-checkpoint"):
-            if kind in last.files:
-                contents[kind] = self._reading.content(last, kind)
+        contents: dict[str, Path | bytes] = {**cleaned.paths, **self._beside(written)}
         output = open_source(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
         content = content_of(output.table)
         negative = any(self._live[ordinal].negative_timestamps for ordinal in written.members)
@@ -269,7 +274,7 @@ class Execution:
             files={kind: described(data) for kind, data in contents.items()},
             first_timestamp_ms=content.first_timestamp_ms,
             due_ms=due_ms(output, self._limit),
-            open_txn_offset=last.open_txn_offset,
+            open_txn_offset=last.open_txn_offset if not last.is_cut else -1,
             records=content.records,
             content=written.balance.result,
             negative_timestamps=negative_timestamps(output, self._limit) if negative else 0,
@@ -291,6 +296,27 @@ class Execution:
             bytes_written=cleaned.size,
             balance=written.balance,
         )
+
+    def _beside(self, written: Written) -> dict[str, bytes]:
+        """Producer states and lineage at the group's end: the last source's, up to where it is read."""
+        ordinal = written.members[-1]
+        last, end = self._live[ordinal], written.task.end_offset
+        found: dict[str, bytes] = {
+            kind: self._reading.content(last, kind) for kind in ("snapshot", "leader-epoch-checkpoint") if kind in last.files
+        }
+        if last.is_cut and "snapshot" in found:
+            copied = parse_snapshot(found["snapshot"], self._reading.where(last, "snapshot"))
+            before = self._live[ordinal - 1] if ordinal else None
+            known = ProducerStates.none()
+            if before is not None and "snapshot" in before.files:
+                known = parse_snapshot(self._reading.content(before, "snapshot"), self._reading.where(before, "snapshot"))
+            states = copied.rewound(end, known.rewound(last.start_offset - 1).replay(self._answers.sources[ordinal].table))
+            found["snapshot"] = format_snapshot(states)
+        if last.is_cut and "leader-epoch-checkpoint" in found:
+            where = self._reading.where(last, "leader-epoch-checkpoint")
+            lineage = parse_leader_epoch_checkpoint(found["leader-epoch-checkpoint"].decode(), where)
+            found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(cut(lineage, end + 1)).encode()
+        return found
 
     def _portray(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
         """The new segment's sidecar, while its bytes are in the page cache."""

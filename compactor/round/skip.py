@@ -160,6 +160,7 @@ def look_at(head: Head, due: str, *, keys: int, record: FilterRecord, now_ms: in
 class CleanVerdicts:
     """What pass 1 says of clean segments, id -> why: those to be read, those that need not be, and in which the transaction fold finds
     something to do (``due``). ``asked``: those whose filter alone decided; ``sidecar_bytes``: fetched for it.
+    ``settled``: the gate was shown what is to be read, and can be shown no more: nothing else may be rewritten.
     """
 
     read: Mapping[str, str] = field(default_factory=dict)
@@ -167,15 +168,23 @@ class CleanVerdicts:
     due: Mapping[str, str] = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
     sidecar_bytes: int = 0
+    settled: bool = False
 
 
 def clean_verdicts(
-    looks: Mapping[str, SidecarLook], met: Mapping[str, str], due: Mapping[str, str], *, asked: Iterable[str], keys: int, sidecar_bytes: int
+    looks: Mapping[str, SidecarLook],
+    met: Mapping[str, str],
+    due: Mapping[str, str],
+    *,
+    asked: Iterable[str],
+    keys: int,
+    sidecar_bytes: int,
+    settled: bool = False,
 ) -> CleanVerdicts:
     """By segment id. ``met``: why filters that were asked do not let a segment be skipped; ``keys``: how many they were asked about."""
     read = {name: look.must or met[name] for name, look in looks.items() if look.must or name in met}
     skip = {name: look.may or f"its filter meets none of {keys} keys" for name, look in looks.items() if name not in read}
-    return CleanVerdicts(read, skip, due, frozenset(asked), sidecar_bytes)
+    return CleanVerdicts(read, skip, due, frozenset(asked), sidecar_bytes, settled)
 
 
 def filter_stats(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.cleaner.passes.portraits import NOTHING
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.source import SourceSegment, cut_after, open_source
 from compactor.config import Cleaner
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
@@ -97,10 +97,11 @@ class Reading:
         metadata = self.live[ordinal]
         with self.staging.opened(self.log(ordinal), grant) as path:
             source = open_source(
-                ordinal, path, metadata.start_offset, metadata.end_offset + 1, metadata.mtime_ms, -1, self.inflate_limit,
+                ordinal, path, metadata.start_offset, metadata.copied_end + 1, metadata.mtime_ms, -1, self.inflate_limit,
                 txn_entries=self.txn_entries(metadata) if txn_index else None,
             )  # fmt: skip
             source.name = self.name(ordinal)
+            source = cut_after(source, metadata.end_offset) if metadata.is_cut else source
             try:
                 yield source
             finally:
@@ -110,7 +111,10 @@ class Reading:
     def mapped(self, source: SourceSegment, grant: Grant | None = None) -> Iterator[None]:
         """The bytes of a source that was opened before, while the block runs."""
         with self.staging.opened(self.log(source.ordinal), grant) as path:
-            source.buf = map_file(path)
+            table, buf = source.table, map_file(path)
+            # Nobody accounts for what lies behind the end up to which it is read.
+            is_cut = self.live[source.ordinal].is_cut
+            source.buf = buf[: int(table.position[-1] + table.size[-1]) if len(table) else 0] if is_cut else buf
             try:
                 yield
             finally:

@@ -9,10 +9,11 @@ Agents do not talk to each other: two on one partition bring the same segments u
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +25,6 @@ from compactor.metadata_topic.leaders import ClusterLeaders, LogEnd
 from compactor.model.ids import TopicPartition
 from compactor.service.agent_files import BrokerIdentity, identity_of, partitions_in
 from compactor.service.agent_jobs import Uploads
-from compactor.service.agent_metrics import AgentStatus, AgentTallies, counted
 from compactor.service.agent_plan import (
     CHECK_MS,
     SeenDirectory,
@@ -36,20 +36,27 @@ from compactor.service.agent_plan import (
     finished,
     found,
     is_due,
+    is_fresh,
     lag,
     led,
     wants_end,
 )
+from compactor.service.agent_status import SHARED, AgentStatus, AgentTallies, counted
 from compactor.service.jobs import Interruptible, Stop, Stopped
+from compactor.service.journal import Journal, Tell
 from compactor.service.scheduling import backoff_ms
 from compactor.service.waiting import ended_in
 
 AT_ONCE = 4
 """Uploads per thread of ``daemon.threads``: those of small segments mostly wait for the store."""
+ASKED_AT_ONCE = 1_000
+"""Of so many uploads that are next it is asked in one go where their logs end."""
 PAUSE_S = 1.0
 """However many segments are rolled at once, directories are not looked at more often."""
 BROKER_RETRY_MS = 2_000
 MOST_BROKER_RETRY_MS = 60_000
+
+JOURNAL = Journal(logging.getLogger(__name__))
 
 
 class Brokers(Protocol):
@@ -73,7 +80,7 @@ class Agent:
     :param tell: is told in a line whatever happens.
     """
 
-    def __init__(self, opened: Tier, brokers: Brokers, *, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, opened: Tier, brokers: Brokers, *, tell: Tell = JOURNAL) -> None:
         self.stop = Stop(threading.Event())
         opened = opened.over(data=Interruptible(opened.ports.data, self.stop))
         self._opened = replace(opened, ports=replace(opened.ports, sleep=self.stop.sleep))
@@ -87,6 +94,7 @@ class Agent:
         self._problems: dict[str, str] = {}
         self._tier_ready = False
         self._asked_ms = 0
+        self._started_ms = opened.ports.clock_ms()
         self._broker_failures = 0
         self._broker_retry_ms = 0
         self._scans = 0
@@ -148,17 +156,18 @@ class Agent:
         self._scan_ms = now
 
     def dispatch(self) -> list[TopicPartition]:
-        """Begins what is due and has a thread. Where the logs end is asked once more: the answer must be of the present leader."""
+        """Begins what is due and has a thread. It must be fresh where a log ends: what comes next is asked about with it."""
         if self.stop.event.is_set() or not self._tier_ready or self._problems.get("broker"):
             return []
         now = self._opened.ports.clock_ms()
         most = AT_ONCE * self._opened.settings.daemon.threads
         accept = self._opened.settings.agent.accept_truncation
-        chosen = choose(self._watches.values(), self._running, most, now, accept_truncation=accept)
-        names = [watch.name for watch in chosen]
+        due = choose(self._watches.values(), self._running, len(self._running) + ASKED_AT_ONCE, now, accept_truncation=accept)
+        names = [watch.name for watch in due[: max(0, most - len(self._running))]]
         if not names:
             return []
-        self._ask_ends(names, now)
+        if not all(is_fresh(self._watches[name], now) for name in names):
+            self._ask_ends([watch.name for watch in due], now)
         names = [name for name in names if is_due(self._watches[name], now, accept_truncation=accept)]
         for name in names:
             self._begin(self._watches[name], now)
@@ -192,7 +201,7 @@ class Agent:
                 lost = True
             else:
                 self._problem(text, "")
-        for text in [key for key in self._problems if key not in (*rules.log_dirs, "tier", "store", "broker")]:
+        for text in [key for key in self._problems if key not in (*rules.log_dirs, *SHARED)]:
             del self._problems[text]
         for name, each in seen.items():
             self._watches[name] = found(self._watches.get(name), each)
@@ -279,22 +288,25 @@ class Agent:
         outcome, name = ended.outcome, ended.name
         if outcome.trouble is Trouble.STORE:
             self._problem("store", outcome.reason)
+        elif outcome.trouble is Trouble.GENERATION:
+            self._problem("generations", outcome.reason)
         elif outcome.trouble is None and not outcome.stopped:
             self._problem("store", "")
+            self._problem("generations", "")
         if name in self._watches:
             before = self._watches[name]
             self._watches[name] = finished(before, outcome, self._opened.ports.clock_ms())
             if outcome.trouble is not None and (before.trouble is not outcome.trouble or outcome.trouble is Trouble.GAP):
-                self._tell(f"{name}: {outcome.reason}")
+                self._tell(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
             if outcome.trouble is None and before.trouble is not None and not outcome.stopped:
-                self._tell(f"{name}: it goes on again")
+                self._tell("it goes on again", partition=str(name))
         self._tallies = counted(self._tallies, outcome)
         for note in outcome.notes:
-            self._tell(f"{name}: {note}")
+            self._tell(note, partition=str(name))
         if outcome.segments:
             plural = "s" * (outcome.segments != 1)
             what = f"{outcome.segments} segment{plural}, {outcome.bytes} bytes, up to offset {(outcome.position or 0) - 1}"
-            self._tell(f"{name}: uploaded {what}, {ended.seconds:.1f} s")
+            self._tell(f"uploaded {what}, {ended.seconds:.1f} s", partition=str(name))
 
     def _failed(self, name: TopicPartition, trouble: Trouble, reason: str, now_ms: int) -> None:
         """For what goes wrong before an upload is begun."""
@@ -310,7 +322,7 @@ class Agent:
 
     def _count(self, name: TopicPartition, outcome: UploadOutcome) -> None:
         self._tallies = counted(self._tallies, outcome)
-        self._tell(f"{name}: {outcome.reason}")
+        self._tell(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
 
     def _problem(self, where: str, reason: str) -> None:
         """What stops more than one partition. Told when it comes and when it goes."""
@@ -320,7 +332,7 @@ class Agent:
         else:
             self._problems.pop(where, None)
         if reason and not before:
-            self._tell(reason)
+            self._tell(reason, level=logging.ERROR)
         elif before and not reason:
             self._tell(f"{where}: it works again")
 
@@ -328,18 +340,21 @@ class Agent:
 
     def status(self) -> AgentStatus:
         opened, stopping = self._opened, self.stop.event.is_set()
-        problem = "; ".join(self._problems.copy().values())
+        problems = self._problems.copy()
         return AgentStatus(
             holder=opened.ports.holder,
             tier=opened.ports.layout.url,
             now_ms=opened.ports.clock_ms(),
+            started_ms=self._started_ms,
             scans=self._scans,
             scan_ms=self._scan_ms,
-            ready=self._scans > 0 and not problem and not stopping,
+            interval_ms=opened.settings.agent.interval_ms,
+            ready=self._scans > 0 and not problems and not stopping,
             stopping=stopping,
-            problem=problem,
+            problem="; ".join(problems.values()),
+            problems=problems,
             watches=tuple(self._watches.copy().values()),
-            running=tuple(self._running.copy()),
+            running=self._running.copy(),
             usage=opened.counters.usage(),
             tallies=self._tallies,
         )

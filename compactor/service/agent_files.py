@@ -13,12 +13,11 @@ from checkpoint.files import parse_cleaner_offset_checkpoint, parse_leader_epoch
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.service.agent_plan import SealedFile, SeenDirectory, is_current
+from compactor.transfer.import_root import METADATA_LOG
 
 META = "meta.properties"
 CLEANED = "cleaner-offset-checkpoint"
 EPOCHS = "leader-epoch-checkpoint"
-METADATA_LOG = "__cluster_metadata"
-"""KRaft's own log: no topic, though it lies among them."""
 
 _SEGMENT = re.compile(r"(\d{20})\.log")
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checkpoint.lineage import epoch_at
 from compactor.bootstrap import Tier
+from compactor.config import Cleaner
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Fenced, OutOfBudget, StoreError, UsageError
+from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
+from compactor.round.compaction import disk_budget
 from compactor.service.agent_files import CLEANED, EPOCHS, cleaner_offset, last_epoch
 from compactor.service.agent_plan import SeenDirectory, Trouble, UploadOutcome, UploadWatch, cleaned_too_far
-from compactor.service.jobs import Stop, Stopped
+from compactor.service.jobs import Interruptible, Stop, Stopped
+from compactor.transfer.generations import Writing, target_of, write_generation
 from compactor.transfer.import_ import Company, ImportOptions, ImportProgress, ImportReport, import_directory
 from compactor.transfer.log_directory import given_lineage
 from compactor.transfer.seam import parting
@@ -33,12 +36,14 @@ class Uploads:
         self._stop = stop
         self._one_at_a_time = threading.Lock()
         self._large = threading.Lock()
+        self._shows = _Shows(opened, stop) if opened.settings.tier.pinterest.target else None
 
-    def upload(self, watch: UploadWatch, say: Callable[[str], None] = lambda text: None) -> UploadOutcome:
-        """Takes in what is sealed, below the high watermark, and new."""
+    def upload(self, watch: UploadWatch) -> UploadOutcome:
+        """Takes in what is sealed, below the high watermark, and new; then it goes to who reads Pinterest's layout, if there are any."""
         try:
             self._stop.check()
-            return self._import(watch)
+            outcome = self._import(watch)
+            return outcome if self._shows is None or outcome.trouble is not None else self._shows.after(watch.name, outcome)
         except Stopped:
             return UploadOutcome(None, stopped=True)
         except Exception as error:  # noqa: BLE001 - one partition's trouble must not end the service for the others (I9)
@@ -109,6 +114,50 @@ class Uploads:
             return self._opened.open(name).refresh()
         except CompactorError:
             return None
+
+
+class _Shows:
+    """Brings a partition's newest generation up to what the tier has. A generation that a round has superseded is the daemon's business.
+
+    Logs are read from the broker's directories, as long as they have them as the tier does.
+    """
+
+    def __init__(self, opened: Tier, stop: Stop) -> None:
+        target = target_of(opened)
+        self._target = replace(target, store=Interruptible(target.store, stop))
+        self._opened = _beside_broker(opened)
+        self._how = Writing(disk=Budget(disk_budget(opened.settings.cleaner, opened.state_dir)), append_only=True, yields=True)
+        self._left: set[TopicPartition] = set()
+
+    def after(self, name: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
+        """Behind an upload. Raises Stopped."""
+        if not outcome.position:
+            return outcome
+        try:
+            report = write_generation(self._opened, self._target, name, self._how)
+        except Stopped:
+            raise
+        except Exception as error:  # noqa: BLE001 - as for the upload: it is an outcome, and what was uploaded stays
+            reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
+            return replace(outcome, trouble=Trouble.GENERATION, reason=reason)
+        if report.status != "superseded":
+            self._left.discard(name)
+        elif name not in self._left:
+            self._left.add(name)
+            note = "a round has changed what generations are made of: the next one is left to a daemon, or `generations write`"
+            return replace(outcome, notes=(*outcome.notes, note))
+        return outcome
+
+
+def _beside_broker(opened: Tier) -> Tier:
+    """With the agent's directories among those that logs are read from."""
+    settings = opened.settings
+
+    def local(cleaner: Cleaner) -> Cleaner:
+        return cleaner.model_copy(update={"local_log_dirs": (*cleaner.local_log_dirs, *settings.agent.log_dirs)})
+
+    topics = {pattern: local(cleaner) for pattern, cleaner in settings.topics.items()}
+    return replace(opened, settings=settings.model_copy(update={"cleaner": local(settings.cleaner), "topics": topics}))
 
 
 @dataclass

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from compactor.service.journal import Tell
+
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
 
 
 @contextmanager
-def noticed(log_dirs: Sequence[str], wake: Callable[[], None], tell: Callable[[str], None]) -> Iterator[None]:
+def noticed(log_dirs: Sequence[str], wake: Callable[[], None], tell: Tell) -> Iterator[None]:
     """While the block runs, ``wake`` is called when a segment may have been rolled; where that cannot be had, it is told."""
     try:
         from watchdog.events import FileCreatedEvent, FileSystemEventHandler

@@ -18,6 +18,8 @@ from compactor.metadata_topic.leaders import LogEnd
 from compactor.model.ids import TopicPartition
 from compactor.service.scheduling import backoff_ms
 
+FRESH_MS = 2_000
+"""So old may be what a leader said of its log's end when an upload begins. It asks for the epoch, and what was committed in it stays so."""
 CHECK_MS = 60_000
 """So often brokers are asked who leads and where logs end, though there is nothing to upload."""
 RETRY_MS = 5_000
@@ -32,7 +34,8 @@ class Trouble(StrEnum):
 
     GAP: retention overtook the upload. LINEAGE: leader epochs disown what the tier has, or the reverse. BEHIND: the broker's log ends
     below the tier. CONTENT: other bytes, a wrong CRC, a file that changed. COMPACTED: the broker's own cleaner was there first.
-    DELETED: somebody took the partition out of the tier. EPOCH: this directory does not know of the leader's epoch yet.
+    DELETED: somebody took the partition out of the tier. EPOCH: this directory does not know of the leader's epoch yet. GENERATION: the
+    tier has it, and readers of Pinterest's layout do not yet.
     """
 
     GAP = "gap"
@@ -47,6 +50,7 @@ class Trouble(StrEnum):
     FENCED = "fenced"
     STORE = "store"
     BUDGET = "budget"
+    GENERATION = "generation"
     BUG = "bug"
 
 
@@ -86,7 +90,7 @@ def is_current(seen: SeenDirectory | None, mtime_ms: int) -> bool:
 class UploadWatch:
     """``position``: the tier's last offset + 1, None where it is not known yet. ``end``: None where no leader has answered yet.
 
-    ``anew``: the tier is to be looked at though nothing seems to be pending.
+    ``anew``: the tier is to be looked at though nothing seems to be pending. ``troubled_ms``: since when there is ``trouble``, or 0.
     """
 
     seen: SeenDirectory
@@ -98,6 +102,7 @@ class UploadWatch:
     failures: int = 0
     trouble: Trouble | None = None
     reason: str = ""
+    troubled_ms: int = 0
     retry_at_ms: int = 0
 
     @property
@@ -137,6 +142,8 @@ def led(watch: UploadWatch, leads: bool) -> UploadWatch:
     """After cluster metadata. Who has led meanwhile may have uploaded: where the tier ends is asked anew."""
     if watch.leads == leads:
         return watch
+    if watch.seen.problem:
+        return replace(watch, leads=leads, position=None, anew=True)  # what cannot be listed stays so, whoever leads
     return UploadWatch(watch.seen, leads=leads)
 
 
@@ -147,6 +154,11 @@ def wants_end(watch: UploadWatch, now_ms: int) -> bool:
     if watch.end is None or now_ms >= watch.checked_ms + CHECK_MS:
         return True
     return watch.position is not None and bool(watch.pending) and watch.pending[0].end > watch.end.high_watermark
+
+
+def is_fresh(watch: UploadWatch, now_ms: int) -> bool:
+    """Whether the leader's answer is good enough to begin an upload with."""
+    return watch.end is not None and watch.checked_ms <= now_ms < watch.checked_ms + FRESH_MS
 
 
 def answered(watch: UploadWatch, end: LogEnd, now_ms: int) -> UploadWatch:
@@ -160,8 +172,8 @@ def answered(watch: UploadWatch, end: LogEnd, now_ms: int) -> UploadWatch:
             f"the broker's log ends at offset {end.high_watermark}, and the tier has it up to {known.position - 1}: it was truncated, "
             "or the topic was made anew under its old name"
         )
-        return replace(known, trouble=Trouble.BEHIND, reason=reason)
-    return replace(known, trouble=None, reason="") if known.trouble is Trouble.BEHIND else known
+        return replace(known, trouble=Trouble.BEHIND, reason=reason, troubled_ms=known.troubled_ms or now_ms)
+    return replace(known, trouble=None, reason="", troubled_ms=0) if known.trouble is Trouble.BEHIND else known
 
 
 def is_due(watch: UploadWatch, now_ms: int, *, accept_truncation: bool = False) -> bool:
@@ -192,7 +204,10 @@ def choose(
 
 @dataclass(frozen=True)
 class UploadOutcome:
-    """How an upload ended. ``position``: where the tier ends now, None where that is not known. Of a failure ``trouble`` and ``reason``."""
+    """How an upload ended. ``position``: where the tier ends now, None where that is not known. Of a failure ``trouble`` and ``reason``.
+
+    ``segments`` and ``bytes`` are in the tier, also where something failed behind them.
+    """
 
     position: int | None
     segments: int = 0
@@ -211,12 +226,27 @@ def finished(watch: UploadWatch, outcome: UploadOutcome, now_ms: int) -> UploadW
     if outcome.trouble is not None:
         failures = watch.failures + 1
         later = now_ms + backoff_ms(failures, RETRY_MS, MOST_RETRY_MS)
-        reason = outcome.reason
-        return replace(watch, position=position, failures=failures, trouble=outcome.trouble, reason=reason, retry_at_ms=later)
+        return replace(
+            watch,
+            position=position,
+            anew=watch.anew or outcome.trouble is Trouble.GENERATION,
+            failures=failures,
+            trouble=outcome.trouble,
+            reason=outcome.reason,
+            troubled_ms=watch.troubled_ms or now_ms,
+            retry_at_ms=later,
+        )
     # Something pending that did not come in is not tried without a pause: a file that vanished meanwhile, an end that is empty.
     stands = position == watch.position and bool(watch.pending)
     return replace(
-        watch, position=position, anew=False, failures=0, trouble=None, reason="", retry_at_ms=now_ms + CHECK_MS if stands else 0
+        watch,
+        position=position,
+        anew=False,
+        failures=0,
+        trouble=None,
+        reason="",
+        troubled_ms=0,
+        retry_at_ms=now_ms + CHECK_MS if stands else 0,
     )
 
 

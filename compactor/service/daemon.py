@@ -5,14 +5,16 @@ Several daemons share a tier without talking to each other: leases keep them apa
 
 from __future__ import annotations
 
+import logging
 import queue
 import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from heapq import nsmallest
 
 from compactor.bootstrap import Tier
 from compactor.config import Settings
@@ -21,14 +23,18 @@ from compactor.local.budget import Budget
 from compactor.local.spool import try_folder
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport, disk_budget
-from compactor.service.jobs import Done, Interruptible, Stop, Stopped, perform, shared_settings, try_stores
-from compactor.service.metrics import Status, Tallies, tally
+from compactor.service.hearing import hearing_of
+from compactor.service.jobs import Done, Interruptible, Means, Stop, Stopped, perform, shared_settings, try_stores
+from compactor.service.journal import Journal, Tell
 from compactor.service.scheduling import (
-    POLL_MS,
+    HOLD_MS,
+    Action,
+    GenerationWatch,
     Job,
     JobOutcome,
     PartitionWatch,
     Sight,
+    asked_for,
     choose,
     discovered,
     finished,
@@ -36,19 +42,26 @@ from compactor.service.scheduling import (
     look_failed,
     looked,
     needs_look,
+    poll_ms,
     remembered,
+    suspended,
 )
+from compactor.service.status import Board, PartitionPicture, Status
 from compactor.service.waiting import ended_in
 from compactor.service.watching import Watching
+from compactor.transfer.generation_upkeep import GenerationUpkeep
+from compactor.transfer.generations import Target, target_of
 from compactor.upkeep.retire import RetireReport
 from compactor.upkeep.uploads import LEAST_AGE_MS, sweep_uploads
 
 PROBE_MS = 300_000
 """So often it tries whether it may write into state_dir, where nothing says otherwise."""
-LOOKERS = 8
+LOOKERS = 16
 """Partitions that are looked at at once: a look is a handful of small requests, one after the other."""
+LOOKS_A_SCAN = 2_000
+"""More are left to the next scan, which follows at once."""
 
-Tell = Callable[[str], None]
+JOURNAL = Journal(logging.getLogger(__name__))
 
 
 class Daemon:
@@ -58,17 +71,21 @@ class Daemon:
     :param seed: of the order in which partitions are taken up; None: another one each time, so that daemons do not run into each other.
     """
 
-    def __init__(self, opened: Tier, *, tell: Tell = lambda text: None, seed: int | None = None) -> None:
+    def __init__(self, opened: Tier, *, tell: Tell = JOURNAL, seed: int | None = None) -> None:
         self.stop = Stop(threading.Event())
         opened = opened.over(data=Interruptible(opened.ports.data, self.stop))
         self._opened = replace(opened, ports=replace(opened.ports, sleep=self.stop.sleep))
         self._tell = tell
         self._random = random.Random(seed)  # noqa: S311 - only the order of partitions depends on it
         self._watching = Watching(self._opened)
+        self._hearing = hearing_of(self._opened)
+        self._suspended: dict[str, str] = {}
+        self._hold_ms = 0
+        self._paused: dict[TopicPartition, str] = {}
         self._watches: dict[TopicPartition, PartitionWatch] = {}
         self._running: dict[TopicPartition, Job] = {}
         self._done: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
-        self._tallies = Tallies()
+        self._board = Board(tell, lambda name: self._opened.cleaner_for(name.topic).map_budget_bytes)
         self._started_ms = opened.ports.clock_ms()
         self._scans = 0
         self._scan_ms = 0
@@ -76,11 +93,13 @@ class Daemon:
         self._unwritable = ""
         self._tried_ms = 0
         self._doubtful = True
+        self._behind = False
         self._swept_ms = self._started_ms
         self._coming: Settings | None = None
         self._heard = time.monotonic()
         threads = opened.settings.daemon.threads
         self._disk = Budget(_disk_total(opened, threads))
+        self._means = Means(self._disk, self.stop, _target(opened, self.stop))
 
     # --- the loop ---
 
@@ -93,7 +112,8 @@ class Daemon:
             self._adopt()
             if self._heard >= next_scan:
                 self.scan()
-                next_scan = time.monotonic() + interval_s
+                # Daemons that began together do not stay together.
+                next_scan = time.monotonic() + (0.0 if self._behind else interval_s * (0.9 + 0.2 * self._random.random()))
             self.dispatch()
             self.collect(max(0.0, next_scan - time.monotonic()))
         while self._running:
@@ -120,16 +140,16 @@ class Daemon:
             self._watches[name] = replace(watch, sight=self._watching.again(name, now) or watch.sight)
 
     def scan(self) -> None:
-        """One look for work over the tier: what the catalog says has changed, and what is due for a look."""
+        """One look for work over the tier: what is said to have changed, and what is due for a look."""
         now = self._opened.ports.clock_ms()
         try:
-            self._read_catalog(now)
+            self._listen(now)
             self._look_at(now)
         except Stopped:
             return
         except CompactorError as error:
             if not self._problem:
-                self._tell(f"the tier cannot be read: {error}")
+                self._tell(f"the tier cannot be read: {error}", level=logging.ERROR)
             self._problem = str(error)
             return
         if self._problem:
@@ -148,7 +168,7 @@ class Daemon:
         try:
             swept = sweep_uploads(self._opened, now_ms)
         except CompactorError as error:
-            self._tell(f"unfinished uploads are left where they are: {error}")
+            self._tell(f"unfinished uploads are left where they are: {error}", level=logging.WARNING)
             return
         if swept:
             self._tell(f"swept {len(swept)} uploads that nobody had finished, {swept[0]} among them")
@@ -172,7 +192,7 @@ class Daemon:
         except CompactorError as error:
             self._unwritable = f"nothing can be written: {error}"
             if not before:
-                self._tell(f"{self._unwritable}. No round is begun until it can be")
+                self._tell(f"{self._unwritable}. No round is begun until it can be", level=logging.ERROR)
             return
         if before:
             self._tell("it can be written again")
@@ -184,7 +204,8 @@ class Daemon:
         watches = list(self._watches.values())
         self._random.shuffle(watches)
         threads = self._opened.settings.daemon.threads
-        jobs = choose(watches, self._running, threads, self._opened.ports.clock_ms())
+        now = self._opened.ports.clock_ms()
+        jobs = choose(watches, self._running, threads, now, rounds=now >= self._hold_ms)
         lanes = threads if jobs and jobs[0].alone else max(1, threads // max(1, len(jobs) + len(self._running)))
         for job in jobs:
             self._begin(job, 1 if job.alone else threads, lanes)
@@ -197,23 +218,53 @@ class Daemon:
 
     # --- looking ---
 
-    def _read_catalog(self, now_ms: int) -> None:
-        catalog = self._opened.catalog
-        if self._scans == 0 or catalog.poll():
-            state = self._opened.identity()
-            if not self._watches:
-                for name, (seen, checked_ms) in self._watching.remember(state.partitions, POLL_MS, now_ms).items():
-                    self._watches[name] = remembered(name, state.partitions[str(name)], seen, checked_ms)
-            for text, slot in state.partitions.items():
-                name = TopicPartition.parse(text)
-                known = self._watches.get(name)
-                if known is None:
-                    self._watches[name] = discovered(name, slot, now_ms)
-                elif slot > known.hint:
-                    self._watches[name] = hinted(known, slot, now_ms)
+    def _listen(self, now_ms: int) -> None:
+        heard = self._hearing.listen(self._opened)
+        if heard is None:
+            return
+        if not self._watches:
+            hints = {str(name): hint for name, hint in heard.hints.items()}
+            poll = poll_ms(len(hints))
+            for name, (seen, checked_ms) in self._watching.remember(hints, poll, now_ms).items():
+                self._watches[name] = self._wanting(remembered(name, heard.hints[name], seen, checked_ms, poll))
+        watches = {}
+        for name, hint in heard.hints.items():
+            watch = self._watches.get(name)
+            if watch is None or name in heard.anew:
+                self._watching.forget(name)
+                watch = self._wanting(discovered(name, hint, now_ms))
+            elif hint != watch.hint:
+                watch = hinted(watch, hint, now_ms)
+            watch = suspended(watch, heard.suspended.get(name.topic, ""))
+            watches[name] = asked_for(watch, heard.paused.get(name, ""), heard.wanted.get(name, 0), now_ms)
+        self._watches = watches
+        self._tell_suspended(heard.suspended)
+        for why in sorted(set(heard.paused.values()) - set(self._paused.values())):
+            self._tell(f"no round is begun over {sum(one == why for one in heard.paused.values())} partitions: {why}")
+        if self._paused and not heard.paused:
+            self._tell("nothing is paused any more")
+        self._paused = dict(heard.paused)
+
+    def _tell_suspended(self, now: Mapping[str, str]) -> None:
+        """Topics with the same reason in one line: what is wrong with the cluster is so for all of them."""
+        before, self._suspended = self._suspended, dict(now)
+        new: dict[str, list[str]] = {}
+        for topic, why in sorted(now.items()):
+            if before.get(topic) != why:
+                new.setdefault(why, []).append(topic)
+        for why, topics in new.items():
+            self._tell(f"no round is begun for {_topics(topics)}: {why}", level=logging.WARNING)
+        if again := sorted(before.keys() - now.keys()):
+            self._tell(f"{_topics(again)} {'is' if len(again) == 1 else 'are'} compacted again")
+
+    def _wanting(self, watch: PartitionWatch) -> PartitionWatch:
+        return watch if self._means.target is None else replace(watch, generation=GenerationWatch())
 
     def _look_at(self, now_ms: int) -> None:
         names = [name for name, watch in self._watches.items() if name not in self._running and needs_look(watch, now_ms)]
+        self._behind = len(names) > LOOKS_A_SCAN
+        if self._behind:  # what somebody has hinted at goes first
+            names = nsmallest(LOOKS_A_SCAN, names, key=lambda name: (self._watches[name].quiet != 0, self._watches[name].look_at_ms))
         if not names:
             return
         with ThreadPoolExecutor(min(LOOKERS, len(names)), thread_name_prefix="look") as pool:
@@ -225,7 +276,7 @@ class Daemon:
         for name, look in looks.items():
             watch = self._watches[name]
             try:
-                self._watches[name] = looked(watch, look.result(), now_ms, self._random.random())
+                self._watches[name] = looked(watch, look.result(), now_ms, self._random.random(), poll_ms(len(self._watches)))
             except Stopped:
                 raise
             except Exception as error:
@@ -234,7 +285,7 @@ class Daemon:
                 reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
                 self._watches[name] = look_failed(watch, reason, now_ms)
                 if not watch.unreadable:
-                    self._tell(f"{name}: {reason}")
+                    self._tell(reason, level=logging.ERROR, partition=str(name))
 
     def _look(self, watch: PartitionWatch, now_ms: int) -> Sight:
         self.stop.check()
@@ -246,56 +297,83 @@ class Daemon:
         opened = replace(self._opened, settings=shared_settings(self._opened.settings, jobs, lanes))
         catalog = self._opened.catalog.state
         self._running[job.name] = job
+        watch, now = self._watches[job.name], self._opened.ports.clock_ms()
+        slot = watch.sight.slot if watch.sight is not None else -1
+        progress = self._board.begun(job, watch, now)
+        why = f": {watch.sight.reason}" if watch.sight is not None and job.action is Action.ROUND else ""
+        self._tell(f"{job.action.value} begins{why}", level=logging.DEBUG, partition=str(job.name))
 
         def work() -> None:
             begun = time.monotonic()
-            done = perform(opened, catalog, job, self._disk, self._opened.ports.clock_ms(), self.stop)
-            self._done.put(replace(done, seconds=time.monotonic() - begun))
+            done = perform(opened, catalog, job, self._means, now, progress, slot=slot)
+            self._done.put(replace(done, seconds=time.monotonic() - begun, phases=progress.phases()))
 
         threading.Thread(target=work, name=f"{job.action.value} {job.name}", daemon=True).start()
 
     def _take_in(self, done: Done) -> None:
         job, now = done.job, self._opened.ports.clock_ms()
         del self._running[job.name]
-        watch = self._watches[job.name]
+        watch = self._watches.get(job.name) or discovered(job.name, 0, now)  # its topic was deleted meanwhile
         try:
-            seen = self._watching.take(done.log, watch.hint, now) if done.log is not None else None
+            same = done.log is not None and done.log.name == self._opened.log_key(job.name)  # it may have been made anew meanwhile
+            seen = self._watching.take(done.log, watch.hint, now) if done.log is not None and same else None
         except CompactorError:
             seen = None
-        outcome = JobOutcome(done.status, done.reason, seen)
+        until = done.report.until_ms if isinstance(done.report, RoundReport) else 0
+        if done.status == "waiting":
+            self._hold_ms = min(until, now + HOLD_MS)
+        outcome = JobOutcome(done.status, done.reason, seen, until)
+        if isinstance(done.report, GenerationUpkeep):
+            outcome = replace(outcome, shown_slot=done.report.report.slot, again_ms=done.report.again_ms)
         self._doubtful = self._doubtful or done.status in ("failed", "out_of_budget")
-        self._watches[job.name] = finished(watch, job, outcome, now, self._opened.lease.ttl_ms)
-        self._tallies = tally(self._tallies, done, self._opened.cleaner_for(job.name.topic).map_budget_bytes)
+        if job.name in self._watches:
+            self._watches[job.name] = finished(watch, job, outcome, now, self._opened.lease.ttl_ms)
+        run = self._board.ended(done, now)
         if line := told(done):
-            self._tell(f"{job.name}: {line}")
+            segment = done.report.segment if isinstance(done.report, RoundReport) else ""
+            self._tell(line, level=gravity(done), partition=str(job.name), run=run, segment=segment)
 
     # --- being looked at ---
 
     def status(self) -> Status:
-        opened = self._opened
+        opened, now = self._opened, self._opened.ports.clock_ms()
         stopping = self.stop.event.is_set()
         return Status(
             holder=opened.ports.holder,
             tier=opened.ports.layout.url,
-            now_ms=opened.ports.clock_ms(),
+            now_ms=now,
             started_ms=self._started_ms,
             scans=self._scans,
             scan_ms=self._scan_ms,
-            ready=self._scans > 0 and not self._problem and not self._unwritable and not stopping,
+            interval_ms=opened.settings.daemon.interval_ms,
+            ready=self._scans > 0 and not self._behind and not self._problem and not self._unwritable and not stopping,
             stopping=stopping,
             problem=self._problem or self._unwritable,
             watches=tuple(self._watches.copy().values()),
-            running=tuple(self._running.copy().values()),
+            at_work=self._board.at_work(now),
             usage=opened.counters.usage(),
-            tallies=self._tallies,
+            tallies=self._board.tallies,
             disk_used=self._disk.used,
             disk_peak=self._disk.peak,
             disk_total=self._disk.total,
         )
 
+    def picture(self, name: TopicPartition) -> PartitionPicture | None:
+        """What is known of one partition; None for one that the tier does not hold. Makes no request."""
+        watch, now = self._watches.get(name), self._opened.ports.clock_ms()
+        if watch is None:
+            return None
+        work = next((work for work in self._board.at_work(now) if work.job.name == name), None)
+        segments, story = self._watching.segments(name), self._watching.story(name)
+        return PartitionPicture(now, watch, segments, story, work)
+
     def silent_ms(self) -> int:
         """Since it last came round."""
         return int((time.monotonic() - self._heard) * 1000)
+
+
+def _topics(names: Sequence[str]) -> str:
+    return f"topic {names[0]}" if len(names) == 1 else f"{len(names)} topics ({names[0]} among them)"
 
 
 def told(done: Done) -> str:
@@ -304,17 +382,38 @@ def told(done: Done) -> str:
     if isinstance(report, RoundReport) and done.status in ("cleaned", "resumed"):
         segments = f"{report.segments_in - report.segments_skipped} segments -> {report.segments_out}"
         records = f"{report.records_read} records -> {report.records_kept}"
-        return f"{done.status}, {segments}, {records}, clean up to {report.next_dirty_offset}, {done.seconds:.1f} s"
+        line = f"{done.status}, {segments}, {records}, clean up to {report.next_dirty_offset}, {done.seconds:.1f} s"
+        return line + (f"; {report.reason}" if report.reason else "")
     if isinstance(report, RetireReport):
         count = len(report.deleted) + len(report.swept)
         return f"deleted {count} objects, {report.bytes} bytes" if count else ""
+    if isinstance(report, GenerationUpkeep):
+        made, gone = report.report, [one for one in report.retired if one.deleted]
+        parts = [f"generation {made.generation} {made.status}, {made.objects} segments, {made.bytes} bytes"] if made.objects else []
+        parts += [f"deleted generation {one.generation}, {one.objects} objects, {one.bytes} bytes" for one in gone]
+        return "; ".join(parts)
     if done.status in ("nothing_to_do", "stopped"):
         return ""
     return f"{done.job.action.value} {done.status}" + (f": {done.reason}" if done.reason else "")
 
 
+def gravity(done: Done) -> int:
+    """The level of that line."""
+    if done.status in ("failed", "quarantined"):
+        return logging.ERROR
+    return logging.WARNING if done.status in ("out_of_budget", "fenced") else logging.INFO
+
+
 def _unreachable(look: Future[Sight]) -> bool:
     return isinstance(look.exception(), StoreError)
+
+
+def _target(opened: Tier, stop: Stop) -> Target | None:
+    """Where consumers of Pinterest's layout look, if there are any. Raises UsageError."""
+    if not opened.settings.tier.pinterest.target:
+        return None
+    target = target_of(opened)
+    return replace(target, store=Interruptible(target.store, stop))
 
 
 def _disk_total(opened: Tier, threads: int) -> int:

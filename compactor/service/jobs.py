@@ -1,11 +1,12 @@
-"""What a thread of the daemon does with one partition: look, one round, or retire. Effects only; what to do is scheduling's business."""
+"""What a thread of the daemon does with one partition: a round, retire, a generation. What to do is scheduling's business."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from compactor.bootstrap import Tier
 from compactor.config import Cleaner, Settings
@@ -16,9 +17,11 @@ from compactor.control.state import CatalogState
 from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import Budget
 from compactor.model.plan import CompactionPlan
-from compactor.round.compaction import RoundReport
+from compactor.round.compaction import OnStage, RoundReport
 from compactor.service.scheduling import Action, Job
 from compactor.storage.port import ObjectInfo, ObjectStore, Unfinished
+from compactor.transfer.generation_upkeep import GenerationUpkeep, keep_generation
+from compactor.transfer.generations import Target, Writing
 from compactor.upkeep.retire import RetireReport, retire
 
 
@@ -42,18 +45,22 @@ class Stop:
         if self.event.wait(seconds):
             self.check()
 
-    def stage(self, stage: Stage, plan: CompactionPlan) -> None:
+    def stage(self, stage: Stage) -> None:
         """Between two steps of a round, but not behind its publication: what is left then is only to write down what it cost."""
         if stage is not Stage.PUBLISHED:
             self.check()
 
 
 class Interruptible:
-    """A store of segments whose next request fails once the daemon is asked to end: work on a large partition stops within one request."""
+    """A store of segments whose next request fails once the daemon is asked to end: work on a large partition stops within one request.
 
-    def __init__(self, store: ObjectStore, stop: Stop) -> None:
+    ``moved`` is told of bytes as they come and go, for progress.
+    """
+
+    def __init__(self, store: ObjectStore, stop: Stop, moved: Callable[[int], None] = lambda size: None) -> None:
         self._store = store
         self._stop = stop
+        self._moved = moved
 
     @property
     def url(self) -> str:
@@ -61,7 +68,9 @@ class Interruptible:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         self._stop.check()
-        return self._store.get(key, start, length)
+        data = self._store.get(key, start, length)
+        self._moved(len(data))
+        return data
 
     def head(self, key: str) -> ObjectInfo:
         self._stop.check()
@@ -81,7 +90,9 @@ class Interruptible:
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         self._stop.check()
-        return self._store.download(key, path, start, length)
+        size = self._store.download(key, path, start, length)
+        self._moved(size)
+        return size
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         self._stop.check()
@@ -105,31 +116,71 @@ class Interruptible:
 
 @dataclass(frozen=True)
 class Done:
-    """A job's end. ``status``: one of `run`'s, or retired, failed, out_of_budget, stopped. ``log``: as folded after it, if it was."""
+    """A job's end. ``status``: one of `run`'s or `generations write`'s, or retired, failed, out_of_budget, stopped.
+
+    ``log``: as folded after it, if it was. ``phases``: seconds of each (progress.AtWork).
+    """
 
     job: Job
     status: str
     reason: str = ""
     log: PartitionLog | None = None
-    report: RoundReport | RetireReport | None = None
+    report: RoundReport | RetireReport | GenerationUpkeep | None = None
     seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
 
 
-def perform(opened: Tier, catalog: CatalogState, job: Job, disk: Budget, now_ms: int, stop: Stop) -> Done:
-    """Does the job under an incarnation of its own. Nothing is raised: whatever happens is an outcome."""
+class Report(Protocol):
+    """What is told of a job while it goes on."""
+
+    def moved(self, size: int) -> None:
+        """Bytes of segments that came from the store."""
+
+    def reached(self, stage: Stage, plan: CompactionPlan) -> None:
+        """Each stage of a round."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What jobs share besides the tier. ``target``: where generations go, None where nobody wants any."""
+
+    disk: Budget
+    stop: Stop
+    target: Target | None = None
+
+
+def perform(opened: Tier, catalog: CatalogState, job: Job, means: Means, now_ms: int, report: Report, *, slot: int = -1) -> Done:
+    """Does the job under an incarnation of its own. Nothing is raised: whatever happens is an outcome.
+
+    :param slot: of the partition's log, up to which it was read when the job was chosen. Who has deleted something meanwhile has deleted
+        everything that was due: where several daemons see the same time come, one of them looks into the store and the others at the log.
+    """
+
+    def on_stage(stage: Stage, plan: CompactionPlan) -> None:
+        report.reached(stage, plan)
+        means.stop.stage(stage)
+
+    opened = opened.over(data=Interruptible(opened.ports.data, means.stop, report.moved))
     opened = replace(opened, catalog=open_catalog(opened.ports))
     opened.catalog.load(catalog)
     log = opened.open(job.name, leads=True)
     try:
+        if job.action is Action.GENERATION and means.target is not None:
+            done = keep_generation(opened, means.target, job.name, Writing(disk=means.disk, yields=True))
+            return Done(job, done.report.status, report=done)
         log.refresh()
         lease = lease_of(opened.ports, log)
         left_ms = lease.expires_ms - opened.ports.control.clock_ms() if lease else 0
         if lease is not None and 0 < left_ms <= 2 * opened.lease.ttl_ms:  # beyond that the store's clock was set back, or its ttl is longer
             return Done(job, "leased", f"{lease.holder} is at work", log)
-        act = _round if job.action is Action.ROUND else _retire
-        report, status, reason = act(opened, log, disk, now_ms, stop)
+        if job.action is Action.RETIRE and 0 <= slot < log.state.slot:
+            return Done(job, "nothing_to_do", "somebody else has written meanwhile", log)
+        if job.action is Action.ROUND:
+            found, status, reason = _round(opened, log, means.disk, now_ms, on_stage, force=job.force)
+        else:
+            found, status, reason = _retire(opened, log, means.disk, now_ms, on_stage)
         log.refresh()
-        return Done(job, status, reason, log, report)
+        return Done(job, status, reason, log, found)
     except Stopped as error:
         return Done(job, "stopped", error.message)
     except Leased as error:
@@ -155,16 +206,18 @@ def try_stores(opened: Tier) -> None:
         store.delete([key])
 
 
-def _round(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Stop) -> tuple[RoundReport | RetireReport, str, str]:
+def _round(
+    opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, on_stage: OnStage, *, force: bool
+) -> tuple[RoundReport | RetireReport, str, str]:
     name = log.state.name
-    report = opened.round(name, now_ms, on_stage=stop.stage, disk=disk).run(log)
+    report = opened.round(name, now_ms, force=force, on_stage=on_stage, disk=disk).run(log)
     if report.status in ("cleaned", "resumed"):
         opened.note_change(log)
     return report, report.status, report.reason
 
 
-def _retire(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, stop: Stop) -> tuple[RoundReport | RetireReport, str, str]:
-    work = opened.round(log.state.name, now_ms, on_stage=stop.stage, disk=disk)
+def _retire(opened: Tier, log: PartitionLog, disk: Budget, now_ms: int, on_stage: OnStage) -> tuple[RoundReport | RetireReport, str, str]:
+    work = opened.round(log.state.name, now_ms, on_stage=on_stage, disk=disk)
     report = retire(opened.ports, log, opened.lease, opened.retention, work=work)
     opened.note_slots([log])
     return report, "retired", ""

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from compactor.bootstrap import Tier
 from compactor.control.logs import PartitionLog, open_partition
-from compactor.control.summary import PartitionSummary, summarize
+from compactor.control.summary import PartitionSummary, SegmentSummary, summarize
 from compactor.local.cache import Seen
 from compactor.model.ids import TopicPartition
 from compactor.service.scheduling import Sight, sight
+from compactor.service.story import PartitionStory, packed, story_of, unpacked
 from compactor.upkeep.retire import since_ms
 from compactor.views.overview import is_fresh
 
@@ -35,6 +36,7 @@ class Watching:
         self._opened = opened
         self._known: dict[TopicPartition, WatchedPartition] = {}
         self._confirmed: dict[TopicPartition, Seen] = {}
+        self._stories: dict[TopicPartition, bytes] = {}
         self._lock = threading.Lock()
 
     def remember(self, hints: Mapping[str, int], max_age_ms: int, now_ms: int) -> dict[TopicPartition, tuple[Sight, int]]:
@@ -52,6 +54,11 @@ class Watching:
         """Goes on with other settings."""
         self._opened = opened
 
+    def forget(self, name: TopicPartition) -> None:
+        """It is another partition than the one of that name before."""
+        self._known.pop(name, None)
+        self._stories.pop(name, None)
+
     def again(self, name: TopicPartition, now_ms: int) -> Sight | None:
         """The sight of what is known of a partition, by the present settings; None where nothing is. Makes no request."""
         return self._sight(name, now_ms) if name in self._known else None
@@ -62,7 +69,7 @@ class Watching:
         ``hint``: the catalog's latest one about the partition.
         """
         known = self._known.get(name)
-        if before is not None and known is not None and not self._is_news(known):
+        if before is not None and known is not None and not self._is_news(known, hint):
             self._confirm(known, hint, now_ms)
             return before if now_ms < before.wake_ms else self._sight(name, now_ms)
         log = self._opened.open(name)
@@ -77,8 +84,23 @@ class Watching:
         since = since_ms(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.mark()
         seen = Seen(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
-        self._known[log.state.name] = WatchedPartition(summarize(log.state), seen, since)
+        self._stories[log.state.name] = packed(story_of(log.state))
+        self._known[log.state.name] = WatchedPartition(summarize(self._opened.as_read(log.state)), seen, since)
         return self._sight(log.state.name, now_ms)
+
+    def segments(self, name: TopicPartition) -> tuple[SegmentSummary, ...]:
+        """What readers see, as last looked at. Makes no request, and may be asked from any thread."""
+        known = self._known.get(name)
+        return known.summary.model_copy().live if known else ()
+
+    def story(self, name: TopicPartition) -> PartitionStory | None:
+        """What its log remembers, as last looked at; None where only a summary is known. As ``segments``."""
+        if name not in self._stories and self._opened.local is not None and self._opened.local.bound:
+            kept = self._opened.local.state(name)
+            if kept is not None:
+                self._stories.setdefault(name, packed(story_of(kept[0])))
+        data = self._stories.get(name)
+        return unpacked(data) if data is not None else None
 
     def write_down(self) -> None:
         """Local state learns which partitions had nothing new."""
@@ -87,10 +109,13 @@ class Watching:
         if self._opened.local and confirmed:
             self._opened.local.checked(confirmed)
 
-    def _is_news(self, known: WatchedPartition) -> bool:
-        name = known.summary.name
-        log = open_partition(self._opened.ports, name, self._opened.floor(name))
-        return known.seen is None or log.poll_from(known.seen.slot, known.seen.mark)
+    def _is_news(self, known: WatchedPartition, hint: int) -> bool:
+        """Of a tier that brokers write the control log does not say everything: a hint is news."""
+        opened, name = self._opened, known.summary.name
+        if known.seen is None or (opened.brokers is not None and known.seen.hint != hint):
+            return True
+        log = open_partition(opened.ports, name, opened.floor(name), key=opened.log_key(name))
+        return log.poll_from(known.seen.slot, known.seen.mark)
 
     def _confirm(self, known: WatchedPartition, hint: int, now_ms: int) -> None:
         if known.seen is not None:

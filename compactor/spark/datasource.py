@@ -1,7 +1,8 @@
 """``spark.read.format("kafka-tiered")``: the records of remote partitions as a DataFrame, without a broker.
 
-Planned from metadata alone: each partition is folded, its offsets are cut into splits, and each split is read by one task. docs/spark.md
-lists the options. Spark does not tell a Python source which columns a query needs: they are chosen by ``columns`` or ``.schema()``.
+Planned from metadata alone: each partition is folded, its offsets are cut into splits, and each split is read by one task; small partitions
+share a task. docs/spark.md lists the options. Spark does not tell a Python source which columns a query needs: they are chosen by
+``columns`` or ``.schema()``.
 
 Ranges are options too, and filters are left to Spark. A Python source may take filters (``pushFilters``, Spark 4.1 to 4.3), but Spark then
 keeps what the last query planned for every later one: after ``df.where("offset < 5").count()``, ``df.count()`` reads those five offsets.
@@ -9,98 +10,110 @@ keeps what the last query planned for every later one: after ``df.where("offset 
 
 from __future__ import annotations
 
-import difflib
+import json
 import os
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from compactor import config
 from compactor.bootstrap import Tier, open_tier
 from compactor.consumer.pieces import Gone
-from compactor.consumer.reading import FOLDS, Extent, Latest, Reader, WantedRecords, first_offset_at, last_stable_offset
+from compactor.consumer.reading import (
+    FOLDS,
+    MOST_SPAN,
+    Extent,
+    Latest,
+    Reader,
+    Spill,
+    WantedRecords,
+    first_offset_at,
+    last_stable_offset,
+)
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.spark.options import DDL, ReadRequest, is_table, parse_options, without_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX: Final = 2**63 - 1
-SPLIT_BYTES: Final = 64 << 20
+T = TypeVar("T")
+
 KEY_BYTES: Final = 20
+OPEN_BYTES: Final = 4 << 20
+"""What a partition weighs besides its bytes where small ones share a task: some requests (Spark: openCostInBytes)."""
 
-SETTINGS: Final = {
-    "url": ("tier", "url"),
-    "controlurl": ("tier", "control_url"),
-    "layout": ("tier", "layout"),
-    "kind": ("tier", "kind"),
-    "endpointurl": ("s3", "endpoint_url"),
-    "region": ("s3", "region"),
+KEPT: Final = "kafka-tiered"
+"""Where the columns of a table have its options."""
+
+TYPES: Final[dict[str, DataType]] = {
+    "binary": BinaryType(),
+    "string": StringType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "timestamp": TimestampType(),
+    DDL["headers"]: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
 }
-"""Options that are settings of the tier; each may also stand in the file that ``config`` names."""
 
-DDL: Final = {
-    "key": "binary",
-    "value": "binary",
-    "headers": "array<struct<key:string,value:binary>>",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    "leaderEpoch": "int",
-}
-"""The columns, with their types in Spark: compactor.consumer.columns.COLUMNS."""
-
-READING: Final = {
-    "config": "config", "topic": "topic", "partitions": "partitions", "startingoffset": "startingOffset", "endingoffset": "endingOffset",
-    "startingtimestamp": "startingTimestamp", "endingtimestamp": "endingTimestamp", "isolation": "isolation", "view": "view",
-    "columns": "columns", "splitbytes": "splitBytes", "keyranges": "keyRanges",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ReadRequest:
-    """The options, checked. ``starting_ms`` and ``ending_ms`` are looked up as offsets, as Spark's own Kafka source does it."""
-
-    settings: config.Settings
-    topic: str
-    partitions: tuple[int, ...] | None = None
-    starting_offset: int = 0
-    ending_offset: int = MAX
-    starting_ms: int | None = None
-    ending_ms: int | None = None
-    committed: bool = True
-    latest: bool = False
-    columns: tuple[str, ...] = ()
-    split_bytes: int = SPLIT_BYTES
-    key_ranges: int = 0
+LOOKERS: Final = 16
+"""Partitions that are folded at a time."""
 
 
 class KafkaTieredSource(DataSource):
-    """See docs/spark.md."""
+    """See docs/spark.md.
+
+    Spark 4 forgets the options of a table that was created over a Python source, and keeps its columns: so the columns have the options.
+    """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._request = parse_options(options)
+        self._request = parse_options(options) if options else None
 
     @classmethod
     def name(cls) -> str:
         return "kafka-tiered"
 
-    def schema(self) -> str:
-        return ", ".join(f"`{name}` {DDL[name]}" for name in self._request.columns or DDL)
+    def schema(self) -> StructType | str:
+        request = self._request or parse_options({})
+        names = request.columns or DDL
+        if is_table(self.options):
+            kept = {KEPT: json.dumps(without_spark(self.options))}
+            return StructType([StructField(name, TYPES[DDL[name]], metadata=kept) for name in names])
+        return ", ".join(f"`{name}` {DDL[name]}" for name in names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        return KafkaTieredReader(self._of(schema), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
+        return KafkaTieredStream(self._of(schema), schema)
+
+    def _of(self, schema: StructType) -> ReadRequest:
         check_schema(schema)
-        return KafkaTieredReader(self._request, schema)
+        if self._request is not None:
+            return self._request
+        kept = next((column.metadata[KEPT] for column in schema.fields if KEPT in (column.metadata or {})), None)
+        if kept is None:
+            hint = "Create it without columns: the option columns chooses them"
+            raise UsageError("Spark does not tell the options of this table", hint=hint)
+        return parse_options(json.loads(kept))
 
 
 class KafkaTieredReader(DataSourceReader):
@@ -114,92 +127,74 @@ class KafkaTieredReader(DataSourceReader):
         return plan(_tier(self._request.settings), self._request)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, Split):
-            from pyspark.sql.pandas.types import to_arrow_schema
+        return read_split(self._request.settings, self._schema, partition)
 
-            from compactor.consumer.columns import batch_of
 
-            schema = to_arrow_schema(self._schema, timezone="UTC")
-            name = partition.extent.name
-            tier = _tier(self._request.settings, partition.topic_id, name.topic)
-            for selection in Reader(tier, partition.extent, partition.wanted).selections():
-                yield batch_of(selection, name.topic, name.partition, schema)
+class KafkaTieredStream(DataSourceStreamReader):
+    """Micro-batches of what has come to the tier: imports and brokers make it longer. Offsets are those of the partitions, by name."""
+
+    def __init__(self, request: ReadRequest, schema: StructType) -> None:
+        unbounded = request.ending_ms is None and not request.ending and request.ending_offset == ReadRequest.ending_offset
+        if request.latest or not unbounded:
+            what = "view = latest" if request.latest else "an end"
+            raise UsageError(f"kafka-tiered: {what} is for spark.read, not for readStream", hint="Leave it out; a stream has every record")
+        self._request = request
+        self._schema = schema
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802, Spark's name
+        return {}
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802, the signature that every supported Spark calls
+        """The end of each partition: what is committed, where that is asked for."""
+        ends = _of_each(self._request, lambda tier, name: _end(tier, self._request, tier.open(name).refresh()))
+        return {str(name): end for name, end in ends}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        names = {str(name): name for name in _names(_tier(self._request.settings), self._request)}
+        # A partition that came later begins where the stream would have begun with it.
+        begun = {names[name]: offset for name, offset in start.items() if name in names}
+        until = {names[name]: offset for name, offset in end.items() if name in names}
+        starting_ms = None if start else self._request.starting_ms
+        request = replace(self._request, starting={**self._request.starting, **begun}, ending=until, starting_ms=starting_ms)
+        return plan(_tier(self._request.settings), request)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_split(self._request.settings, self._schema, partition)
+
+
+@dataclass(frozen=True)
+class ReadPart:
+    """Some offsets of one partition. ``topic_id``: of a tier that brokers write, so that a task need not ask them for it."""
+
+    extent: Extent
+    wanted: WantedRecords
+    topic_id: str
+    bytes: int
 
 
 class Split(InputPartition):
     """What one task reads."""
 
-    def __init__(self, extent: Extent, wanted: WantedRecords, topic_id: str = "") -> None:
-        """``topic_id``: of a tier that brokers write, so that a task need not ask them for it."""
-        super().__init__(f"{extent.name} {extent.first}..{extent.last}")
-        self.topic_id = topic_id
-        self.extent = extent
-        self.wanted = wanted
+    def __init__(self, parts: Sequence[ReadPart]) -> None:
+        super().__init__(", ".join(f"{part.extent.name} {part.extent.first}..{part.extent.last}" for part in parts[:3]))
+        self.parts = tuple(parts)
 
 
-def parse_options(options: Mapping[str, str]) -> ReadRequest:
-    """Names as in the documentation; case and underscores do not matter. Raises UsageError."""
-    given = {name.replace("_", "").lower(): (name, value) for name, value in options.items()}
-    known = {**{key: key for key in SETTINGS}, **READING}
-    for name, (written, _) in given.items():
-        if name not in known and name != "path":
-            near = difflib.get_close_matches(name, list(known), n=1)
-            hint = f"Did you mean {known[near[0]]}?" if near else f"It knows {', '.join(known.values())}"
-            raise UsageError(f"kafka-tiered has no option {written!r}", hint=hint)
-    environ = dict(os.environ)
-    environ |= {config.env_name(*SETTINGS[name]): value for name, (_, value) in given.items() if name in SETTINGS}
-    text = {READING[name]: value.strip() for name, (_, value) in given.items() if name in READING}
-    settings = config.load(text.get("config"), environ)
-    _ = settings.tier_url
-    if not text.get("topic"):
-        raise UsageError("kafka-tiered needs the option topic")
-    return ReadRequest(
-        settings=settings,
-        topic=TopicPartition.of(text["topic"], 0).topic,
-        partitions=_partitions(text.get("partitions", "")),
-        starting_offset=_whole(text, "startingOffset", 0),
-        ending_offset=_whole(text, "endingOffset", MAX),
-        starting_ms=_whole(text, "startingTimestamp", None),
-        ending_ms=_whole(text, "endingTimestamp", None),
-        committed=_choice(text, "isolation", ("read_committed", "read_uncommitted")) == "read_committed",
-        latest=_choice(text, "view", ("all", "latest")) == "latest",
-        columns=_columns(text.get("columns", "")),
-        split_bytes=_whole(text, "splitBytes", SPLIT_BYTES, 1),
-        key_ranges=_whole(text, "keyRanges", 0),
-    )
+def read_split(settings: config.Settings, schema: StructType, split: InputPartition) -> Iterator[pa.RecordBatch]:
+    """On an executor."""
+    from pyspark.sql.pandas.types import to_arrow_schema
 
+    from compactor.consumer.columns import batch_of
 
-def _whole(text: Mapping[str, str], name: str, default: Any, low: int = 0) -> Any:
-    if name not in text:
-        return default
-    if not (text[name].isascii() and text[name].isdigit()) or not low <= int(text[name]) <= MAX:
-        raise UsageError(f"kafka-tiered: {name} = {text[name]!r} is not a whole number from {low} to {MAX}")
-    return int(text[name])
-
-
-def _choice(text: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    chosen = text.get(name, choices[0])
-    if chosen not in choices:
-        raise UsageError(f"kafka-tiered: {name} = {chosen!r}: allowed is {' or '.join(choices)}")
-    return chosen
-
-
-def _partitions(text: str) -> tuple[int, ...] | None:
-    if not text:
-        return None
-    numbers = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in numbers):
-        raise UsageError(f"kafka-tiered: partitions = {text!r}: write numbers with commas between them")
-    return tuple(sorted({int(part) for part in numbers}))
-
-
-def _columns(text: str) -> tuple[str, ...]:
-    exact = {name.lower(): name for name in DDL}
-    names = [part.strip() for part in text.split(",")] if text else []
-    for name in names:
-        if name.lower() not in exact:
-            raise UsageError(f"kafka-tiered has no column {name!r}", hint=f"Its columns are {', '.join(DDL)}")
-    return tuple(dict.fromkeys(exact[name.lower()] for name in names))
+    if not isinstance(split, Split):
+        return
+    columns = to_arrow_schema(schema, timezone="UTC")
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    folder = local if os.path.isdir(local) else None
+    for part in split.parts:
+        name = part.extent.name
+        for selection in Reader(_tier(settings, part.topic_id, name.topic), part.extent, part.wanted, folder).selections():
+            yield batch_of(selection, name.topic, name.partition, columns)
 
 
 def check_schema(schema: StructType) -> None:
@@ -214,45 +209,67 @@ def check_schema(schema: StructType) -> None:
 # ---- planning ---------------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def _opened(settings: str, topic_id: str, topic: str) -> Tier:
     return open_tier(config.Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
 
 
 def _tier(settings: config.Settings, topic_id: str = "", topic: str = "") -> Tier:
-    """One client per process and tier."""
-    return _opened(settings.model_dump_json(), topic_id, topic)
+    """One client per process and tier; ``topic_id`` where brokers' metadata need not be asked for it."""
+    return _opened(settings.model_dump_json(), topic_id, topic if topic_id else "")
 
 
 def plan(tier: Tier, request: ReadRequest) -> list[InputPartition]:
     """The splits of a read: a few requests per partition, none per segment unless times are looked up. Raises UsageError, StoreError."""
-    known = sorted(name.partition for name in tier.partitions() if name.topic == request.topic)
-    if not known:
-        hint = "`tiered-compactor topics` lists what it holds"
-        raise UsageError(f"the tier at {tier.ports.layout.url} holds no topic {request.topic}", hint=hint)
-    missing = sorted(set(request.partitions or ()) - set(known))
-    if missing:
-        raise UsageError(f"{request.topic} has no partition {missing[0]} in the tier")
-    splits: list[InputPartition] = []
-    for partition in known if request.partitions is None else request.partitions:
-        splits += _of_partition(tier, request, TopicPartition(request.topic, partition))
-    return splits
+    found = [part for _, parts in _of_each(request, lambda _, name: _of_partition(tier, request, name), tier) for part in parts]
+    return list(_packed(found, request.split_bytes))
 
 
-def _of_partition(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[Split]:
+def _names(tier: Tier, request: ReadRequest) -> list[TopicPartition]:
+    return request.chosen(tier.partitions(), tier.ports.layout.url)
+
+
+def _of_each(request: ReadRequest, look: Callable[[Tier, TopicPartition], T], given: Tier | None = None) -> list[tuple[TopicPartition, T]]:
+    """What ``look`` says of each partition that is read; many are looked at at a time."""
+    tier = given or _tier(request.settings)
+    names = _names(tier, request)
+    with ThreadPoolExecutor(LOOKERS, "look") as pool:
+        return list(zip(names, pool.map(partial(look, tier), names), strict=True))
+
+
+def _packed(parts: Iterable[ReadPart], split_bytes: int) -> Iterator[Split]:
+    """Small ones together, in their order."""
+    together: list[ReadPart] = []
+    size = 0
+    for part in parts:
+        weight = part.bytes + OPEN_BYTES
+        if together and size + weight > split_bytes:
+            yield Split(together)
+            together, size = [], 0
+        together.append(part)
+        size += weight
+    if together:
+        yield Split(together)
+
+
+def _of_partition(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[ReadPart]:
     for _ in range(FOLDS):
         try:
-            return _splits(tier, request, name, tier.open(name).refresh())
+            return _parts(tier, request, name, tier.open(name).refresh())
         except Gone:
             continue  # a segment was replaced while times were looked up in it
-    return _splits(tier, request, name, tier.open(name).refresh())
+    return _parts(tier, request, name, tier.open(name).refresh())
 
 
-def _splits(tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState) -> list[Split]:
-    limit = request.settings.cleaner_for(request.topic).max_decompressed_batch_bytes
-    first, end = max(request.starting_offset, state.start_offset, tier.log_start(name)), min(request.ending_offset, state.end_offset + 1)
-    if request.committed:
-        end = min(end, last_stable_offset(tier, state))
+def _end(tier: Tier, request: ReadRequest, state: PartitionState) -> int:
+    """Exclusive: what may be read of a partition."""
+    return last_stable_offset(tier, state) if request.committed else state.end_offset + 1
+
+
+def _parts(tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState) -> list[ReadPart]:
+    limit = request.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
+    first = max(request.starting.get(name, request.starting_offset), state.start_offset, tier.log_start(name))
+    end = min(request.ending.get(name, request.ending_offset), _end(tier, request, state))
     if request.starting_ms is not None:
         found = first_offset_at(tier, name, state.live, request.starting_ms, limit)
         first = end if found is None else max(first, found)
@@ -260,11 +277,21 @@ def _splits(tier: Tier, request: ReadRequest, name: TopicPartition, state: Parti
         found = first_offset_at(tier, name, state.live, request.ending_ms, limit)
         end = end if found is None else min(end, found)
     segments = [segment for segment in state.live if segment.end_offset >= first and segment.start_offset < end]
+    if not segments or first >= end:
+        return []
     if request.latest:
-        return _latest_splits(tier, request, name, segments, first, end)
+        extent, size = Extent(name, first, end - 1, tuple(segments)), sum(segment.size_bytes for segment in segments)
+        each = _latest(request, name, extent)
+        return [ReadPart(extent, WantedRecords(request.committed, limit, latest), tier.topic_id(name), size) for latest in each]
     wanted = WantedRecords(request.committed, limit)
-    parts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut(segments, request.split_bytes)]
-    return [Split(Extent(name, a, b, of), wanted, tier.topic_id(name)) for a, b, of in parts if a <= b]
+    cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut(segments, request.split_bytes)]
+    return [ReadPart(Extent(name, a, b, of), wanted, tier.topic_id(name), _bytes(a, b, of)) for a, b, of in cuts if a <= b]
+
+
+def _bytes(first: int, last: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
+    """About how much of the segments lies between two offsets."""
+    whole = segments[-1].end_offset - segments[0].start_offset + 1
+    return sum(segment.size_bytes for segment in segments) * (last - first + 1) // whole
 
 
 def _cut(segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int) -> Iterator[tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]]:
@@ -286,17 +313,16 @@ def _cut(segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int) -> Iter
         yield together[0].start_offset, together[-1].end_offset, tuple(together)
 
 
-def _latest_splits(
-    tier: Tier, request: ReadRequest, name: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], first: int, end: int
-) -> list[Split]:
-    if not segments or first >= end:
-        return []
-    limit = request.settings.cleaner_for(request.topic).max_decompressed_batch_bytes
-    budget = max(request.settings.cleaner.map_budget_bytes, 1 << 16)
-    ranges = request.key_ranges or -(-sum(_records(segment) for segment in segments) * KEY_BYTES // budget) or 1
-    extent = Extent(name, first, end - 1, tuple(segments))
-    each = [WantedRecords(request.committed, limit, Latest(number, ranges, budget)) for number in range(ranges)]
-    return [Split(extent, wanted, tier.topic_id(name)) for wanted in each]
+def _latest(request: ReadRequest, name: TopicPartition, extent: Extent) -> list[Latest]:
+    """One task per partition. Where its keys would not fit the memory it sorts them on its disk; ``keyRanges`` says otherwise."""
+    cleaner = request.settings.cleaner_for(name.topic)
+    budget = max(cleaner.map_budget_bytes, 1 << 16)
+    records = sum(_records(segment) for segment in extent.segments)
+    ranges = request.key_ranges or -(-records * KEY_BYTES // budget) or 1
+    if not request.key_ranges and ranges > 1 and extent.last - extent.first < MOST_SPAN:
+        disk = cleaner.disk_budget_bytes if isinstance(cleaner.disk_budget_bytes, int) else 0
+        return [Latest(0, 1, budget, spill=Spill(records, disk))]
+    return [Latest(number, ranges, budget) for number in range(ranges)]
 
 
 def _records(segment: RemoteLogSegmentMetadata) -> int:

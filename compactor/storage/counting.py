@@ -18,6 +18,9 @@ class Meter(Protocol):
     def request(self, kind: str) -> None:
         """Called before each request; kinds: get, head, put, list, delete, multipart."""
 
+    def repeated(self) -> None:
+        """Called before each request that is made again."""
+
     def read(self, size: int) -> None:
         """Called for body bytes that arrived."""
 
@@ -26,9 +29,10 @@ class Meter(Protocol):
 
 
 class Usage(Value):
-    """What was asked of a store so far; differences of two usages are usages."""
+    """What was asked of a store so far; differences of two usages are usages. ``repeats``: of these the ones that were made again."""
 
     requests: Mapping[str, int] = {}
+    repeats: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
 
@@ -41,6 +45,7 @@ class Usage(Value):
         difference.subtract(earlier.requests)
         return Usage(
             requests={kind: count for kind, count in sorted(difference.items()) if count},
+            repeats=self.repeats - earlier.repeats,
             bytes_read=self.bytes_read - earlier.bytes_read,
             bytes_written=self.bytes_written - earlier.bytes_written,
         )
@@ -53,12 +58,17 @@ class Counters:
         self._lock = threading.Lock()
         self._watcher: Callable[[int], None] | None = None
         self._requests: Counter[str] = Counter()
+        self._repeats = 0
         self._read = 0
         self._wrote = 0
 
     def request(self, kind: str) -> None:
         with self._lock:
             self._requests[kind] += 1
+
+    def repeated(self) -> None:
+        with self._lock:
+            self._repeats += 1
 
     def read(self, size: int) -> None:
         with self._lock:
@@ -83,4 +93,5 @@ class Counters:
 
     def usage(self) -> Usage:
         with self._lock:
-            return Usage(requests=dict(sorted(self._requests.items())), bytes_read=self._read, bytes_written=self._wrote)
+            requests = dict(sorted(self._requests.items()))
+            return Usage(requests=requests, repeats=self._repeats, bytes_read=self._read, bytes_written=self._wrote)

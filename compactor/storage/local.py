@@ -191,15 +191,15 @@ class LocalStore:
                 os.link(staged, target)
             except FileExistsError:
                 # A network file system may answer its own repeated request so: then the link is ours.
-                if not os.path.samefile(staged, target):
+                if staged.lstat().st_nlink == 1:
                     if companion:
                         companion.unlink(missing_ok=True)
                     _refuse_existing(target)
-                    raise
+                    raise AlreadyExists(f"{target} existed a moment ago") from None
             _sync_directory(target.parent)
             if self._reserve is not None:
                 self._reserve.fill()
-            return self._info(key, target.lstat(), described)
+            return self._info(key, staged.lstat(), described)  # the same file; another writer may have deleted the object by now
 
     def _info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
         """A link changes a file's status, not its modification time: that is of the staging."""

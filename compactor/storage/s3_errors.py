@@ -32,6 +32,7 @@ _NO_BUCKET = "Create it, or check [tier] url, [s3] endpoint_url and region"
 _KMS = "The bucket encrypts with a KMS key: grant kms:Decrypt and kms:GenerateDataKey on it, and check that it is enabled"
 _BUSY = "The store asks for patience; lower [limits] max_requests_per_s if it happens often"
 _AGAIN = "Try again; what was begun is finished or undone by the next run"
+_NOBODY = f"Is the store running, and is [s3] endpoint_url right? {_AGAIN}"
 _REQUESTER = (
     "The bucket makes the requester pay, which this service does not accept on your behalf: use the owner's credentials or switch it off"
 )
@@ -135,7 +136,8 @@ def translated(error: Exception, verb: str, where: str, *, met: bool = False) ->
         return Refused(f"{what}: {error}: nobody knows this host".rstrip("."), hint="Check [s3] endpoint_url and region, and the DNS")
     if isinstance(error, boto.ParamValidationError | boto.InvalidRegionError | boto.EndpointProviderError | ValueError):
         return UsageError(f"{what}: {error}".rstrip("."), hint="Check [tier] url and [s3]")
-    return Unavailable(f"{what}: {error}".rstrip("."), hint=_AGAIN)
+    unreached = isinstance(error, boto.EndpointConnectionError) and not met
+    return Unavailable(f"{what}: {error}".rstrip("."), hint=_NOBODY if unreached else _AGAIN)
 
 
 def _is_unknown_host(error: BaseException) -> bool:

@@ -113,7 +113,12 @@ class S3Requests:
         return self.call("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
 
     def retry(self, attempt: Callable[[int], T]) -> T:
-        return self.retrier.call(attempt)
+        def counted(number: int) -> T:
+            if number:
+                self.meter.repeated()
+            return attempt(number)
+
+        return self.retrier.call(counted)
 
     def body(self, answer: dict[str, Any], key: str, span: Span) -> Iterator[bytes]:
         """The body of a GET in chunks, exactly as long as its headers say. Raises Unavailable where it is not, or breaks off."""

@@ -59,6 +59,9 @@ class Throttled:
             self._buckets.requests.take(1)
         self._inner.request(kind)
 
+    def repeated(self) -> None:
+        self._inner.repeated()
+
     def read(self, size: int) -> None:
         if self._buckets.reads:
             self._buckets.reads.take(size)

@@ -12,20 +12,22 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from checkpoint.lineage import EpochEntry
 from compactor.errors import BadData, Unavailable, UsageError
 from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.chain import Link, chain, told_lineage
+from compactor.metadata_topic.chain import Link, chain, one_chain, told_lineage
 from compactor.metadata_topic.codec import TopicIdPartition, uuid_text
 from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import FoldedPartition
+from compactor.metadata_topic.kept import FoldedPartition, TieredPartition
 from compactor.model.ids import TopicPartition
 
 CATCH_UP_S = 30.0
 FRESH_S = 1.0
 """A fold that is no older is not read on: one command asks about many partitions."""
+TOPICS_FRESH_S = 15.0
+"""What the cluster says of topics may be so old where a round over one of thousands of partitions asks: it is asked about all of them."""
 _SHOWN = 5
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,13 @@ class TopicNow:
     chosen: Mapping[str, str] = field(default_factory=dict)
 
 
+class Standing(NamedTuple):
+    """Tells whether anything was said of a partition since: its topic's id, and the offset of the last record about it."""
+
+    topic_id: bytes
+    applied: int
+
+
 class ClusterNow(Protocol):
     """Asked when the fold was read on; raises Unavailable, Refused."""
 
@@ -51,6 +60,9 @@ class ClusterNow(Protocol):
 
     def topics(self, names: Sequence[str]) -> Mapping[str, TopicNow]:
         """Those that exist, and that this user may describe."""
+
+    def problem(self) -> str:
+        """Why nothing may be compacted under these brokers, or nothing: versions, settings of the metadata topic."""
 
 
 class BrokersMetadata(Protocol):
@@ -66,8 +78,11 @@ class BrokersMetadata(Protocol):
 
     def cluster_id(self) -> str: ...
 
-    def refresh(self, *, within_s: float = FRESH_S) -> None:
-        """Reads on, where the last look is older than that."""
+    def refresh(self, *, within_s: float = FRESH_S, topics_within_s: float | None = None) -> None:
+        """Reads on, where the last look is older than that. ``topics_within_s``: what the cluster says of topics; None: the same."""
+
+    def standings(self) -> Mapping[TopicPartition, Standing]:
+        """Of all ``names``, as last read. Costs nothing for each of them."""
 
     def names(self) -> list[TopicPartition]:
         """The tiered partitions of the topics that the settings name, ascending."""
@@ -85,6 +100,9 @@ class BrokersMetadata(Protocol):
 
     def elsewhere(self) -> list[TopicIdPartition]:
         """Partitions of these names under other ids: of topics that were deleted and whose tier is not gone yet."""
+
+    def problem(self) -> str:
+        """As ClusterNow, asked at most every TOPICS_FRESH_S."""
 
 
 def matching(patterns: Sequence[str], topics: Iterable[str]) -> list[str]:
@@ -114,50 +132,82 @@ class FollowedBrokers:
         self._cluster = cluster
         self._patterns = patterns
         self._lock = threading.RLock()
-        self._read_at = float("-inf")
+        self._read_at = self._asked_at = float("-inf")
+        self._folds = -1
+        self._tiered: set[str] | None = None
+        self._wanted: list[str] = []
         self._topics: dict[str, TopicNow] = {}
-        self._names: list[TopicPartition] = []
+        self._topic_ids: dict[str, str] = {}
+        self._standings: dict[TopicPartition, Standing] = {}
         self._elsewhere: list[TopicIdPartition] = []
         self._told: set[int] = set()
+        self._problem = ""
+        self._problem_at = float("-inf")
+        self._leaderless: frozenset[int] = frozenset()
 
     def cluster_id(self) -> str:
         return self._cluster.cluster_id()
 
-    def refresh(self, *, within_s: float = FRESH_S) -> None:
+    def refresh(self, *, within_s: float = FRESH_S, topics_within_s: float | None = None) -> None:
         with self._lock:
-            if time.monotonic() - self._read_at <= within_s:
+            now = time.monotonic()
+            if now - self._read_at <= within_s:
                 return
             self._follow()
-            tiered = self.followed.partitions()
-            wanted = matching(self._patterns, (one.partition.topic for one in tiered))
-            self._topics = dict(self._cluster.topics(wanted))
-            ours = [one.partition for one in tiered if one.partition.topic in set(wanted)]
-            now = {topic: found.topic_id for topic, found in self._topics.items()}
-            self._names = sorted(one.name for one in ours if now.get(one.topic) == one.topic_id)
-            self._elsewhere = [one for one in ours if now.get(one.topic) != one.topic_id]
+            folds = self.followed.folds
+            anew = now - self._asked_at > (within_s if topics_within_s is None else topics_within_s)
+            if anew or folds != self._folds:
+                tiered = self.followed.partitions()
+                self._ask({one.partition.topic for one in tiered}, anew=anew)
+                self._sort(tiered)
+                self._folds = folds
             self._read_at = time.monotonic()
 
+    def _ask(self, tiered: set[str], *, anew: bool) -> None:
+        other = tiered != self._tiered
+        if other or anew:
+            wanted = matching(self._patterns, tiered) if other else self._wanted
+            self._topics = dict(self._cluster.topics(wanted))
+            self._topic_ids = {topic: uuid_text(found.topic_id) for topic, found in self._topics.items()}
+            self._tiered, self._wanted, self._asked_at = tiered, wanted, time.monotonic()
+
+    def _sort(self, tiered: Sequence[TieredPartition]) -> None:
+        """Whose topic the cluster has under the same id, and whose it has not any more."""
+        wanted = set(self._wanted)
+        now = {topic: found.topic_id for topic, found in self._topics.items()}
+        ours = [one for one in tiered if one.partition.topic in wanted]
+        here = [one for one in ours if now.get(one.partition.topic) == one.partition.topic_id]
+        self._standings = {one.partition.name: Standing(one.partition.topic_id, one.applied) for one in here}
+        self._elsewhere = [one.partition for one in ours if now.get(one.partition.topic) != one.partition.topic_id]
+
     def names(self) -> list[TopicPartition]:
+        return sorted(self.standings())
+
+    def standings(self) -> Mapping[TopicPartition, Standing]:
         with self._lock:
             self._be_read()
-            return list(self._names)
+            return self._standings
 
     def topic_ids(self) -> Mapping[str, str]:
         with self._lock:
             self._be_read()
-            return {topic: uuid_text(found.topic_id) for topic, found in self._topics.items()}
+            return self._topic_ids
 
     def topic(self, name: str) -> TopicNow:
         with self._lock:
             self._be_read()
-            return self._topics[name]
+            found = self._topics.get(name)
+        if found is None:
+            raise UsageError(f"the cluster has no topic {name} that topics under [kafka] names", hint="`topics` lists what the tier holds")
+        return found
 
     def folded(self, name: TopicPartition) -> FoldedPartition:
         with self._lock:
             self._be_read()
-            if name not in self._names:
+            standing = self._standings.get(name)
+            if standing is None:
                 raise _unknown(name)
-            found = self.followed.partition(self._topics[name.topic].topic_id, name.partition)
+            found = self.followed.partition(standing.topic_id, name.partition)
         if found is None:
             raise _unknown(name)
         return found
@@ -165,12 +215,19 @@ class FollowedBrokers:
     def incomplete(self) -> bool:
         with self._lock:
             self._be_read()
-            return any(reached.missing or reached.stopped for reached in self.followed.reached().values())
+            holes = any(reached.missing or reached.stopped for reached in self.followed.reached().values())
+            return holes or bool(self.followed.leaderless)
 
     def elsewhere(self) -> list[TopicIdPartition]:
         with self._lock:
             self._be_read()
             return list(self._elsewhere)
+
+    def problem(self) -> str:
+        with self._lock:
+            if time.monotonic() - self._problem_at > TOPICS_FRESH_S or self._problem:
+                self._problem, self._problem_at = self._cluster.problem(), time.monotonic()
+            return self._problem
 
     def _be_read(self) -> None:
         if self._read_at == float("-inf"):
@@ -184,6 +241,11 @@ class FollowedBrokers:
                 break
             if not progress.records:
                 raise Unavailable(f"{self.where} is not read to its end within {CATCH_UP_S:g} s", hint="Try again")
+        leaderless = self.followed.leaderless
+        for number in sorted(leaderless - self._leaderless):
+            said = "partition %d of %s cannot be read, as no broker leads it: what it tells of is held up, the rest goes on"
+            _log.warning(said, number, self.where)
+        self._leaderless = leaderless
         for number, reached in self.followed.reached().items():
             if reached.missing and number not in self._told:
                 self._told.add(number)
@@ -202,7 +264,7 @@ class EffectiveView:
 def effective(cache: RemoteLogMetadataCache, name: TopicPartition) -> EffectiveView:
     """By the lineage that the tier tells. Raises BadData where that cannot be."""
     lineage = told_lineage(cache)
-    links = tuple(chain(cache, lineage))
+    links = tuple(one_chain(chain(cache, lineage), lineage))
     if any(link.segment.size_bytes < 0 for link in links):
         raise BadData(f"{name}: metadata has a segment of a negative size")
     return EffectiveView(links, lineage)

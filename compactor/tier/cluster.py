@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from compactor.errors import NotFound, Refused
-from compactor.metadata_topic.admin import KafkaAdmin, TopicFacts
+from compactor.metadata_topic.admin import KafkaAdmin, TopicFacts, metadata_topic_problem
 from compactor.tier.brokers import TopicNow
+from compactor.tier.conditions import version_problem
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,13 @@ class AdminCluster:
         except (Refused, NotFound):
             facts = self._one_by_one(names)
         return {name: _now(found) for name, found in facts.items()}
+
+    def problem(self) -> str:
+        """What may not be asked for is a problem, too: it is not guessed."""
+        try:
+            return metadata_topic_problem(self._admin.metadata_topic()) or version_problem(self._admin.cluster())
+        except (Refused, NotFound) as error:
+            return str(error)
 
     def _one_by_one(self, names: Sequence[str]) -> dict[str, TopicFacts]:
         facts: dict[str, TopicFacts] = {}

@@ -7,23 +7,36 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from compactor.errors import NotFound, Refused
-from compactor.metadata_topic.admin import ClusterFacts, KafkaAdmin, TopicFacts, metadata_topic_problem
+from compactor.metadata_topic.admin import ClusterFacts, TopicFacts, metadata_topic_problem
 from compactor.metadata_topic.codec import uuid_text
 from compactor.model.ids import TopicPartition
 
 FRESH_S = 15.0
 """A round asks at each of its steps; what it was told this long ago is told again."""
 OLDEST = (3, 8)
+_CLUSTER = ""
 _WANTED = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "remote.storage.enable": "true"}
 
 
-class BrokerConditions:
-    """Asked by the publisher before each step. Usable by several threads."""
+class AsksCluster(Protocol):
+    """metadata_topic.admin.KafkaAdmin is one."""
 
-    def __init__(self, admin: KafkaAdmin, *, fresh_s: float = FRESH_S) -> None:
+    def cluster(self) -> ClusterFacts: ...
+
+    def metadata_topic(self, *, write: bool = False) -> TopicFacts: ...
+
+    def topics(self, names: Sequence[str]) -> Mapping[str, TopicFacts]: ...
+
+
+class BrokerConditions:
+    """Asked by the publisher before each step. Usable by several threads. A topic that was made anew is refused once: what is at work on
+    the one before ends with that, and what begins then is about the new one."""
+
+    def __init__(self, admin: AsksCluster, *, fresh_s: float = FRESH_S) -> None:
         self._admin = admin
         self._fresh_s = fresh_s
         self._lock = threading.Lock()
@@ -33,34 +46,42 @@ class BrokerConditions:
     def __call__(self, name: TopicPartition) -> None:
         """Raises Refused where nothing may be written about this partition, Unavailable where brokers do not say."""
         with self._lock:
-            if time.monotonic() - self._asked.get(name.topic, float("-inf")) < self._fresh_s:
-                return
-            problem = metadata_topic_problem(self._admin.metadata_topic(write=True)) or version_problem(self._admin.cluster())
-            if problem:
-                raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers have what they had")
-            try:
-                facts = self._admin.topics([name.topic])[name.topic]
-            except NotFound as error:
-                raise Refused(f"topic {name.topic} is not there any more", hint="Its tier goes with it") from error
-            known = self._ids.setdefault(name.topic, facts.topic_id)
-            if known != facts.topic_id:
-                said = f"topic {name.topic} was deleted and made anew: it was {uuid_text(known)} and is {uuid_text(facts.topic_id)}"
-                raise Refused(said, hint="Run again: the new topic is another one")
-            problem = topic_problem(facts)
-            if problem:
-                raise Refused(problem, hint="Set it with kafka-configs --alter, or take the topic out of topics under [kafka]")
-            self._asked[name.topic] = time.monotonic()
+            if self._is_due(_CLUSTER):
+                problem = metadata_topic_problem(self._admin.metadata_topic(write=True)) or version_problem(self._admin.cluster())
+                if problem:
+                    raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers have what they had")
+                self._asked[_CLUSTER] = time.monotonic()
+            if self._is_due(name.topic):
+                self._ask_about(name.topic)
+                self._asked[name.topic] = time.monotonic()
+
+    def _is_due(self, what: str) -> bool:
+        return time.monotonic() - self._asked.get(what, float("-inf")) >= self._fresh_s
+
+    def _ask_about(self, topic: str) -> None:
+        try:
+            facts = self._admin.topics([topic])[topic]
+        except NotFound as error:
+            raise Refused(f"topic {topic} is not there any more", hint="Its tier goes with it") from error
+        known = self._ids.get(topic, facts.topic_id)
+        self._ids[topic] = facts.topic_id
+        if known != facts.topic_id:
+            said = f"topic {topic} was deleted and made anew: it was {uuid_text(known)} and is {uuid_text(facts.topic_id)}"
+            raise Refused(said, hint="Run again: the new topic is another one")
+        problem = topic_problem(topic, {setting: found.value for setting, found in facts.settings.items()})
+        if problem:
+            raise Refused(problem, hint="Set it with kafka-configs --alter, or take the topic out of topics under [kafka]")
 
 
-def topic_problem(facts: TopicFacts) -> str:
+def topic_problem(topic: str, settings: Mapping[str, str]) -> str:
     """Why a topic's tier must not be compacted, or nothing."""
     for setting, wanted in _WANTED.items():
-        found = facts.settings.get(setting)
+        found = settings.get(setting)
         if found is None:
-            return f"{setting} of {facts.topic} is unknown: it must be {wanted}"
-        if found.value != wanted:
+            return f"{setting} of {topic} is unknown: it must be {wanted}"
+        if found != wanted:
             why = _WHY.get(setting, "brokers delete what it does not cover")
-            return f"{setting} of {facts.topic} is {found.value}, it must be {wanted}: {why}"
+            return f"{setting} of {topic} is {found}, it must be {wanted}: {why}"
     return ""
 
 

@@ -20,7 +20,7 @@ from compactor.metadata_topic.packed import FORMAT, pack, unpack
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectStore
-from compactor.tier.brokers import FRESH_S, BrokersMetadata, TopicNow, effective, matching
+from compactor.tier.brokers import FRESH_S, BrokersMetadata, Standing, TopicNow, effective, matching
 
 PREFIX = "metadata-snapshots/"
 _LEVEL = 6
@@ -42,10 +42,13 @@ class PartitionSnapshot(Value):
 
 
 class TopicSnapshot(Value):
+    """``chosen``: which of the settings are set on the topic itself, and are policy."""
+
     topic: str
     topic_id: str
     settings: dict[str, str]
     partitions: tuple[PartitionSnapshot, ...]
+    chosen: tuple[str, ...] = ()
 
 
 class MetadataSnapshot(Value):
@@ -72,8 +75,9 @@ def taken(brokers: BrokersMetadata, *, url: str, layout: str, now_ms: int) -> Me
     for topic in sorted({name.topic for name in names}):
         now = brokers.topic(topic)
         partitions = tuple(_partition(brokers, name, now) for name in names if name.topic == topic)
-        found = TopicSnapshot(topic=topic, topic_id=brokers.topic_ids()[topic], settings=dict(now.settings), partitions=partitions)
-        topics.append(found)
+        topic_id = brokers.topic_ids()[topic]
+        chosen = tuple(name for name in now.settings if name in now.chosen)
+        topics.append(TopicSnapshot(topic=topic, topic_id=topic_id, settings=dict(now.settings), partitions=partitions, chosen=chosen))
     return MetadataSnapshot(format=FORMAT, taken_ms=now_ms, cluster_id=brokers.cluster_id(), url=url, layout=layout, topics=tuple(topics))
 
 
@@ -139,8 +143,13 @@ class SnapshotBrokers:
     def cluster_id(self) -> str:
         return self._snapshot.cluster_id
 
-    def refresh(self, *, within_s: float = FRESH_S) -> None:
+    def refresh(self, *, within_s: float = FRESH_S, topics_within_s: float | None = None) -> None:
         """Nothing can have changed."""
+
+    def standings(self) -> Mapping[TopicPartition, Standing]:
+        return {
+            name: Standing(uuid_bytes(topic.topic_id), self.folded(name).cache.applied) for name, (topic, _) in self._partitions.items()
+        }
 
     def names(self) -> list[TopicPartition]:
         return sorted(self._partitions)
@@ -152,7 +161,8 @@ class SnapshotBrokers:
         topic = self._topics[name]
         starts = {one.partition: one.log_start for one in topic.partitions if one.log_start >= 0}
         stable = {one.partition: one.last_stable for one in topic.partitions if one.last_stable >= 0}
-        return TopicNow(uuid_bytes(topic.topic_id), starts, stable, topic.settings)
+        chosen = {name: topic.settings[name] for name in topic.chosen if name in topic.settings}
+        return TopicNow(uuid_bytes(topic.topic_id), starts, stable, topic.settings, chosen)
 
     def folded(self, name: TopicPartition) -> FoldedPartition:
         if name not in self._partitions:
@@ -166,6 +176,10 @@ class SnapshotBrokers:
     def elsewhere(self) -> list[TopicIdPartition]:
         """A snapshot has the topics as they were."""
         return []
+
+    def problem(self) -> str:
+        """Nobody compacts by a snapshot."""
+        return ""
 
 
 def _folded(topic: TopicSnapshot, one: PartitionSnapshot) -> FoldedPartition:

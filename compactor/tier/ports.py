@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
@@ -114,6 +114,15 @@ class Announced:
     cut_off_ms: int = -1
 
 
+class Wait(NamedTuple):
+    """Of a round that readers may not be told of yet. ``until_ms``: when to ask again, by this machine's clock; ``records``: that it was
+    judged by; ``ahead``: how many rounds come before it."""
+
+    until_ms: int
+    records: int
+    ahead: int
+
+
 class SegmentPublisher(Protocol):
     """How readers learn of segments. Without a broker the control log's own record does it; on Kafka, ``__remote_log_metadata``.
 
@@ -127,6 +136,15 @@ class SegmentPublisher(Protocol):
     def permit(self, name: TopicPartition) -> None:
         """Raises Refused where readers of this partition must not be switched: asked before a round is planned."""
 
+    def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
+        """Whether readers may be told so much more of a partition now; None: yes, and it is reserved. Rounds are served as they come.
+
+        ``per_hour``: records for all partitions together, 0: any number. May be asked again, once more is known of the round.
+        """
+
+    def forgo(self, name: TopicPartition) -> None:
+        """What is left of that is reserved no more: the round has ended, whether or not readers were told anything."""
+
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Before the first object of a finished rewrite is uploaded: size and largest timestamp are final (COPY_SEGMENT_STARTED)."""
 
@@ -136,8 +154,10 @@ class SegmentPublisher(Protocol):
         replacements: Sequence[Replacement],
         begun: Callable[[], None],
         record: Callable[[Collection[str]], None],
+        *,
+        backwards: bool = False,
     ) -> None:
-        """Switches readers, calls ``record`` (the control log's *round published*) once they are.
+        """Switches readers, calls ``record`` (the control log's *round published*) once they are. ``backwards``: the last group first.
 
         Where switching takes several steps, ``begun`` (*publish begun*) comes before the first; from there the only way is on.
         ``record`` is told which new segments were cut off instead, because what they replace had gone.

@@ -1,22 +1,26 @@
 """Sidecars in the control store: ``partitions/<topic-partition>/sidecars/<segment id>.bloom``, one for each segment that has one.
 
-They can be dropped at any time. What is missing or cannot be used costs a read of the segment, never a record.
+They can be dropped at any time. What is missing or cannot be used costs a read of the segment, never a record. What reads them is imported
+late: it brings numba, and many commands never ask for a sidecar.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
 
-from bloom import sidecar as sidecars
-from bloom.filter import Hashes, KeyFilter
-from bloom.sidecar import HEAD_GUESS, Sidecar, SidecarUnusable
 from compactor.errors import AlreadyExists, NotFound, StoreError
 from compactor.storage.port import ObjectStore
+
+if TYPE_CHECKING:
+    from bloom.filter import Hashes, KeyFilter
+    from bloom.sidecar import Sidecar
 
 MISSING = "it has no sidecar"
 MET = "its filter meets a key of the dirty range"
@@ -24,7 +28,9 @@ REQUESTS = 16
 """At a time: they wait for the store, not for each other."""
 
 FILTER_BYTES = 64 << 20
-"""Filters that are in memory at a time."""
+"""Filters that are in memory at a time, besides those that are on their way."""
+AHEAD = 4
+"""Filters on their way at a time: they are large."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,11 +90,13 @@ class Sidecars:
 
     def load(self, segment_id: str) -> Sidecar | None:
         """With its filter; None where it cannot be used (any more). Raises StoreError."""
+        from bloom import sidecar as sidecars
+
         try:
             return sidecars.read(self._control.get(self.key(segment_id)), segment_id, self.hash_key)
         except NotFound:
             return None
-        except SidecarUnusable as unusable:
+        except sidecars.SidecarUnusable as unusable:
             _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.key(segment_id), unusable)
             return None
 
@@ -99,29 +107,42 @@ class Sidecars:
         """
         met: dict[str, str] = {}
         fetched = 0
-        waiting = list(segment_ids)
-        while waiting:
-            filters: dict[str, KeyFilter] = {}
-            size = 0
-            while waiting and size < FILTER_BYTES:
-                name = waiting.pop()
-                whole = self.load(name)
-                if whole is None or whole.filter is None:
-                    met[name] = "its filter cannot be read"
-                    continue
-                filters[name] = whole.filter
-                size += len(whole.filter.bitarray) // 8
-            fetched += size
-            for some in keys() if filters else ():
-                for name in [name for name, each in filters.items() if each.contains_all(some).any()]:
-                    met[name] = MET
-                    del filters[name]
-                if not filters:
-                    break
+        with contextlib.closing(self._loaded(segment_ids)) as loaded:
+            left = len(segment_ids)
+            while left:
+                filters: dict[str, KeyFilter] = {}
+                size = 0
+                while left and size < FILTER_BYTES:
+                    name, whole = next(loaded)
+                    left -= 1
+                    if whole is None or whole.filter is None:
+                        met[name] = "its filter cannot be read"
+                        continue
+                    filters[name] = whole.filter
+                    size += len(whole.filter.bitarray) // 8
+                fetched += size
+                for some in keys() if filters else ():
+                    for name in [name for name, each in filters.items() if each.contains_all(some).any()]:
+                        met[name] = MET
+                        del filters[name]
+                    if not filters:
+                        break
         return met, fetched
+
+    def _loaded(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
+        """As ``load``, in this order, some of them ahead."""
+        rest = iter(segment_ids)
+        with ThreadPoolExecutor(AHEAD, "filters") as pool:
+            coming = deque((name, pool.submit(self.load, name)) for name in islice(rest, AHEAD))
+            while coming:
+                name, one = coming.popleft()
+                yield name, one.result()
+                coming.extend((after, pool.submit(self.load, after)) for after in islice(rest, 1))
 
     def save(self, sidecar: Sidecar) -> int:
         """Writes or replaces it; its size in bytes. Raises StoreError."""
+        from bloom import sidecar as sidecars
+
         data = sidecars.write(sidecar, self.hash_key)
         self._control.put(self.key(sidecar.segment_id), data)
         if self._kept is not None:
@@ -130,6 +151,8 @@ class Sidecars:
 
     def add(self, sidecar: Sidecar) -> int:
         """Writes it where there is none. A store that does not take it costs a later read, not the round."""
+        from bloom import sidecar as sidecars
+
         data = sidecars.write(sidecar, self.hash_key)
         try:
             self._control.create(self.key(sidecar.segment_id), data)
@@ -147,22 +170,26 @@ class Sidecars:
         }
 
     def _remembered(self, segment_ids: Sequence[str]) -> dict[str, Head]:
+        from bloom import sidecar as sidecars
+
         found = {}
         for segment_id, data in (self._kept.heads(segment_ids) if self._kept is not None else {}).items():
-            with contextlib.suppress(SidecarUnusable):
+            with contextlib.suppress(sidecars.SidecarUnusable):
                 found[segment_id] = Head(sidecars.read_head(data, segment_id, self.hash_key), "", 0)
         return found
 
     def _fetched(self, segment_id: str) -> tuple[Head, bytes]:
+        from bloom import sidecar as sidecars
+
         try:
-            data = self._control.get(self.key(segment_id), 0, HEAD_GUESS)
+            data = self._control.get(self.key(segment_id), 0, sidecars.HEAD_GUESS)
             wanted = sidecars.head_length(data)
-            if wanted > len(data) == HEAD_GUESS:
-                data += self._control.get(self.key(segment_id), HEAD_GUESS, wanted - HEAD_GUESS)
+            if wanted > len(data) == sidecars.HEAD_GUESS:
+                data += self._control.get(self.key(segment_id), sidecars.HEAD_GUESS, wanted - sidecars.HEAD_GUESS)
             return Head(sidecars.read_head(data, segment_id, self.hash_key), "", len(data)), data[:wanted]
         except NotFound:
             return Head(None, MISSING, 0), b""
-        except SidecarUnusable as unusable:
+        except sidecars.SidecarUnusable as unusable:
             return Head(None, str(unusable), 0), b""
 
 

@@ -6,16 +6,12 @@ Segments are fetched a few at a time into a log directory of this process, and t
 
 from __future__ import annotations
 
-import re
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from compactor.bootstrap import Tier
-from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
 from compactor.local.spool import process_folder
@@ -24,7 +20,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import disk_budget
 from compactor.transfer.export import fetch
 from compactor.transfer.import_ import Company, ImportOptions, ImportProgress, ImportReport, import_directory
-from compactor.transfer.import_root import PartitionImport
+from compactor.transfer.import_root import PartitionImport, each_for_itself, of_topics
 from compactor.transfer.log_directory import log_path
 
 LOOKS = 3
@@ -37,11 +33,8 @@ MAX_OFFSET = 2**63 - 1
 
 def names_of(source: Tier, topics: str | None) -> list[TopicPartition]:
     """The other tier's partitions. ``topics``: a regular expression over whole topic names. Raises UsageError."""
-    try:
-        wanted = re.compile(topics) if topics is not None else None
-    except re.error as error:
-        raise UsageError(f"--topics: {topics!r} is not a regular expression: {error}", hint="It is matched against whole names") from None
-    return [name for name in source.partitions() if wanted is None or wanted.fullmatch(name.topic)]
+    wanted = of_topics(topics)
+    return [name for name in source.partitions() if wanted(name)]
 
 
 def import_tier(
@@ -55,28 +48,12 @@ def import_tier(
     """Each partition for itself; one that is refused does not stop the others (I9). ``daemon.threads`` at a time."""
     if source.ports.layout.url == target.ports.layout.url:
         raise UsageError(f"both configurations name the tier at {target.ports.layout.url}", hint="--config is where the segments go")
-    one_at_a_time = threading.Lock()
     threads = target.settings.daemon.threads
 
-    def note_change(log: PartitionLog) -> None:
-        with one_at_a_time:  # there is one catalog log
-            target.note_change(log)
+    def bring(name: TopicPartition, origin: Tier, company: Company) -> ImportReport:
+        return _Transfer(origin, target, name, options, company, threads).run()
 
-    def take(name: TopicPartition) -> PartitionImport:
-        try:
-            done = PartitionImport(name, _Transfer(source, target, name, options, company, threads).run())
-        except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-            done = PartitionImport(name, None, error)
-        with one_at_a_time:
-            on_partition(done)
-        return done
-
-    company = Company(1, note_change, threading.Lock())
-    if names:
-        target.create()
-        target.identity()
-    with ThreadPoolExecutor(threads, "import") as pool:
-        return list(pool.map(take, names))
+    return each_for_itself(target, [(name, source) for name in names], bring, at_once=threads, on_partition=on_partition)
 
 
 class _Transfer:

@@ -11,19 +11,21 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bloom.sidecar import Sidecar
 from checkpoint.lineage import EpochEntry, Lineage, epoch_at, extend, merge
 from compactor.bootstrap import Tier
 from compactor.cleaner.passes.lanes import Lanes
-from compactor.cleaner.passes.portraits import portray
+from compactor.cleaner.passes.portraits import Sitting, portray
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.control import ordering
 from compactor.control.fold import TAIL
-from compactor.control.logs import PartitionLog
+from compactor.control.logs import HASH_KEY_BYTES, PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.local.spool import process_folder
@@ -38,6 +40,8 @@ from compactor.tier.sidecars import Sidecars
 from compactor.transfer.intake import Arrival, take_in
 from compactor.transfer.log_directory import (
     CHECKPOINT,
+    CheckedPiece,
+    Checks,
     LogPiece,
     Member,
     check,
@@ -179,6 +183,8 @@ class _Import:
     done: list[Member] = field(default_factory=list)
     bases: tuple[int, ...] = ()
     too_late: str = ""
+    key_to_be: bytes = b""
+    telling: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> ImportReport:
         found = listing(self.log_dir, live=self.options.live)
@@ -233,10 +239,9 @@ class _Import:
             if empty and not self.options.may_be_empty and not self.options.live:
                 raise BadData("all its segments are empty", segment=str(self.log_dir), hint="There is nothing to import")
             return reached
-        pieces = self._joined_to(state, pieces)
-        pieces = self._checked(pieces)
+        checked = self._checked(self._joined_to(state, pieces))
         before = producers_at_end(self.tier.ports.layout, state)
-        found_members = members(self.log_dir, pieces, before)
+        found_members = members(self.log_dir, checked, before)
         told = extend(state.lineage, told_lineage([member.source for member in found_members]))
         lineage = _lineage_until(given, found_members[-1].end) or told
         tail = tail_of([member.source for member in found_members], TAIL)
@@ -323,8 +328,7 @@ class _Import:
                 hint="Restore the segment in between; if a cleaner took them away, say --allow-gaps",
             )
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
-        pieces = self._checked(pieces)
-        found_members = members(self.log_dir, pieces, ProducerStates.none())
+        found_members = members(self.log_dir, self._checked(pieces), ProducerStates.none())
         self._check_older(state, found_members, given)
         older = merge(told_lineage([piece.source for piece in pieces if piece.source.size]), _lineage_until(given, found_members[-1].end))
         self._take(found_members, Arrival(older, before=True, listed=self._listed, noted=self._noted))
@@ -352,7 +356,7 @@ class _Import:
 
     # --- both ---
 
-    def _checked(self, pieces: Sequence[LogPiece]) -> list[LogPiece]:
+    def _checked(self, pieces: Sequence[LogPiece]) -> list[CheckedPiece]:
         sources = [piece.source for piece in pieces]
         size = sum(source.size for source in sources)
         self.progress.at("checking", size)
@@ -360,7 +364,8 @@ class _Import:
             check_indexes(self.log_dir, self.bases)
         if not self.options.gaps:
             check_missing(sources)
-        checked = check(pieces, self.policy.max_decompressed_batch_bytes, self.company.threads, self.progress.advance)
+        limit = self.policy.max_decompressed_batch_bytes
+        checked = check(pieces, Checks(limit, self.company.threads, self._sitting, self.progress.advance))
         negative = sum(piece.negative_timestamps for piece in checked)
         if negative:
             self.notes.append(
@@ -369,17 +374,30 @@ class _Import:
             )
         return checked
 
+    def _sitting(self, source: SourceSegment) -> Sitting | None:
+        """Without a filter: how many keys a round will meet, and what became of transactions without reading it again."""
+        if not self.tier.cleaner_for(self.name.topic).bloom:
+            return None
+        return Sitting(source, None, self._key(), sketch=True)
+
+    def _key(self) -> bytes:
+        """The tier's hash key, or what is to be that of the tier that this import makes: it is needed before anything is written."""
+        if self.tier.catalog.state.tier_id:
+            return self.tier.hash_key()
+        self.key_to_be = self.key_to_be or self.tier.ports.random_bytes(HASH_KEY_BYTES)
+        return self.key_to_be
+
     def _take(self, found: list[Member], arrival: Arrival) -> None:
         tier, interval = self.tier, self.policy.index_interval_bytes
         _check_room(tier.ports.layout.url, sum(room_for(member, interval) for member in found))
         if not tier.catalog.state.tier_id:
-            tier.create()
+            tier.create(self.key_to_be)
             tier.catalog.refresh()
         self.progress.at("uploading", sum(member.source.size for member in found))
         sidecars = tier.sidecars(self.name) if tier.cleaner_for(self.name.topic).bloom else None
         older = arrival.lineage if arrival.before else merge(self.log.state.lineage, arrival.lineage)
         incoming = [_File(self, member, older, sidecars) for member in found]
-        if take_in(tier.ports, self.log, incoming, arrival):
+        if take_in(tier.ports, self.log, incoming, replace(arrival, at_once=self.company.threads)):
             self.done += found
 
     def _listed(self) -> None:
@@ -409,7 +427,7 @@ class _File:
 
     @property
     def identity(self) -> str:
-        return f"{self.member.start} {self.member.end} {self.member.sha256}"
+        return f"{self.member.start} {self.member.end} {self.member.checked.sha256}"
 
     def bring(self, registered: str) -> RemoteLogSegmentMetadata | None:
         work = self.work
@@ -418,12 +436,18 @@ class _File:
             if work.tier.ports.layout.upload(work.name, metadata, paths):
                 return None
         if self.sidecars is not None:
-            # Without a filter: how many keys a round will meet, and what became of transactions without reading it again.
-            limit = work.policy.max_decompressed_batch_bytes
-            with Lanes(work.company.threads) as lanes:
-                self.sidecars.add(portray(metadata.id, self.member.source, None, self.sidecars.hash_key, limit, lanes, sketch=True))
-        work.progress.advance(metadata.size_bytes)
+            self.sidecars.add(self._sidecar(metadata.id, self.sidecars.hash_key))
+        with work.telling:
+            work.progress.advance(metadata.size_bytes)
         return metadata
+
+    def _sidecar(self, registered: str, hash_key: bytes) -> Sidecar:
+        sitting, work = self.member.checked.sitting, self.work
+        if sitting is not None and sitting.hash_key == hash_key:
+            return sitting.sidecar(registered)
+        # Another process has made the tier meanwhile: what was seen was hashed under a key that nobody knows.
+        with Lanes(work.company.threads) as lanes:
+            return portray(registered, self.member.source, None, hash_key, work.policy.max_decompressed_batch_bytes, lanes, sketch=True)
 
     def check_unchanged(self) -> None:
         check_unchanged(self.member)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,13 +43,15 @@ class Incoming(Protocol):
 class Arrival:
     """What goes with the segments. ``before``: the segments stand before the beginning of the log, not at its end.
 
-    ``fits``: raises where the state has gone on so that they no longer fit. ``listed``: called before anything is created, so that what
-    a killed import leaves behind is found. ``noted``: called when there is something new.
+    ``at_once``: segments that are brought at the same time. ``fits``: raises where the state has gone on so that they no longer fit.
+    ``listed``: called before anything is created, so that what a killed import leaves behind is found. ``noted``: called when there is
+    something new.
     """
 
     lineage: Lineage
     tail: tuple[TailBatch, ...] = ()
     before: bool = False
+    at_once: int = 1
     fits: Callable[[PartitionState], None] = lambda state: None
     listed: Callable[[], None] = lambda: None
     noted: Callable[[], None] = lambda: None
@@ -78,19 +81,46 @@ def _attempt(ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence
     entry = state.registrations.get(import_id)
     if entry is None or len(entry.ids) != len(incoming):
         return False
-    segments = []
-    for one, registered in zip(incoming, entry.ids, strict=True):
-        metadata = one.bring(registered)
-        if metadata is None:
-            return False
-        look_again(one)
-        segments.append(metadata)
+    segments = _brought(incoming, entry.ids, arrival.at_once)
+    if segments is None:
+        return False
     if arrival.before:
         prepend(ports, log, import_id, segments, arrival.lineage)
     else:
         tier(ports, log, import_id, segments, arrival.lineage, arrival.tail)
     arrival.noted()
     return True
+
+
+def _brought(incoming: Sequence[Incoming], ids: Sequence[str], at_once: int) -> list[RemoteLogSegmentMetadata] | None:
+    """Their metadata, in their order; None where one of the ids is taken by other objects. After an error no further one is begun."""
+
+    def bring(one: Incoming, registered: str) -> RemoteLogSegmentMetadata | None:
+        metadata = one.bring(registered)
+        if metadata is not None:
+            look_again(one)
+        return metadata
+
+    found = []
+    for metadata in _in_order(bring, incoming, ids, at_once):
+        if metadata is None:
+            return None
+        found.append(metadata)
+    return found
+
+
+def _in_order(
+    bring: Callable[[Incoming, str], RemoteLogSegmentMetadata | None], incoming: Sequence[Incoming], ids: Sequence[str], at_once: int
+) -> Iterator[RemoteLogSegmentMetadata | None]:
+    """With one at a time in the caller's thread."""
+    if min(at_once, len(incoming)) < 2:
+        yield from map(bring, incoming, ids)
+        return
+    pool = ThreadPoolExecutor(at_once, "upload")
+    try:
+        yield from pool.map(bring, incoming, ids)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def look_again(one: Incoming) -> None:

@@ -15,8 +15,9 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, Lineage
-from compactor.cleaner.passes.describe import NO_TIMESTAMP, content_of, due_ms, epochs_within, lineage_of
+from compactor.cleaner.passes.describe import NO_TIMESTAMP, content_of, due_as_seen, due_ms, epochs_within, lineage_of
 from compactor.cleaner.passes.lanes import Lane, Lanes
+from compactor.cleaner.passes.portraits import Glimpse, Sitting
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import fold, txnindex_misfit
 from compactor.control.records import TailBatch
@@ -44,16 +45,12 @@ def log_path(log_dir: Path, base: int) -> Path:
 
 @dataclass(frozen=True)
 class LogPiece:
-    """A segment file, or those of its batches that are taken. ``skipped``: bytes before them; ``file_size``: of the whole file.
-
-    ``negative_timestamps``: as the segment's metadata has it.
-    """
+    """A segment file, or those of its batches that are taken. ``skipped``: bytes before them; ``file_size``: of the whole file."""
 
     source: SourceSegment
     path: Path
     skipped: int
     file_size: int
-    negative_timestamps: int = 0
 
     @property
     def whole(self) -> bool:
@@ -62,18 +59,34 @@ class LogPiece:
 
 
 @dataclass(frozen=True)
-class Member:
-    """One remote segment to be. ``start`` and ``end`` (inclusive) are what it covers, zero-byte neighbours included.
+class CheckedPiece:
+    """A piece whose bytes were all read. ``negative_timestamps``: as the segment's metadata has it; ``sha256``: of the bytes.
 
-    ``states``: the producers at its end. ``sha256``: of its bytes as they were checked.
+    ``sitting``: has seen every record, where a sidecar is wanted.
     """
 
     piece: LogPiece
+    negative_timestamps: int
+    sha256: str
+    sitting: Sitting | None
+
+
+@dataclass(frozen=True)
+class Member:
+    """One remote segment to be. ``start`` and ``end`` (inclusive) are what it covers, zero-byte neighbours included.
+
+    ``states``: the producers at its end.
+    """
+
+    checked: CheckedPiece
     start: int
     end: int
     states: ProducerStates
     txn_entries: TxnEntries
-    sha256: str
+
+    @property
+    def piece(self) -> LogPiece:
+        return self.checked.piece
 
     @property
     def source(self) -> SourceSegment:
@@ -83,10 +96,19 @@ class Member:
 # ---- what can be wrong ------------------------------------------------------------------------------------------------------
 
 
-def check(pieces: Sequence[LogPiece], limit: int, threads: int, on_bytes: Callable[[int], None]) -> list[LogPiece]:
-    """Reads every record. Returns the pieces with how many have a negative timestamp that is none of Kafka's (-1: there is none).
+@dataclass(frozen=True)
+class Checks:
+    """How a segment is read. ``limit``: bytes that one batch may inflate to; ``portray``: begins its sidecar, None where none is wanted."""
 
-    :param limit: bytes that one batch may inflate to.
+    limit: int
+    threads: int
+    portray: Callable[[SourceSegment], Sitting | None] = lambda source: None
+    on_bytes: Callable[[int], None] = lambda size: None
+
+
+def check(pieces: Sequence[LogPiece], checks: Checks) -> list[CheckedPiece]:
+    """Reads every byte and every record once; a negative timestamp that is none of Kafka's is counted (-1: there is none).
+
     :raises BadData: a wrong CRC, a batch that is not what it says, a transaction index that lies.
     """
     for piece in pieces:
@@ -97,27 +119,39 @@ def check(pieces: Sequence[LogPiece], limit: int, threads: int, on_bytes: Callab
                 segment=piece.path.with_suffix(".txnindex").name,
                 hint="Delete this index file: it is rebuilt from the control records",
             )
-    checked = []
-    with Lanes(threads) as lanes:
-        for piece in pieces:
-            negative = 0
+    with Lanes(checks.threads) as lanes:
+        return [_checked(piece, checks, lanes) for piece in pieces]
 
-            def read(lane: Lane, job: tuple[int, int], source: SourceSegment = piece.source) -> tuple[int, int]:
-                first, last = job
-                found = 0
-                for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), limit, lane.bodies):
-                    rows, _ = parse(source.table, chunk, lane.rows, source.name)
-                    found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
-                return int(source.table.size[first:last].sum()), found
 
-            try:
-                for size, found in lanes.run(read, piece.source.ranges()):
-                    negative += found
-                    on_bytes(size)
-            except BadData as error:
-                raise _placed(error, piece) from None
-            checked.append(replace(piece, negative_timestamps=negative))
-    return checked
+def _checked(piece: LogPiece, checks: Checks, lanes: Lanes) -> CheckedPiece:
+    source, table = piece.source, piece.source.table
+    sitting = checks.portray(source)
+    sha256 = hashlib.sha256()
+    negative = done = 0
+
+    def read(lane: Lane, job: tuple[int, int]) -> tuple[int, int, list[Glimpse]]:
+        first, last = job
+        found, seen = 0, []
+        for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), checks.limit, lane.bodies):
+            rows, first_row = parse(table, chunk, lane.rows, source.name)
+            found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
+            if sitting is not None:
+                seen.append(sitting.look(chunk, rows, first_row))
+        return int(table.position[last - 1] + table.size[last - 1]), found, seen
+
+    try:
+        for until, found, looks in lanes.run(read, source.ranges()):
+            sha256.update(source.buf.data[done:until])  # while it is in the processor's cache
+            negative += found
+            if sitting is not None:
+                for seen in looks:
+                    sitting.take(seen)
+            checks.on_bytes(until - done)
+            done = until
+    except BadData as error:
+        raise _placed(error, piece) from None
+    sha256.update(source.buf.data[done:])
+    return CheckedPiece(piece, negative, sha256.hexdigest(), sitting)
 
 
 def _placed(error: BadData, piece: LogPiece) -> BadData:
@@ -173,19 +207,18 @@ def _hole(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSegmen
 # ---- what its segments cover ------------------------------------------------------------------------------------------------
 
 
-def members(log_dir: Path, pieces: Sequence[LogPiece], before: ProducerStates) -> list[Member]:
+def members(log_dir: Path, pieces: Sequence[CheckedPiece], before: ProducerStates) -> list[Member]:
     """Segments that hold batches; a zero-byte one joins the one before it, or the one behind it where it is the first.
 
     :param before: the producers where the pieces begin, as far as anybody but the directory's snapshots knows. Raises BadData.
     """
-    sources = [piece.source for piece in pieces]
+    sources = [checked.piece.source for checked in pieces]
     states = _states_at(log_dir, sources[0].base, before)
     # Verdicts stand in the order of the sources.
     verdicts = fold([replace(source, ordinal=place) for place, source in enumerate(sources)], _open_transactions(states))
     found: list[Member] = []
     start = sources[0].base
-    for piece, verdict in zip(pieces, verdicts, strict=True):
-        source = piece.source
+    for checked, source, verdict in zip(pieces, sources, verdicts, strict=True):
         # Nobody knows where an empty last segment ends: it may still be written to.
         end = (int(source.table.last_offset[-1]) if source.size else source.base - 1) if source.is_last else source.end - 1
         states = _states_at(log_dir, end + 1, states.replay(source.table))
@@ -193,7 +226,7 @@ def members(log_dir: Path, pieces: Sequence[LogPiece], before: ProducerStates) -
             # Indexes count from the segment's start in 32 bits.
             start = max(start, int(source.table.last_offset[-1]) - MAX32)
             entries = _joined(verdict.txn_entries, source.txn_entries)
-            found.append(Member(piece, start, end, states, entries, hashlib.sha256(source.buf.data).hexdigest()))
+            found.append(Member(checked, start, end, states, entries))
             start = end + 1
         elif found:
             found[-1] = replace(found[-1], end=end, states=states)
@@ -301,7 +334,7 @@ def prepare(
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= member.end))
     beside["leader-epoch-checkpoint"] = _written(folder / "epochs", epochs.encode())
     files = {kind: SegmentFile(size=path.stat().st_size, sha256=digest(path)) for kind, path in beside.items()}
-    content = content_of(source.table)
+    content, sitting = content_of(source.table), member.checked.sitting
     undecided = member.states.first_open_offset()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,
@@ -311,13 +344,13 @@ def prepare(
         max_timestamp_ms=content.max_timestamp_ms,
         mtime_ms=source.mtime_ms,
         leader_epochs=epochs_within(lineage, member.start, member.end),
-        files={"log": SegmentFile(size=source.size, sha256=member.sha256), **files},
+        files={"log": SegmentFile(size=source.size, sha256=member.checked.sha256), **files},
         first_timestamp_ms=content.first_timestamp_ms,
-        due_ms=due_ms(source, policy.max_decompressed_batch_bytes),
+        due_ms=due_as_seen(source.table, sitting.due) if sitting else due_ms(source, policy.max_decompressed_batch_bytes),
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
         content=content_sum(source.buf, key),
-        negative_timestamps=member.piece.negative_timestamps,
+        negative_timestamps=member.checked.negative_timestamps,
     )
     return metadata, {"log": log, **beside}
 

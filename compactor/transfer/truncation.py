@@ -33,7 +33,7 @@ from compactor.records.indexes import TXN_ENTRY, parse_txn_index
 from compactor.records.producers import ProducerStates
 from compactor.round.sources import producers_at_end
 from compactor.tier.recorded import content, download
-from compactor.transfer.log_directory import LogPiece, Member, log_path, prepare
+from compactor.transfer.log_directory import CheckedPiece, LogPiece, Member, log_path, prepare
 
 
 def accept_truncation(
@@ -136,6 +136,7 @@ def _head(
         return None
     part = cut_source(source, 0, last, first.start_offset, offset)
     states = producers.replay(part.table)
-    piece = LogPiece(part, path, 0, source.size, negative_timestamps(part, limit) if first.negative_timestamps else 0)
+    negative = negative_timestamps(part, limit) if first.negative_timestamps else 0
     os.utime(path, ns=(first.mtime_ms * 1_000_000,) * 2)
-    return Member(piece, first.start_offset, offset - 1, states, part.txn_entries, hashlib.sha256(part.buf.data).hexdigest())
+    piece = CheckedPiece(LogPiece(part, path, 0, source.size), negative, hashlib.sha256(part.buf.data).hexdigest(), None)
+    return Member(piece, first.start_offset, offset - 1, states, part.txn_entries)

@@ -115,6 +115,29 @@ def check_names(opened: Tier) -> tuple[list[TopicPartition], list[CheckFinding]]
     return names, []
 
 
+def check_budget(opened: Tier, names: Sequence[TopicPartition]) -> list[CheckFinding]:
+    """Whether a round over each partition, all of its segments, has room in [publish] metadata_records_per_hour."""
+    per_hour = opened.settings.publish.metadata_records_per_hour
+    if not per_hour:
+        return []
+    sizes = []
+    for name in names:
+        try:
+            sizes.append((len(opened.metadata.folded(name).cache.segments), name))
+        except CompactorError:
+            continue  # `check_reading` meets it
+    tight = sorted(((count, name) for count, name in sizes if 2 * (count + 1) > per_hour), reverse=True)
+    if not tight:
+        return []
+    count, name = tight[0]
+    said = (
+        f"it is {per_hour}, and a first round over {name} with its {count} segments says about {2 * (count + 1)} records: "
+        f"it is begun in an hour that has none ({len(tight)} partitions are like that)"
+    )
+    hint = "Raise it, or leave it: later rounds are smaller"
+    return [CheckFinding("warning", "budget", "publish.metadata_records_per_hour", said, hint)]
+
+
 def _of_brokers(cluster: ClusterFacts) -> Iterator[CheckFinding]:
     for broker in cluster.brokers:
         where = f"broker {broker.id} ({broker.address})"

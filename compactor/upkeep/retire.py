@@ -28,12 +28,14 @@ from compactor.control.state import PartitionState, Registration, Waiting
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import scratch_prefix, settle
+from compactor.round.drive import SCOUTED, scratch_prefix, settle
 from compactor.round.ports import RoundWork
 from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
 from compactor.tier.ports import Announced, ListedObject, Named, SegmentLayout, SegmentRef
 from compactor.tier.sidecars import segment_id_of, sidecar_prefix
+
+NEVER = 2**63 - 1
 
 _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
@@ -42,13 +44,14 @@ _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 class Clock:
     """The store's own clock, or ``given_ms`` in its place (``--now``), which counts only where it is earlier, or ``forced``.
 
-    A later one would delete what others were promised to find. ``forced`` also means that orphans go whatever their age. ``asks`` False:
-    for who only looks, and must not ask a directory for its clock.
+    A later one would delete what others were promised to find. ``forced`` also means that orphans go whatever their age,
+    unless it ``spares_young`` ones. ``asks`` False: for who only looks, and must not ask a directory for its clock.
     """
 
     given_ms: int | None = None
     forced: bool = False
     asks: bool = True
+    spares_young: bool = False
 
     def now_ms(self, store: ObjectStore) -> int:
         if self.given_ms is not None and (self.forced or not self.asks):
@@ -79,6 +82,8 @@ class Survey:
     strangers: tuple[str, ...]
     scratch: tuple[str, ...]
     open_intent: bool
+    next_ms: int
+    """No earlier than that there will be something to do, unless something is written; 0: now."""
 
     @property
     def idle(self) -> bool:
@@ -87,12 +92,16 @@ class Survey:
 
 @dataclass(frozen=True)
 class RetireReport:
-    """Keys of objects; with ``dry_run`` what would be deleted. ``bytes``: of all that was deleted and swept."""
+    """Keys of objects; with ``dry_run`` what would be deleted. ``bytes``: of all that was deleted and swept.
+
+    ``next_ms``: when something that waits now may go, by the store's clock; NEVER where nothing waits.
+    """
 
     deleted: tuple[str, ...]
     swept: tuple[str, ...]
     waiting: tuple[str, ...]
     bytes: int
+    next_ms: int
 
 
 def retire(
@@ -153,7 +162,7 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock =
     Raises BadControlRecord for a log with a gap: to a fold that ends there, whatever came after it is an orphan.
     """
     listed = list(ports.layout.list(log.state.name))
-    scratch = [info.key for info in ports.control.list(scratch_prefix(log))]
+    scratch = list(ports.control.list(scratch_prefix(log)))
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
     state = log.check_whole()
@@ -169,8 +178,14 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock =
         unknown = [item for item in unknown if item.segment_id in {one.id for one in told}]
         orphans = tuple(item for item in unknown if item.segment_id in {one.id for one in strays})
     open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
-    left = [key for key in scratch if open_run is None or not key.startswith(open_run)]
+    left = [info.key for info in scratch if open_run is None or not info.key.startswith(open_run)]
+    begun = {info.key for info in scratch if info.key.startswith(f"{scratch_prefix(log)}{SCOUTED}")}
+    if begun:  # whoever takes up a pass 1 that broke off goes on with it
+        now = clock.now_ms(ports.control)
+        old = {info.key for info in scratch if info.modified_ms + retention.orphan_age_ms <= now}
+        left = [key for key in left if key not in begun or key in old]
     left += [key for key in sidecars if segment_id_of(key) and segment_id_of(key) not in known]
+    young = tuple(item for item in unknown if item not in set(orphans))
     # Heartbeats of earlier epochs; the present one says itself when it is over.
     left += [match[0] for match in beats if int(match[1]) < state.last_epoch]
     return Survey(
@@ -180,11 +195,24 @@ def survey(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock =
         stale_imports=_stale(ports, log, retention, clock),
         orphans=orphans,
         strays=strays,
-        young=tuple(item for item in unknown if item not in set(orphans)),
+        young=young,
         strangers=tuple(item.key for item in listed if not item.segment_id),
         scratch=tuple(left),
         open_intent=state.intent is not None or len(cut_off) < len(told or ()),
+        next_ms=_next_ms(ports, log, retention, clock, young) if told is None else 0,
     )
+
+
+def _next_ms(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock, young: Sequence[ListedObject]) -> int:
+    state = log.state
+    if state.intent is not None or state.retiring:
+        return 0
+    moments = [item.modified_ms + retention.orphan_age_ms for item in young]
+    if state.waiting or state.registrations:
+        now, since = clock.now_ms(ports.control), since_ms(ports, log)
+        moments += [grace.retire_ms(group, retention, since, now) for group in state.waiting]
+        moments += [grace.stale_ms(entry, retention, since, now) for entry in state.registrations.values()]
+    return min(moments, default=NEVER)
 
 
 def _sweepable(
@@ -193,7 +221,8 @@ def _sweepable(
     """Which of these may go now: those under void ids, and segments of which every object is old enough."""
     voided = set(state.voided)
     rest = [item for item in unknown if item.segment_id not in voided]
-    kept_since = clock.now_ms(ports.data) - retention.orphan_age_ms if rest and not clock.forced else None
+    age = STORES_OWN if clock.spares_young else clock
+    kept_since = age.now_ms(ports.data) - retention.orphan_age_ms if rest and not age.forced else None
     young = {item.segment_id for item in rest if kept_since is not None and item.modified_ms > kept_since}
     return tuple(item for item in unknown if item.segment_id not in young)
 
@@ -245,7 +274,7 @@ def _stale(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock) 
     """Imports that were registered longer ago than anybody takes for one."""
     if not log.state.registrations:
         return ()
-    now = clock.now_ms(ports.control)
+    now = (STORES_OWN if clock.spares_young else clock).now_ms(ports.control)
     since = since_ms(ports, log)
     entries = log.state.registrations.values()
     return tuple(entry.import_id for entry in entries if now >= grace.stale_ms(entry, retention, since, now))
@@ -282,4 +311,4 @@ def _report(
 
     deleted = (*found.unfinished, *found.due) if done else gone
     size = sum(file.size for segment in deleted for file in segment.files.values()) + sum(item.size for item in found.orphans)
-    return RetireReport(keys(deleted), tuple(item.key for item in found.orphans), keys(found.waiting), size)
+    return RetireReport(keys(deleted), tuple(item.key for item in found.orphans), keys(found.waiting), size, found.next_ms)

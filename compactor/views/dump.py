@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,11 +14,12 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.control.mirror import described
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
+from compactor.kernels.memory import read_varint
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records import codecs
 from compactor.records.batches import ABORT, COMMIT, HORIZON, LOG_APPEND, NOT_CONTROL
-from compactor.records.rows import Chunk, RowBuffers, Rows, parse
+from compactor.records.rows import LEGACY, Chunk, RowBuffers, Rows, parse
 
 SHOWN_BYTES = 60
 
@@ -66,8 +67,10 @@ def _row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: st
     }
 
 
-def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_limit: int) -> dict[str, Any]:
+def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_limit: int, *, whole: bool = False) -> dict[str, Any]:
     """Batches and records of one segment. Keys and values as text where they are UTF-8, else ``base64:...``; long ones are cut.
+
+    ``whole``: nothing is cut, and headers are there.
 
     Raises UsageError for an unknown or ambiguous id, BadData, StoreError.
     """
@@ -78,21 +81,21 @@ def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_li
         raise UsageError(f"{name} has {len(matching)} segments whose id begins with {segment_id!r}", hint=f"See `segments list {name}`")
     (segment,) = matching
     with opened.opening(name, [segment], "dump") as reading, reading.opened(0, txn_index=False) as source:
-        batches = [batch for first, last in source.ranges() for batch in _batches(source, first, last, inflate_limit)]
+        batches = [batch for first, last in source.ranges() for batch in _batches(source, first, last, inflate_limit, whole=whole)]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}
 
 
-def _batches(source: SourceSegment, first: int, last: int, limit: int) -> list[dict[str, Any]]:
+def _batches(source: SourceSegment, first: int, last: int, limit: int, *, whole: bool) -> list[dict[str, Any]]:
     found = []
     buffers = RowBuffers()
     for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), limit, None):
         rows, first_row = parse(source.table, chunk, buffers, source.name)
         mine = [range(int(begin), int(end)) for begin, end in pairwise(first_row)]
-        found += [_batch(source, chunk, batch, rows, some) for batch, some in enumerate(mine, chunk.first)]
+        found += [_batch(source, chunk, batch, rows, some, whole=whole) for batch, some in enumerate(mine, chunk.first)]
     return found
 
 
-def _batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, mine: range) -> dict[str, Any]:
+def _batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, mine: range, *, whole: bool) -> dict[str, Any]:
     table = source.table
     attributes = int(table.attributes[batch])
     control = int(table.control[batch])
@@ -116,20 +119,37 @@ def _batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, mine: ra
             {
                 "offset": int(rows.offset[row]),
                 "timestamp": int(rows.timestamp[row]),
-                "key": _text(chunk, int(rows.key_start[row]), int(rows.key_length[row])),
-                "value": _text(chunk, int(rows.value_start[row]), int(rows.value_length[row])),
+                "key": _text(chunk, int(rows.key_start[row]), int(rows.key_length[row]), whole=whole),
+                "value": _text(chunk, int(rows.value_start[row]), int(rows.value_length[row]), whole=whole),
                 "value_bytes": int(rows.value_length[row]),
+                **({"headers": list(_headers(chunk, rows, row))} if whole else {}),
             }
             for row in mine
         ],
     }
 
 
-def _text(chunk: Chunk, start: int, length: int) -> str | None:
+def _headers(chunk: Chunk, rows: Rows, row: int) -> Iterator[dict[str, str | None]]:
+    """``parse`` has checked them. Records of magic 0 and 1 have none."""
+    if int(rows.flags[row]) & LEGACY:
+        return
+    end = int(rows.end[row])
+    count, at = read_varint(chunk.buf, int(rows.value_start[row]) + max(int(rows.value_length[row]), 0), end)
+    for _ in range(count):
+        parts = []
+        for _ in ("name", "value"):
+            length, at = read_varint(chunk.buf, at, end)
+            parts.append(_text(chunk, at, length, whole=True))
+            at += max(length, 0)
+        yield {"key": parts[0], "value": parts[1]}
+
+
+def _text(chunk: Chunk, start: int, length: int, *, whole: bool) -> str | None:
     if length < 0:
         return None
-    data = chunk.buf[start : start + min(length, SHOWN_BYTES)].tobytes()
-    cut = "..." if length > SHOWN_BYTES else ""
+    shown = length if whole else min(length, SHOWN_BYTES)
+    data = chunk.buf[start : start + shown].tobytes()
+    cut = "..." if length > shown else ""
     try:
         text = data.decode("utf-8", "strict" if not cut else "ignore")
         if text.isprintable():

@@ -15,6 +15,7 @@ from compactor.bootstrap import Tier
 from compactor.config import Cleaner
 from compactor.control.grace import keep_ms
 from compactor.control.leadership import LeaseInfo, lease_of
+from compactor.control.pauses import pause_of
 from compactor.control.records import PlanAnnounced
 from compactor.control.state import PartitionState, Waiting
 from compactor.errors import BadData, NotFound, UsageError
@@ -53,6 +54,8 @@ class Explanation:
 
 def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explanation:
     """Why it is not cleaned now, or that it would be."""
+    if opened.listed is not None:
+        return _explain_listed(opened, name)
     log = opened.open(name)
     past = Past(log)
     state = log.state
@@ -65,7 +68,21 @@ def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explan
         *_leftover_facts(state, opened, now_ms),
         *_last_round_facts(past, state),
     )
-    return Explanation(name.topic, name.partition, _answer(state, lease, found, now_ms), facts)
+    why = pause_of(opened.catalog.state, name)
+    answer = f"It is {why}. What is open goes on." if why and state.live and state.intent is None else _answer(state, lease, found, now_ms)
+    return Explanation(name.topic, name.partition, answer, facts)
+
+
+def _explain_listed(opened: Tier, name: TopicPartition) -> Explanation:
+    """No round comes to a tier that is only read: nothing of what makes one due is said of it."""
+    state = opened.open(name).refresh()
+    if not state.live:
+        return Explanation(name.topic, name.partition, "It holds no segments yet.", ())
+    answer = f"Nothing cleans it here: a tier of layout {opened.settings.tier.layout} is only read."
+    held = f"{len(state.live)} segments hold offsets {state.start_offset} to {state.end_offset}, {state.bytes} bytes"
+    values = {"start_offset": state.start_offset, "end_offset": state.end_offset, "bytes": state.bytes}
+    how = "`import --from-tier` takes it into a tier of our own, where rounds clean it; `generations` makes this layout of that"
+    return Explanation(name.topic, name.partition, answer, (Fact("offsets", held, values), Fact("only_read", how)))
 
 
 def _answer(state: PartitionState, lease: LeaseInfo | None, found: Assessment[RemoteLogSegmentMetadata], now_ms: int) -> str:
@@ -159,7 +176,9 @@ def _last_round_facts(past: Past, state: PartitionState) -> Iterator[Fact]:
         return
     run = state.run(plan.run_id)
     status = run.status if run else ""
-    text = f"run {plan.run_id} ({status}) over offsets {plan.first_dirty_offset} to {plan.end_offset - 1}"
+    dirty = plan.first_dirty_offset < plan.end_offset
+    what = f"over offsets {plan.first_dirty_offset} to {plan.end_offset - 1}" if dirty else f"over what was clean, below {plan.end_offset}"
+    text = f"run {plan.run_id} ({status}) {what}"
     yield Fact("last_round", text, {"run_id": plan.run_id, "status": status})
     yield from _segment_facts(plan)
 
@@ -193,7 +212,7 @@ def explain_key(opened: Tier, name: TopicPartition, key: bytes, now_ms: int, on_
 
     def look(state: PartitionState) -> Explanation:
         found = list(_searcher(opened, name, on_bytes).search(state.live, key=key))
-        facts = _sighting_facts(state, found, now_ms)
+        facts = _Outlook(state, now_ms, opened.listed is None).facts(found)
         facts += _removed_facts(_removed(opened, state, found, on_bytes, key=key), found)
         return Explanation(name.topic, name.partition, _key_answer(_shown(key), found, facts), tuple(facts))
 
@@ -214,8 +233,8 @@ def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int,
         later: list[Sighting] = []
         if here.key is not None and not here.control:
             later = [s for s in _searcher(opened, name, on_bytes).search(behind, key=here.key) if s.offset >= offset]
-        facts = _sighting_facts(state, later or [here], now_ms)
-        return Explanation(name.topic, name.partition, _offset_answer(state, here, later, now_ms), tuple(facts))
+        outlook = _Outlook(state, now_ms, opened.listed is None)
+        return Explanation(name.topic, name.partition, outlook.answer(here, later), tuple(outlook.facts(later or [here])))
 
     return _reading(opened, name, look)
 
@@ -239,7 +258,8 @@ def _gone(opened: Tier, state: PartitionState, behind: Sequence[RemoteLogSegment
     segment = behind[0]
     epoch = state.published_by.get(segment.id)
     if epoch is None:
-        answer = f"Offset {offset} held nothing when segment {segment.id} was imported: the broker's log had no record there any more."
+        came = "imported" if opened.listed is None else "uploaded"
+        answer = f"Offset {offset} held nothing when segment {segment.id} was {came}: the broker's log had no record there any more."
         return Explanation(*state.name, answer, ())
     found = _removed(opened, state, [], on_bytes, offset=offset)
     answer = f"Offset {offset} holds no record any more: it was cleaned away when epoch {epoch} wrote segment {segment.id}."
@@ -289,21 +309,71 @@ def _removed_facts(removed: Iterable[tuple[Waiting, Sighting]], live: Sequence[S
     return [facts[offset] for offset in sorted(facts, reverse=True)]
 
 
-def _sighting_facts(state: PartitionState, found: Sequence[Sighting], now_ms: int) -> list[Fact]:
-    """Newest first: which one counts, and why the others are still there."""
-    facts = []
-    latest: Sighting | None = None
-    for sighting in found:
-        if not sighting.counts:
-            facts.append(Fact(_uncounted(sighting), f"{_one(sighting)}: {_why_uncounted(sighting)}", _values(sighting)))
-        elif latest is None:
-            latest = sighting
-            why = f", {_why_tombstone(state, sighting, now_ms)}" if sighting.is_tombstone else ""
-            facts.append(Fact("latest", f"{_one(sighting)}: the latest word{why}", _values(sighting)))
+@dataclass(frozen=True)
+class _Outlook:
+    """Why a record is still there. ``rounds``: whether any come to this tier."""
+
+    state: PartitionState
+    now_ms: int
+    rounds: bool
+
+    def facts(self, found: Sequence[Sighting]) -> list[Fact]:
+        """Newest first: which one counts, and why the others are still there."""
+        facts = []
+        latest: Sighting | None = None
+        for sighting in found:
+            if not sighting.counts:
+                facts.append(Fact(_uncounted(sighting), f"{_one(sighting)}: {self.uncounted(sighting)}", _values(sighting)))
+            elif latest is None:
+                latest = sighting
+                why = f", {self.tombstone(sighting)}" if sighting.is_tombstone else ""
+                facts.append(Fact("latest", f"{_one(sighting)}: the latest word{why}", _values(sighting)))
+            else:
+                text = f"{_one(sighting)}: superseded by offset {latest.offset}, {self.superseded(sighting, latest)}"
+                facts.append(Fact("superseded", text, _values(sighting) | {"superseded_by": latest.offset}))
+        return facts
+
+    def uncounted(self, sighting: Sighting) -> str:
+        if sighting.control:
+            what, then = "a marker", "; it goes with a round after its delete horizon, once no record of its transaction is left"
+        elif sighting.outcome == "abort":
+            what, then = "its transaction was aborted", "; the next round that reads it drops it"
+        elif sighting.outcome == "open":
+            what, then = "its transaction is not decided within the tier", ""
         else:
-            text = f"{_one(sighting)}: superseded by offset {latest.offset}, {_why_superseded(state, sighting, latest)}"
-            facts.append(Fact("superseded", text, _values(sighting) | {"superseded_by": latest.offset}))
-    return facts
+            what, then = "it has no key", "; the next round that reads it drops it"
+        return what + then * self.rounds
+
+    def tombstone(self, sighting: Sighting) -> str:
+        """Kafka sets a delete horizon when a round first sees a tombstone, and drops it in a round after that."""
+        if not self.rounds:
+            return "a tombstone, which nothing takes away here"
+        if sighting.horizon_ms is not None:
+            if sighting.horizon_ms > self.now_ms:
+                return f"a tombstone that is kept until its delete horizon {iso(sighting.horizon_ms)}, so that slow readers see it"
+            return f"a tombstone whose delete horizon {iso(sighting.horizon_ms)} has passed: the next round that reads it drops it"
+        if sighting.offset >= self.state.first_dirty_offset:
+            return "a tombstone that no round has seen yet: the first one gives it a delete horizon, delete_retention_ms ahead"
+        why = "an old record format, or no round has rewritten it"
+        return f"a tombstone without a delete horizon: {why}; the next one that reads it sees to it"
+
+    def superseded(self, sighting: Sighting, latest: Sighting) -> str:
+        if not self.rounds:
+            return "and nothing takes it away here"
+        if latest.offset >= self.state.first_dirty_offset:
+            return "which no round has cleaned yet"
+        return f"and still there because its segment {sighting.segment.id} was not rewritten since"
+
+    def answer(self, here: Sighting, later: Sequence[Sighting]) -> str:
+        """What is at an offset, and what became of its key since."""
+        what = "O" + _one(here).removeprefix("o")
+        if not here.counts:
+            return f"{what}: {self.uncounted(here)}."
+        latest = next((sighting for sighting in later if sighting.counts), here)
+        if latest.offset > here.offset:
+            return f"{what}: superseded by offset {latest.offset}, {self.superseded(here, latest)}."
+        why = self.tombstone(here) if here.is_tombstone else "the latest value of its key: it stays"
+        return f"{what}: {why}."
 
 
 def _uncounted(sighting: Sighting) -> str:
@@ -312,56 +382,18 @@ def _uncounted(sighting: Sighting) -> str:
     return {"abort": "aborted", "open": "undecided"}.get(sighting.outcome, "keyless")
 
 
-def _why_uncounted(sighting: Sighting) -> str:
-    if sighting.control:
-        return "a marker; it goes with a round after its delete horizon, once no record of its transaction is left"
-    if sighting.outcome == "abort":
-        return "its transaction was aborted; the next round that reads it drops it"
-    if sighting.outcome == "open":
-        return "its transaction is not decided within the tier"
-    return "it has no key; the next round that reads it drops it"
-
-
-def _why_tombstone(state: PartitionState, sighting: Sighting, now_ms: int) -> str:
-    """Kafka sets a delete horizon when a round first sees a tombstone, and drops it in a round after that."""
-    if sighting.horizon_ms is not None:
-        if sighting.horizon_ms > now_ms:
-            return f"a tombstone that is kept until its delete horizon {iso(sighting.horizon_ms)}, so that slow readers see it"
-        return f"a tombstone whose delete horizon {iso(sighting.horizon_ms)} has passed: the next round that reads it drops it"
-    if sighting.offset >= state.first_dirty_offset:
-        return "a tombstone that no round has seen yet: the first one gives it a delete horizon, delete_retention_ms ahead"
-    return "a tombstone without a delete horizon: an old record format, or no round has rewritten it; the next one that reads it sees to it"
-
-
-def _why_superseded(state: PartitionState, sighting: Sighting, latest: Sighting) -> str:
-    if latest.offset >= state.first_dirty_offset:
-        return "which no round has cleaned yet"
-    return f"and still there because its segment {sighting.segment.id} was not rewritten since"
-
-
 def _key_answer(key: str, found: Sequence[Sighting], facts: Sequence[Fact]) -> str:
     latest = next((sighting for sighting in found if sighting.counts), None)
     if latest is not None:
         what = "deleted, by the tombstone" if latest.is_tombstone else f"a value of {latest.value_bytes} bytes,"
         more = len(found) - 1
-        behind = f"; {more} other records of it have not been cleaned away yet" if more else ""
+        behind = f"; {more} other records of it are still there" if more else ""
         return f"The key {key} is {what} at offset {latest.offset}{behind}."
     if found:
         return f"The key {key} has no committed record; {len(found)} aborted or undecided ones are at hand."
     if facts:
         return f"The key {key} is not in the partition any more; replaced segments that are still kept show what it was."
     return f"The key {key} is not in the partition."
-
-
-def _offset_answer(state: PartitionState, here: Sighting, later: Sequence[Sighting], now_ms: int) -> str:
-    what = "O" + _one(here).removeprefix("o")
-    if not here.counts:
-        return f"{what}: {_why_uncounted(here)}."
-    latest = next((sighting for sighting in later if sighting.counts), here)
-    if latest.offset > here.offset:
-        return f"{what}: superseded by offset {latest.offset}, {_why_superseded(state, here, latest)}."
-    why = _why_tombstone(state, here, now_ms) if here.is_tombstone else "the latest value of its key: it stays"
-    return f"{what}: {why}."
 
 
 def _one(sighting: Sighting) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from compactor.bootstrap import Tier
 from compactor.cleaner.keys.buckets import passes_needed
 from compactor.config import Cleaner
+from compactor.control.savings import expected
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize
 from compactor.model.ids import TopicPartition
 from compactor.round.plan import Assessment, assess
@@ -24,14 +25,7 @@ from compactor.round.skip import (
 )
 from compactor.storage.probe import deletes_free_space
 from compactor.tier.sidecars import MISSING, Head
-
-READ_REQUEST_USD = 0.4e-6
-WRITE_REQUEST_USD = 5e-6
-STORED_USD_MONTH = 0.023
-"""S3 Standard in us-east-1, November 2026, a request and a GiB a month; traffic inside a region is free."""
-
-CONTROL_WRITES = 6
-"""Records of a round: leadership taken and given back, plan, publication, history, hint; one receipt a group comes on top."""
+from compactor.views.prices import CONTROL_WRITES, PriceTable, prices_for
 
 
 class SegmentForecast(NamedTuple):
@@ -46,6 +40,8 @@ class SegmentForecast(NamedTuple):
 @dataclass(frozen=True)
 class Forecast:
     """Bytes and counts; ``bytes_to_write`` and ``map_keys`` are upper bounds. ``cost_usd``: requests to S3, 0 for a directory.
+
+    ``stored_usd_month``: what all live and replaced segments cost a month. By the prices that were handed in (views.prices).
 
     ``skip``: segments that the round is expected to leave alone; ``asked``: those about which only their filters will tell. Of these as
     many are expected to be skipped as in the rounds before.
@@ -73,6 +69,7 @@ class Forecast:
     expected_saving_why: str
     expected_saving_error_bytes: int | None
     expected_saving_usd_month: float | None
+    stored_usd_month: float
     negative_timestamps: int
     live: int = field(repr=False)
     listed: Callable[[], Sequence[SegmentForecast]] = field(repr=False)
@@ -123,8 +120,13 @@ def forecast_of(
     *,
     force: bool = False,
     known: SidecarEvidence | None = None,
+    prices: PriceTable | None = None,
 ) -> Forecast:
-    """Makes no request. ``frees_space``: as ``deletes_free_space`` has it. ``known``: None where no sidecar is to be asked."""
+    """Makes no request. ``frees_space``: as ``deletes_free_space`` has it. ``known``: None where no sidecar is to be asked.
+
+    ``prices``: None for those of the tier's kind of store.
+    """
+    prices = prices or prices_for(opened.settings.tier_url)
     cleaner = opened.cleaner_for(summary.topic)
     found = assess(summary, cleaner, now_ms, force=force)
     heads = known.heads if known else {}
@@ -147,8 +149,9 @@ def forecast_of(
     objects_read = passes * len(found.dirty) + sum(touched) + len(heads) + count["filter"] if writing else 0
     objects_written = sum(touched)
     requests = objects_read + 2 * objects_written + CONTROL_WRITES + len(touched) if writing else 0
-    usd = objects_read * READ_REQUEST_USD + (objects_written + CONTROL_WRITES + len(touched)) * WRITE_REQUEST_USD
-    saving, why = _saving(summary, writing, frees_space)
+    usd = prices.requests_usd(objects_read, objects_written + CONTROL_WRITES + len(touched))
+    late = [s for s in segments if s.action == "rewrite"] if not dirty else []
+    saving, why = _saving(summary, writing, dirty, frees_space, _tombstones(late, heads))
     return Forecast(
         topic=summary.topic,
         partition=summary.partition,
@@ -164,20 +167,16 @@ def forecast_of(
         passes=passes,
         peak_disk_bytes=_peak_disk(cleaner, once + writing),
         requests=requests,
-        cost_usd=round(usd, 6) if writing and opened.ports.layout.url.startswith("s3:") else 0.0,
+        cost_usd=usd if writing else 0.0,
         expected_saving_bytes=saving,
         expected_saving_why=why,
         expected_saving_error_bytes=None,
-        expected_saving_usd_month=usd_month(saving, opened.ports.layout.url),
+        expected_saving_usd_month=None if saving is None else prices.stored_usd_month(saving),
+        stored_usd_month=prices.stored_usd_month(summary.bytes + sum(group.size_bytes for group in summary.waiting)),
         negative_timestamps=summary.negative_timestamps,
         live=summary.segments,
         listed=lambda: segments if found.due else _segments(summary, found, known, keys, now_ms),
     )
-
-
-def usd_month(saving: int | None, url: str) -> float | None:
-    """What S3 bills a month for so many bytes; 0 for a directory."""
-    return None if saving is None else round(saving / 2**30 * STORED_USD_MONTH, 6) if url.startswith("s3:") else 0.0
 
 
 _NO_HEAD = Head(None, MISSING, 0)
@@ -221,14 +220,20 @@ def _peak_disk(cleaner: Cleaner, wanted: int) -> int:
     return min(wanted, cleaner.disk_budget_bytes) if isinstance(cleaner.disk_budget_bytes, int) else wanted
 
 
-def _saving(summary: PartitionSummary, writing: int, frees_space: bool | None) -> tuple[int | None, str]:
+def _tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, Head]) -> int | None:
+    """How many lie in these segments; None where a sidecar is missing that would tell."""
+    known = [head.sidecar.due.tombstones for s in segments if (head := heads.get(s.id)) is not None and head.sidecar is not None]
+    return sum(known) if len(known) == len(segments) else None
+
+
+def _saving(
+    summary: PartitionSummary, writing: int, dirty: int, frees_space: bool | None, tombstones: int | None
+) -> tuple[int | None, str]:
     if not writing:
         return 0, "nothing is rewritten"
     if frees_space is None:
         return None, "the store does not say whether it keeps what is deleted; `config check` says what is missing"
     if not frees_space:
         return None, "the bucket keeps what is deleted (versioning or Object Lock), so that deleting saves nothing until that expires"
-    if summary.kept_share < 0:
-        return None, "no round of this partition is remembered to judge by"
-    why = f"its last round kept {100 * summary.kept_share:.0f} % of the bytes that it rewrote"
-    return max(0, round(writing * (1 - summary.kept_share))), why
+    saving, why = expected(summary.rates, dirty, writing, tombstones)
+    return (None if saving is None else min(saving, writing)), why

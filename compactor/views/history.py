@@ -11,12 +11,14 @@ from compactor.control.state import PartitionState, Run
 from compactor.errors import CompactorError, UsageError
 from compactor.model.balance import Balance, Sum
 from compactor.model.ids import TopicPartition
+from compactor.round.restoring import restored_groups, unrestorable
 
 
 @dataclass(frozen=True)
 class RunReport:
     """``status``: running (also: interrupted, until somebody goes on), published (its end was not written down), cleaned, resumed,
-    undone (given up before anybody saw it), reverted (by `undo`), quarantined. ``undoable``: `undo` would take it.
+    undone (given up before anybody saw it), reverted (by `undo`), reverted_in_part (``reason`` says what stays), restored (it took another
+    one back), quarantined. ``undoable``: `undo` would take it.
 
     ``balance``: what the round took and gave; ``content``: what readers had after it. None where that was not recorded.
     """
@@ -50,12 +52,23 @@ def runs_of(state: PartitionState) -> list[RunReport]:
     return [_report(state, run) for run in state.runs]
 
 
-def find_run(opened: Tier, run_id: str, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> PartitionState:
-    """The state of the partition that remembers this run. Raises UsageError where none does, or why a partition could not be asked."""
+def find_run(
+    opened: Tier, run_id: str, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
+) -> tuple[PartitionState, str]:
+    """The state of the partition that remembers this run, and its whole id.
+
+    :param run_id: or the first characters of one.
+    :raises UsageError: none is remembered, or several begin so; or why a partition could not be asked.
+    """
     logs = opened.read_logs(names, on_partition)
-    found = next((log.state for log in logs if not isinstance(log, CompactorError) and log.state.run(run_id)), None)
-    if found is not None:
-        return found
+    states = [log.state for log in logs if not isinstance(log, CompactorError)]
+    found = [(state, run.run_id) for state in states for run in state.runs if run.run_id.startswith(run_id)]
+    exactly = [one for one in found if one[1] == run_id]
+    if len(exactly or found) == 1:
+        return (exactly or found)[0]
+    if found:
+        shown = ", ".join(sorted(each for _, each in found)[:4])
+        raise UsageError(f"{len(found)} runs begin with {run_id!r}: {shown}", hint="Name more of it")
     for log in logs:
         if isinstance(log, CompactorError):
             raise log
@@ -95,5 +108,6 @@ def undo_problem(state: PartitionState, run_id: str) -> str:
         return f"run {state.intent.plan.run_id} is open"
     if not state.published or state.published[-1] != run_id:
         return "it is not the latest round that readers have"
-    waits = any(group.run_id == run_id and not group.undone for group in state.waiting)
-    return "" if waits else "what it replaced is deleted, or about to be"
+    if not any(group.run_id == run_id and not group.undone for group in state.waiting):
+        return "what it replaced is deleted, or about to be"
+    return unrestorable(restored_groups(state, run_id)) if state.mirrored else ""

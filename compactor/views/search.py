@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,22 +49,26 @@ class Sighting:
 class Searcher:
     """Looks through segments from the log's end to its beginning; transactions are decided by the markers that it has passed."""
 
-    def __init__(self, opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None]) -> None:
+    def __init__(self, opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None], purpose: str = "explain") -> None:
         self._opened = opened
         self._name = name
+        self._purpose = purpose
         self._limit = opened.cleaner_for(name.topic).max_decompressed_batch_bytes
         self._on_bytes = on_bytes
         self._known: dict[int, int] = {}
 
-    def search(self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, offset: int = -1) -> Iterator[Sighting]:
-        """Records with that key, and the one at that offset; latest first. ``segments`` ascend.
+    def search(
+        self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, keys: Collection[bytes] = (), offset: int = -1
+    ) -> Iterator[Sighting]:
+        """Records with that key or one of those, and the one at that offset; latest first. ``segments`` ascend.
 
         Raises NotFound for an object that is gone, BadData for one that is not what was recorded, OutOfBudget for one that is too large.
         """
-        with self._opened.opening(self._name, segments, "explain") as reading:
+        wanted = frozenset(keys) if key is None else frozenset((*keys, key))
+        with self._opened.opening(self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
                 with reading.opened(ordinal, txn_index=False) as source:
-                    found = list(self._found(source, segment, self._outcomes(source), key, offset))
+                    found = list(self._found(source, segment, self._outcomes(source), wanted, offset))
                 yield from reversed(found)
                 self._on_bytes(segment.size_bytes)
 
@@ -76,10 +80,10 @@ class Searcher:
         return {batch: _OUTCOMES.get(int(kinds[batch]), "open") for batch in data.tolist()}
 
     def _found(
-        self, source: SourceSegment, segment: RemoteLogSegmentMetadata, outcomes: dict[int, str], key: bytes | None, offset: int
+        self, source: SourceSegment, segment: RemoteLogSegmentMetadata, outcomes: dict[int, str], keys: frozenset[bytes], offset: int
     ) -> Iterator[Sighting]:
         table = source.table
-        wanted = table.control == NOT_CONTROL if key is not None else np.zeros(len(table), np.bool_)
+        wanted = table.control == NOT_CONTROL if keys else np.zeros(len(table), np.bool_)
         if segment.start_offset <= offset <= segment.end_offset:
             at = int(np.searchsorted(table.last_offset, offset))
             wanted[at : at + 1] = True
@@ -90,17 +94,22 @@ class Searcher:
             for chunk in source.chunks(first, last, wanted[first:last], self._limit, None):
                 rows, first_row = parse(table, chunk, buffers, source.name)
                 batch_of = np.repeat(np.arange(chunk.first, chunk.last), np.diff(first_row))
-                for row in np.flatnonzero(_matching(chunk, rows, key) | (rows.offset == offset)).tolist():
+                for row in np.flatnonzero(_matching(chunk, rows, keys) | (rows.offset == offset)).tolist():
                     batch = int(batch_of[row])
                     yield _sighting(source, segment, chunk, rows, row, batch, outcomes.get(batch, ""))
 
 
-def _matching(chunk: Chunk, rows: Rows, key: bytes | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _matching(chunk: Chunk, rows: Rows, keys: frozenset[bytes]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     matches = np.zeros(len(rows), np.bool_)
-    if key is not None:
-        same = np.flatnonzero(rows.key_length == len(key))
-        where = rows.key_start[same][:, None] + np.arange(len(key))
-        matches[same] = np.all(chunk.buf[where] == np.frombuffer(key, np.uint8), axis=1)
+    for length in {len(key) for key in keys}:
+        same = np.flatnonzero(rows.key_length == length)
+        found = chunk.buf[rows.key_start[same][:, None] + np.arange(length)]
+        wanted = [key for key in keys if len(key) == length]
+        if len(wanted) == 1:
+            matches[same] = np.all(found == np.frombuffer(wanted[0], np.uint8), axis=1)
+        else:
+            data = found.tobytes()
+            matches[same] = [data[at : at + length] in keys for at in range(0, len(data), length)]
     return matches
 
 

@@ -36,7 +36,7 @@ VERSIONS = ["4.4.0", pytest.param("3.9.2", marks=pytest.mark.slow_broker)]
 def followed(cluster: KafkaCluster, state: Path) -> Iterator[FollowedTopic]:
     topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), Rocks(state)
     try:
-        yield FollowedTopic(topic, KeptStates(store))
+        yield FollowedTopic(topic, KeptStates(store), clock_ms=lambda: 0)
     finally:
         topic.close()
         store.close()

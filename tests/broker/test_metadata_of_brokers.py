@@ -35,7 +35,7 @@ def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
             topic.close()
             store.close()
         opened.append((ConfluentMetadataTopic(KafkaConnection(broker.bootstrap)), Rocks(tmp_path / "state")))
-        return FollowedTopic(opened[-1][0], KeptStates(opened[-1][1]))
+        return FollowedTopic(opened[-1][0], KeptStates(opened[-1][1]), clock_ms=lambda: 0)
 
     yield start
     for topic, store in opened:
@@ -177,7 +177,7 @@ def test_an_older_broker(new_cluster: Callable[..., KafkaCluster], tmp_path: Pat
         story.plain(count=300)
         offsets = story.tiered()[0]
         topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), Rocks(tmp_path / "state")
-        found = folded(FollowedTopic(topic, KeptStates(store)), admin, story.topic, 0)
+        found = folded(FollowedTopic(topic, KeptStates(store), clock_ms=lambda: 0), admin, story.topic, 0)
         links = chain.chain(found.cache, lineage_in(theirs.tier_files(story.topic)))
         assert (links[0].first, links[-1].last, chain.gaps(links)) == (0, offsets.latest_tiered, [])
         topic.close()

@@ -191,7 +191,8 @@ def test_what_changes_a_tier_says_what_is_missing(scratch: Path, tmp_path: Path)
         (["run"], "needs bootstrap_servers under [kafka]"),
         (["import", str(tmp_path)], "nothing is imported into a tier that brokers write"),
         (["topics", "delete", "orders-0"], "the brokers say which partitions"),
-        (["undo", "x"], "does not work on a tier that brokers write"),
+        (["undo", "x"], "needs bootstrap_servers under [kafka]"),
+        (["daemon"], "needs bootstrap_servers under [kafka]"),
         (["topics", "snapshot"], "no broker is named to take a snapshot from"),
     ):
         answer = cli.ask(*command)

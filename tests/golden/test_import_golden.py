@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,8 @@ from tests.plain_format import segment_paths
 from tests.plain_log import transaction_index
 from tests.support.tier_cli import TierCli, batches_of, contents, latest, visible
 
+pytestmark = pytest.mark.usefixtures("unsynced")
 NEVER = 2**63 - 1
-
-
-@pytest.fixture(autouse=True)
-def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests are about bytes, not about power cuts; on some disks half of their time would be fsync."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.mark.parametrize("name", names("cleaner"))

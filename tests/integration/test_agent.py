@@ -14,17 +14,15 @@ from compactor.errors import Refused
 from compactor.metadata_topic.leaders import LogEnd
 from compactor.model.ids import TopicPartition
 from compactor.service.agent import Agent
-from compactor.service.agent_metrics import AgentPages
 from compactor.service.agent_plan import Trouble, UploadWatch
+from compactor.service.pages.agent_pages import AgentPages
+from compactor.service.pages.console import Console
 from compactor.storage.port import ObjectInfo
 from compactor.transfer import import_
-from compactor.transfer.log_directory import LogPiece, check
+from compactor.transfer.log_directory import CheckedPiece, check
 from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle, watch_of
 
-
-@pytest.fixture(autouse=True)
-def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("unsynced")
 
 
 @dataclass
@@ -54,7 +52,7 @@ def scene(tmp_path: Path) -> Scene:
 
 def metric(agent: Agent, name: str) -> float:
     """The sum over its labels."""
-    text = AgentPages(agent.status, agent.silent_ms, 1000).answer("/metrics")[2].decode()
+    text = Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/metrics")[2].decode()
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
 
 
@@ -107,6 +105,17 @@ def test_idle_it_asks_the_tier_for_nothing_and_brokers_once_a_minute(scene: Scen
         settle(agent)
     assert opened.counters.usage().since(before).total_requests == 0
     assert 2 <= scene.cluster.asked - asked <= 6
+
+
+def test_brokers_are_asked_about_many_partitions_at_once(scene: Scene) -> None:
+    for number in range(1, 30):
+        story = PartitionStory(scene.cluster, TopicPartition("orders", number))
+        story.lead(1)
+        story.write(scene.one.replica(story.name))
+    agent = scene.agent()
+    settle(agent)
+    assert [stands(watch) for watch in agent.status().watches] == [(8, None)] * 30
+    assert scene.cluster.asked <= 8
 
 
 def test_two_agents_on_one_partition(scene: Scene) -> None:
@@ -262,7 +271,7 @@ def test_a_cleaner_that_passes_while_segments_are_read(scene: Scene, monkeypatch
     scene.one.cleaned(ORDERS, 4)
     read = check
 
-    def read_and_cleaned(*arguments: Any) -> list[LogPiece]:
+    def read_and_cleaned(*arguments: Any) -> list[CheckedPiece]:
         scene.one.cleaned(ORDERS, 16)
         return read(*arguments)
 
@@ -304,7 +313,7 @@ def test_no_broker_answers(scene: Scene) -> None:
     settle(agent)
     assert scene.cluster.asked == asked  # not before its time
     assert not agent.status().ready
-    assert "no broker answers" in AgentPages(agent.status, agent.silent_ms, 1000).answer("/readyz")[2].decode()
+    assert "no broker answers" in Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/readyz")[2].decode()
     assert metric(agent, "tiered_compactor_agent_broker_failures_total") == 1
     scene.cluster.down = False
     scene.tier.hurry()
@@ -382,7 +391,7 @@ def test_files_that_change_while_they_are_read(scene: Scene, change: str, monkey
     read, first = check, scene.replica.folder / f"{0:020}.log"
     changed: list[bytes] = []
 
-    def read_and_changed(*arguments: Any) -> list[LogPiece]:
+    def read_and_changed(*arguments: Any) -> list[CheckedPiece]:
         found = read(*arguments)
         if not changed:
             changed.append(first.read_bytes())

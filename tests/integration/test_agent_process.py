@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -82,5 +83,6 @@ def test_without_a_broker_it_waits_says_so_and_ends_when_asked(deployment: Deplo
 def test_a_configuration_with_nothing_to_do(deployment: Deployment, section: str, values: dict[str, object], said: str) -> None:
     deployment.set(**{section: values})
     answer = deployment.process("agent")
-    assert (answer.code, answer.out) == (2, "")
+    assert answer.code == 2
+    assert json.loads(answer.out)["error"]["kind"] == "UsageError"
     assert said in answer.err

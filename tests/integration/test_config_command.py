@@ -11,6 +11,8 @@ import pytest
 from compactor.cli.main import entry
 from compactor.config import SECTIONS, keys_of
 from compactor.storage.probe import MARKER
+from tests.builders import LogBuilder
+from tests.support.tier_cli import TierCli
 
 
 @pytest.fixture
@@ -27,6 +29,7 @@ def settings(tmp_path: Path) -> Path:
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     code = entry([*arguments, "--output", "json"])
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert document.pop("schema_version") == 1
     return code, document
 
 
@@ -80,3 +83,16 @@ def test_check_without_a_tier_is_a_usage_error(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "empty.toml").write_text("")
     assert entry(["config", "check", "--config", str(tmp_path / "empty.toml")]) == 2
     assert capsys.readouterr().err.startswith("error: no tier is configured. Set url under [tier]")
+
+
+def test_a_pattern_that_no_topic_matches_is_told(tmp_path: Path) -> None:
+    log = LogBuilder()
+    log.put("a=1")
+    log.write(tmp_path / "orders-0")
+    overrides = {'topics."order*"': {"bloom": False}, 'topics."ord.*"': {"bloom": True}}
+    cli = TierCli(tmp_path / "a tier", overrides)
+    assert cli.do("config", "check")["problems"] == []
+    cli.do("import", tmp_path / "orders-0")
+    (problem,) = cli.do("config", "check")["problems"]
+    assert (problem["severity"], problem["object"]) == ("warning", '[topics."order*"]')
+    assert problem["hint"].endswith('for names that begin so write "order.*"')

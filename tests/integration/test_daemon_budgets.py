@@ -13,6 +13,7 @@ from compactor.service.daemon import Daemon
 from compactor.service.jobs import shared_settings
 from compactor.service.scheduling import Action
 from tests.support.deployment import Deployment, GrowingLog
+from tests.support.told import Told
 
 
 @pytest.fixture
@@ -54,8 +55,8 @@ def test_rounds_at_once_stay_under_one_disk_budget(deployment: Deployment, logs:
 
 def test_a_partition_that_fits_only_by_itself_is_done_alone_and_one_that_never_fits_is_reported(deployment: Deployment) -> None:
     deployment.set(cleaner={"segment_bytes": 16_384, "disk_budget_bytes": 10_000})
-    told: list[str] = []
-    daemon = Daemon(deployment.opened(), seed=1, tell=told.append)
+    told = Told()
+    daemon = Daemon(deployment.opened(), seed=1, tell=told)
     work(daemon, rounds=6)  # each of three: beside the others, then alone
     status = daemon.status()
     assert status.tallies.jobs == {("round", "out_of_budget"): 6}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import signal
@@ -115,8 +116,13 @@ def test_it_cleans_what_comes_deletes_what_was_replaced_and_tells_how_it_goes(se
     assert daemon.get("nonsense")[0] == 404
     page = daemon.get("")[1]
     for log in logs:
-        offsets = " ".join(f"{entry['leader_epoch']}:{entry['offset']}" for entry in service.state(log)["cleaner_offsets"])
-        assert f"<td>{log.name}</td><td>{offsets}</td>" in page
+        assert f'<a href="partitions/{log.name}">{log.name}</a>' in page
+        told = json.loads(daemon.get(f"api/partitions/{log.name}")[1])
+        assert told["row"]["cleaner_offsets"] == [
+            [entry["leader_epoch"], entry["offset"]] for entry in service.state(log)["cleaner_offsets"]
+        ]
+        assert {run["status"] for run in told["rounds"]} == {"cleaned"}
+        assert f'<h1 class="name">{log.name}</h1>' in daemon.get(f"partitions/{log.name}")[1]
     assert daemon.end() == 0
     assert all(service.state(log)["lease"] is None for log in logs)
     for log in logs:
@@ -173,7 +179,7 @@ def test_work_that_does_not_stop_is_left_as_a_crash_would_leave_it(service: Serv
     wait_for(lambda: service.deployment.do("checkpoints", "show", "orders-0")["open_run"] is not None)
     time.sleep(0.5)
     assert daemon.end() == 0
-    assert "left at work, for the next run to resume: orders-0" in daemon.process.said()
+    assert "left at work, for the next start to go on with: orders-0" in daemon.process.said()
     service.deployment.set(limits={"max_write_bytes_per_s": 0})
     (row,) = service.deployment.do("run")["partitions"]
     assert row["status"] == "resumed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,8 @@ from compactor.transfer.import_ import ImportOptions, import_directory
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli, batches_of, latest
 
+pytestmark = pytest.mark.usefixtures("unsynced")
 ORDERS = TopicPartition("orders", 0)
-
-
-@pytest.fixture(autouse=True)
-def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
@@ -191,6 +186,7 @@ def test_a_whole_broker(cli: TierCli, broker: Broker, tmp_path: Path) -> None:
     for number in range(3):
         shutil.copytree(broker.replica("a", 4), root / f"orders-{number}")
         shutil.copytree(broker.replica("a"), root / f"other-{number}")
+    shutil.copytree(broker.replica("a"), root / "__cluster_metadata-0")  # KRaft's own log is no topic
     (root / "orders-7.0123abc-delete").mkdir()
     (root / "empty-0").mkdir()
     (root / "recovery-point-offset-checkpoint").write_text("0\n0\n")
@@ -211,6 +207,7 @@ def test_a_whole_broker(cli: TierCli, broker: Broker, tmp_path: Path) -> None:
     }  # fmt: skip
     assert [row["status"] for row in cli.do("import", root, "--topics", "other")["partitions"]] == ["imported"] * 3
     assert cli.ask("import", root, "--topics", "(").code == 2
+    assert {row["topic"] for row in cli.ask("import", root).document["partitions"]} == {"empty", "orders", "other"}
     assert len(cli.do("topics")["partitions"]) == 5
 
 

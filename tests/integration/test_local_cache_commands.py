@@ -128,10 +128,19 @@ def test_plan_promises_a_saving_by_the_last_round_only(cli: TierCli, tmp_path: P
     assert row["expected_saving_bytes"] is None
     assert "no round" in row["expected_saving_why"]
     done = cli.run()
-    kept = done["bytes_written"] / done["bytes_read"]
+    assert done["expected_saving_bytes"] is None
     more = LogBuilder(81)
     more.put(*(f"key-{key}=5" for key in range(20)))
     cli.bring(more.write(tmp_path / "more"))
     (row,) = cli.do("plan", "--force")["partitions"]
     assert row["due"]
-    assert row["expected_saving_bytes"] == pytest.approx(row["bytes_to_write"] * (1 - kept), abs=1)
+    dirty = sum(segment["bytes"] for segment in row["segments"] if segment["why"] == "dirty")
+    assert 0 < dirty < row["bytes_to_write"]
+    assert row["expected_saving_bytes"] == pytest.approx(dirty * done["saved_bytes"] / done["bytes_read"], abs=1)
+    again = cli.run()
+    assert again["expected_saving_bytes"] == row["expected_saving_bytes"]
+    shown = cli.do("runs", "show", cli.do("runs", "list")["runs"][-1]["run_id"])
+    assert shown["stats"]["expected_saving_bytes"] == row["expected_saving_bytes"]
+    assert shown["stats"]["bytes_before"] - shown["stats"]["bytes_written"] == again["saved_bytes"]
+    table = cli.ask("runs", "show", shown["run_id"], output="table").document
+    assert "were expected" in str(table)

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.builders import LogBuilder
+from tests.plain_format import read_batches
 from tests.support.pinterest_consumer import ConsumerUnavailable, Record, class_path, read_partition
 from tests.support.plain_pinterest import upload
 from tests.support.s3_server import Bucket
+from tests.support.side_broker import PartitionStory, SideBroker, SideCluster, SideTier, settle
 from tests.support.tier_cli import TierCli, batches_of
 
 pytestmark = pytest.mark.broker
@@ -107,6 +109,32 @@ def test_originals_and_the_compacted_partition(s3_bucket: Bucket, own: TierCli, 
     (row,) = own.do("generations", "write")["partitions"]
     assert (row["status"], row["objects"]) == ("appended", 2)
     check(s3_bucket, pointer, records(own.export(tmp_path / "appended")), bits=5)
+
+
+def test_what_agents_have_written(s3_bucket: Bucket, tmp_path: Path) -> None:
+    """Beside two brokers between which the leader moves, whose segments roll at different offsets."""
+    cluster = SideCluster()
+    story = PartitionStory(cluster)
+    tier = SideTier(tmp_path)
+    target = f"s3://{s3_bucket.name}/by-agents"
+    tier.cli.set(tier={"url": f"s3://{s3_bucket.name}/own"}, s3={"endpoint_url": s3_bucket.server.endpoint, "region": "us-east-1"})
+    tier.cli.set(**{"tier.pinterest": {"cluster": "prod", "entropy_bits": 5, "target": target}})
+    brokers = [SideBroker(tmp_path / f"broker {number}", number) for number in (1, 2)]
+    replicas = [broker.replica() for broker in brokers]
+    agents = [tier.agent(broker, cluster) for broker in brokers]
+    for leader, rolls in ((1, 4), (2, 3), (1, 5)):
+        for replica in replicas:
+            story.follow(replica)
+        story.lead(leader)
+        story.write(replicas[leader - 1], 11, per_segment=rolls)
+        for agent in agents:
+            tier.hurry(70_000)
+            watch = settle(agent)
+            assert watch is not None
+            assert watch.trouble is None
+    end = replicas[0].bases[-1]
+    expected = [(r.offset, r.key, r.value) for raw in story.written for batch in read_batches(raw) for r in batch.records if r.offset < end]
+    check(s3_bucket, "by-agents/.generations/prod/orders-0/current.json", expected, bits=5)
 
 
 def test_what_the_rules_forbid_does_stall_it(s3_bucket: Bucket, log: LogBuilder, tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from compactor.errors import AlreadyExists, Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.readonly import ReadOnly
-from compactor.transfer.generations import Target, generations_of, retire_generations, target_of, write_generation
+from compactor.tier.layouts.pinterest import generations as layout
+from compactor.transfer.generation_upkeep import generations_of, retire_generations
+from compactor.transfer.generations import Target, Writing, target_of, tell, write_generation
 from tests.builders import LogBuilder
 from tests.support.plain_pinterest import PlainConsumer, Stalled, upload
 from tests.support.tier_cli import TierCli, batches_of
@@ -195,8 +197,8 @@ def test_a_superseded_generation_goes_when_its_time_has_come(house: House) -> No
     assert (gone.generation, gone.deleted) == (first, True)
     assert not list((house.target / first).rglob("*.log"))
     house.check()
-    current, earlier = generations_of(target, ORDERS)
-    assert (current and current.name, earlier) == (second, [])
+    known = generations_of(target, ORDERS)
+    assert (known.current and known.current.name, known.earlier, known.begun) == (second, (), ())
     house.segment("f=1")
     house.bring()
     assert house.write()["status"] == "appended"
@@ -320,6 +322,15 @@ def test_a_target_of_its_own_is_needed(house: House, target: str) -> None:
     assert "target" in answer.stderr
 
 
+def test_config_check_tries_the_target(house: House) -> None:
+    assert house.cli.do("config", "check")["ok"]
+    (house.folder / "afile").write_text("no directory")
+    house.cli.set(**{"tier.pinterest": {"target": (house.folder / "afile" / "target").as_uri()}})
+    answer = house.cli.ask("config", "check")
+    assert answer.code == 5
+    assert any("afile" in problem["object"] for problem in answer.document["problems"])
+
+
 def test_list_and_retire_on_the_command_line(house: House) -> None:
     first = house.write()["generation"]
     house.cli.run()
@@ -329,3 +340,136 @@ def test_list_and_retire_on_the_command_line(house: House) -> None:
     answer = house.cli.do("generations", "retire", "--dry-run")
     assert ([one["generation"] for one in answer["waiting"]], answer["deleted"]) == ([first], [])
     assert house.cli.do("generations", "retire")["deleted"] == []
+
+
+def test_many_partitions_by_their_topics(house: House) -> None:
+    for name in ("orders-1", "other-0"):
+        log = LogBuilder()
+        log.put("x=1")
+        log.roll()
+        topic, _, number = name.rpartition("-")
+        house.cli.do("import", log.write(house.folder / name, indexes=True), "--topic", topic, "--partition", number)
+
+    def shown(*words: object) -> list[tuple[str, int]]:
+        return [(row["topic"], row["partition"]) for row in house.cli.do("generations", "write", *words)["partitions"]]
+
+    assert shown("--topics", "ord.*") == [("orders", 0), ("orders", 1)]
+    assert shown("other-0", "orders-1") == [("other", 0), ("orders", 1)]
+    assert shown() == [("orders", 0), ("orders", 1), ("other", 0)]
+    listed = house.cli.do("generations", "list", "--topics", "other")["generations"]
+    assert [(row["topic"], row["current"]) for row in listed] == [("other", True)]
+    for words in (("orders-0", "--topics", "x"), ("--topics", "(")):
+        assert house.cli.ask("generations", "write", *words).code == 2
+    assert house.cli.do("generations", "write", "--topics", "none")["partitions"] == []
+
+
+def test_the_files_of_a_segment_in_the_order_in_which_readers_need_them(house: House) -> None:
+    """Indexes before the log, objects before the step, then what names them, the pointer last."""
+    tier, target = house.opened()
+    made: list[str] = []
+
+    class Noting:
+        def __getattr__(self, name: str) -> Any:
+            found: Callable[..., ObjectInfo] = getattr(target.store, name)
+            if name not in ("create", "create_from_file", "put"):
+                return found
+
+            def call(key: str, *arguments: Any) -> ObjectInfo:
+                made.append(key.rpartition("/")[2])
+                return found(key, *arguments)
+
+            return call
+
+    noting: Any = Noting()
+    write_generation(tier, replace(target, store=noting), ORDERS)
+    files = [f"{base:020d}.{kind}" for base in (0, 3, 5) for kind in ("index", "timeindex", "log")]
+    step, told = f"{1:020d}.json", f"{1:020d}.told"
+    assert made == [f"g{1:020d}.begun", *files, step, "_metadata", "offset.wm", "current.json", told]
+
+
+def test_a_slow_writer_does_not_leave_what_it_knew(house: House) -> None:
+    """Between what it has read and what it writes another one appends: it looks again, and puts right what it has put back."""
+    house.write()
+    tier, target = house.opened()
+    (house.folder_now() / "_metadata").unlink()
+    steps: list[str] = []
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(target.store, name)
+
+        def put(self, key: str, data: bytes) -> ObjectInfo:
+            if not steps:
+                steps.append(key)
+                house.segment("f=1", "a=4")
+                house.bring()
+                assert write_generation(tier, target, ORDERS).status == "appended"
+            return target.store.put(key, data)
+
+    slow: Any = Slow()
+    tell(replace(target, store=slow), target.log(ORDERS))
+    assert steps
+    house.check()
+
+
+def test_what_a_killed_writer_has_begun_and_nobody_can_finish_any_more_goes(house: House) -> None:
+    tier, target = house.opened()
+    with pytest.raises(Interrupted):
+        write_generation(tier, replace(target, store=Breaking(target.store, 4)), ORDERS)
+    left = house.target / f"g{1:020d}"
+    assert list(left.rglob("*.log"))
+    house.segment("x=1")
+    house.bring()
+    # Somebody else makes the first step count with another view, under another name where what lies there differs.
+    (left / "prod" / "orders-0" / f"{0:020d}.log").write_bytes(b"of a view that was taken back")
+    assert write_generation(tier, target, ORDERS).generation == f"g{1:020d}-1"
+    at_once = replace(target, keep_ms=0)
+    (planned,) = retire_generations(at_once, ORDERS, dry_run=True)
+    assert (planned.generation, planned.deleted) == (left.name, True)
+    (waits,) = retire_generations(target, ORDERS)
+    assert not waits.deleted
+    (gone,) = retire_generations(at_once, ORDERS)
+    assert (gone.generation, gone.deleted) == (left.name, True)
+    assert not list(left.rglob("*.log"))
+    assert generations_of(target, ORDERS).begun == ()
+    house.check()
+
+
+def test_steps_are_told_anew_as_a_whole_now_and_then_and_no_more_is_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "WHOLE_EVERY", 4)
+    tier, target = house.opened()
+    first = write_generation(tier, target, ORDERS).generation
+    house.cli.run()
+    write_generation(tier, target, ORDERS)
+    for number in range(23):
+        house.segment(f"n{number}=1")
+        house.bring()
+        assert write_generation(tier, target, ORDERS).status == "appended"
+    before = tier.counters.usage().requests.get("get", 0)
+    known = target.log(ORDERS).read()
+    assert tier.counters.usage().requests["get"] - before <= 4
+    assert known.current is not None
+    assert (known.current.number, known.current.began, len(known.numbers)) == (25, 2, known.current.number - known.current.whole + 7)
+    assert [one.name for one in known.earlier] == [first]
+    house.check()
+    retire_generations(replace(target, keep_ms=0), ORDERS)
+    assert generations_of(target, ORDERS).earlier == ()
+    house.cli.run("--force")
+    assert write_generation(tier, target, ORDERS).status == "written"
+    retire_generations(replace(target, keep_ms=0), ORDERS)
+    assert generations_of(target, ORDERS).numbers == (26,)
+    house.check()
+
+
+def test_only_appending(house: House) -> None:
+    """As agents do it: the first generation, then what comes; one that a round has superseded is left to others."""
+    tier, target = house.opened()
+    how = Writing(append_only=True)
+    assert write_generation(tier, target, ORDERS, how).status == "written"
+    house.segment("f=1")
+    house.bring()
+    assert write_generation(tier, target, ORDERS, how).status == "appended"
+    house.cli.run("--force")
+    assert write_generation(tier, target, ORDERS, how).status == "superseded"
+    assert write_generation(tier, target, ORDERS).status == "written"
+    house.check()

@@ -12,7 +12,8 @@ from compactor.bootstrap import open_tier
 from compactor.config import load
 from compactor.consumer.reading import Reader
 from compactor.model.ids import TopicPartition
-from compactor.spark.datasource import ReadRequest, Split, plan
+from compactor.spark.datasource import Split, plan
+from compactor.spark.options import ReadRequest
 from tests.builders import LogBuilder
 from tests.support.plain_pinterest import upload, write_metadata
 from tests.support.tier_cli import TierCli, batches_of, latest
@@ -29,6 +30,7 @@ class Upstream:
         )
         self.cli.tier.mkdir(parents=True)
         self.own = TierCli(folder / "own")
+        self.index_interval_bytes = 100
 
     def segment(self, *records: str) -> None:
         for record in records:
@@ -36,7 +38,7 @@ class Upstream:
         self.log.roll()
 
     def upload(self, name: str = "orders-0") -> Path:
-        self.log.write(self.folder / "log", indexes=True, index_interval_bytes=100)
+        self.log.write(self.folder / "log", indexes=True, index_interval_bytes=self.index_interval_bytes)
         return upload(self.folder / "log", self.cli.tier, "prod", name, self.bits)
 
     def verify(self) -> list[tuple[str, str]]:
@@ -87,16 +89,17 @@ def test_the_data_source_reads_it(upstream: Upstream) -> None:
     upstream.upload()
     tier = open_tier(load(str(upstream.cli.config), {}))
     for split_bytes in (1, 1 << 20):
-        splits = plan(tier, ReadRequest(tier.settings, "orders", starting_offset=1, split_bytes=split_bytes))
+        splits = plan(tier, ReadRequest(tier.settings, ("orders",), starting_offset=1, split_bytes=split_bytes))
         read = [
             int(selection.rows.offset[row])
             for split in splits
             if isinstance(split, Split)
-            for selection in Reader(tier, split.extent, split.wanted).selections()
+            for part in split.parts
+            for selection in Reader(tier, part.extent, part.wanted).selections()
             for row in selection.picked
         ]
         assert read == [1, 2, 3, 4, 5, 6]
-    splits = plan(tier, ReadRequest(tier.settings, "orders", latest=True))
+    splits = plan(tier, ReadRequest(tier.settings, ("orders",), latest=True))
     assert len(splits) == 1
     assert tier.open(TopicPartition("orders", 0)).refresh().end_offset == 6
 
@@ -108,6 +111,15 @@ def test_nothing_is_ever_written_there(upstream: Upstream) -> None:
         answer = upstream.cli.ask(*command)
         assert upstream.cli.digest() == before
         assert (answer.code, "is only read" in answer.stderr) == (2, True), answer
+    assert upstream.cli.do("config", "check") == {"ok": True, "problems": []}
+    assert upstream.cli.digest() == before
+
+
+def test_config_check_says_where_nothing_is(upstream: Upstream) -> None:
+    upstream.upload()
+    upstream.cli.set(**{"tier.pinterest": {"cluster": "other", "entropy_bits": upstream.bits}})
+    (problem,) = upstream.cli.do("config", "check")["problems"]
+    assert (problem["severity"], problem["kind"]) == ("warning", "empty")
 
 
 def test_what_else_looks_into_it(upstream: Upstream) -> None:
@@ -115,6 +127,11 @@ def test_what_else_looks_into_it(upstream: Upstream) -> None:
     segments = upstream.cli.do("segments", "list", "orders-0")["segments"]
     assert [(segment["start_offset"], segment["end_offset"]) for segment in segments] == [(0, 1), (2, 3), (4, 6)]
     assert "offset 5" in upstream.cli.do("explain", "orders-0", "--key", "a")["answer"]
+    erasure = upstream.cli.ask("erasure", "orders", "--key", "a").document
+    assert [(one["first_offset"], one["what"]) for one in erasure["holders"]] == [(5, "value"), (2, "superseded"), (0, "superseded")]
+    assert erasure["holders"][1]["waits_for"].startswith("its tier is only read")
+    assert upstream.cli.ask("erasure", "orders", "--key", "z").code == 0
+    assert upstream.cli.ask("erasure", "orders", "--key", "a", "--expedite").code == 2
     text = upstream.cli.ask("cat", "orders-0", "--from", "4", output="table").document
     assert [json.loads(line)["offset"] for line in text.splitlines()] == [4, 5, 6]
 

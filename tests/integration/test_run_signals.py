@@ -14,13 +14,15 @@ from tests.support.deployment import Deployment, GrowingLog
 
 @pytest.mark.timeout(600)  # a busy machine may have to compile first
 @pytest.mark.parametrize(("sent", "code", "said"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")])
-def test_a_run_that_is_told_to_end_gives_its_lease_back(tmp_path: Path, sent: signal.Signals, code: int, said: str) -> None:
-    deployment = Deployment(tmp_path, {"cleaner": {"segment_bytes": 16_384}, "limits": {"max_requests_per_s": 12}})
+def test_a_run_that_is_told_to_end_gives_its_lease_back(
+    tmp_path: Path, sent: signal.Signals, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = Deployment(tmp_path, {"cleaner": {"segment_bytes": 16_384}})
     log = GrowingLog("orders", 0, tmp_path, random.Random(1))
-    deployment.set(limits={"max_requests_per_s": 0})
-    deployment.do("import", log.write_part(12), "--topic", "orders", "--partition", 0)
-    deployment.set(limits={"max_requests_per_s": 12})
+    deployment.do("import", log.write_part(48), "--topic", "orders", "--partition", 0)
+    monkeypatch.setenv("TIERED_COMPACTOR__LIMITS__MAX_REQUESTS_PER_S", "6")  # it alone is slow
     running = deployment.start("run", "--force")
+    monkeypatch.undo()
     try:
         until = time.monotonic() + 240
         while deployment.do("checkpoints", "show", log.name)["open_run"] is None:
@@ -35,6 +37,5 @@ def test_a_run_that_is_told_to_end_gives_its_lease_back(tmp_path: Path, sent: si
     found = deployment.do("checkpoints", "show", log.name)
     assert found["lease"] is None
     assert found["open_run"] is not None
-    deployment.set(limits={"max_requests_per_s": 0})
     (row,) = deployment.do("run")["partitions"]
     assert row["status"] == "resumed"

@@ -107,7 +107,7 @@ class TestPartition:
 class TestKey:
     def test_latest_superseded_and_removed(self, grown: Deployment) -> None:
         answer, facts = ask(grown, "--key", "a")
-        assert answer == "The key 'a' is a value of 1 bytes, at offset 7; 1 other records of it have not been cleaned away yet."
+        assert answer == "The key 'a' is a value of 1 bytes, at offset 7; 1 other records of it are still there."
         assert [fact["offset"] for fact in facts["latest"]] == [7]
         assert [(fact["offset"], fact["superseded_by"]) for fact in facts["superseded"]] == [(2, 7)]
         assert [fact["offset"] for fact in facts["removed"]] == [0]

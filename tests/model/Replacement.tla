@@ -6,7 +6,8 @@
 
    The log has five segments of one offset each; the last is the newest. Key k was written at offset 0 and deleted at offset 3; the tombstone
    has expired, so that round 1 drops both: group 1 puts [0..2] in the place of S0, S1 and S2, group 2 puts [3..3] in the place of S3. Round 2
-   merges both results into one segment, so that late records of round 1 meet ids that are finished.
+   merges both results into one segment, so that late records of round 1 meet ids that are finished; or, where Undoes, it takes round 1 back:
+   copies of what the groups replaced, under new ids, the last group first.
 
    Rule names are those of docs/broker-protocol.md. Each can be dropped: Drop = {"R3"} and so on; each drop has a counterexample. *)
 EXTENDS Naturals, Sequences, FiniteSets, TLC
@@ -14,7 +15,8 @@ EXTENDS Naturals, Sequences, FiniteSets, TLC
 CONSTANTS
   Drop,        \* names of rules left out
   Epochs,      \* number of compactors that lead, one after another
-  BrokerActs   \* whether the broker deletes records (and segments in COPY_SEGMENT_STARTED) by itself
+  BrokerActs,  \* whether the broker deletes records (and segments in COPY_SEGMENT_STARTED) by itself
+  Undoes       \* whether round 2 takes round 1 back
 
 VARIABLES
   ctl,      \* the folded control log: one record is one step, and counts only from the leader
@@ -41,13 +43,14 @@ Sources0 == {S(i) : i \in 0..4}
 Plans == 3                                \* round 1, again after it was undone, round 2: ids are never reused
 Group(r, g, e) ==                         \* the new segment of group g in round r, by plan e
   IF r = 1 THEN IF g = 1 THEN <<"A", 0, 2, e>> ELSE IF Keeps("R8") THEN <<"A", 3, 3, e>> ELSE <<"A", 3, 4, e>>
+           ELSE IF Undoes THEN IF g = 1 THEN <<"C", 0, 2, e>> ELSE <<"C", 3, 3, e>>
            ELSE <<"B", 0, 3, e>>
-Groups(r) == IF r = 1 THEN 1..2 ELSE 1..1
+Groups(r) == IF r = 1 \/ Undoes THEN 1..2 ELSE 1..1
 First(id) == id[2]
 Last(id) == id[3]
 Ids == Sources0 \cup {Group(r, g, e) : r \in 1..2, g \in 1..2, e \in 1..Plans}
 Ours == Ids \ Sources0
-Holds(id) == IF id = S(0) THEN {"put"} ELSE IF id = S(3) THEN {"tombstone"} ELSE {}
+Holds(id) == IF id[1] \notin {"S", "C"} THEN {} ELSE IF First(id) = 0 THEN {"put"} ELSE IF First(id) = 3 THEN {"tombstone"} ELSE {}
 
 \* --- what a broker makes of the topic (RemoteLogMetadataCache), one leader epoch --------------------------------------------------
 
@@ -84,7 +87,7 @@ Now == cache
 Effective(id) == Now.st[id] = "finished" /\ Lookup(Now, First(id)) = id
 SourcesOf(r, g, e) ==
   IF r = 1 THEN IF g = 1 THEN {S(0), S(1), S(2)} ELSE IF Keeps("R8") THEN {S(3)} ELSE {S(3), S(4)}
-           ELSE {id \in Ours : id[1] = "A" /\ id \in ctl.live}
+           ELSE {id \in Ours : id[1] = "A" /\ id \in ctl.live /\ (Undoes => First(id) = IF g = 1 THEN 0 ELSE 3)}
 SourcesLeft(r, g, e) == {id \in SourcesOf(r, g, e) : Now.st[id] = "finished"}
 Mine == {Group(ctl.round, g, ctl.planner) : g \in Groups(ctl.round)}
 Id(g) == Group(ctl.round, g, ctl.planner)
@@ -95,7 +98,9 @@ Broken(g) ==
   \/ g \in ctl.started /\ Now.st[Id(g)] \in {"none", "deleting"}
   \/ Now.st[Id(g)] # "finished" /\ \E id \in SourcesOf(ctl.round, g, ctl.planner) : Now.st[id] # "finished"
 \* And so is every group behind it: what it has dropped may be tombstones of values that stay in the group that was cut off.
-Before(g) == {h \in Groups(ctl.round) : h < g}
+\* On the way back values return, and the tombstones that delete them have to be there before: the last group comes first.
+Backwards == Undoes /\ ctl.round = 2 /\ Keeps("descending")
+Before(g) == {h \in Groups(ctl.round) : IF Backwards THEN h > g ELSE h < g}
 Lost(g) == Broken(g) \/ (Keeps("behind") /\ Now.st[Id(g)] # "finished" /\ \E h \in Before(g) : Broken(h) /\ Now.st[Id(h)] # "finished")
 Switched(g) == \/ Lost(g) /\ Now.st[Id(g)] \in {"none", "deleting"}
                \/ Effective(Id(g)) /\ SourcesLeft(ctl.round, g, ctl.planner) = {}
@@ -125,8 +130,13 @@ CutOff(e) == /\ Leads(e) /\ Keeps("cut off")
              /\ UNCHANGED <<objects, cache, pending, lagging, caught, start, acted>>
 Clean == Keeps("cut off") => Strangers = {} /\ Unstarted = {}
 
+\* What round 1 replaced is all there, and stays while it is copied: whoever retires settles the open round before.
+\* (To keep this small, round 1 is neither given up nor retired before it is taken back: that is in the other sizes.)
+Restorable == {S(i) : i \in 0..3} \subseteq objects
+Kept == Undoes /\ ~(ctl.round = 2 /\ ctl.phase # "open")
+
 Announce(e) == /\ Leads(e) /\ Clean /\ ctl.phase = "idle" /\ ctl.round < 2
-               /\ IF ctl.round = 1 THEN Cardinality({id \in ctl.live : id[1] = "A"}) = 2 /\ ctl.retired ELSE TRUE
+               /\ IF ctl.round = 1 THEN Cardinality({id \in ctl.live : id[1] = "A"}) = 2 /\ (IF Undoes THEN Restorable ELSE ctl.retired) ELSE TRUE
                /\ \A id \in Sources0 : ctl.round = 0 /\ id # Newest => Now.st[id] = "finished"
                /\ ctl' = [ctl EXCEPT !.phase = "open", !.round = @ + 1, !.planner = @ + 1, !.cut = {}, !.started = {}]
                /\ SameButCtl
@@ -151,7 +161,7 @@ Uploaded == \A g \in Groups(ctl.round) : g \in ctl.started /\ Id(g) \in objects
 Undo(e) == /\ Leads(e)
            /\ \/ ctl.phase = "open"
               \/ ~Keeps("publish begun") /\ ctl.phase = "begun"
-           /\ ctl.undos < 1
+           /\ ctl.undos < 1 /\ (Undoes => ctl.round = 2)
            /\ ctl' = [ctl EXCEPT !.phase = "idle", !.round = @ - 1, !.undone = @ \cup Mine, !.undos = @ + 1]
            /\ SameButCtl
 \* A START that was lost to the broker's own deletion can only be undone.
@@ -208,7 +218,7 @@ Publish(e) == /\ Leads(e) /\ ctl.phase = "begun"
 Grace == Keeps("grace") => caught
 
 Due == {id \in ctl.waiting \cup {i \in Ours : i \in ctl.undone} : Now.st[id] = "deleting"}
-Delete(e) == /\ Leads(e) /\ ctl.phase # "begun" /\ Grace
+Delete(e) == /\ Leads(e) /\ ctl.phase # "begun" /\ ~Kept /\ Grace
              /\ \E id \in Due : id \in objects /\ objects' = objects \ {id}
              /\ UNCHANGED <<ctl, flight, cache, pending, lagging, caught, start, acted>>
 DeleteFinished(e) == /\ Leads(e) /\ ctl.phase # "begun"

@@ -20,11 +20,13 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """``dropped``: rules left out; ``epochs``: compactors that lead one after another; ``broker_acts``: it deletes records by itself."""
+    """``dropped``: rules left out; ``epochs``: compactors that lead one after another; ``broker_acts``: it deletes records by itself;
+    ``undoes``: the second round takes the first one back."""
 
     dropped: frozenset[str] = frozenset()
     epochs: int = 2
     broker_acts: bool = False
+    undoes: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def check(size: Size, memory: str = "2g") -> Checked:
         dropped = ", ".join(f'"{rule}"' for rule in sorted(size.dropped))
         (folder / "Replacement.cfg").write_text(
             f"SPECIFICATION Spec\nCONSTANTS\n  Drop = {{{dropped}}}\n  Epochs = {size.epochs}\n"
-            f"  BrokerActs = {str(size.broker_acts).upper()}\nINVARIANTS {' '.join(PROMISES)}\nCHECK_DEADLOCK FALSE\n"
+            f"  BrokerActs = {str(size.broker_acts).upper()}\n  Undoes = {str(size.undoes).upper()}\n"
+            f"INVARIANTS {' '.join(PROMISES)}\nCHECK_DEADLOCK FALSE\n"
         )
         done = subprocess.run(
             ["java", f"-Xmx{memory}", "-XX:+UseParallelGC", "-cp", jar(), "tlc2.TLC", "-workers", "2", "-metadir", name, "Replacement"],

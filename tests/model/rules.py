@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 from tests.model.checker import Size
 
-WHOLE = (Size(epochs=1, broker_acts=True), Size(epochs=2), Size(epochs=2, broker_acts=True))
+WHOLE = (
+    Size(epochs=1, broker_acts=True),
+    Size(epochs=1, undoes=True),
+    Size(epochs=2),
+    Size(epochs=2, broker_acts=True),
+)
 """With every rule kept, from the smallest to the largest."""
 
 
@@ -15,8 +20,8 @@ class Rule(NamedTuple):
     breaks: str
 
 
-def _without(name: str, breaks: str, *, epochs: int = 1, broker_acts: bool = False) -> Rule:
-    return Rule(Size(frozenset({name}), epochs, broker_acts), breaks)
+def _without(name: str, breaks: str, *, epochs: int = 1, broker_acts: bool = False, undoes: bool = False) -> Rule:
+    return Rule(Size(frozenset({name}), epochs, broker_acts, undoes), breaks)
 
 
 RULES = {
@@ -24,6 +29,7 @@ RULES = {
     "R3b": _without("R3b", "Covered"),
     "R8": _without("R8", "Covered"),
     "ascending": _without("ascending", "NothingOldAfterNew"),
+    "descending": _without("descending", "NothingOldAfterNew", undoes=True),
     "publish begun": _without("publish begun", "Covered"),
     "look": _without("look", "Covered", broker_acts=True),
     "behind": _without("behind", "NothingOldAfterNew", broker_acts=True),

@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 
 from compactor.cleaner.gate.ahead import GateAhead
 from compactor.cleaner.gate.judge import GateFailed, GateReport, GateTerms
-from compactor.cleaner.gate.table import KeyTable
+from compactor.cleaner.gate.ranges import LastRecords
 from compactor.cleaner.offline import open_round
 from compactor.cleaner.passes.grouping import group
 from tests.builders import LZ4, NONE, LogBuilder
-from tests.support.damage import AMPLE, GATE_KEY, Round, settled
+from tests.support.damage import AMPLE, GATE_KEY, Round, open_spool, settled
 
 
 def judged(round_: Round, *, behind: bool = True) -> list[GateReport]:
     """As Round.judged, newest segment first; ``behind``: it is told what lies behind the range."""
     opened = open_round(round_.log_dir, round_.request)
     rules = replace(opened.rules, latest_offset=round_.next_dirty_offset - 1)
-    gate = GateAhead(GateTerms(rules, opened.first_dirty, GATE_KEY, 1 << 24), KeyTable(AMPLE, 10_000, seed=0))
+    keys = LastRecords(AMPLE, 10_000, open_spool(round_.out_dir.with_suffix(".gate")))
+    gate = GateAhead(GateTerms(rules, opened.first_dirty, GATE_KEY, 1 << 24), keys)
     for source in reversed(opened.sources):
         if source.base > rules.latest_offset:
             if behind:

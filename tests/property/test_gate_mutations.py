@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from compactor.errors import BadData, UsageError
 from tests.plain_format import Batch, Record
 from tests.property.test_cleaner_matches_naive import logs, requests
-from tests.support.damage import Round, changed, settled
+from tests.support.damage import AMPLE, TINY, Round, changed, settled
 
 FIELDS = ("leader_epoch", "base_timestamp", "max_timestamp", "producer_id", "producer_epoch", "base_sequence", "last_offset", "base_offset")
 Damage = Callable[[st.DrawFn, list[Batch], Round], list[Batch]]
@@ -148,6 +148,7 @@ def test_no_single_change_gets_past_the_gate(data: st.DataObject) -> None:
             cleaned = Round.of(folder, Path(name) / "out", request)
         except (BadData, UsageError):
             assume(False)
-        assert cleaned.refusal() == ""
+        budget = data.draw(st.sampled_from([AMPLE, TINY]))
+        assert cleaned.refusal(budget_bytes=budget) == ""
         done = data.draw(damages(cleaned))
-        assert cleaned.refusal() != "", done
+        assert cleaned.refusal(budget_bytes=budget) != "", done

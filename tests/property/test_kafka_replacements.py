@@ -7,6 +7,7 @@ sees the key again. In the end a process without faults finishes everything, and
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -310,3 +311,64 @@ def test_each_rule_that_is_dropped_is_noticed(drop: Callable[[pytest.MonkeyPatch
             except (AssertionError, Refused, Crash):
                 noticed += 1
     assert noticed, (drop.__doc__ or "") + named(0)
+
+
+class WayBack(Story):
+    """A round, and then one that takes it back, broken off and gone on with at any record."""
+
+    def forward(self) -> None:
+        publisher = self.publisher(faults=0)
+        self.announce()
+        for new in self.control.plan:
+            publisher.begin(NAME, new.segment)
+            self.objects.add(new.segment.id)
+        done = self.control.plan
+        publisher.publish(NAME, done, self.begun, self.published)
+        for new in done:
+            self.made += 1
+            one = new.segment
+            copy = described(self.made, one.start_offset, one.end_offset, {e.epoch: e.start_offset for e in one.leader_epochs})
+            self.control.plan.append(Replacement(sources=(one.id,), segment=copy))
+            self.holds[copy.id] = set().union(*(self.holds[source] for source in new.sources))
+
+    def back(self, faults: float, *, backwards: bool) -> None:
+        publisher, control = self.publisher(faults), self.control
+        publisher.cut_off(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        if not control.begun:
+            for new in control.plan:
+                publisher.begin(NAME, new.segment)
+                self.objects.add(new.segment.id)
+        self.wait()
+        publisher.publish(NAME, control.plan, self.begun, self.published, backwards=backwards)
+
+    def run_back(self, *, backwards: bool = True) -> None:
+        self.forward()
+        for faults in [0.1] * self.rng.randint(0, 4) + [0.0]:
+            if self.control.plan:
+                with contextlib.suppress(Crash, Refused):
+                    self.back(faults, backwards=backwards)
+                self.land(0.3)
+        self.land()
+        self.check()
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_a_round_that_is_taken_back_shows_no_deleted_key_either(block: int) -> None:
+    for seed in range(block * SEEDS, (block + 1) * SEEDS):
+        story = WayBack(seed)
+        try:
+            story.run_back()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        links = chain(story.world.cache(), told_lineage(story.world.cache()))
+        assert [gap for gap in gaps(links) if gap[1] >= story.start] == [], seed
+
+
+def test_taking_a_round_back_from_its_beginning_is_noticed() -> None:
+    noticed = 0
+    for seed in range(SEEDS):
+        try:
+            WayBack(seed).run_back(backwards=False)
+        except AssertionError:
+            noticed += 1
+    assert noticed

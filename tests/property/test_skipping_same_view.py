@@ -10,6 +10,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from compactor.cleaner.gate import ranges, spool
 from compactor.cleaner.keys import keysets
 from compactor.round import index, roles
 from tests.builders import LZ4, NONE, LogBuilder, entry, wrapper
@@ -91,10 +92,15 @@ def assert_none_early(markers: Seen, plain: Seen) -> None:
     legacy=st.sampled_from([False, False, True]),
     engine=st.sampled_from(["auto", "partitioned", "changes over"]),
     threads=st.sampled_from([1, 3]),
+    gate_on_disk=st.booleans(),
 )
-def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, engine: str, threads: int) -> None:
+def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, engine: str, threads: int, gate_on_disk: bool) -> None:
     """``changes over``: the estimate is wrong, and the set of keys full after some dozens."""
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        if gate_on_disk:
+            patch.setattr(index, "GATE_KEY_BYTES", 1 << 40)
+            patch.setattr(ranges, "CACHE_BYTES", 1_000)
+            patch.setattr(spool, "BLOCK_ROWS", 50)
         if engine == "changes over":
             patch.setattr(roles, "keys_expected", lambda heads, records: 1)
             patch.setattr(index, "LEAST_BYTES", (16 + keysets.ROOM) * keysets.ENTRY_BYTES)

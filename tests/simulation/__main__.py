@@ -7,9 +7,10 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
+from tests.simulation.kafka_schedule import KAFKA_MUTATIONS, kafka_bites, run_kafka_schedule
 from tests.simulation.mutations import MUTATIONS, bites
 from tests.simulation.schedule import Outcome, run_schedule
 
@@ -17,19 +18,22 @@ CHUNK = 100
 SHOWN = 3
 
 
-def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
+Schedule = Callable[..., Outcome]
+
+
+def outcomes(schedule: Schedule, seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
     if jobs == 1:
-        yield from map(run_schedule, seeds)
+        yield from map(schedule, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(run_schedule, seeds, CHUNK)
+        yield from pool.imap_unordered(schedule, seeds, CHUNK)
 
 
-def show_bites(wanted: str, seeds: range) -> int:
+def show_bites(wanted: str, seeds: range, *, brokers: bool) -> int:
     """Per mutation: the first seeds whose schedule ends in a violation, and the first violation in words."""
-    for name, mutation in MUTATIONS.items():
+    for name, mutation in (KAFKA_MUTATIONS if brokers else MUTATIONS).items():
         if wanted == "all" or wanted in name:
-            found = list(islice(bites(mutation, seeds), SHOWN))
+            found = list(islice((kafka_bites if brokers else bites)(mutation, seeds), SHOWN))
             said = f"; {found[0][1]}" if found else ""
             print(f"{name}: {', '.join(str(seed) for seed, _ in found) or 'nothing'} of {len(seeds)} seeds{said}", flush=True)
     return 0
@@ -42,16 +46,18 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--trace", type=int, help="show everything that happens in this one schedule")
     parser.add_argument("--drop", metavar="RULE", help="drop rules of mutations.py by name (or 'all') and show which seeds notice")
+    parser.add_argument("--brokers", action="store_true", help="tiers that brokers write")
     arguments = parser.parse_args()
+    schedule: Schedule = run_kafka_schedule if arguments.brokers else run_schedule
     if arguments.drop is not None:
-        return show_bites(arguments.drop, range(arguments.start, arguments.start + arguments.seeds))
+        return show_bites(arguments.drop, range(arguments.start, arguments.start + arguments.seeds), brokers=arguments.brokers)
     if arguments.trace is not None:
-        outcome = run_schedule(arguments.trace, trace=True)
+        outcome = schedule(arguments.trace, trace=True)
         print("\n".join(outcome.trace))
         return 1 if outcome.violations else 0
     began = time.monotonic()
     failed, steps, counts = 0, 0, Counter[str]()
-    for number, outcome in enumerate(outcomes(range(arguments.start, arguments.start + arguments.seeds), arguments.jobs), 1):
+    for number, outcome in enumerate(outcomes(schedule, range(arguments.start, arguments.start + arguments.seeds), arguments.jobs), 1):
         steps += outcome.steps
         counts.update(outcome.counts)
         for violation in outcome.violations:

@@ -18,6 +18,7 @@ class MemoryTopicLog:
         self.identity = TopicIdentity(cluster_id, topic_id, partitions)
         self.logs: list[list[TopicRecord | None]] = [[] for _ in range(partitions)]
         self.starts = [0] * partitions
+        self.leaderless: set[int] = set()
 
     def put(self, partition: int, value: bytes | None, key: bytes | None = None) -> int:
         log = self.logs[partition]
@@ -67,7 +68,8 @@ class MemoryMetadataTopic:
         return self.log.identity
 
     def bounds(self) -> Mapping[int, Bounds]:
-        return {number: Bounds(start, self._end(number)) for number, start in enumerate(self.log.starts)}
+        led = ((number, start) for number, start in enumerate(self.log.starts) if number not in self.log.leaderless)
+        return {number: Bounds(start, self._end(number)) for number, start in led}
 
     def seek(self, positions: Mapping[int, int]) -> None:
         self._positions = dict(positions)
@@ -91,7 +93,7 @@ class MemoryMetadataTopic:
         if not 0 <= partition < len(self.log.logs):
             raise Refused(f"{self.name} has no partition {partition}")
         fate = self.fate()
-        if fate.before:
+        if fate.before or partition in self.log.leaderless:
             raise Unavailable(f"{self.name}-{partition}: no broker answers")
         offset = self.log.put(partition, value)
         if fate.lost:

@@ -154,7 +154,7 @@ class Oracle:
         if isinstance(body, RetireBegun):
             for group in before.waiting:
                 keep = GRACE_MS if group.undone else max(GRACE_MS, UNDO_WINDOW_MS)
-                if group not in state.waiting and self.world.now_ms - self.times[group.slot] < keep - 1:
+                if group.segments and group not in state.waiting and self.world.now_ms - self.times[group.slot] < keep - 1:
                     self.world.violate(f"what run {group.run_id} left was retired before its grace was over")
 
     def arrived(self, segments: Sequence[RemoteLogSegmentMetadata]) -> None:

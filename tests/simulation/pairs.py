@@ -142,207 +142,43 @@ def told(second: str, first: str) -> str:
     return "both go on" if (second, first) == (GOES_ON, GOES_ON) else f"{second}; first {first}"
 
 
-ALIVE: dict[str, dict[str, str]] = {
-    "import": {
-        "import": "goes on; first refuses",
-        "agent": "goes on; first refuses",
-        "run": "both go on",
-        "recompact": "both go on",
-        "retire": "both go on",
-        "undo": "both go on",
-        "delete": "goes on; first refuses",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "agent": {
-        "import": "goes on; first refuses",
-        "agent": "goes on; first refuses",
-        "run": "both go on",
-        "recompact": "both go on",
-        "retire": "both go on",
-        "undo": "both go on",
-        "delete": "goes on; first refuses",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "run": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "waits; first goes on",
-        "recompact": "waits; first goes on",
-        "retire": "waits; first goes on",
-        "undo": "waits; first goes on",
-        "delete": "waits; first goes on",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "recompact": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "waits; first goes on",
-        "recompact": "waits; first goes on",
-        "retire": "waits; first goes on",
-        "undo": "waits; first goes on",
-        "delete": "waits; first goes on",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "retire": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "waits; first goes on",
-        "recompact": "waits; first goes on",
-        "retire": "waits; first goes on",
-        "undo": "waits; first goes on",
-        "delete": "waits; first goes on",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "undo": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "waits; first goes on",
-        "recompact": "waits; first goes on",
-        "retire": "waits; first goes on",
-        "undo": "waits; first goes on",
-        "delete": "waits; first goes on",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "delete": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "waits; first goes on",
-        "recompact": "waits; first goes on",
-        "retire": "waits; first goes on",
-        "undo": "waits; first goes on",
-        "delete": "waits; first goes on",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "export": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "both go on",
-        "recompact": "both go on",
-        "retire": "both go on",
-        "undo": "both go on",
-        "delete": "both go on",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "read": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "both go on",
-        "recompact": "both go on",
-        "retire": "both go on",
-        "undo": "both go on",
-        "delete": "both go on",
-        "export": "both go on",
-        "read": "both go on",
-    },
+OUTCOMES = {
+    ".": "both go on",
+    "W": "waits; first goes on",
+    "F": "goes on; first refuses",
+    "X": "refuses; first refuses",
 }
+
+
+def _table(grid: str) -> dict[str, dict[str, str]]:
+    """``{first: {second: outcome}}`` of a grid: a row is the first one, a column the second."""
+    columns, *rows = (line.split() for line in grid.strip().splitlines())
+    return {first: dict(zip(columns, (OUTCOMES[letter] for letter in letters), strict=True)) for first, *letters in rows}
+
+
+ALIVE = _table("""
+                 import     agent       run recompact    retire      undo    delete    export      read
+    import            F         F         .         .         .         .         F         .         .
+    agent             F         F         .         .         .         .         F         .         .
+    run               .         .         W         W         W         W         W         .         .
+    recompact         .         .         W         W         W         W         W         .         .
+    retire            .         .         W         W         W         W         W         .         .
+    undo              .         .         W         W         W         W         W         .         .
+    delete            .         .         W         W         W         W         W         .         .
+    export            .         .         .         .         .         .         .         .         .
+    read              .         .         .         .         .         .         .         .         .
+""")
 """The first one is at work, and its lease is alive."""
-STOPPED: dict[str, dict[str, str]] = {
-    "import": {
-        "import": "goes on; first refuses",
-        "agent": "goes on; first refuses",
-        "run": "both go on",
-        "recompact": "both go on",
-        "retire": "both go on",
-        "undo": "both go on",
-        "delete": "goes on; first refuses",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "agent": {
-        "import": "goes on; first refuses",
-        "agent": "goes on; first refuses",
-        "run": "both go on",
-        "recompact": "both go on",
-        "retire": "both go on",
-        "undo": "both go on",
-        "delete": "goes on; first refuses",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "run": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "goes on; first refuses",
-        "recompact": "goes on; first refuses",
-        "retire": "goes on; first refuses",
-        "undo": "refuses; first refuses",
-        "delete": "goes on; first refuses",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "recompact": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "goes on; first refuses",
-        "recompact": "goes on; first refuses",
-        "retire": "goes on; first refuses",
-        "undo": "refuses; first refuses",
-        "delete": "goes on; first refuses",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "retire": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "goes on; first refuses",
-        "recompact": "goes on; first refuses",
-        "retire": "goes on; first refuses",
-        "undo": "goes on; first refuses",
-        "delete": "goes on; first refuses",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "undo": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "goes on; first refuses",
-        "recompact": "goes on; first refuses",
-        "retire": "goes on; first refuses",
-        "undo": "both go on",
-        "delete": "goes on; first refuses",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "delete": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "goes on; first refuses",
-        "recompact": "goes on; first refuses",
-        "retire": "goes on; first refuses",
-        "undo": "goes on; first refuses",
-        "delete": "both go on",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "export": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "both go on",
-        "recompact": "both go on",
-        "retire": "both go on",
-        "undo": "both go on",
-        "delete": "both go on",
-        "export": "both go on",
-        "read": "both go on",
-    },
-    "read": {
-        "import": "both go on",
-        "agent": "both go on",
-        "run": "both go on",
-        "recompact": "both go on",
-        "retire": "both go on",
-        "undo": "both go on",
-        "delete": "both go on",
-        "export": "both go on",
-        "read": "both go on",
-    },
-}
+STOPPED = _table("""
+                 import     agent       run recompact    retire      undo    delete    export      read
+    import            F         F         .         .         .         .         F         .         .
+    agent             F         F         .         .         .         .         F         .         .
+    run               .         .         F         F         F         X         F         .         .
+    recompact         .         .         F         F         F         X         F         .         .
+    retire            .         .         F         F         F         F         F         .         .
+    undo              .         .         F         F         F         .         F         .         .
+    delete            .         .         F         F         F         F         .         .         .
+    export            .         .         .         .         .         .         .         .         .
+    read              .         .         .         .         .         .         .         .         .
+""")
 """The first one was stopped for so long that its lease counts as given up; the second takes over, then the first goes on."""

@@ -14,16 +14,19 @@ from typing import Any
 
 import pytest
 
+from checkpoint.lineage import EpochEntry
+from compactor.control.importing import register
 from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import Unavailable
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import RoundResult, run_round
 from compactor.upkeep.retire import RetireReport, retire
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.oracle import Oracle
 from tests.simulation.schedule import watched
-from tests.simulation.symbolic import NAME, Rows, SymbolicPlanner, SymbolicRound, SymbolicWorker, broker_log
+from tests.simulation.symbolic import NAME, Rows, SymbolicPlanner, SymbolicRound, SymbolicWorker, broker_log, describe, encode, upload
 from tests.simulation.world import NO_FAULTS, Crash, Process, World
 
 
@@ -175,3 +178,16 @@ def playing(segments: int = 4, seed: int = 1) -> Iterator[Play]:
 def play() -> Iterator[Play]:
     with playing() as made:
         yield made
+
+
+def uploaded(play: Play, actor: Actor, *numbers: int) -> tuple[str, list[RemoteLogSegmentMetadata]]:
+    """Those segments of the broker as an import that is registered and uploaded."""
+    import_id = actor.ports.new_id()
+    segments = []
+    for number in numbers:
+        rows = play.broker[number]
+        segments.append(describe(actor.ports.new_id(), rows[0][0], rows[-1][0], encode(rows), [EpochEntry(0, 0)]))
+    register(actor.ports, actor.log, import_id, [segment.id for segment in segments])
+    for number, segment in zip(numbers, segments, strict=True):
+        upload(actor.ports, segment, encode(play.broker[number]))
+    return import_id, segments

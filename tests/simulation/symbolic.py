@@ -207,6 +207,9 @@ class SymbolicRound:
     def resume_problem(self, plan: CompactionPlan) -> str:
         return self._resumable(plan)
 
+    def admit(self, plan: CompactionPlan) -> None:
+        """There is no budget of records."""
+
     @contextmanager
     def gathered(self, state: PartitionState, check: Callable[[], object]) -> Iterator[PartitionState]:
         yield state

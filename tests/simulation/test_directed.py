@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from compactor.control import importing, publication
@@ -12,7 +10,7 @@ from compactor.control.undo import undo
 from compactor.errors import Fenced, StoreError, UsageError
 from compactor.model.plan import CompactionPlan
 from tests.simulation.actors import LEASE
-from tests.simulation.play import Play, playing
+from tests.simulation.play import Play
 from tests.simulation.symbolic import NAME, SymbolicPlanner, describe, encode, upload
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, Crash
 from tests.support.keys import object_key
@@ -20,12 +18,6 @@ from tests.support.keys import object_key
 OBJECT = f"create {NAME}/"
 SLOT = f"create partitions/{NAME}/log/"
 DELETE = f"delete {NAME}/"
-
-
-@pytest.fixture
-def play() -> Iterator[Play]:
-    with playing() as made:
-        yield made
 
 
 def slot(number: int) -> str:

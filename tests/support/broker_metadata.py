@@ -26,6 +26,10 @@ class MemoryCluster:
 
     def __init__(self, topics: Mapping[str, TopicNow]) -> None:
         self.known = dict(topics)
+        self.wrong = ""
+
+    def problem(self) -> str:
+        return self.wrong
 
     def cluster_id(self) -> str:
         return "cluster-of-tests"
@@ -47,7 +51,7 @@ def brokers_of(
     log = MemoryTopicLog()
     log.write(events)
     known = {record.partition.topic: TopicNow(record.partition.topic_id) for record in events} if topics is None else topics
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(Rocks(scratch)))
+    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(Rocks(scratch)), clock_ms=lambda: 0)
     return FollowedBrokers(followed, MemoryCluster(known), patterns, "the metadata topic of tests")
 
 

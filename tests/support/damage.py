@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from compactor.cleaner.gate.judge import Gate, GateFailed, GateReport, GateTerms
+from compactor.cleaner.gate.ranges import OpenSpool
+from compactor.cleaner.gate.spool import NO_LIMIT, RowSpool
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_round
 from compactor.cleaner.passes.grouping import group
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
@@ -25,7 +27,15 @@ from tests.plain_format import Batch, Record, read_batches, segment_paths
 from tests.plain_log import indexes_of
 
 AMPLE = 1 << 20
+TINY = 1
+"""Bytes of memory for eight cells, so that rows go to the disk and ranges are read in many parts."""
+
 GATE_KEY = b"the gate's own  "
+
+
+def open_spool(path: Path) -> OpenSpool:
+    """On a disk that is as large as it likes."""
+    return lambda ranges, part, parts: RowSpool(path, NO_LIMIT, ranges=ranges, part=part, parts=parts)
 
 
 @dataclass
@@ -42,29 +52,34 @@ class Round:
         asked = CleanRequest(**request)
         return Round(log_dir, out_dir, asked, clean_directory(log_dir, out_dir, asked).next_dirty_offset)
 
-    def gate(self, budget_bytes: int = AMPLE, seed: int = 0) -> tuple[Gate, list[list[SourceSegment]]]:
+    def gate(self, budget_bytes: int = AMPLE) -> tuple[Gate, list[list[SourceSegment]]]:
         """A gate that has read the dirty range, and the groups to be compared."""
         opened = open_round(self.log_dir, self.request)
         rules = replace(opened.rules, latest_offset=self.next_dirty_offset - 1)
-        gate = Gate.over(opened.sources, GateTerms(rules, opened.first_dirty, GATE_KEY, 1 << 24), seed=seed, budget_bytes=budget_bytes)
+        terms = GateTerms(rules, opened.first_dirty, GATE_KEY, 1 << 24)
+        gate = Gate.over(opened.sources, terms, budget_bytes, open_spool(self.out_dir.with_suffix(".gate")))
+        inputs = [source for source in opened.sources if source.base < self.next_dirty_offset]
         for source in gate.dirty:
             gate.read(source)
-        inputs = [source for source in opened.sources if source.base < self.next_dirty_offset]
+        if gate.on_disk:
+            for source in inputs:
+                gate.read_below(source)
+            gate.finish()
         return gate, group(inputs, self.request.segment_bytes, self.request.segment_index_bytes, opened.upper)
 
-    def judged(self, *, end_offset: int | None = None, budget_bytes: int = AMPLE, seed: int = 0) -> list[GateReport]:
+    def judged(self, *, end_offset: int | None = None, budget_bytes: int = AMPLE) -> list[GateReport]:
         """Raises GateFailed. ``end_offset``: where the one cleaned segment must end."""
-        gate, groups = self.gate(budget_bytes, seed)
+        gate, groups = self.gate(budget_bytes)
         return [gate.check(members, self.paths(members[0].base), end_offset=end_offset) for members in groups]
 
     def paths(self, base: int) -> dict[str, Path]:
         log = self.out_dir / f"{base:020}.log"
         return {p.suffix[1:]: p for p in (log, *(log.with_suffix(s) for s in (".index", ".timeindex", ".txnindex"))) if p.exists()}
 
-    def refusal(self, *, end_offset: int | None = None) -> str:
+    def refusal(self, *, end_offset: int | None = None, budget_bytes: int = AMPLE) -> str:
         """Why the gate refuses it; empty where it does not."""
         try:
-            self.judged(end_offset=end_offset)
+            self.judged(end_offset=end_offset, budget_bytes=budget_bytes)
         except GateFailed as refused:
             return refused.cause
         return ""

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.s3_server import ROOT, VERSITYGW, S3Server, Unbuildable, running_moto, running_versitygw, versitygw_binary
+from tests.support.go_tools import Unbuildable
+from tests.support.s3_server import ROOT, VERSITYGW, S3Server, running_moto, running_versitygw, versitygw_binary
 
 
 @contextmanager

@@ -72,7 +72,8 @@ class Deployment(TierCli):
 class GrowingLog:
     """A partition's log that is written part by part, and what a reader must find of it.
 
-    ``truth``: key -> (offset, value) of the last committed record; ``records``: offset -> (key, value) of every one ever written.
+    ``truth``: key -> (offset, value) of the last committed record; ``records``: offset -> (key, value) of every one ever written;
+    ``committed``: offset, key and value of the committed ones, ascending.
     """
 
     topic: str
@@ -83,6 +84,8 @@ class GrowingLog:
     parts: int = 0
     truth: dict[bytes, tuple[int, bytes | None]] = field(default_factory=dict)
     records: dict[int, tuple[bytes, bytes | None]] = field(default_factory=dict)
+    committed: list[tuple[int, bytes, bytes | None]] = field(default_factory=list)
+    value_bytes: int = 80
 
     @property
     def name(self) -> str:
@@ -103,7 +106,7 @@ class GrowingLog:
         pairs = []
         for _ in range(dice.randint(1, 8)):
             key = f"key-{dice.randrange(keys)}"
-            pairs.append(key if dice.random() < 0.1 else f"{key}={'x' * dice.randint(0, 80)}{self.log.next_offset}")
+            pairs.append(key if dice.random() < 0.1 else f"{key}={'x' * dice.randint(0, self.value_bytes)}{self.log.next_offset}")
         producer = dice.choice((-1, -1, 7, 8))
         base = self.log.put(*pairs, codec=dice.choice((NONE, LZ4)), pid=producer, txn=producer >= 0)
         committed = producer < 0 or dice.random() < 0.7
@@ -114,6 +117,7 @@ class GrowingLog:
             self.records[base + number] = (name, value)
             if committed:
                 self.truth[name] = (base + number, value)
+                self.committed.append((base + number, name, value))
 
     def wrong_in(self, exported: Path, *, clean: bool) -> list[str]:
         """What is wrong with an exported view; ``clean``: everything was cleaned, so that nothing superseded may be left."""

@@ -13,6 +13,7 @@ import random
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
@@ -69,7 +70,7 @@ class FaultProxy:
         self.seen = Seen()
         self.lock = threading.Lock()
         self._random = random.Random(seed)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -116,6 +117,13 @@ def kind_of(method: str, target: str) -> str:
     if method == "HEAD":
         return "head"
     return {"GET": "get", "PUT": "put"}.get(method, "other") if is_object else "other"
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Who asked was killed meanwhile, or the answer was reset on purpose: nothing to tell."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):

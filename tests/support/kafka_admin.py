@@ -98,6 +98,11 @@ class ClusterAdmin:
         self._client.delete_topics([topic])
         wait_until(lambda: topic not in self._client.list_topics(), f"{topic} to be deleted")
 
+    def add_partitions(self, topic: str, count: int) -> None:
+        """Until it has ``count``, all led."""
+        self._client.create_partitions({topic: count})
+        wait_until(lambda: all(self.leadership(topic, each).leader > 0 for each in range(count)), f"{topic} to have {count} partitions")
+
     def delete_records(self, topic: str, partition: int, before: int) -> None:
         self._client.delete_records({TopicPartition(topic, partition): before})
 

@@ -90,9 +90,12 @@ class BrokerNode:
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True)
         self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        tiers = "broker" in settings["process.roles"] and settings["remote.log.storage.system.enable"] == "true"
-        self._signs = [STARTED, TIERING] if tiers else [STARTED]
-        _format(jars, self.log_dir, node)
+        roles = settings.get("process.roles", "")
+        tiers = "broker" in roles and settings["remote.log.storage.system.enable"] == "true"
+        started = STARTED if roles else f"[KafkaServer id={node}] started"
+        self._signs = [started, TIERING] if tiers else [started]
+        if roles:
+            _format(jars, self.log_dir, node)
 
     @property
     def running(self) -> bool:
@@ -178,13 +181,16 @@ class KafkaCluster:
         self._settings = dict(settings or {})
         self.node_ids = tuple(range(1, brokers + 1))
         self._controller_id = CONTROLLER if brokers > 1 else 1
-        free = _free_ports(2 * brokers + 1)
+        free = free_ports(2 * brokers + 1)
         self._controller_port = free[-1]
         self._ports = dict(zip(self.node_ids, free, strict=False))
         self._client_ports = dict(zip(self.node_ids, free[brokers:], strict=False))
         self.tier.parent.mkdir(parents=True)
         self.nodes = {node: self._make(node, self._broker_settings(node), heap_mb=384) for node in self.node_ids}
-        if brokers > 1:
+        self._add_controller()
+
+    def _add_controller(self) -> None:
+        if self._controller_id not in self.nodes:
             self.nodes[CONTROLLER] = self._make(CONTROLLER, self._controller_settings("controller"), heap_mb=128)
 
     @property
@@ -335,7 +341,7 @@ def _properties(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if line)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Below the range from which the system gives ports to clients: a broker that is down keeps its own."""
     found: list[int] = []
     while len(found) < count:

@@ -62,7 +62,7 @@ class BrokerWorld:
     ) -> KafkaPublisher:
         """Of one process: its own consumer, its own fold. ``appending``: through which it appends."""
         topic = appending or MemoryMetadataTopic(self.log, fate=fate)
-        followed = FollowedTopic(MemoryMetadataTopic(self.log), KeptStates(KeptNowhere()))
+        followed = FollowedTopic(MemoryMetadataTopic(self.log), KeptStates(KeptNowhere()), clock_ms=lambda: self.time_ms)
         return KafkaPublisher(followed, topic, lambda name: uuid_text(TOPIC_ID), clock_ms=lambda: self.time_ms, late_ms=late_ms)
 
     def tier(self, number: int, start: int, end: int, epochs: Mapping[int, int] | None = None) -> RemoteLogSegmentMetadata:

@@ -70,6 +70,11 @@ class WrittenPartition:
         last = {record.key: record for record in self.committed() if record.key is not None}
         return {key: record for key, record in last.items() if record.value is not None}
 
+    def forget_from(self, end: int) -> None:
+        """An unclean election has discarded what was there."""
+        self.records = {offset: record for offset, record in self.records.items() if offset < end}
+        self.aborted = {offset for offset in self.aborted if offset < end}
+
     def from_offset(self, start: int) -> WrittenPartition:
         """What is left when the log starts there."""
         kept = {offset: record for offset, record in self.records.items() if offset >= start}

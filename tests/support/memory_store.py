@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,6 +37,7 @@ class MemoryStore:
         self._clock = clock
         self._meter = counters
         self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._keys: list[bytes] = []
         self._lock = threading.Lock()
         self._numbers = count(1)
         self.down = False
@@ -81,16 +83,23 @@ class MemoryStore:
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         self._ask("list")
+        found = []
         with self._lock:
-            found = [info for _, info in self._objects.values() if info.key.startswith(prefix) and info.key.encode() > after.encode()]
-        yield from sorted((replace(info, etag="", metadata={}) for info in found), key=lambda info: info.key.encode())
+            for at in range(bisect_left(self._keys, max(prefix.encode(), after.encode())), len(self._keys)):
+                key = self._keys[at].decode()
+                if not key.startswith(prefix):
+                    break
+                if key != after:
+                    found.append(self._objects[key][1])
+        yield from (replace(info, etag="", metadata={}) for info in found)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             check_key(key)
             self._ask("delete")
             with self._lock:
-                self._objects.pop(key, None)
+                if self._objects.pop(key, None) is not None:
+                    del self._keys[bisect_left(self._keys, key.encode())]
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         self._ask("list")
@@ -119,6 +128,8 @@ class MemoryStore:
 
     def _kept(self, key: str, data: bytes, metadata: Mapping[str, str] | None) -> ObjectInfo:
         info = ObjectInfo(key, len(data), self._clock.now_ms, f"{next(self._numbers)}", dict(metadata or {}))
+        if key not in self._objects:
+            insort(self._keys, key.encode())
         self._objects[key] = (bytes(data), info)
         return info
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from typing import Any
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.settings import S3Settings
+from tests.support.go_tools import go_tool
 
 ROOT = Path(__file__).parents[2]
 VERSITYGW = "v1.8.0"
@@ -105,30 +104,9 @@ def running_versitygw(binary: Path, directory: Path) -> Iterator[S3Server]:
         yield server
 
 
-class Unbuildable(Exception):
-    """Why the server cannot be had on this machine, for the skip message."""
-
-
 def versitygw_binary() -> Path:
-    """Built once into the user's cache by Go's module proxy (about two minutes). Raises Unbuildable."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-compactor-tests" / f"versitygw-{VERSITYGW}"
-    binary = cache / "versitygw"
-    if binary.exists():
-        return binary
-    go = shutil.which("go")
-    if not go:
-        raise Unbuildable("versitygw needs Go to be built: install it from https://go.dev/dl")
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not binary.exists():
-            command = [go, "install", f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW}"]
-            try:
-                subprocess.run(command, env={**os.environ, "GOBIN": str(cache)}, check=True, capture_output=True, timeout=900)
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-                said = (error.stderr or b"").decode(errors="replace").strip().splitlines()
-                raise Unbuildable(f"versitygw could not be built: {said[-1] if said else error}") from error
-    return binary
+    """Raises Unbuildable."""
+    return go_tool("github.com/versity/versitygw/cmd/versitygw", VERSITYGW)
 
 
 @contextmanager

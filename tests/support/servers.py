@@ -13,7 +13,8 @@ import pytest
 
 from tests.conformance.kafka import Kafka, Unavailable
 from tests.support.fault_proxy import FaultProxy
-from tests.support.s3_server import Bucket, S3Server, Unbuildable, running_moto, running_versitygw, versitygw_binary
+from tests.support.go_tools import Unbuildable
+from tests.support.s3_server import Bucket, S3Server, running_moto, running_versitygw, versitygw_binary
 
 
 @pytest.fixture(scope="module")

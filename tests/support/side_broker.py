@@ -17,6 +17,7 @@ from compactor.service.agent import Agent
 from compactor.service.agent_plan import UploadWatch
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli, batches_of
+from tests.support.told import Told
 
 ORDERS = TopicPartition("orders", 0)
 CLUSTER = "a-cluster"
@@ -171,7 +172,7 @@ class SideTier:
 
     folder: Path
     hurried_ms: int = 0
-    told: list[str] = field(default_factory=list)
+    told: Told = field(default_factory=Told)
 
     def __post_init__(self) -> None:
         self.cli = TierCli(self.folder / "a tier", {"publish": {"grace_ms": 0}, "agent": {"topics": ["orders"]}})
@@ -186,7 +187,7 @@ class SideTier:
         opened = opened or self.opened()
         agent = opened.settings.agent.model_copy(update={"log_dirs": (str(broker.root),), **rules})
         settings = opened.settings.model_copy(update={"agent": agent})
-        return Agent(replace(opened, settings=settings), cluster, tell=self.told.append)
+        return Agent(replace(opened, settings=settings), cluster, tell=self.told)
 
     def hurry(self, milliseconds: int = 700_000) -> None:
         self.hurried_ms += milliseconds

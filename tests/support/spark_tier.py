@@ -36,19 +36,26 @@ class HereCluster:
     slots = 2
     slots_per_executor = 1
 
+    def break_off(self) -> None:
+        """Nothing runs in the background."""
+
+    def require(self) -> None:
+        """Never over."""
+
     def __init__(self) -> None:
         self.said: list[str] = []
 
     def items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
         return list(enumerate(items))
 
-    def exchanged(self, ranges: int, answer: Callable[[int], Iterator[tuple[int, Any]]], places: int) -> list[tuple[int, Any]]:
-        grouped: dict[int, list[Any]] = {}
+    def exchanged(
+        self, what: str, items: Sequence[Any], answer: Callable[[Any], Iterator[tuple[int, Any]]], beside: Sequence[Any]
+    ) -> list[tuple[int, Any]]:
+        grouped: dict[int, list[Any]] = {place: [pickle.loads(pickle.dumps(one))] for place, one in enumerate(beside)}
         travelled = pickle.loads(pickle.dumps(answer))
-        for number in range(ranges):
-            for place, one in travelled(number):
-                grouped.setdefault(place, []).append(pickle.loads(pickle.dumps(one)))
-        assert all(0 <= place < places for place in grouped)
+        for item in items:
+            for place, one in travelled(item):
+                grouped[place].append(pickle.loads(pickle.dumps(one)))
         return list(grouped.items())
 
     def outcomes(

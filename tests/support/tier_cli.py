@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compactor.cli.main import entry
+from compactor.cli.output import SCHEMA_VERSION
 from tests.plain_format import Batch, read_batches, segment_paths
 from tests.plain_log import control_type, transaction_index
 
 
 class Answer(NamedTuple):
+    """``document``: without its version; None where the command failed before it had a result. ``error``: what it said then."""
+
     code: int
     document: Any
     stderr: str
+    error: Any = None
 
 
 MADE: list[Callable[[], Answer]] = []
@@ -35,7 +39,17 @@ def typed(config: Path, *arguments: object, output: str = "json") -> Answer:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = entry(words)
     text = out.getvalue()
-    return Answer(code, json.loads(text) if text and output == "json" else text or None, err.getvalue())
+    if not text or output != "json":
+        return Answer(code, text or None, err.getvalue())
+    document = json.loads(text)
+    if isinstance(document, dict):  # a stream of lines may be another thing
+        version = document.pop("schema_version", SCHEMA_VERSION)
+        assert version == SCHEMA_VERSION
+        if document.keys() == {"error"}:
+            assert document["error"]["exit_code"] == code
+            assert document["error"]["message"] in err.getvalue()
+            return Answer(code, None, err.getvalue(), document["error"])
+    return Answer(code, document, err.getvalue())
 
 
 @dataclass

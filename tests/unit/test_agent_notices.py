@@ -6,12 +6,13 @@ import threading
 from pathlib import Path
 
 from compactor.service.agent_notices import noticed
+from tests.support.told import Told
 
 
 def test_new_segments_are_told_also_in_new_directories_and_writes_are_not(tmp_path: Path) -> None:
-    woken, told = threading.Event(), list[str]()
+    woken, told = threading.Event(), Told()
     (tmp_path / "orders-0").mkdir()
-    with noticed([str(tmp_path)], woken.set, told.append):
+    with noticed([str(tmp_path)], woken.set, told):
         (tmp_path / "orders-0" / f"{0:020}.index").touch()
         (tmp_path / "orders-0" / f"{0:020}.log").touch()
         assert woken.wait(30)
@@ -25,8 +26,8 @@ def test_new_segments_are_told_also_in_new_directories_and_writes_are_not(tmp_pa
 
 
 def test_a_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
-    told = list[str]()
-    with noticed([str(tmp_path / "nowhere")], lambda: None, told.append):
+    told = Told()
+    with noticed([str(tmp_path / "nowhere")], lambda: None, told):
         pass
     assert len(told) == 1
     assert "looked at every agent.interval_ms" in told[0]

@@ -69,6 +69,15 @@ def test_the_driver_goes_by_receipts_and_metadata() -> None:
     assert "group 0: the sources hold" in balancing.problem(*announced(lost, recorded=None, result=ONE))
 
 
+def test_what_was_recorded_of_a_segment_says_nothing_of_the_part_that_is_read() -> None:
+    """Brokers have tiered its end anew: a round is given fewer batches than it was written with."""
+    balance = Balance(sources=Sum.of(1, 1, 1), left=Sum.of(1, 1, 1), result=Sum.of(1, 1, 1))
+    state, intent = announced(balance, recorded=Sum.of(2, 3, 4), result=balance.result)
+    assert "were recorded" in balancing.problem(state, intent)
+    cut = [one.model_copy(update={"copied_end_offset": one.end_offset + 1}) for one in state.live]
+    assert balancing.problem(state.model_copy(update={"live": tuple(cut)}), intent) == ""
+
+
 def test_a_receipt_of_an_earlier_program_has_no_balance() -> None:
     state, intent = announced(None, recorded=ONE, result=None)
     text = intent.receipts[0].model_dump_json()

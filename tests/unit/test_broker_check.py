@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import pytest
+
+from compactor.bootstrap import Tier
+from compactor.config import Publish, Settings, TierSettings
+from compactor.control.logs import open_catalog
 from compactor.errors import Refused
 from compactor.metadata_topic.admin import BrokerFacts, ClusterFacts, LeaderFacts, MissingRight, Setting, TopicFacts
 from compactor.metadata_topic.codec import TOPIC
-from compactor.upkeep.broker_check import check_cluster, check_topics
+from compactor.storage.counting import Counters
+from compactor.upkeep.broker_check import check_budget, check_cluster, check_topics
+from tests.metadata_events import finished
+from tests.support.broker_metadata import brokers_of
+from tests.support.memory_store import Clock, MemoryStore, ports_on
 
 LED = {0: LeaderFacts(1, 3, 0, 10, 10)}
 FOREVER = {
@@ -87,3 +97,15 @@ def test_topics_whose_retention_or_policy_is_unsafe() -> None:
         ("error", "kafka-configs --alter --topic orders --add-config remote.storage.enable=true"),
         ("warning", "kafka-configs --alter --topic orders --add-config retention.ms=-1"),
     ]
+
+
+@pytest.mark.parametrize(("per_hour", "said"), [(0, 0), (4, 1), (6, 0)])
+def test_a_budget_that_a_first_round_does_not_fit_into(tmp_path: Path, per_hour: int, said: int) -> None:
+    events = [event for number in range(2) for event in finished(number, number * 10, number * 10 + 9)]
+    brokers = brokers_of(events, tmp_path)
+    settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"), publish=Publish(metadata_records_per_hour=per_hour))
+    ports = ports_on(MemoryStore(Clock(), Counters()), Clock())
+    opened = Tier(settings, ports, open_catalog(ports), Counters(), brokers=brokers)
+    found = check_budget(opened, brokers.names())
+    assert [finding.kind for finding in found] == ["budget"] * said
+    assert all("a first round over orders-7 with its 2 segments says about 6 records" in finding.detail for finding in found)

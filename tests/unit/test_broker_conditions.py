@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from compactor.config import load
-from compactor.errors import UsageError
+from compactor.errors import NotFound, Refused, UsageError
 from compactor.metadata_topic.admin import BrokerFacts, ClusterFacts, Setting, TopicFacts
-from compactor.tier.conditions import topic_problem, version_problem
+from compactor.model.ids import TopicPartition
+from compactor.tier.conditions import BrokerConditions, topic_problem, version_problem
 
 RIGHT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "remote.storage.enable": "true"}
 
 
-def facts(**changes: str | None) -> TopicFacts:
+def settings(**changes: str | None) -> dict[str, str]:
     said = {**RIGHT, **{name.replace("_", "."): value for name, value in changes.items()}}
-    return TopicFacts("orders", b"i" * 16, {}, {name: Setting(value, "topic") for name, value in said.items() if value is not None})
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def test_a_topic_that_brokers_keep_whole_may_be_compacted() -> None:
-    assert topic_problem(facts()) == ""
+    assert topic_problem("orders", settings()) == ""
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,7 @@ def test_a_topic_that_brokers_keep_whole_may_be_compacted() -> None:
     ],
 )
 def test_others_are_refused_with_the_setting(setting: str, value: str | None, said: str) -> None:
-    assert topic_problem(facts(**{setting: value})).startswith(said)
+    assert topic_problem("orders", settings(**{setting: value})).startswith(said)
 
 
 @pytest.mark.parametrize(("version", "refused"), [("3.7", True), ("3.8", False), ("3.9", False), ("4", False), ("", False), ("2.8", True)])
@@ -46,17 +48,79 @@ def test_brokers_before_3_8_are_refused(version: str, refused: bool) -> None:
 def test_topics_tables_go_before_the_topic_and_that_before_cleaner(tmp_path: Path) -> None:
     path = tmp_path / "tiered-compactor.toml"
     path.write_text('[cleaner]\nsegment_bytes = 1000\nbloom = false\n[topics."ord.*"]\ndelete_retention_ms = 7\n')
-    settings = load(str(path), {})
+    loaded = load(str(path), {})
     chosen = {"delete.retention.ms": "8", "segment.bytes": "2000", "min.cleanable.dirty.ratio": "0.25", "retention.ms": "-1"}
-    cleaner = settings.cleaner_for("orders", chosen)
+    cleaner = loaded.cleaner_for("orders", chosen)
     assert (cleaner.delete_retention_ms, cleaner.segment_bytes, cleaner.min_cleanable_dirty_ratio, cleaner.bloom) == (7, 2000, 0.25, False)
-    assert settings.source_for("orders", "segment_bytes", chosen) == "topic orders"
-    assert settings.source_for("orders", "delete_retention_ms", chosen) == f'{path}, [topics."ord.*"]'
-    assert (settings.source_for("orders", "bloom", chosen), settings.source_for("orders", "map_engine", chosen)) == (str(path), "default")
-    assert settings.cleaner_for("other", chosen).delete_retention_ms == 8
-    assert settings.cleaner_for("other").segment_bytes == 1000
+    assert loaded.source_for("orders", "segment_bytes", chosen) == "topic orders"
+    assert loaded.source_for("orders", "delete_retention_ms", chosen) == f'{path}, [topics."ord.*"]'
+    assert (loaded.source_for("orders", "bloom", chosen), loaded.source_for("orders", "map_engine", chosen)) == (str(path), "default")
+    assert loaded.cleaner_for("other", chosen).delete_retention_ms == 8
+    assert loaded.cleaner_for("other").segment_bytes == 1000
 
 
 def test_settings_that_do_not_go_together_are_told() -> None:
     with pytest.raises(UsageError, match="the settings of topic orders and \\[cleaner\\] do not go together: .*min_compaction_lag_ms"):
         load(None, {}).cleaner_for("orders", {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})
+
+
+class Cluster:
+    """AsksCluster: what is asked, and what is so."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.known = {topic: facts(topic) for topic in ("orders", "payments")}
+        self.version = "4"
+
+    def cluster(self) -> ClusterFacts:
+        self.asked.append("cluster")
+        return ClusterFacts("cluster", (BrokerFacts(1, "host:1", self.version),))
+
+    def metadata_topic(self, *, write: bool = False) -> TopicFacts:
+        assert write
+        self.asked.append("metadata topic")
+        return facts("__remote_log_metadata")
+
+    def topics(self, names: Sequence[str]) -> dict[str, TopicFacts]:
+        self.asked += names
+        if missing := [name for name in names if name not in self.known]:
+            raise NotFound(f"there is no topic {missing[0]}")
+        return {name: self.known[name] for name in names}
+
+
+def facts(topic: str, topic_id: bytes = b"i" * 16, **changes: str | None) -> TopicFacts:
+    return TopicFacts(topic, topic_id, {}, {name: Setting(value, "topic") for name, value in settings(**changes).items()})
+
+
+ORDERS = TopicPartition("orders", 0)
+
+
+def test_the_cluster_is_asked_once_for_all_topics_and_each_topic_once_in_a_while() -> None:
+    cluster = Cluster()
+    conditions = BrokerConditions(cluster)
+    for name in (ORDERS, TopicPartition("orders", 1), TopicPartition("payments", 0), ORDERS):
+        conditions(name)
+    assert cluster.asked == ["metadata topic", "cluster", "orders", "payments"]
+    impatient = BrokerConditions(cluster, fresh_s=0)
+    impatient(ORDERS)
+    cluster.known["orders"] = facts("orders", retention_ms="1")
+    with pytest.raises(Refused, match="retention.ms of orders is 1"):
+        impatient(ORDERS)
+    cluster.known["orders"] = facts("orders")
+    impatient(ORDERS)
+    cluster.version = "3.7"
+    with pytest.raises(Refused, match="nothing is compacted under these brokers: broker 1 is of version 3.7"):
+        impatient(ORDERS)
+
+
+def test_a_topic_that_was_made_anew_is_refused_to_what_is_at_work_and_no_longer() -> None:
+    cluster = Cluster()
+    conditions = BrokerConditions(cluster, fresh_s=0)
+    conditions(ORDERS)
+    cluster.known["orders"] = facts("orders", b"j" * 16)
+    with pytest.raises(Refused, match="topic orders was deleted and made anew"):
+        conditions(ORDERS)
+    conditions(ORDERS)
+    del cluster.known["orders"]
+    with pytest.raises(Refused, match="topic orders is not there any more"):
+        conditions(ORDERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import io
 import json
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +62,48 @@ def test_version_and_help() -> None:
         assert one.help in " ".join(shown.stdout.split())  # lines break elsewhere in each version of Python
 
 
+def test_no_command_shows_help() -> None:
+    shown = call()
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, call("--help").stdout, "")
+
+
+def test_common_options_may_stand_before_the_command() -> None:
+    ran = call("--output", "json", "--config=/nowhere.toml", "-v", "config", "show")
+    assert ran.returncode == 2
+    assert json.loads(ran.stdout) == {
+        "schema_version": 1,
+        "error": {
+            "kind": "UsageError",
+            "message": "there is no configuration file /nowhere.toml",
+            "hint": "See --config and $TIERED_COMPACTOR_CONFIG",
+            "exit_code": 2,
+        },
+    }
+
+
+def test_a_wrong_argument_is_told_in_json_where_that_was_asked_for() -> None:
+    ran = call("config", "nosuch", "--output", "json")
+    assert json.loads(ran.stdout)["error"]["exit_code"] == ran.returncode == 2
+    assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_shells_complete_commands_and_options(shell: str, tmp_path: Path) -> None:
+    ran = call("completion", shell)
+    assert ran.returncode == 0
+    if shell == "zsh":
+        assert "recompact" in ran.stdout
+        return
+    script = tmp_path / "completion"
+    script.write_text(ran.stdout)
+    asked = (
+        f"source '{script}'; COMP_WORDS=(tiered-compactor segments dump --wh); COMP_CWORD=3; "
+        "_shtab_tiered_compactor; printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    answer = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stdout.split() == ["--whole"]
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([one.name, "--help"] for one in COMMANDS)], ids=" ".join)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     """What keeps `--help` under 0.3 s; a bound on time itself would fail on a busy machine."""
@@ -71,13 +115,12 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "error: the following arguments are required: COMMAND. See `tiered-compactor --help`"),
         (["nosuch"], "error: argument COMMAND: invalid choice: 'nosuch'"),
         (["config"], "error: the following arguments are required: SUBCOMMAND. See `tiered-compactor config --help`"),
         (["config", "show", "--outptu", "json"], "error: unrecognized arguments: --outptu json"),
         (["config", "show", "--out", "json"], "error: unrecognized arguments: --out json"),
         (["config", "show", "--output", "yaml"], "error: argument --output: invalid choice: 'yaml'"),
-        (["--output", "json", "config", "show"], "error: --output stands before the command. Options come after it"),
+        (["--all", "config", "show"], "error: --all stands before the command. Only --config, --output, --log-format, -v, --verbose may"),
         (["config", "show", "--config", "/nowhere.toml"], "error: there is no configuration file /nowhere.toml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -152,7 +195,7 @@ def test_json_is_one_document_and_everything_else_is_on_stderr(
     command(run)
     assert entry(["try", "--output", "json"]) == 0
     printed = capsys.readouterr()
-    assert json.loads(printed.out) == {"ok": True, "name": "Größe"}
+    assert json.loads(printed.out) == {"schema_version": 1, "ok": True, "name": "Größe"}
     assert printed.err == "a remark\n"
 
 
@@ -289,3 +332,21 @@ def test_progress_counts_from_any_thread() -> None:
 )
 def test_sizes(count: int | None, text: str) -> None:
     assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "distance_ms"),
+    [("now", 0), ("2h ago", -7_200_000), ("-2h", -7_200_000), ("in 3d", 259_200_000), ("+90s", 90_000), ("1w ago", -604_800_000)],
+)
+def test_times_that_go_by_the_clock(text: str, distance_ms: int) -> None:
+    before = int(time.time() * 1000)
+    found = frame.moment(text)
+    assert before + distance_ms <= found <= int(time.time() * 1000) + distance_ms
+
+
+def test_times_that_stand_for_themselves() -> None:
+    assert frame.moment("1700000000000") == 1_700_000_000_000
+    assert frame.moment("1970-01-02") == frame.moment("1970-01-02T00:00:00Z") == frame.moment("1970-01-02T01:00+01:00") == 86_400_000
+    for text in ("", "2h", "in 2h ago", "yesterday", "-5", "2026-13-01"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
+            frame.moment(text)

@@ -85,6 +85,9 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "agent.topics": '["orders"]',
         "agent.allow_gaps": "true",
         "agent.accept_truncation": "true",
+        "spark.led_at_once": "7",
+        "spark.large_at_once": "7",
+        "spark.properties": '{"spark.ui.enabled" = false}',
     }
     pairs = {"TIERED_COMPACTOR__TIER__AIVEN__KEY_PAIRS": '{4097 = "/etc/keys/key1.pem"}'}
     only_defaults_are_built = {key for key, built in config.BUILT.items() if len(built) == 1}
@@ -118,6 +121,7 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("[teir]\nurl = 'x'", "FILE: unknown section [teir]. Did you mean [tier]?"),
         ("[clean]\nx = 1", "FILE: unknown section [clean]. Did you mean [cleaner]?"),
         ("[cleaner]\ndisk_budget = 1", "FILE: unknown key disk_budget in [cleaner]. Did you mean disk_budget_bytes in [cleaner]?"),
         ("[tier]\ngrace_ms = 1", "FILE: unknown key grace_ms in [tier]. Did you mean grace_ms in [publish]?"),
@@ -213,6 +217,11 @@ def test_what_a_file_must_not_say(tmp_path: Path, text: str, message: str) -> No
     [
         ("TIERED_COMPACTOR__CLEANR__BLOOM", "true", "unknown environment variable {}. Did you mean TIERED_COMPACTOR__CLEANER__BLOOM?"),
         ("TIERED_COMPACTOR__TIER__URI", "x", "unknown environment variable {}. Did you mean TIERED_COMPACTOR__TIER__URL?"),
+        (
+            "TIERED_COMPACTOR_TIER_URL",
+            "x",
+            "unknown environment variable {}. Those of settings have two underscores: TIERED_COMPACTOR__SECTION__KEY",
+        ),
         ("TIERED_COMPACTOR__TIERS", "x", "unknown environment variable {}. Did you mean [tier]?"),
         ("TIERED_COMPACTOR__TOPICS", "5", '{} is not a TOML table. For example {{"orders-.*" = {{delete_retention_ms = 0}}}}'),
         ("TIERED_COMPACTOR__CLEANER__BLOOM", "True", '{} = "True": allowed is true or false'),

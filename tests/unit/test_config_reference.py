@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from compactor import config
+from compactor.allowed import allowed
 from compactor.config import Settings, load
 
 ROOT = Path(__file__).parents[2]
@@ -38,11 +39,11 @@ def table() -> str:
     for section, kind in config.SECTIONS.items():
         for key, default in kind().model_dump(mode="json", include=set(config.keys_of(kind))).items():
             # 9223372036854775807 and 1152921504606846976 say less than what they are.
-            allowed = config.allowed(kind, key).replace(str(2**63 - 1), "2^63-1").replace(str(2**60), "2^60")
+            range_ = allowed(kind, key).replace(str(2**63 - 1), "2^63-1").replace(str(2**60), "2^60")
             if built := config.BUILT.get(f"{section}.{key}"):
-                allowed += f"; so far {' or '.join(json.dumps(value) for value in built)}"
+                range_ += f"; so far {' or '.join(json.dumps(value) for value in built)}"
             shown = json.dumps(default).replace(str(2**63 - 1), "2^63-1")
-            lines.append(f"| `{section}.{key}` | `{shown}` | {allowed} | {meanings[f'{section}.{key}']} |")
+            lines.append(f"| `{section}.{key}` | `{shown}` | {range_} | {meanings[f'{section}.{key}']} |")
     return "\n".join(lines) + "\n"
 
 

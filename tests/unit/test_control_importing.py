@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.control.importing import record_lineage, register, tier
+from compactor.control.importing import record_lineage, tier
 from compactor.errors import BadData
-from compactor.model.segment import RemoteLogSegmentMetadata
-from tests.simulation.play import Actor, Play, playing
-from tests.simulation.symbolic import describe, encode, upload
-
-
-@pytest.fixture
-def play() -> Iterator[Play]:
-    with playing() as made:
-        yield made
-
-
-def prepared(play: Play, actor: Actor, *numbers: int) -> tuple[str, list[RemoteLogSegmentMetadata]]:
-    """An import that is registered and uploaded."""
-    import_id = actor.ports.new_id()
-    segments = []
-    for number in numbers:
-        rows = play.broker[number]
-        segments.append(describe(actor.ports.new_id(), rows[0][0], rows[-1][0], encode(rows), [EpochEntry(0, 0)]))
-    register(actor.ports, actor.log, import_id, [segment.id for segment in segments])
-    for number, segment in zip(numbers, segments, strict=True):
-        upload(actor.ports, segment, encode(play.broker[number]))
-    return import_id, segments
+from tests.simulation.play import Play, uploaded
 
 
 def test_ids_are_in_the_log_before_the_first_upload(play: Play) -> None:
-    import_id, segments = prepared(play, play.process(), 0, 1)
+    import_id, segments = uploaded(play, play.process(), 0, 1)
     assert play.oracle.state.registrations[import_id].ids == tuple(segment.id for segment in segments)
     assert play.oracle.state.live == ()
 
 
 def test_all_segments_of_a_record_become_readable_at_once_and_in_parts_where_asked(play: Play) -> None:
     actor = play.process()
-    import_id, segments = prepared(play, actor, 0, 1, 2)
+    import_id, segments = uploaded(play, actor, 0, 1, 2)
     assert tier(actor.ports, actor.log, import_id, segments[:2]).live == tuple(segments[:2])
     assert import_id in actor.log.state.registrations
     assert tier(actor.ports, actor.log, import_id, segments[2:]).live == tuple(segments)
@@ -50,7 +27,7 @@ def test_all_segments_of_a_record_become_readable_at_once_and_in_parts_where_ask
 
 def test_the_same_again_changes_nothing(play: Play) -> None:
     actor = play.process()
-    import_id, segments = prepared(play, actor, 0)
+    import_id, segments = uploaded(play, actor, 0)
     play.lose("create partitions/t-0/log/")
     state = tier(actor.ports, actor.log, import_id, segments)
     assert tier(actor.ports, actor.log, import_id, segments) == state
@@ -58,7 +35,7 @@ def test_the_same_again_changes_nothing(play: Play) -> None:
 
 def test_only_registered_ids(play: Play) -> None:
     actor = play.process()
-    import_id, segments = prepared(play, actor, 0)
+    import_id, segments = uploaded(play, actor, 0)
     stranger = segments[0].model_copy(update={"id": actor.ports.new_id()})
     with pytest.raises(BadData, match="has not registered"):
         tier(actor.ports, actor.log, import_id, [stranger])
@@ -66,7 +43,7 @@ def test_only_registered_ids(play: Play) -> None:
 
 def test_the_slower_of_two_importers_is_told(play: Play) -> None:
     first, second = play.process("a"), play.process("b")
-    mine, other = prepared(play, first, 0), prepared(play, second, 0, 1)
+    mine, other = uploaded(play, first, 0), uploaded(play, second, 0, 1)
     tier(first.ports, first.log, *mine)
     with pytest.raises(BadData, match="the log ends at"):
         tier(second.ports, second.log, *other)
@@ -75,17 +52,17 @@ def test_the_slower_of_two_importers_is_told(play: Play) -> None:
 
 def test_a_gap_is_refused(play: Play) -> None:
     actor = play.process()
-    tier(actor.ports, actor.log, *prepared(play, actor, 0))
+    tier(actor.ports, actor.log, *uploaded(play, actor, 0))
     with pytest.raises(BadData, match="starts at"):
-        tier(actor.ports, actor.log, *prepared(play, actor, 2))
+        tier(actor.ports, actor.log, *uploaded(play, actor, 2))
 
 
 def test_lineage_is_taken_from_the_broker_or_from_the_segments(play: Play) -> None:
     actor = play.process()
-    import_id, segments = prepared(play, actor, 0)
+    import_id, segments = uploaded(play, actor, 0)
     assert tier(actor.ports, actor.log, import_id, segments).lineage == (EpochEntry(0, 0),)
     whole = (EpochEntry(0, 0), EpochEntry(3, segments[0].end_offset + 1))
-    import_id, segments = prepared(play, actor, 1)
+    import_id, segments = uploaded(play, actor, 1)
     assert tier(actor.ports, actor.log, import_id, segments, whole).lineage == whole
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,13 +18,7 @@ from compactor.model.ids import TopicPartition
 from compactor.storage.local import LocalStore
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers.object_log import ObjectLogPublisher
-from tests.simulation.play import Play, playing
-
-
-@pytest.fixture
-def play() -> Iterator[Play]:
-    with playing() as made:
-        yield made
+from tests.simulation.play import Play
 
 
 def catalog(play: Play) -> CatalogLog:

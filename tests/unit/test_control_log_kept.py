@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from compactor.control.control_log import Mark
 from compactor.control.logs import CatalogLog, open_catalog
 from compactor.control.records import PartitionChanged
 from compactor.control.state import CatalogState
-from tests.simulation.play import Play, playing
-
-
-@pytest.fixture
-def play() -> Iterator[Play]:
-    with playing() as made:
-        yield made
+from tests.simulation.play import Play
 
 
 def catalog(play: Play) -> CatalogLog:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from checkpoint.lineage import EpochEntry
+from checkpoint.offsets import CleanerOffset, clean_up_to
 from compactor.control import fold, ordering, records
 from compactor.control.leadership import Leadership, acquire
 from compactor.control.ordering import STAGES, Stage, Steps, coverage_problem
@@ -17,21 +17,16 @@ from compactor.control.records import PartitionBody
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced
 from compactor.model.base import Value
-from compactor.model.plan import CompactionPlan
+from compactor.model.plan import CompactionPlan, CompactionTask
+from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from tests.simulation.actors import LEASE
-from tests.simulation.play import Actor, Play, playing
+from tests.simulation.play import Actor, Play
 from tests.simulation.symbolic import SymbolicPlanner
 from tests.simulation.world import Crash
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/publication.md").read_text(encoding="utf-8")
 BODIES = get_args(get_args(PartitionBody)[0])
-
-
-@pytest.fixture
-def play() -> Iterator[Play]:
-    with playing() as made:
-        yield made
 
 
 class TestTables:
@@ -270,3 +265,68 @@ class TestDeleting:
         assert "not begun" in led.refusal(records.Retired(leader_epoch=led.epoch, ids=waiting))
         voided = led.state.model_copy(update={"vector": ()})
         assert "do not grant" in ordering.refusal(voided, led.actor.log.candidate(begin))
+
+
+class TestTakingBack:
+    """A plan that takes a round back, as brokers' tiers have it."""
+
+    @pytest.fixture
+    def compacted(self, led: Led) -> Led:
+        led.leadership.release()
+        acquire(led.actor.ports, led.actor.log, LEASE).release()
+        assert led.actor.run().status == "cleaned"
+        led.leadership = acquire(led.actor.ports, led.actor.log, LEASE)
+        return led
+
+    def plan(self, led: Led) -> CompactionPlan:
+        state = led.state
+        made = [segment for segment in state.live if segment.id in set(state.waiting[-1].replaced_by.values())]
+        tasks = tuple(
+            CompactionTask(
+                group=number, sources=(one.id,), new_segment_id=f"copy-{number}", start_offset=one.start_offset,
+                end_offset=one.end_offset, leader_epochs=one.leader_epochs, mtime_ms=0,
+            )
+            for number, one in enumerate(made)
+        )  # fmt: skip
+        earlier = state.run(state.published[-1])
+        assert earlier
+        return CompactionPlan(
+            run_id="back", topic=state.topic, partition=state.partition, leader_epoch=led.epoch, now_ms=0, first_dirty_offset=0,
+            end_offset=made[-1].end_offset + 1, next_dirty_offset=0, high_watermark=made[-1].end_offset + 1, legacy_horizon_ms=0,
+            vector=state.vector, policy=CleanerPolicy(), map_engine="memory", fingerprint="", producers=(), tasks=tasks,
+            restores=earlier.run_id,
+        )  # fmt: skip
+
+    def refusal(self, led: Led, **changes: Any) -> str:
+        plan = self.plan(led).model_copy(update=changes)
+        return led.refusal(records.PlanAnnounced(leader_epoch=led.epoch, plan=plan))
+
+    def test_the_latest_round_may_be_and_the_offset_goes_back_with_it(self, compacted: Led) -> None:
+        assert self.refusal(compacted) == ""
+        assert "goes back" in self.refusal(compacted, restores="")
+        plan = self.plan(compacted)
+        assert {entry.offset for entry in ordering.vector_after(compacted.state, plan, compacted.epoch, cut_off=True)} == {0}
+        stays = ordering.vector_after(compacted.state, plan.model_copy(update={"restores": ""}), 9, cut_off=True)
+        assert stays == (*compacted.state.vector, CleanerOffset(leader_epoch=9, offset=clean_up_to(compacted.state.vector)))
+
+    def test_no_other_round_and_no_part_of_it(self, compacted: Led) -> None:
+        assert "not the latest" in self.refusal(compacted, restores="another")
+        task = self.plan(compacted).tasks[0]
+        other = compacted.state.live[0].model_copy(update={"id": "untouched", "start_offset": 99, "end_offset": 99})
+        state = compacted.state.model_copy(update={"live": (*compacted.state.live, other)})
+        more = task.model_copy(update={"group": 7, "sources": ("untouched",), "start_offset": 99, "end_offset": 99, "new_segment_id": "x"})
+        plan = self.plan(compacted).model_copy(update={"tasks": (task, more)})
+        body = records.PlanAnnounced(leader_epoch=compacted.epoch, plan=plan)
+        assert "a part of run" in ordering.refusal(state, compacted.actor.log.candidate(body))
+
+    def test_not_once_its_sources_go(self, compacted: Led) -> None:
+        plan = self.plan(compacted)
+        state = compacted.state.model_copy(update={"waiting": ()})
+        body = records.PlanAnnounced(leader_epoch=compacted.epoch, plan=plan)
+        assert "has begun" in ordering.refusal(state, compacted.actor.log.candidate(body))
+
+    def test_not_by_the_epoch_that_published_it(self, compacted: Led) -> None:
+        group = compacted.state.waiting[-1].model_copy(update={"leader_epoch": compacted.epoch})
+        state = compacted.state.model_copy(update={"waiting": (group,)})
+        body = records.PlanAnnounced(leader_epoch=compacted.epoch, plan=self.plan(compacted))
+        assert "is not above the epoch" in ordering.refusal(state, compacted.actor.log.candidate(body))

@@ -14,9 +14,8 @@ from compactor.control.ports import Retention
 from compactor.control.records import TailBatch, TailTruncated
 from compactor.control.undo import undo
 from compactor.errors import BadData, Fenced, UsageError
-from compactor.model.segment import RemoteLogSegmentMetadata
 from tests.simulation.actors import LEASE
-from tests.simulation.play import Actor, Play, playing
+from tests.simulation.play import Actor, Play, playing, uploaded
 from tests.simulation.symbolic import describe, encode, upload
 from tests.simulation.world import GRACE_MS, UNDO_WINDOW_MS
 
@@ -27,19 +26,6 @@ ZERO, ONE, TWO = (EpochEntry(0, 0), EpochEntry(1, 40), EpochEntry(2, 80))
 def play() -> Iterator[Play]:
     with playing(6) as made:
         yield made
-
-
-def prepared(play: Play, actor: Actor, *numbers: int) -> tuple[str, list[RemoteLogSegmentMetadata]]:
-    """Segments of the broker, registered and uploaded."""
-    import_id = actor.ports.new_id()
-    segments = []
-    for number in numbers:
-        rows = play.broker[number]
-        segments.append(describe(actor.ports.new_id(), rows[0][0], rows[-1][0], encode(rows), [EpochEntry(0, 0)]))
-    register(actor.ports, actor.log, import_id, [segment.id for segment in segments])
-    for number, segment in zip(numbers, segments, strict=True):
-        upload(actor.ports, segment, encode(play.broker[number]))
-    return import_id, segments
 
 
 def truncated_at(play: Play, actor: Actor, offset: int) -> TailTruncated:
@@ -146,9 +132,9 @@ class TestTruncation:
 
     def test_a_lineage_that_disowns_the_tail_is_refused(self, play: Play) -> None:
         actor = play.process()
-        first, second = prepared(play, actor, 0), None
+        first, second = uploaded(play, actor, 0), None
         end = tier(actor.ports, actor.log, *first, (EpochEntry(0, 0),)).end_offset
-        second = prepared(play, actor, 1)
+        second = uploaded(play, actor, 1)
         tail = (TailBatch(base_offset=end + 1, last_offset=end + 1, digest="d"),)
         with pytest.raises(BadData, match=f"offset {end} to another"):
             tier(actor.ports, actor.log, *second, (EpochEntry(0, 0), EpochEntry(1, end)), tail)
@@ -159,23 +145,23 @@ class TestTruncation:
 class TestPrepending:
     def test_before_the_beginning_while_nothing_is_compacted(self, play: Play) -> None:
         actor = play.process()
-        later = prepared(play, actor, 2, 3)
+        later = uploaded(play, actor, 2, 3)
         play.oracle.rows = [row for row in play.oracle.rows if row[0] >= later[1][0].start_offset]
         tier(actor.ports, actor.log, *later)
-        earlier = prepared(play, actor, 0, 1)
+        earlier = uploaded(play, actor, 0, 1)
         play.oracle.rows = [row for segment in play.broker for row in segment]
         assert prepend(actor.ports, actor.log, *earlier).live == (*earlier[1], *later[1])
 
     def test_not_with_a_gap_and_not_behind_a_compaction(self, play: Play) -> None:
         actor = play.process()
-        later = prepared(play, actor, 2, 3)
+        later = uploaded(play, actor, 2, 3)
         play.oracle.rows = [row for row in play.oracle.rows if row[0] >= later[1][0].start_offset]
         tier(actor.ports, actor.log, *later)
         with pytest.raises(BadData, match="the log starts at"):
-            prepend(actor.ports, actor.log, *prepared(play, actor, 0))
+            prepend(actor.ports, actor.log, *uploaded(play, actor, 0))
         assert play.process("b").run().status == "cleaned"
         with pytest.raises(BadData, match="was compacted up to"):
-            prepend(actor.ports, actor.log, *prepared(play, actor, 1))
+            prepend(actor.ports, actor.log, *uploaded(play, actor, 1))
 
 
 class TestDeleting:
@@ -183,7 +169,7 @@ class TestDeleting:
         play.importing(3)
         play.process("a").run()
         actor = play.process("b")
-        open_import = prepared(play, actor, 3)
+        open_import = uploaded(play, actor, 3)
         before, state = delete_partition(actor.ports, actor.log, LEASE)
         assert before.live
         assert (state.live, state.vector, state.lineage, state.registrations) == ((), (), (), {})
@@ -195,7 +181,7 @@ class TestDeleting:
         play.pass_time(GRACE_MS * 2)
         play.process("c").retire()
         assert play.world.data.objects == {}
-        anew = prepared(play, actor, 0, 1)
+        anew = uploaded(play, actor, 0, 1)
         state = tier(actor.ports, actor.log, *anew)
         assert (state.live, state.deleted_slot) == (tuple(anew[1]), 0)
 

@@ -41,6 +41,7 @@ from compactor.service.scheduling import (
     needs_look,
     remembered,
     sight,
+    suspended,
     wake_ms,
     wanted,
 )
@@ -241,6 +242,14 @@ class TestFinished:
         again = self.end(after, "out_of_budget", Job(A, Action.ROUND, alone=True), due=True)
         assert (again.alone, again.failures) == (False, 1)
 
+    def test_what_waits_is_still_wanted_when_its_time_has_come(self) -> None:
+        asked, large = replace(watch(), urgent=True), watch(due=True)
+        asked = finished(asked, Job(A, Action.ROUND, force=True), JobOutcome("waiting", "why", asked.sight, NOW + 1_000_000), NOW, TTL)
+        assert wanted(asked, NOW + 999_999) is None
+        assert choose([asked], {}, 1, NOW + 1_000_000) == [Job(A, Action.ROUND, force=True)]
+        large = finished(large, Job(A, Action.ROUND, alone=True), JobOutcome("waiting", "why", large.sight, NOW + 1_000_000), NOW, TTL)
+        assert choose([large], {}, 1, NOW + 1_000_000) == [Job(A, Action.ROUND, alone=True)]
+
     def test_rounds_that_find_nothing_new_and_leave_it_due_do_not_turn_into_a_loop(self) -> None:
         current, pauses = watch(due=True, end_offset=9), []
         for _ in range(4):
@@ -289,3 +298,23 @@ def test_quarantine_in_the_log_is_what_the_status_page_says(failures: int) -> No
     why = Quarantine(reason="bad data", segment="s", failures=failures, slot=3, at_ms=NOW)
     found = seen(state(segment(0), quarantine=why))
     assert PartitionWatch(A, sight=found).uncleanable == "bad data"
+
+
+def test_what_is_suspended_begins_no_round_and_what_failed_meanwhile_is_tried_at_once_after_it() -> None:
+    seen = Sight(name=A, slot=1, due=True, retire_at_ms=NOW)
+    failing = PartitionWatch(A, sight=seen, look_at_ms=NEVER, round_at_ms=NOW + RETRY_MS, failures=1, problem="refused", retire_at_ms=NEVER)
+    waits = suspended(failing, "retention.ms is wrong")
+    assert (wanted(waits, NOW + MOST_RETRY_MS), waits.uncleanable) == (None, "retention.ms is wrong")
+    again = suspended(waits, "")
+    assert (wanted(again, NOW), again.uncleanable) == (Action.ROUND, "")
+    assert suspended(failing, "") is failing
+    assert wanted(replace(waits, retire_at_ms=NOW), NOW) is Action.RETIRE
+
+
+def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() -> None:
+    seen = Sight(name=A, slot=1, due=True, retire_at_ms=NOW)
+    due = PartitionWatch(A, sight=seen, look_at_ms=NEVER, retire_at_ms=NEVER)
+    begun = replace(due, name=B, sight=replace(seen, name=B, open_run="run"))
+    old = replace(due, name=C, sight=replace(seen, name=C), retire_at_ms=NOW)
+    assert choose([due, begun, old], {}, 3, NOW, rounds=False) == [Job(B, Action.ROUND), Job(C, Action.RETIRE)]
+    assert [job.action for job in choose([due, begun, old], {}, 3, NOW)] == [Action.ROUND] * 3

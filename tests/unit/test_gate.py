@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compactor.cleaner.gate import spool
 from compactor.cleaner.gate.batches import fates_of
 from compactor.cleaner.gate.judge import GateFailed
-from compactor.cleaner.gate.table import ABSENT, DUE, UNKNOWN, KeyTable
+from compactor.cleaner.gate.ranges import LastRecords, _OfSpool, judge_range, no_sums
+from compactor.cleaner.gate.spool import DIRTY, NO_LIMIT, RowSpool
+from compactor.cleaner.gate.table import ABSENT, DUE, KeyTable, marks_of, rows_of
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_directory
 from compactor.cleaner.passes.transactions import fold
-from compactor.errors import BadData, CompactorError
+from compactor.errors import BadData, CompactorError, OutOfBudget, StoreError
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LogBuilder, entry, wrapper
-from tests.support.damage import AMPLE, Round, changed, settled
-
-SMALL = 3_000
-"""Bytes of key table for some 60 keys."""
+from tests.support.damage import AMPLE, TINY, Round, open_spool, settled
 
 
 def cleaned(log: LogBuilder, folder: Path, **request: int) -> Round:
@@ -44,51 +47,93 @@ def many(tmp_path: Path) -> Round:
     return cleaned(log, tmp_path)
 
 
-def lose(round_: Round, key: bytes) -> None:
-    round_.change(lambda batches: [settled(each, [r for r in each.records if r.key != key]) for each in batches])
+BUDGETS = [TINY, 24 * 100, AMPLE]
+"""Eight cells: many ranges, each in parts; half of the keys; all of them."""
 
 
-def refused_with(round_: Round, seed: int, budget_bytes: int) -> bool:
-    try:
-        round_.judged(budget_bytes=budget_bytes, seed=seed)
-    except GateFailed:
-        return True
-    return False
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_every_key_is_looked_up(many: Round, budget: int) -> None:
+    (report,) = many.judged(budget_bytes=budget)
+    assert (report.keys, report.records) == (201, 201)
 
 
-def test_with_enough_memory_every_key_is_looked_up(many: Round) -> None:
-    (report,) = many.judged()
-    assert (report.keys, report.coverage, report.records) == (201, 1.0, 201)
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_whatever_key_it_is_its_last_record_is_missed(many: Round, budget: int) -> None:
+    (base,) = many.outputs()
+    before = many.outputs()[base]
+    for number in (*range(0, 200, 7), 199):
+        key = f"key-{number}".encode()
+        for damaged in (lambda r: None, lambda r: r._replace(value=b"another")):
+            many.put(base, [settled(each, [new for r in each.records if (new := damaged(r) if r.key == key else r)]) for each in before])
+            with pytest.raises(GateFailed) as refused:
+                many.judged(budget_bytes=budget)
+            assert refused.value.key == key
+    many.put(base, before)
+    assert many.refusal(budget_bytes=budget) == ""
 
 
-def test_with_little_memory_some_keys_are_looked_up_and_the_share_is_told(many: Round) -> None:
-    (report,) = many.judged(budget_bytes=SMALL)
-    assert report.coverage in (1 / 4, 1 / 8)
-    assert 0 < report.keys < 60
-    assert report.records == 201, "headers and order are compared all the same"
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_what_lies_below_the_dirty_range_is_looked_up(tmp_path: Path, budget: int) -> None:
+    """Whether the range begins between two segments or inside one."""
+    log = LogBuilder()
+    log.put(*(f"key-{number}=old" for number in range(100)))
+    log.put(*(f"key-{number}=older" for number in range(100, 150)))
+    log.roll()
+    log.put(*(f"key-{number}=new" for number in range(50, 200)), codec=GZIP)
+    folder = log.write(tmp_path / "log")
+    for first_dirty in (100, 150):
+        round_ = Round.of(folder, tmp_path / f"out-{first_dirty}", {"now_ms": 1_000_000, "first_dirty_offset": first_dirty})
+        (base,) = round_.outputs()
+        before = round_.outputs()[base]
+        assert round_.refusal(budget_bytes=budget) == ""
+        back = next(batch for batch in round_.sources() if batch.base_offset == 0)
+        for number in (50, 77, 99):
+            kept = [*before[0].records, back.records[number]]
+            round_.put(base, [settled(before[0], kept), *before[1:]])
+            with pytest.raises(GateFailed, match="superseded") as refused:
+                round_.judged(budget_bytes=budget)
+            assert refused.value.offset == number
+        round_.put(base, [settled(before[0], before[0].records[1:]), *before[1:]])
+        assert round_.refusal(budget_bytes=budget) == "the last record of a key is gone"
 
 
-def test_each_seed_looks_at_other_keys_and_together_they_see_all(many: Round) -> None:
-    """A lost key is noticed by the rounds that look at its range: by one in eight at least."""
-    lose(many, b"key-77")
-    assert refused_with(many, 0, AMPLE)
-    seen = [refused_with(many, seed, SMALL) for seed in range(8)]
-    assert any(seen)
-    assert not all(seen)
+def test_rows_that_the_disk_has_changed_are_an_error_in_words(many: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "BLOCK_ROWS", 50)
+    written: list[int] = []
+    pwrite = os.pwrite
+
+    def flipped(file: int, data: memoryview, position: int) -> int:
+        written.append(position)
+        return pwrite(file, bytes(data[:-1]) + bytes([data[-1] ^ 1]) if len(written) == 2 else data, position)
+
+    monkeypatch.setattr("compactor.cleaner.gate.spool.os.pwrite", flipped)
+    with pytest.raises(StoreError, match=r"what the gate wrote to .* has changed on the disk"):
+        many.judged(budget_bytes=TINY)
+    assert len(written) > 2
 
 
-def test_with_almost_no_memory_batches_are_still_compared(many: Round) -> None:
-    assert many.judged(budget_bytes=1)[0].coverage < 1 / 8
-    many.change(lambda batches: [changed(batches[0], leader_epoch=5), *batches[1:]])
-    assert refused_with(many, 0, 1)
+def test_a_disk_that_is_full_is_an_error_in_words(many: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("compactor.cleaner.gate.spool.os.pwrite", full)
+    with pytest.raises(OutOfBudget, match="no space is left for what the gate writes"):
+        many.judged(budget_bytes=TINY)
 
 
 # ---- what it is given -------------------------------------------------------------------------------------------------------
 
 
+def test_on_disk_it_wants_to_be_shown_what_it_is_asked_about(many: Round) -> None:
+    gate, groups = many.gate(TINY)
+    del gate._left[1]
+    with pytest.raises(CompactorError, match="a segment that it was not shown"):
+        gate.check(groups[0], many.paths(0), end_offset=None)
+
+
 def test_it_wants_to_read_the_dirty_range_first(many: Round) -> None:
     gate, groups = many.gate()
-    gate._unread[0] += 1
+    gate._noted[0, False] -= 1
     with pytest.raises(CompactorError, match="before it had read"):
         gate.check(groups[0], many.paths(0), end_offset=None)
 
@@ -177,7 +222,12 @@ def test_it_tells_the_outcomes_of_transactions_as_the_cleaner_does(tmp_path: Pat
         assert fates.idle[markers].tolist() == verdicts.discardable[markers].tolist()
 
 
-# ---- the key table ----------------------------------------------------------------------------------------------------------
+# ---- the keys ---------------------------------------------------------------------------------------------------------------
+
+Put = tuple[int, int, int, bool]
+"""Key, offset, digest, whether it is a tombstone that is due."""
+
+SEGMENTS = [0, 10**6, 10**11, 10**12 + 1]
 
 
 def hashes_of(keys: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
@@ -186,34 +236,64 @@ def hashes_of(keys: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.uint64
     return np.stack((mixed ^ (mixed >> np.uint64(31)), mixed * np.uint64(0xD6E8FEB86659FD93)), axis=1)
 
 
-@given(
-    st.lists(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 10**12), st.integers(0, 2**32 - 1), st.booleans()), max_size=30)),
-    st.sampled_from([1, 500, 1500, 1 << 16]),
-    st.integers(0, 2**31),
+def rows(some: list[Put]) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
+    digests = np.array([digest | int(DUE) * due for _, _, digest, due in some], np.uint64)
+    return rows_of(hashes_of([put[0] for put in some]), np.array([put[1] for put in some], np.int64), digests)
+
+
+def sums(left: list[Put]) -> list[list[int]]:
+    """By segment, the slow way."""
+    found = [[0, 0] for _ in SEGMENTS[1:]]
+    for _, offset, digest, _ in left:
+        segment = sum(offset >= base for base in SEGMENTS[1:])
+        found[segment][0] += 1
+        found[segment][1] += int(marks_of(np.array([offset]), np.array([digest], np.uint64))[0])
+    return [[count, total % 2**64] for count, total in found]
+
+
+PUTS = st.lists(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 10**12), st.integers(0, 2**32 - 1), st.booleans()), max_size=30), max_size=8
 )
-def test_key_table_against_a_dict(puts: list[list[tuple[int, int, int, bool]]], budget_bytes: int, seed: int) -> None:
-    table, model = KeyTable(budget_bytes, sum(map(len, puts)), seed), dict[int, tuple[int, int]]()
-    offsets_used: set[int] = set()
-    for rows in puts:
-        fresh = [row for row in rows if row[1] not in offsets_used and not offsets_used.add(row[1])]  # type: ignore[func-returns-value]
-        digests = [digest | int(DUE) * due for _, _, digest, due in fresh]
-        table.put(hashes_of([row[0] for row in fresh]), np.array([row[1] for row in fresh], np.int64), np.array(digests, np.uint64))
-        for (key, offset, _, _), digest in zip(fresh, digests, strict=True):
-            model[key] = max(model.get(key, (-1, 0)), (offset, digest))
-    keys = list(range(61))
-    spoken = table.speaks(hashes_of(keys)).tolist()
-    known = {key: model[key] for key in keys if key in model and spoken[key]}
-    assert table.keys == len(known)
-    assert table.coverage == 1.0 or budget_bytes < 1 << 16
-    expected = [(known.get(key, (ABSENT, 0))[0] if speaks else UNKNOWN) for key, speaks in zip(keys, spoken, strict=True)]
-    assert table.latest(hashes_of(keys)).tolist() == expected
-    alive = {key: value for key, value in known.items() if not value[1] & int(DUE)}
-    bounds = [0, 10**6, 10**11, 10**12 + 1]
-    ranges = [sum(low <= offset < high for offset, _ in alive.values()) for low, high in pairwise(bounds)]
-    assert table.live(np.array(bounds, np.int64)).tolist() == ranges
-    for key, (offset, digest) in alive.items():
-        assert table.missing(offset, offset + 1) == offset
-        assert table.tick(hashes_of([key]), np.array([offset]), np.array([digest + 1 & 2**32 - 1], np.uint64)) == (0, 0)
-        assert table.tick(hashes_of([key]), np.array([offset]), np.array([digest], np.uint64)) == (-1, 1)
-        assert table.tick(hashes_of([key]), np.array([offset]), np.array([digest], np.uint64)) == (0, 0), "for the first time only"
-        assert table.missing(offset, offset + 1) == -1
+
+
+@given(PUTS, PUTS, st.sampled_from([1, 500, 1500, 1 << 16]), st.booleans(), st.integers(1, 3), st.sampled_from([7, 1 << 10]))
+def test_last_records_against_a_dict(
+    puts: list[list[Put]], belows: list[list[Put]], budget_bytes: int, on_disk: bool, parts: int, block: int
+) -> None:
+    """Whether they are in memory or on the disk, or go there in the middle; in as many parts as there are."""
+    used: set[int] = set()
+    for some in (*puts, *belows):
+        some[:] = [put for put in some if put[1] not in used and not used.add(put[1])]  # type: ignore[func-returns-value]
+    model: dict[int, Put] = {}
+    for put in chain.from_iterable(puts):
+        model[put[0]] = max(model.get(put[0], put), put, key=lambda each: each[1])
+    left = [put for put in model.values() if not put[3]]
+    parts = parts if on_disk else 1
+    bounds, found = np.array(SEGMENTS, np.int64), no_sums(len(SEGMENTS) - 1)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(spool, "BLOCK_ROWS", block)
+        keys = LastRecords(budget_bytes, 60, open_spool(Path(folder) / "rows"), on_disk=on_disk, parts=parts)
+        for _ in range(parts):
+            for some in puts:
+                keys.put(rows(some))
+            if keys.on_disk:
+                for some in belows:
+                    keys.put_below(rows([(key, offset, digest, False) for key, offset, digest, _ in some]))
+                keys.finish(bounds, found)
+        assert not list(Path(folder).iterdir()), "nothing stays on the disk"
+    if keys.on_disk:
+        left += [put for put in chain.from_iterable(belows) if put[0] not in model]
+    else:
+        keys.left(bounds, found)
+        assert keys.latest(hashes_of(list(range(61)))).tolist() == [model[key][1] if key in model else ABSENT for key in range(61)]
+    assert found.tolist() == sums(left)
+    assert keys.keys == len(model)
+
+
+def test_more_keys_of_one_hash_than_fit_are_refused(tmp_path: Path) -> None:
+    """Where nothing tells them apart no number of parts helps; real hashes are uniform."""
+    with RowSpool(tmp_path / "rows", NO_LIMIT, ranges=1) as spooled:
+        same = np.array([[1 << 40, number, number << 32] for number in range(100)], np.uint64)
+        spooled.add(DIRTY, same)
+        with pytest.raises(OutOfBudget, match="share one hash"):
+            judge_range(_OfSpool(spooled, 0), KeyTable(1, 0), 1, 0, np.array([0, 1000]), no_sums(1))

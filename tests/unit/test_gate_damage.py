@@ -18,7 +18,7 @@ from compactor.records.build import NO_PRODUCER, Row, batch
 from compactor.records.encode import empty_batch
 from tests.builders import LZ4, LogBuilder
 from tests.plain_format import Batch, Record, fix_crc, read_batches
-from tests.support.damage import Round, changed, settled
+from tests.support.damage import AMPLE, TINY, Round, changed, settled
 
 NOW = 1_000_000
 WHOLE, BELOW = "in the dirty range", "below it"
@@ -45,6 +45,13 @@ def the_log() -> LogBuilder:
     log.put("p=1", "q", "=x", "r=1")  # 22-25: the tombstone gets a horizon, the keyless record goes
     log.put("s=1", "s=2", pid=1)  # 26-27
     return log
+
+
+@pytest.fixture(params=[AMPLE, TINY], ids=["in memory", "on disk"])
+def budget(request: pytest.FixtureRequest) -> int:
+    """What the gate has for its keys."""
+    assert isinstance(request.param, int)
+    return request.param
 
 
 @pytest.fixture(params=[WHOLE, BELOW])
@@ -170,19 +177,22 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damage_is_refused(cleaned: Round, name: str) -> None:
+def test_damage_is_refused(cleaned: Round, budget: int, name: str) -> None:
     damage, cause = DAMAGES[name]
-    assert cleaned.refusal() == ""
+    assert cleaned.refusal(budget_bytes=budget) == ""
     cleaned.change(lambda batches: [changed(each) if each.count else each for each in batches])
-    assert cleaned.refusal() == "", "written anew without a change it is as good as before"
+    assert cleaned.refusal(budget_bytes=budget) == "", "written anew without a change it is as good as before"
     cleaned.change(damage)
-    assert re.search(cause, cleaned.refusal())
+    if budget == TINY:
+        cause = re.sub(r"by the record at offset \d+", "by a later record of its key", cause)
+    assert re.search(cause, cleaned.refusal(budget_bytes=budget))
 
 
-def test_the_refusal_names_key_offset_and_segment(cleaned: Round) -> None:
-    cleaned.change(on(2, other(1, value=b"9")))
+@pytest.mark.parametrize("damage", [other(1, value=b"9"), without(1)], ids=["changed", "lost"])
+def test_the_refusal_names_key_offset_and_segment(cleaned: Round, budget: int, damage: Callable[[Batch], Batch]) -> None:
+    cleaned.change(on(2, damage))
     with pytest.raises(GateFailed) as refused:
-        cleaned.judged()
+        cleaned.judged(budget_bytes=budget)
     assert (refused.value.segment, refused.value.offset, refused.value.key) == ("00000000000000000000.log", 1, b"b")
     assert "Nothing was published" in str(refused.value)
 

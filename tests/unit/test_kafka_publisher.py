@@ -80,6 +80,25 @@ def test_a_round_in_its_order() -> None:
     assert world.states() == {named(50): S.COPY_SEGMENT_FINISHED, named(51): S.COPY_SEGMENT_FINISHED, named(4): S.COPY_SEGMENT_FINISHED}
 
 
+def test_the_way_back_is_told_from_the_end_and_may_bring_back_what_was_known() -> None:
+    world, live = tiered()
+    publisher, control = world.publisher(), Control()
+    round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
+    back = [replacing(60 + number, [new.segment], max_ms=1000) for number, new in enumerate(round_)]
+    with pytest.raises(Refused, match="R7"):
+        publisher.begin(NAME, back[0].segment.model_copy(update={"max_timestamp_ms": 1001}))
+    for new in round_:
+        publisher.begin(NAME, new.segment)
+    publisher.publish(NAME, round_, control.begun, control.record)
+    since = sum(1 for _ in world.steps())
+    for new in back:
+        publisher.begin(NAME, new.segment)
+    publisher.publish(NAME, back, control.begun, control.record, backwards=True)
+    assert told(world, since) == ["S 60", "S 61", "F 61", "D 51", "F 60", "D 50"]
+    assert world.served() == [(named(60), 0, 19), (named(61), 20, 39), (live[4].id, 40, 49)]
+    assert control.cut == []
+
+
 def test_where_an_epoch_ends_a_ceiling_marker_goes_first() -> None:
     world, live = tiered(TWO_EPOCHS)
     publisher, control = world.publisher(), Control()
@@ -177,6 +196,23 @@ class TestTheBrokerDeletes:
         publisher.publish(NAME, [new], control.begun, control.record)
         assert control.cut == []
         assert world.served() == [(named(50), 0, 29), (live[3].id, 30, 39), (live[4].id, 40, 49)]
+
+
+class TestTheBrokerTiersBetweenLookAndRecord:
+    """A compactor that was stopped there, or died with its COPY_SEGMENT_FINISHED on its way."""
+
+    def test_what_an_earlier_leader_tiered_across_the_end_is_found_again(self) -> None:
+        world, live = tiered()
+        publisher, control = world.publisher(), Control()
+        round_ = [replacing(50, live[1:2]), replacing(51, live[2:4])]
+        for new in round_:
+            publisher.begin(NAME, new.segment)
+        late = world.tier(9, 0, 55)
+        world.write(world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
+        assert world.served() == [(late.id, 0, 9), (named(50), 10, 19)], "20 to 55 are not found"
+        publisher.publish(NAME, round_, control.begun, control.record)
+        assert control.cut == [named(50), named(51)]
+        assert world.served() == [(late.id, 0, 55)]
 
 
 class TestStrays:

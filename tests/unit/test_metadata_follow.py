@@ -16,12 +16,14 @@ from compactor.metadata_topic.follow import FollowedTopic
 from compactor.metadata_topic.kept import FINDINGS_KEPT, KeptStates
 from compactor.metadata_topic.partitioner import metadata_partition
 from compactor.metadata_topic.ports import Polled
+from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.segment import SegmentState
 from tests.metadata_events import finished, raw_id, script, segment, update
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 
 S = SegmentState
 TIMEOUT_S = 60.0
+NOW_MS = 60_000
 NAMES = [TopicIdPartition(bytes([topic]) * 16, f"topic-{topic}", partition) for topic in range(4) for partition in range(5)]
 
 
@@ -87,6 +89,7 @@ def same(followed: FollowedTopic, log: MemoryTopicLog) -> None:
         whole = [one for one in plain.list_all() if one.state is S.COPY_SEGMENT_FINISHED]
         figures = (len(whole), len(plain.segments) - len(whole), sum(one.size_bytes for one in whole))
         assert listed[name][1:4] == figures
+        assert listed[name].applied == plain.applied
 
 
 @pytest.mark.parametrize("chunk_records", [1, 7, 100_000])
@@ -100,7 +103,7 @@ def test_every_start_goes_on_where_the_last_one_ended(opened: Callable[[], Rocks
         log.write(part)
         written += len(part)
         topic = MemoryMetadataTopic(log)
-        followed = FollowedTopic(topic, KeptStates(opened()), chunk_records=chunk_records)
+        followed = FollowedTopic(topic, KeptStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS)
         progress = followed.catch_up(TIMEOUT_S)
         assert (progress.records, progress.behind, progress.anew) == (len(part), {}, "")
         same(followed, log)
@@ -111,7 +114,7 @@ def test_a_running_process_reads_only_what_is_new(opened: Callable[[], Rocks]) -
     rng = random.Random(5)
     log = MemoryTopicLog()
     topic = MemoryMetadataTopic(log)
-    followed = FollowedTopic(topic, KeptStates(opened()))
+    followed = FollowedTopic(topic, KeptStates(opened()), clock_ms=lambda: NOW_MS)
     events = interleaved(rng, history(rng))
     for at in range(0, len(events), 50):
         log.write(events[at : at + 50])
@@ -128,7 +131,7 @@ def test_without_local_state_memory_does(tmp_path: Path) -> None:
     log.write(interleaved(rng, history(rng)))
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(Rocks(blocked)), chunk_records=50)
+    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(Rocks(blocked)), chunk_records=50, clock_ms=lambda: NOW_MS)
     assert followed.catch_up(TIMEOUT_S).behind == {}
     same(followed, log)
 
@@ -139,9 +142,9 @@ def test_a_second_process_folds_for_itself(folder: Path) -> None:
     events = interleaved(rng, history(rng))
     log.write(events[:200])
     writer, reader = Rocks(folder), Rocks(folder)
-    first = FollowedTopic(MemoryMetadataTopic(log), KeptStates(writer))
+    first = FollowedTopic(MemoryMetadataTopic(log), KeptStates(writer), clock_ms=lambda: NOW_MS)
     first.catch_up(TIMEOUT_S)
-    second = FollowedTopic(MemoryMetadataTopic(log), KeptStates(reader))
+    second = FollowedTopic(MemoryMetadataTopic(log), KeptStates(reader), clock_ms=lambda: NOW_MS)
     log.write(events[200:])
     assert second.catch_up(TIMEOUT_S).behind == {}
     assert first.catch_up(TIMEOUT_S).records == len(events) - 200
@@ -156,7 +159,7 @@ def test_another_topic_is_folded_anew(opened: Callable[[], Rocks], change: str) 
     rng = random.Random(8)
     log = MemoryTopicLog()
     log.write(interleaved(rng, history(rng)))
-    FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened())).catch_up(TIMEOUT_S)
+    FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS).catch_up(TIMEOUT_S)
     other = MemoryTopicLog(7 if change == "partitions" else 5, **{change: "other"} if change.endswith("_id") else {})
     events = interleaved(rng, history(rng))
     other.write(events)
@@ -167,7 +170,7 @@ def test_another_topic_is_folded_anew(opened: Callable[[], Rocks], change: str) 
             if change == "truncated and grown":
                 old += [record._replace(offset=keep + record.offset) for record in other.logs[number] if record]
         other = log
-    followed = FollowedTopic(MemoryMetadataTopic(other), KeptStates(opened()))
+    followed = FollowedTopic(MemoryMetadataTopic(other), KeptStates(opened()), clock_ms=lambda: NOW_MS)
     assert followed.catch_up(TIMEOUT_S).behind == {}
     same(followed, other)
 
@@ -176,7 +179,7 @@ def test_a_topic_made_anew_is_noticed_by_a_running_process(opened: Callable[[], 
     rng = random.Random(9)
     topic = MemoryMetadataTopic(MemoryTopicLog())
     topic.log.write(interleaved(rng, history(rng)))
-    followed = FollowedTopic(topic, KeptStates(opened()))
+    followed = FollowedTopic(topic, KeptStates(opened()), clock_ms=lambda: NOW_MS)
     followed.catch_up(TIMEOUT_S)
     topic.log = MemoryTopicLog(topic_id="another")
     topic.log.write(interleaved(rng, history(rng)))
@@ -194,7 +197,7 @@ def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], Rocks]) -
     events = interleaved(rng, history(rng))
     log.write(events[:300])
     store = opened()
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(store))
+    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(store), clock_ms=lambda: NOW_MS)
     followed.catch_up(TIMEOUT_S)
     store.throw_away("a test does")
     with pytest.raises(Unavailable, match="is lost"):
@@ -222,7 +225,7 @@ def test_nothing_is_skipped_by_a_poll_that_fails(opened: Callable[[], Rocks]) ->
     log = MemoryTopicLog()
     rng = random.Random(13)
     events = interleaved(rng, history(rng))
-    followed = FollowedTopic(Faltering(log), KeptStates(opened()))
+    followed = FollowedTopic(Faltering(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
     for at in range(0, len(events), 100):
         log.write(events[at : at + 100])
         with pytest.raises(Unavailable):
@@ -238,12 +241,12 @@ def test_control_records_and_a_lagging_reader(opened: Callable[[], Rocks]) -> No
         log.write([event])
         log.control_record(rng.randrange(5))
     behind = {"lag": 3}
-    followed = FollowedTopic(MemoryMetadataTopic(log, lag=lambda _: behind["lag"]), KeptStates(opened()))
+    followed = FollowedTopic(MemoryMetadataTopic(log, lag=lambda _: behind["lag"]), KeptStates(opened()), clock_ms=lambda: NOW_MS)
     assert followed.catch_up(TIMEOUT_S).behind == {}
     behind["lag"] = 0
     followed.catch_up(TIMEOUT_S)
     same(followed, log)
-    again = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()))
+    again = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
     assert again.catch_up(TIMEOUT_S).records == 0
     same(again, log)
 
@@ -253,11 +256,11 @@ def test_a_lost_beginning_is_told(opened: Callable[[], Rocks]) -> None:
     rng = random.Random(12)
     log.write(interleaved(rng, history(rng)))
     log.delete_records(3, 20)
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()))
+    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
     assert followed.catch_up(TIMEOUT_S).behind == {}
     assert {number: reached.missing for number, reached in followed.reached().items()} == {0: 0, 1: 0, 2: 0, 3: 20, 4: 0}
     log.delete_records(2, len(log.logs[2]))
-    again = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()))
+    again = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
     assert again.catch_up(TIMEOUT_S).behind == {}
 
 
@@ -271,12 +274,36 @@ def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Call
     log.put(number, b"garbage")
     log.write(of(bad, finished(2, 10, 19)))
     for _ in range(2):
-        followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()))
+        followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
         assert followed.catch_up(TIMEOUT_S).behind == {}
         with pytest.raises(BadData, match=f"__remote_log_metadata-{number}, offset {before}: the frame's version is 103"):
             followed.partition(bad.topic_id, bad.partition)
         healthy = next(name for name in NAMES if metadata_partition(name.topic_id, name.partition, 5) != number)
         assert followed.partition(healthy.topic_id, healthy.partition) is not None
+
+
+def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Callable[[], Rocks]) -> None:
+    log = MemoryTopicLog()
+    for name in NAMES:
+        log.write(of(name, finished(1, 0, 9)))
+    lost = NAMES[0]
+    number = metadata_partition(lost.topic_id, lost.partition, 5)
+    healthy = next(name for name in NAMES if metadata_partition(name.topic_id, name.partition, 5) != number)
+    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
+    for _ in range(2):  # from the beginning, and after it was read before
+        log.leaderless = {number}
+        log.write(of(healthy, finished(2, 10, 19)))
+        assert followed.catch_up(TIMEOUT_S).behind == {}
+        assert followed.leaderless == {number}
+        with pytest.raises(Unavailable, match=f"partition {number} of __remote_log_metadata cannot be read: no broker leads it"):
+            followed.partition(lost.topic_id, lost.partition)
+        folded = followed.partition(healthy.topic_id, healthy.partition)
+        assert folded is not None
+        assert len(folded.cache.segments) == 2
+        log.leaderless = set()
+        log.write(of(lost, finished(2, 10, 19)))
+        followed.catch_up(TIMEOUT_S)
+        same(followed, log)
 
 
 @pytest.mark.parametrize("chunk_records", [1, 100_000])
@@ -285,7 +312,7 @@ def test_an_impossible_update_stops_exactly_there(opened: Callable[[], Rocks], c
     one, two = NAMES[:2]
     log.write([*of(one, [segment(1, 0, 9)]), *of(two, finished(5, 0, 9)), *of(one, [update(1, S.COPY_SEGMENT_STARTED)])])
     log.write([*of(two, finished(6, 10, 19)), *of(one, finished(2, 10, 19))])
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), chunk_records=chunk_records)
+    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS)
     followed.catch_up(TIMEOUT_S)
     reached = followed.reached()[0]
     assert (reached.position, reached.last, "COPY_SEGMENT_STARTED" in reached.stopped) == (3, 2, True)
@@ -297,7 +324,7 @@ def test_keyed_records_and_records_in_a_wrong_partition_are_refused(opened: Call
     log = MemoryTopicLog()
     log.put(number, value, key=b"KIP-1266")
     log.put((number + 1) % 5, value)
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()))
+    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
     followed.catch_up(TIMEOUT_S)
     said = [reached.stopped for _, reached in sorted(followed.reached().items())]
     assert "has a key" in said[number]
@@ -310,7 +337,7 @@ def test_findings_are_kept_and_counted(opened: Callable[[], Rocks]) -> None:
     log.write(of(name, finished(1, 0, 9)))
     log.write(of(name, [update(1, S.DELETE_SEGMENT_FINISHED)] * (FINDINGS_KEPT + 5)))
     for _ in range(2):
-        followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), chunk_records=10)
+        followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), chunk_records=10, clock_ms=lambda: NOW_MS)
         followed.catch_up(TIMEOUT_S)
         folded = followed.partition(name.topic_id, name.partition)
         assert folded is not None
@@ -319,6 +346,19 @@ def test_findings_are_kept_and_counted(opened: Callable[[], Rocks]) -> None:
         assert [one.findings for one in followed.partitions()] == [FINDINGS_KEPT + 5]
 
 
+@pytest.mark.parametrize("chunk_records", [1, 100])
+def test_what_compactors_said_is_counted_once_over_all_starts(opened: Callable[[], Rocks], chunk_records: int) -> None:
+    log = MemoryTopicLog()
+    for number, name in enumerate(NAMES):
+        ours = segment(number, 0, 9)._replace(partition=name, broker_id=COMPACTOR_BROKER_ID, event_timestamp_ms=number % 2 * 60_000)
+        log.write([ours, segment(100 + number, 10, 19)._replace(partition=name)])
+        followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS)
+        followed.catch_up(TIMEOUT_S)
+    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
+    followed.catch_up(TIMEOUT_S)
+    assert dict(followed.ours()) == {0: len(NAMES) // 2, 1: len(NAMES) // 2}
+
+
 def test_nothing_is_answered_before_the_first_look(opened: Callable[[], Rocks]) -> None:
     with pytest.raises(Unavailable, match="has not been read yet"):
-        FollowedTopic(MemoryMetadataTopic(MemoryTopicLog()), KeptStates(opened())).partition(b"x" * 16, 0)
+        FollowedTopic(MemoryMetadataTopic(MemoryTopicLog()), KeptStates(opened()), clock_ms=lambda: NOW_MS).partition(b"x" * 16, 0)

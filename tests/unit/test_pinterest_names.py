@@ -6,7 +6,9 @@ import json
 import struct
 
 import pytest
+from pydantic import ValidationError
 
+from compactor.config import Pinterest
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -143,9 +145,20 @@ def live(*ids: str) -> list[RemoteLogSegmentMetadata]:
 
 
 def test_a_generation_goes_on_only_where_nothing_before_has_changed() -> None:
-    generation = Generation(name="g", number=3, began=1, slot=9, parts=(Part(segment="a", base=0, last=4), Part(segment="b")))
+    generation = Generation(name="g", number=3, began=1, whole=1, slot=9, parts=(Part(segment="a", base=0, last=4), Part(segment="b")))
     assert [s.id for s in generation.lacks(live("a", "b", "c")) or []] == ["c"]
     assert generation.lacks(live("a", "b")) == []
     for changed in (("a",), ("a", "x"), ("x", "b", "c"), (), ("b", "c")):
         assert generation.lacks(live(*changed)) is None
     assert generation.times == (SegmentTime(0, 0),)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/by agents", "s3://bucket/%20", "s3://bucket/für", "bucket"])
+def test_a_prefix_that_their_endpoint_refuses_is_no_target(url: str) -> None:
+    with pytest.raises(ValidationError):
+        Pinterest(cluster="prod", target=url)
+
+
+@pytest.mark.parametrize("url", ["", "s3://bucket", "s3://bucket/a/b.c-d_e/", "file:///any where"])
+def test_targets(url: str) -> None:
+    assert Pinterest(target=url).target == url

@@ -13,7 +13,7 @@ from compactor.config import Cleaner
 from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.plan import RoundFacts, assess, plan_round
+from compactor.round.plan import Left, RoundFacts, assess, metadata_records, plan_round
 
 NOW = 1_000_000
 
@@ -46,10 +46,11 @@ def cleaner(**settings: float) -> Cleaner:
 FOUR = (segment(0, 9), segment(10, 19), segment(20, 29), segment(30, 39))
 
 
-def planned(given: PartitionState, settings: Cleaner, *, force: bool = True) -> CompactionPlan:
+def planned(given: PartitionState, settings: Cleaner, *, force: bool = True, left: dict[str, int] | None = None) -> CompactionPlan:
     numbers = count()
     found = assess(given, settings, NOW, force=force)
-    return plan_round(RoundFacts(given, found, settings, NOW, (), "here", "memory"), 3, lambda: f"new{next(numbers)}")
+    known = {name: Left(size, records=size) for name, size in (left or {}).items()}
+    return plan_round(RoundFacts(given, found, settings, NOW, (), "here", "memory", left=known), 3, lambda: f"new{next(numbers)}")
 
 
 # ---- due or not -------------------------------------------------------------------------------------------------------------
@@ -148,3 +149,47 @@ def test_the_same_facts_give_the_same_plan() -> None:
     given = state(*FOUR, clean=20)
     assert planned(given, cleaner()) == planned(given, cleaner())
     assert planned(given, cleaner()) != planned(given, cleaner(delete_retention_ms=1))
+
+
+# ---- on a tier that brokers write -------------------------------------------------------------------------------------------
+
+
+def under_brokers(*live: RemoteLogSegmentMetadata, clean: int = 0) -> PartitionState:
+    return state(*live, segment(40, 49), clean=clean).model_copy(update={"mirrored": True})
+
+
+def sources(plan: CompactionPlan) -> list[tuple[str, ...]]:
+    return [task.sources for task in plan.tasks]
+
+
+def test_groups_go_by_what_is_left_so_that_none_is_empty_that_need_not_be() -> None:
+    nothing = {"s10": 0, "s20": 0}
+    assert sources(planned(under_brokers(*FOUR), cleaner(segment_bytes=150))) == [("s0",), ("s10",), ("s20",), ("s30",)]
+    plan = planned(under_brokers(*FOUR), cleaner(segment_bytes=150), left=nothing)
+    assert sources(plan) == [("s0", "s10", "s20"), ("s30",)]
+    assert [task.most_bytes for task in plan.tasks] == [100, 0]
+    assert sources(planned(under_brokers(*FOUR), cleaner(segment_bytes=150), left={"s0": 0, "s30": 0})) == [("s0", "s10"), ("s20", "s30")]
+    assert sources(planned(state(*FOUR), cleaner(segment_bytes=150))) == [("s0",), ("s10",), ("s20",), ("s30",)]  # as Kafka groups them
+
+
+def test_what_is_left_of_a_group_never_comes_of_more_than_two_segments_bytes() -> None:
+    """Whoever takes the round back needs one segment for all of its sources."""
+    plan = planned(under_brokers(*FOUR), cleaner(segment_bytes=100), left=dict.fromkeys(("s0", "s10", "s20", "s30"), 10))
+    assert sources(plan) == [("s0", "s10"), ("s20", "s30")]
+    plan = planned(under_brokers(*FOUR), cleaner(segment_bytes=100), left={"s0": 0, "s10": 0, "s20": 0, "s30": 10})
+    assert sources(plan) == [("s0", "s10", "s20", "s30")]  # but one without a record would be worse
+
+
+def test_neighbours_in_which_something_is_due_go_together_where_brokers_keep_files_of_each() -> None:
+    due = [segment(start, start + 9, due_ms=NOW - 1) for start in (0, 10, 30)]
+    given = under_brokers(due[0], due[1], segment(20, 29), due[2], clean=40)
+    assert sources(planned(given, cleaner(), force=False)) == [("s0", "s10"), ("s30",)]
+    own = given.model_copy(update={"mirrored": False, "live": given.live[:-1]})
+    assert sources(planned(own, cleaner(), force=False)) == [("s0",), ("s10",), ("s30",)]
+
+
+def test_records_for_brokers_are_counted() -> None:
+    plan = planned(under_brokers(*FOUR), cleaner(segment_bytes=250))
+    assert metadata_records(plan.tasks) == 2 * (4 + 2)
+    later = [one.model_copy(update={"leader_epochs": (EpochEntry(1, one.start_offset),)}) for one in FOUR[2:]]
+    assert metadata_records(planned(under_brokers(*FOUR[:2], *later), cleaner()).tasks) == 2 * (4 + 2) + 4

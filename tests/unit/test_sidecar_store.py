@@ -11,6 +11,7 @@ from bloom.producer_runs import BATCH_RUNS, MARKERS
 from bloom.sidecar import Due, Portrait, Sidecar
 from bloom.sizing import design
 from compactor.storage.counting import Counters
+from compactor.tier import sidecars
 from compactor.tier.sidecars import Sidecars
 from tests.support.memory_store import Clock, MemoryStore
 
@@ -46,6 +47,34 @@ def test_heads_that_are_remembered_are_not_fetched_again() -> None:
     assert again["a"].sidecar.distinct_keys == 50
     assert again["a"].bytes == 0
     assert Sidecars(store, "p", KEY, kept).load("a") is None, "its filter is asked of the store alone"
+
+
+def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecars, "FILTER_BYTES", 1)
+    store, names = MemoryStore(Clock(), Counters()), [f"s{number}" for number in range(20)]
+    ours = Sidecars(store, "p", KEY)
+    for name in names[1:]:
+        ours.add(made(name))
+    known = np.random.default_rng(1).integers(0, 2**64, (50, 2), np.uint64)
+    loaded: list[str] = []
+    behind: list[int] = []
+    load = ours.load
+
+    def noted(name: str) -> Sidecar | None:
+        loaded.append(name)
+        return load(name)
+
+    def keys() -> list[object]:
+        behind.append(len(loaded))
+        return [known[:1]]
+
+    monkeypatch.setattr(ours, "load", noted)
+    met, fetched = ours.meeting(names, keys)  # type: ignore[arg-type]
+    assert met == {"s0": "its filter cannot be read"} | dict.fromkeys(names[1:], sidecars.MET)
+    assert fetched > 0
+    assert len(behind) == 19, "one filter at a time, as none is smaller than the bound"
+    assert all(count <= number + 2 + sidecars.AHEAD for number, count in enumerate(behind))
+    assert behind[0] > 2, "what comes next is on its way"
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:50], lambda data: b"", lambda data: data[:-1] + bytes([data[-1] ^ 1])])

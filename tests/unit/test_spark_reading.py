@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StructField, StructType
 
 from compactor.bootstrap import Tier, open_tier
 from compactor.consumer import outcomes, pieces
@@ -19,7 +19,11 @@ from compactor.consumer.columns import COLUMNS, LATEST_MS, batch_of
 from compactor.consumer.reading import Reader
 from compactor.control.ports import Retention
 from compactor.errors import BadData, OutOfBudget, UsageError
-from compactor.spark.datasource import DDL, ReadRequest, Split, check_schema, parse_options, plan
+from compactor.model.ids import TopicPartition
+from compactor.spark import datasource
+from compactor.spark.datasource import TYPES, KafkaTieredSource, Split, check_schema, plan
+from compactor.spark.options import DDL, ReadRequest, parse_options
+from compactor.transfer.import_ import import_directory
 from compactor.upkeep.retire import Clock, retire
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
@@ -28,15 +32,6 @@ from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 from tests.support.tier_cli import latest, visible
 
 Rows = list[tuple[Any, ...]]
-
-TYPES: dict[str, DataType] = {
-    "binary": BinaryType(),
-    "string": StringType(),
-    "int": IntegerType(),
-    "bigint": LongType(),
-    "timestamp": TimestampType(),
-    DDL["headers"]: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-}
 
 
 def struct(**columns: str) -> StructType:
@@ -55,9 +50,9 @@ def read(tier: Tier, *, topic: str = NAME.topic, columns: str = "", **options: o
 
 def read_split(tier: Tier, split: Any, schema: Any) -> Rows:
     assert isinstance(split, Split)
-    name = split.extent.name
     found: Rows = []
-    for selection in Reader(tier, split.extent, split.wanted).selections():
+    selections = [(part.extent.name, Reader(tier, part.extent, part.wanted)) for part in split.parts]
+    for name, selection in ((name, selection) for name, reader in selections for selection in reader.selections()):
         batch = batch_of(selection, name.topic, name.partition, schema)
         batch.validate(full=True)
         assert batch.num_rows > 0
@@ -268,7 +263,7 @@ def test_splits_cover_each_offset_once(numbered: Tier) -> None:
     live = state_of(numbered).live
     size = max(segment.size_bytes for segment in live)
     request = request_of(numbered, topic="orders", splitBytes=size // 3)
-    splits = [split.extent for split in plan(numbered, request) if isinstance(split, Split)]
+    splits = [part.extent for split in plan(numbered, request) if isinstance(split, Split) for part in split.parts]
     assert len(splits) >= 10
     assert [number for extent in splits for number in range(extent.first, extent.last + 1)] == list(range(50))
     together = plan(numbered, request_of(numbered, topic="orders", splitBytes=2 * size))
@@ -306,14 +301,31 @@ def test_a_damaged_index_only_costs_time(numbered: Tier) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_latest_view(seed: int, twins: Twins, tmp_path: Path) -> None:
+def test_the_latest_view(seed: int, twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = log_of(seed + 20, segments=7).write(tmp_path / "log")
     twins.bring(folder)
     truth = latest(folder)
-    for ranges in (0, 1, 3):
+    for ranges, key_bytes in ((0, 20), (1, 20), (3, 20), (0, 10**9)):
+        monkeypatch.setattr(datasource, "KEY_BYTES", key_bytes)
         rows = read(twins.local, view="latest", keyRanges=ranges or "")
         assert len(rows) == len(truth)
         assert {row[0]: row[1] for row in rows} == truth
+
+
+def test_values_are_read_once_whatever_the_number_of_keys(numbered: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keys once before them: what was fetched is twice the segments, at most."""
+    monkeypatch.setattr(datasource, "KEY_BYTES", 10**9)
+    fetched: list[int] = []
+    get = type(numbered.ports.data).get
+
+    def watched(self: Any, key: str, *arguments: Any, **more: Any) -> bytes:
+        data = get(self, key, *arguments, **more)
+        fetched.append(len(data) if key.endswith(".log") else 0)
+        return data
+
+    monkeypatch.setattr(type(numbered.ports.data), "get", watched)
+    assert len(read(numbered, view="latest")) == 7
+    assert sum(fetched) == 2 * sum(segment.size_bytes for segment in state_of(numbered).live)
 
 
 def test_the_latest_view_of_a_range_is_that_of_its_end(numbered: Tier) -> None:
@@ -327,7 +339,9 @@ def test_more_keys_than_a_task_may_hold(tmp_path: Path) -> None:
     for base in range(0, 6000, 500):
         log.put(*[f"key-{number}=1" for number in range(base, base + 500)])
     twins.bring(log.write(tmp_path / "log"))
-    assert len(read(twins.local, view="latest")) == 6000  # its metadata tells how many tasks it takes
+    splits = plan(twins.local, request_of(twins.local, topic="orders", view="latest"))
+    assert [part.wanted.latest.spill.records for split in splits for part in split.parts] == [6000]  # type: ignore[attr-defined]
+    assert len(read(twins.local, view="latest")) == 6000
     with pytest.raises(OutOfBudget, match="keyRanges"):
         read(twins.local, view="latest", keyRanges=1)
 
@@ -398,7 +412,7 @@ def test_damage_is_located(numbered: Tier) -> None:
     ("options", "message"),
     [
         ({"topik": "a"}, "no option 'topik'. Did you mean topic?"),
-        ({}, "needs the option topic"),
+        ({"topic": ""}, "needs the option topic"),
         ({"topic": "no/topic"}, "is not a topic name"),
         ({"topic": "a", "startingOffset": "-1"}, "startingOffset = '-1' is not a whole number"),
         ({"topic": "a", "isolation": "dirty"}, "allowed is read_committed or read_uncommitted"),
@@ -408,12 +422,70 @@ def test_damage_is_located(numbered: Tier) -> None:
         ({"topic": "a", "splitBytes": "0"}, "splitBytes = '0' is not a whole number from 1"),
         ({"topic": "a", "url": "ftp://x"}, "write file:///var/lib/tier"),
         ({"topic": "a", "layout": "strange"}, '= "strange": allowed is "native"'),
+        ({"topic": "a", "controlurll": "x"}, "Did you mean controlUrl?"),
+        ({"topic": "a", "kafka.bootstrap.servers": "b:1"}, "It asks no broker: leave it out"),
+        ({"topic": "a", "path": "/srv/tier"}, "takes no path"),
+        ({"topic": "a", "subscribe": "b"}, "topic and subscribe both say which topics are read"),
+        ({"subscribePattern": "a("}, "is no regular expression"),
+        ({"assign": '{"a": 1}'}, "has no list of partitions"),
+        ({"assign": "a"}, "is no JSON object with topics"),
+        ({"topic": "a", "startingOffsets": "latest"}, "leaves nothing to read"),
+        ({"topic": "a", "startingOffsets": '{"a": {"0": -1}}'}, "has no offsets by partition"),
+        ({"topic": "a", "endingOffsets": '{"a": 5}'}, "has no offsets by partition"),
+        ({"topic": "a", "endingOffset": "5", "endingOffsets": '{"a": {"0": 5}}'}, "both say where to read"),
     ],
 )
 def test_options_that_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_options({"url": "file:///srv/tier", **options})
     assert message in str(caught.value)
+
+
+def test_options_of_sparks_own_kafka_source(numbered: Tier, tmp_path: Path) -> None:
+    import_directory(numbered, log_of(3, 2).write(tmp_path / "other"), TopicPartition("other", 2), numbered.settings.cleaner.policy())
+    both = {(row[3], row[4]) for row in read(numbered, topic="", subscribe="orders, other")}
+    assert both == {("orders", 0), ("other", 2)}
+    assert {row[3] for row in read(numbered, topic="", subscribePattern="oth.*")} == {"other"}
+    assert {row[3] for row in read(numbered, topic="", assign='{"orders": [0]}')} == {"orders"}
+    starting, ending = '{"orders": {"0": 13}}', '{"orders": {"0": 37}}'
+    assert offsets(read(numbered, startingOffsets=starting, endingOffsets=ending)) == list(range(13, 37))
+    assert offsets(read(numbered, startingOffsets='{"orders": {"0": -2}}', endingOffsets='{"orders": {"0": -1}}')) == list(range(50))
+    assert offsets(read(numbered, startingOffsets="earliest", endingOffsets="latest")) == list(range(50))
+    assert "headers" not in parse_options({"url": "file:///srv/tier", "topic": "a", "includeHeaders": "false"}).columns
+    assert len(plan(numbered, request_of(numbered, topic="", subscribePattern=".*"))) == 1, "small partitions share a task"
+
+
+def test_a_table_keeps_its_options_in_its_columns(numbered: Tier) -> None:
+    said = {"url": numbered.settings.tier_url, "topic": "orders", "columns": "offset"}
+    spark = {"provider": "kafka-tiered", "path": "file:/warehouse/t", "owner": "me", "option.topic": "orders"}
+    schema: Any = KafkaTieredSource({**said, **spark}).schema()
+    assert [field.name for field in schema.fields] == ["offset"]
+    reader = KafkaTieredSource({}).reader(StructType.fromJson(schema.jsonValue()))
+    assert len([split for split in reader.partitions() if isinstance(split, Split)]) == 1
+    with pytest.raises(UsageError, match="Spark does not tell the options of this table"):
+        KafkaTieredSource({}).reader(struct(offset="bigint"))
+
+
+def test_a_stream_goes_on_where_the_tier_ended(numbered: Tier, tmp_path: Path) -> None:
+    options = {"url": numbered.settings.tier_url, "topic": "orders"}
+    schema = struct(**{name: DDL[name] for name in COLUMNS})
+    stream: Any = KafkaTieredSource(options).streamReader(schema)
+
+    def batch(start: Any, end: Any) -> list[int]:
+        return sorted(row for split in stream.partitions(start, end) for part in stream.read(split) for row in part["offset"].to_pylist())
+
+    first = stream.latestOffset()
+    assert first == {"orders-0": 50}
+    assert batch(stream.initialOffset(), first) == list(range(50))
+    log = LogBuilder(next_offset=50)
+    log.put("k=1", "k=2")
+    import_directory(numbered, log.write(tmp_path / "more"), NAME, numbered.settings.cleaner.policy())
+    then = stream.latestOffset()
+    assert batch(first, then) == list(range(50, then["orders-0"]))
+    assert batch(then, then) == []
+    for refused in ({"view": "latest"}, {"endingOffset": "7"}):
+        with pytest.raises(UsageError, match=r"is for spark.read, not for readStream"):
+            KafkaTieredSource({**options, **refused}).streamReader(schema)
 
 
 def test_a_configuration_file_and_options_over_it(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import shutil
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import Tier
+from compactor.bootstrap import Tier, open_tier
+from compactor.config import load
 from compactor.control import publication
 from compactor.control.leadership import Leadership
 from compactor.errors import BadData, Unavailable
@@ -19,7 +24,10 @@ from compactor.round.engines import Engine
 from compactor.round.skip import filter_record
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import Cost
-from compactor.spark.round import gate, indexing, worker
+from compactor.spark.round import indexing, worker
+from compactor.spark.round.bundles import bundle_from
+from compactor.spark.round.exchange import read_tail
+from compactor.upkeep.retire import retire
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.keys import object_key
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
@@ -158,7 +166,7 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
         spread(it.twins.remote, Breaking(step))
     announced = step in ("offset map", "pass 2")
     assert (state_of(it.twins.remote).intent is not None) == announced
-    assert bool(scratch_of(it.twins.remote)) == (step == "pass 2")
+    assert bool(scratch_of(it.twins.remote)) == (step != "pass 1")  # bundles for the next attempt, and then survivors
     if lost and announced:
         sidecars = it.twins.remote.sidecars(NAME)
         for segment in state_of(it.twins.remote).live:
@@ -167,6 +175,85 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     assert report.status == ("resumed" if announced else "cleaned")
     assert report.segments_skipped
     assert it.twins.difference() == ""
+    assert scratch_of(it.twins.remote) == []
+
+
+class Killed(HereCluster):
+    """A driver that is killed when it has so many bundles."""
+
+    def __init__(self, bundles: int) -> None:
+        super().__init__()
+        self.bundles = bundles
+
+    def outcomes(self, what: str, *args: Any, **kwargs: Any) -> Any:
+        for number, outcome in enumerate(super().outcomes(what, *args, **kwargs)):
+            if "pass 1" in what and number == self.bundles:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield outcome
+
+
+def killed_driver(settings: str, now_ms: int) -> None:
+    spread(open_tier(load(settings, {})), Killed(2), now_ms=now_ms)
+
+
+def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: Path) -> None:
+    """The bundles that were made until then stand in for their segments, also for the gate, and with them goes their time."""
+    it = Growing(tmp_path, 4, transactions=True, toml="\n[lease]\nttl_ms = 100")
+    it.twins.round(HereCluster())
+    for number in range(6):
+        it.tail(f"s2-k{number}=" + "v" * SIZE, "s1-k3" if number == 3 else "s0-k1=again")
+    sizes = {segment.id: segment.size_bytes for segment in state_of(it.twins.remote).live[-6:]}
+    shutil.copytree(tmp_path / "spark" / "a tier", tmp_path / "unbroken" / "a tier")
+    unbroken, whole, rest = open_tier(it.twins.settings("unbroken")), Cost(), Cost()
+    assert spread(unbroken, HereCluster(), cost=whole).status == "cleaned"
+    it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    driver = multiprocessing.get_context("spawn").Process(target=killed_driver, args=(str(tmp_path / "spark" / "settings.toml"), NOW_MS))
+    driver.start()
+    driver.join()
+    assert driver.exitcode == -signal.SIGKILL
+    assert state_of(it.twins.remote).intent is None
+    store = it.twins.remote.ports.control
+    left = [
+        bundle_from(read_tail(store, info.key, info.size), info.key, info.size)
+        for info in store.list(f"partitions/{NAME}/scratch/")
+        if "keys-" in info.key
+    ]
+    spared = sum(sizes[segment.id] for bundle in left for segment in bundle.segments)
+    assert len(left) >= 2
+    retire(it.twins.remote.ports, it.twins.remote.open(NAME), it.twins.remote.lease, it.twins.remote.retention)
+    assert spread(it.twins.remote, HereCluster(), cost=rest, now_ms=NOW_MS + 500).status == "cleaned"
+    assert it.twins.difference() == "", "the tombstone's horizon, too: it follows from the time of the round"
+    assert rest.bytes_fetched == whole.bytes_fetched - spared
+    assert scratch_of(it.twins.remote) == []
+
+
+def test_what_was_read_of_another_log_is_not_taken_up(tmp_path: Path) -> None:
+    it = Growing(tmp_path, 4)
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new")
+    with pytest.raises(Unavailable):
+        spread(it.twins.remote, Breaking("filters of"))
+    it.tail("s2-k8=newer")
+    it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    cluster = HereCluster()
+    assert spread(it.twins.remote, cluster).status == "cleaned"
+    assert "keys of 2 segments" in cluster.said[0]
+    assert it.twins.difference() == ""
+    assert scratch_of(it.twins.remote) == []
+
+
+def test_a_round_over_another_log_has_a_time_of_its_own(tmp_path: Path) -> None:
+    """By that of a pass 1 that broke off long ago its tombstones would go as soon as they are clean."""
+    it = Growing(tmp_path, 4)
+    it.twins.round(HereCluster())
+    it.tail("s2-k7=new")
+    with pytest.raises(Unavailable):
+        spread(it.twins.remote, Breaking("filters of"))
+    it.tail("s2-k8")
+    later = NOW_MS + 1_000_000
+    it.twins.local.round(NAME, later, force=True).run(it.twins.local.open(NAME))
+    assert spread(it.twins.remote, HereCluster(), now_ms=later).status == "cleaned"
+    assert it.twins.difference() == "", "the tombstone's horizon, too"
     assert scratch_of(it.twins.remote) == []
 
 
@@ -250,13 +337,14 @@ def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: p
     assert it.twins.difference() == ""
 
 
-def test_the_gate_looks_up_as_many_keys_as_fit_of_those_that_are_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MOST_TABLE_BYTES", 480)
+def test_the_gate_looks_up_the_keys_that_are_dirty(tmp_path: Path) -> None:
     it = Growing(tmp_path, 5)
     it.twins.round(HereCluster())
-    it.tail("s2-k7=new")
+    it.tail("s2-k7=new", "s2-k8=new")
     it.twins.round(HereCluster())
-    assert [run.stats["gate_coverage"] for run in state_of(it.twins.remote).runs] == [1 / 16, 1 / 8]
+    stats = [run.stats for run in state_of(it.twins.remote).runs]
+    assert [run["gate_keys"] for run in stats] == [run["map_entries"] for run in stats]
+    assert stats[1]["gate_keys"] == 3, "and the tail's own"
 
 
 def test_executors_of_another_version_are_met_before_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

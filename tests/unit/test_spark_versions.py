@@ -9,6 +9,7 @@ import pyspark
 import pytest
 
 from compactor.errors import UsageError
+from compactor.spark.cluster.session import not_ready
 from compactor.spark.cluster.versions import check_java, check_pyspark
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
@@ -88,3 +89,20 @@ def test_commands_say_it_once_and_change_nothing(command: str, tmp_path: Path, m
     assert line.startswith("error: Spark needs Java 17 or newer")
     assert "set JAVA_HOME" in line
     assert cli.digest() == before
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            "... ModuleNotFoundError: No module named 'compactor' ...",
+            "the executors' Python has no tiered-compactor: it finds no compactor",
+        ),
+        ("No module named 'pydantic_core._pydantic_core'", "the executors' Python lacks the package pydantic_core"),
+        ("something else", "Spark's executors do not run our tasks: something else"),
+    ],
+)
+def test_what_executors_lack_is_named(said: str, message: str) -> None:
+    found = not_ready(RuntimeError(said))
+    assert found.message == message
+    assert ("pip install pydantic" in found.hint) == ("pydantic" in said)

@@ -16,9 +16,9 @@ from compactor.errors import BadData, OutOfBudget, StoreError, Unavailable
 from compactor.round.engines import Engine
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import Cost
-from compactor.spark.round import exchange
-from compactor.spark.round.exchange import create_once, encode_bits, set_bits
-from compactor.spark.round.gate import Sample, sample_bits
+from compactor.spark.round import exchange, judging
+from compactor.spark.round.exchange import create_once, encode_kept, set_bits
+from compactor.spark.round.gate import GateBundle, Judged
 from compactor.upkeep.retire import retire
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
@@ -130,8 +130,8 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- the gate ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_gate_looks_up_a_sample_of_the_keys(tmp_path: Path) -> None:
-    """It costs no more than the bytes that are left to 24 a record; where it is switched off, nothing of it is exchanged."""
+def test_the_gate_looks_up_every_key(tmp_path: Path) -> None:
+    """Where it is switched off, nothing of it is exchanged."""
     rows = {}
     for gate in ("true", "false"):
         twins = Twins(tmp_path / gate, f"{SMALL}\nverify_before_publish = {gate}")
@@ -142,16 +142,68 @@ def test_the_gate_looks_up_a_sample_of_the_keys(tmp_path: Path) -> None:
         _spark_round(twins, cost, cluster)
         assert twins.difference() == ""
         assert scratch_of(twins.remote) == []
-        rows[gate] = (cost.gate_coverage, any("sample for the gate" in said for said in cluster.said))
-    assert rows == {"true": (1 / 8, True), "false": (0.0, False)}
+        rows[gate] = (cost.gate_keys == cost.map_entries, cost.exchanged_bytes, any("for the gate" in said for said in cluster.said))
+    assert [(every, said) for every, _, said in rows.values()] == [(True, True), (False, False)]
+    assert rows["false"][1] < rows["true"][1]
 
 
-def _nothing_survives(bitmap: Any) -> bytes:
+class _Losing:
+    """Survivors are written down, all but one: the ``number``-th of the keys."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, rows: Any, kept: Any) -> bytes:
+        chosen = np.flatnonzero(np.unpackbits(kept, count=len(rows)))
+        kept = kept.copy()
+        if 0 <= self.left < len(chosen):
+            lost = chosen[self.left]
+            kept[lost >> 3] ^= 128 >> (lost & 7)
+        self.left -= len(chosen)
+        return encode_kept(rows, kept)
+
+
+@pytest.mark.parametrize("number", [0, 31, 77, 101])
+def test_whatever_key_it_is_its_lost_record_is_missed(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = Twins(tmp_path, SMALL)
+    _, folder = growing(tmp_path / "log", 5)
+    twins.bring(folder)
+    before = state_of(twins.remote)
+    losing = _Losing(number)
+    monkeypatch.setattr("compactor.spark.round.mapping.encode_kept", losing)
+    report = _spark_round(twins, Cost())
+    assert losing.left < 0, "there are as many keys"
+    assert report.status == "quarantined"
+    assert "the last record of a key is gone" in report.reason
+    assert ", key b'k" in report.reason
+    assert state_of(twins.remote).live == before.live
+
+
+def test_rows_of_the_gate_that_the_store_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = Twins(tmp_path, SMALL)
+    _, folder = growing(tmp_path / "log", 5)
+    twins.bring(folder)
+    before = state_of(twins.remote)
+    rows = GateBundle.rows
+
+    def changed(self: GateBundle, *place: Any) -> Any:
+        found = rows(self, *place).copy()
+        found[0, 2] ^= np.uint64(1)
+        return found
+
+    monkeypatch.setattr(GateBundle, "rows", changed)
+    report = _spark_round(twins, Cost())
+    assert report.status == "quarantined"
+    assert "the gate's rows in a scratch object are not what was written" in report.reason
+    assert state_of(twins.remote).live == before.live
+
+
+def _nothing_survives(rows: Any, kept: Any) -> bytes:
     return b""
 
 
-def _all_survive(bitmap: Any) -> bytes:
-    return encode_bits(np.full_like(bitmap[:-1], 255))
+def _all_survive(rows: Any, kept: Any) -> bytes:
+    return encode_kept(rows, np.full_like(kept, 255))
 
 
 def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
@@ -162,8 +214,8 @@ def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
 @pytest.mark.parametrize(
     ("what", "wrong", "cause"),
     [
-        ("mapping.encode_bits", _nothing_survives, "the last record of a key is gone"),
-        ("mapping.encode_bits", _all_survive, "superseded by the record at offset"),
+        ("mapping.encode_kept", _nothing_survives, "the last record of a key is gone"),
+        ("mapping.encode_kept", _all_survive, "records are left that must not be"),
         ("rewriting.decode_verdicts", _no_aborted_transactions, "the transaction index does not name the aborted transactions"),
     ],
 )
@@ -182,23 +234,6 @@ def test_the_gate_refuses_what_executors_got_wrong(
     assert "the gate refuses" in report.reason
     assert cause in report.reason
     assert state_of(twins.remote).live == before.live
-
-
-def test_samples_of_several_tables_are_one() -> None:
-    """Parts that had to narrow further narrow the whole; of a key the last record stays."""
-    dice = np.random.default_rng(7)
-    hashes = dice.integers(0, 2**63, (4000, 2)).astype(np.uint64)
-    digests = dice.integers(0, 2**32, 8000).astype(np.uint64)
-    parts = [Sample(4000, 5, 3), Sample(1000, 5, 4)]
-    parts[0].put(hashes, np.arange(4000), digests[:4000])
-    parts[1].put(hashes[:1000], np.arange(4000, 5000), digests[4000:5000])
-    whole = Sample.of([part.arrays() for part in parts], 5, 3)
-    chosen = (hashes[:, 0] & np.uint64(15)) == 5
-    assert (whole.bits, whole.coverage, whole.keys) == (4, 1 / 16, int(np.count_nonzero(chosen)))
-    latest = whole.latest(hashes[chosen])
-    assert np.array_equal(latest, np.where(np.flatnonzero(chosen) < 1000, np.flatnonzero(chosen) + 4000, np.flatnonzero(chosen)))
-    assert np.array_equal(whole.speaks(hashes), chosen)
-    assert [sample_bits(records, 2**30) for records in (0, 10**6, 2 * 10**7, 10**9)] == [3, 3, 5, 11]
 
 
 @pytest.mark.parametrize("bloom", [True, False])
@@ -264,13 +299,14 @@ def test_a_disk_budget_too_small_is_refused_in_words(tmp_path: Path) -> None:
         _spark_round(twins, Cost())
 
 
-def test_at_most_24_bytes_a_record_are_exchanged(tmp_path: Path) -> None:
-    twins = Twins(tmp_path)
+@pytest.mark.parametrize(("gate", "least"), [("true", 16 + 24), ("false", 16)])
+def test_at_most_24_bytes_a_record_are_exchanged_and_as_many_for_the_gate(gate: str, least: int, tmp_path: Path) -> None:
+    twins = Twins(tmp_path, f"[cleaner]\nverify_before_publish = {gate}")
     twins.bring(many_keys(tmp_path / "log", 20_000))
     cost = Cost()
     report = _spark_round(twins, cost)
     assert cost.rows == report.records_read
-    assert 16 <= cost.exchanged_bytes / cost.rows < 24
+    assert least <= cost.exchanged_bytes / cost.rows < least + 8
 
 
 def _spark_round(twins: Twins, cost: Cost, cluster: Any = None) -> Any:
@@ -326,18 +362,35 @@ def test_a_driver_that_died_is_followed_by_one_that_goes_on(what: str, after: in
     twins = Twins(tmp_path, TINY + "\n[lease]\nttl_ms = 100")
     _, folder = growing(tmp_path / "log", 11)
     twins.bring(folder)
+    dying = Dying(what, after)
     with pytest.raises(Unavailable):
-        twins.round(Dying(what, after))
+        twins.round(dying)
     cluster = HereCluster()
     report = _spark_round(twins, Cost(), cluster)
     assert report.status == "resumed"
+    if what == "pass 1":
+        before, again = (int(said.said[0].rpartition(" in ")[2].partition(" ")[0]) for said in (dying, cluster))
+        assert again < before, "bundles that are there are not made again"
     assert twins.difference() == ""
     done = " ".join(cluster.said)
-    assert ("pass 1" in done) == (what != "pass 2")  # what is recorded is not done again
+    assert ("pass 1" in done) == (what == "pass 1")  # what is there is not done again
     # An object whose writing nobody heard of any more is all that may be left.
     assert len(scratch_of(twins.remote)) <= 1
     retire(twins.remote.ports, twins.remote.open(NAME), twins.remote.lease, twins.remote.retention)
     assert scratch_of(twins.remote) == []
+
+
+def test_what_an_earlier_version_recorded_for_the_gate_is_not_taken_for_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = Twins(tmp_path, TINY + "\n[lease]\nttl_ms = 100")
+    _, folder = growing(tmp_path / "log", 13)
+    twins.bring(folder)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(judging, "JUDGED", "sample")
+        earlier.setattr(Judged, "arrays", lambda self: {"hashes": np.zeros(3, np.uint64)})
+        with pytest.raises(Unavailable):
+            twins.round(Dying("pass 2", 0))
+    assert _spark_round(twins, Cost(), HereCluster()).status == "resumed"
+    assert twins.difference() == ""
 
 
 def test_a_local_run_finishes_what_spark_began(tmp_path: Path) -> None:
@@ -364,18 +417,19 @@ def test_two_attempts_at_one_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 1.0])
-def test_bits_as_gaps(share: float) -> None:
+def test_ordinals_as_gaps(share: float) -> None:
     dice = np.random.default_rng(1)
-    bits = dice.random(300_000) < share
-    bitmap = np.packbits(bits)
-    encoded = encode_bits(bitmap)
-    assert len(encoded) <= bits.sum() * 2 + 8
-    again = np.zeros_like(bitmap)
-    assert set_bits(np.frombuffer(encoded, np.uint8), again)
-    assert np.array_equal(again, bitmap)
+    ordinals = np.flatnonzero(dice.random(300_000) < 0.3).astype(np.uint32)
+    rows = np.column_stack([ordinals, ordinals, ordinals, ordinals])
+    kept = dice.random(len(rows)) < share
+    encoded = encode_kept(rows, np.packbits(kept))
+    assert len(encoded) <= kept.sum() * 2 + 8
+    bitmap = np.zeros(300_000 // 8 + 1, np.uint8)
+    assert set_bits(np.frombuffer(encoded, np.uint8), bitmap)
+    assert np.array_equal(np.flatnonzero(np.unpackbits(bitmap)), ordinals[kept])
 
 
 def test_gaps_that_do_not_fit_are_noticed() -> None:
-    encoded = encode_bits(np.array([0, 0, 1], np.uint8))
+    encoded = encode_kept(np.full((1, 4), 23, np.uint32), np.array([128], np.uint8))
     assert not set_bits(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
     assert not set_bits(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))

@@ -293,6 +293,35 @@ class TestMetadata:
         assert dict(store.head("k").metadata) == {}
         assert os.listdir(tmp_path / RESERVED) == ["tmp"]
 
+    def test_a_winner_that_is_deleted_at_once_was_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A control record that a snapshot replaces between the loser's link and its next look."""
+        store = LocalStore(tmp_path)
+        link = os.link
+
+        def beaten(source: Path, target: Path) -> None:
+            monkeypatch.setattr(os, "link", link)
+            store.create("k", b"winner")
+            try:
+                link(source, target)
+            finally:
+                store.delete(["k"])
+
+        monkeypatch.setattr(os, "link", beaten)
+        with pytest.raises(AlreadyExists):
+            store.create("k", b"loser")
+
+    def test_an_object_that_is_deleted_as_soon_as_it_is_there_was_created(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = LocalStore(tmp_path)
+        link = os.link
+
+        def deleted(source: Path, target: Path) -> None:
+            link(source, target)
+            store.delete(["k"])
+
+        monkeypatch.setattr(os, "link", deleted)
+        assert store.create("k", b"x").size == 1
+        assert keys(store) == []
+
     def test_metadata_that_cannot_be_read_is_not_taken_for_none(self, tmp_path: Path) -> None:
         store = LocalStore(tmp_path)
         store.create("k", b"x", {"a": "b"})

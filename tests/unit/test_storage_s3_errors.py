@@ -306,8 +306,9 @@ def test_no_tls_where_tls_was_asked_for_is_said_at_once() -> None:
 
 def test_nobody_listens() -> None:
     store = open_store("s3://bucket/p", s3=S3Settings(endpoint_url="http://127.0.0.1:1"), retries=Retries(deadline_s=0.2, base_s=0.01))
-    with pytest.raises(Unavailable, match=r"Could not connect.*tried \d+ times"):
+    with pytest.raises(Unavailable, match=r"Could not connect.*tried \d+ times") as caught:
         store.get("k")
+    assert "endpoint_url" in caught.value.hint
 
 
 @pytest.mark.parametrize(

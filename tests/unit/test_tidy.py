@@ -17,7 +17,12 @@ PACKAGES = ("bloom", "checkpoint", "compactor")
 PYTHON = sorted(file for folder in (*PACKAGES, "tests", "benchmarks") for file in (ROOT / folder).rglob("*.py"))
 TEXTS = [
     *PYTHON,
-    *(file for pattern in ("*.md", "*.toml", "Makefile", ".ci/*", "conf/*", "docs/**/*.md") for file in sorted(ROOT.glob(pattern))),
+    *(
+        file
+        for pattern in ("*.md", "*.toml", "Makefile", ".ci/*", "conf/**/*", "docs/**/*.md")
+        for file in sorted(ROOT.glob(pattern))
+        if file.is_file()
+    ),
 ]
 MAX_MODULE_LINES = 600
 MAX_FUNCTION_LINES = 90

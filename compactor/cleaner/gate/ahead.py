@@ -1,6 +1,6 @@
 """The gate beside a pass 1 that reads the dirty range from its end, once: before the fold of all transactions is known.
 
-GateAhead(terms, table)   before the first segment
+GateAhead(terms, keys)    before the first segment
 behind(source)            what lies behind the range, newest first: its markers tell outcomes
 begin, look, note         each dirty segment, newest first (``Witness``); what it needs of the fold is told by what lies behind it
 settle(sources)           the fold over everything, which must say the same; then ``check`` as ever
@@ -14,7 +14,7 @@ import numpy as np
 
 from compactor.cleaner.gate.batches import Fates, Flags, resolve
 from compactor.cleaner.gate.judge import Gate, GateFailed, GateTerms, KeysSeen
-from compactor.cleaner.gate.table import KeyTable
+from compactor.cleaner.gate.ranges import LastRecords
 from compactor.cleaner.passes.lanes import Lane
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, TRANSACTIONAL, BatchTable
@@ -24,15 +24,16 @@ from compactor.records.rows import Chunk
 class GateAhead:
     """Witness of pass 1. ``gate``: what ``check`` is asked of, once the fold over everything is settled."""
 
-    def __init__(self, terms: GateTerms, table: KeyTable) -> None:
-        self.gate = Gate(terms, table)
+    def __init__(self, terms: GateTerms, keys: LastRecords) -> None:
+        self.gate = Gate(terms, keys)
         self._ahead: dict[int, tuple[SourceSegment, Flags]] = {}
         self._outcomes: dict[int, int] = {}
         """Each producer's next marker behind what was read so far."""
         self._settled = False
 
     def behind(self, source: SourceSegment) -> None:
-        self._aborted(source.table)
+        if not self._settled:
+            self._aborted(source.table)
 
     def begin(self, source: SourceSegment) -> None:
         if not self._settled and source.ordinal not in self._ahead:
@@ -46,8 +47,16 @@ class GateAhead:
         self.begin(source)
         self.gate.read(source)
 
-    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> KeysSeen:
-        return self.gate.look(lane, source, chunk)
+    @property
+    def on_disk(self) -> bool:
+        return self.gate.on_disk
+
+    @property
+    def sees_again(self) -> bool:
+        return self.gate.sees_again
+
+    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk, *, below: bool = False) -> KeysSeen:
+        return self.gate.look(lane, source, chunk, below=below)
 
     def note(self, source: SourceSegment, looked: KeysSeen) -> None:
         self.gate.note(source, looked)

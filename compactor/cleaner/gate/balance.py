@@ -36,6 +36,7 @@ from compactor.records.balance import (
     second_half,
 )
 from compactor.records.batches import Bytes, Int64s, map_file
+from compactor.stages import WorkStage, measured
 
 Flags = npt.NDArray[np.bool_]
 
@@ -66,6 +67,7 @@ class ResultTally:
             records.key_length, *self._key.halves, self._records,
         )  # fmt: skip
 
+    @measured(WorkStage.GATE)
     def balance(self) -> Balance:
         """Asked once, at the end. Raises BadData where what was written cannot be read."""
         buf, headers = self._read()

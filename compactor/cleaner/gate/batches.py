@@ -184,6 +184,13 @@ def verbatim(of: Headers, out: Headers) -> Flags:
     return np.logical_and.reduce(same)
 
 
+def is_filler(batch: Int64s, end_offset: int) -> bool:
+    """By its header alone, which that of a batch that must stay can look like."""
+    plain = {col.BASE: end_offset, col.LAST: end_offset, col.SIZE: 61, col.MAGIC: 2, col.COUNT: 0, col.ATTRIBUTES: 0,
+             col.PRODUCER_ID: -1, col.PRODUCER_EPOCH: -1, col.BASE_SEQUENCE: -1}  # fmt: skip
+    return all(int(batch[name]) == value for name, value in plain.items())
+
+
 def counts_from_zero(table: BatchTable) -> bool:
     """Whether the first batch is a wrapper whose own offset was never set (an old librdkafka): its last offset is not the header's."""
     return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec[0]) > 0 and int(table.last_offset[0]) == 0

@@ -1,13 +1,13 @@
 """The equivalence gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
 
     Gate.over(sources, terms)  once per round: what became of the transactions, from the batch tables
-    read(source)               each segment of the dirty range, in any order: the last committed record of every key, in a table of its own
+    read(source)               each segment of the dirty range, in any order: the last committed record of every key (``ranges``)
     check(group, cleaned)      each group: GateReport, or GateFailed with key, offset and segment
 
-In the dirty range an output record passes if it is its key's last one, unchanged and there once; then the counts must agree. Elsewhere each
-source batch says how many records must be left of it and what their digests come to, one after the other, and its output batch must say the
-same. Batches are compared by their headers: order, offsets, producers, transactions, horizons, checksums, coverage. Where the table had to
-narrow (gate_table), keys that it does not speak for are not looked up.
+Of each source segment the gate knows how many records must be left and what their marks come to, looked up by keys under its own hash; the
+output must say the same. Records outside the dirty range are looked up while they are read for the output; where the keys are on the disk
+(``on_disk``) they must be read before it, too. Batches are compared by their headers: order, offsets, producers, transactions, horizons,
+checksums, coverage.
 
 The cleaner may show the gate the chunks that it has inflated (``Witness``), so that nothing is inflated twice; the gate reads them itself.
 """
@@ -15,11 +15,13 @@ The cleaner may show the gate the chunks that it has inflated (``Witness``), so 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +40,7 @@ from compactor.cleaner.gate.batches import (
     header_problems,
     headers_of,
     index_problems,
+    is_filler,
     marker_gone,
     misread,
     must_stay,
@@ -45,6 +48,7 @@ from compactor.cleaner.gate.batches import (
     record_dependent_problems,
     to_be_dated,
 )
+from compactor.cleaner.gate.ranges import LastRecords, OpenSpool, no_sums
 from compactor.cleaner.gate.reading import (
     KEYLESS,
     NULL_VALUE,
@@ -53,69 +57,57 @@ from compactor.cleaner.gate.reading import (
     Records,
     TooMuch,
     Unreadable,
-    chains,
     chunks_of,
     header_blocks,
     read_headers,
+    sums_of,
     wrong_crc,
 )
-from compactor.cleaner.gate.table import ABSENT, DUE, UNKNOWN, KeyTable
+from compactor.cleaner.gate.refusal import GateFailed as GateFailed
+from compactor.cleaner.gate.refusal import Wanting, by_keys, by_sums, known
+from compactor.cleaner.gate.table import DUE, Rows, Sums, Words, rows_of
 from compactor.cleaner.passes.lanes import Lane
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.errors import CompactorError
 from compactor.records.batches import HORIZON, NOT_CONTROL, Bytes, Int64s, map_file
 from compactor.records.rows import Chunk
+from compactor.stages import WorkStage, measured
 
-_GO, _STAY, _EITHER = 0, 1, 2
-_NOT_TOLD: Final = -1
 Mapped = Callable[[SourceSegment], AbstractContextManager[None]]
-
-
-class GateFailed(CompactorError):
-    """The cleaner wrote something else than the gate expects: a bug in one of the two. Nothing was uploaded."""
-
-    def __init__(self, cause: str, *, segment: str, offset: int = -1, key: bytes | None = None) -> None:
-        where = segment + (f", offset {offset}" if offset >= 0 else "") + (f", key {key[:100]!r}" if key is not None else "")
-        super().__init__(
-            f"the gate refuses the cleaned segment of {where}: {cause}",
-            hint="Nothing was published and the sources are untouched. This is a bug; please report it with this message",
-        )
-        self.cause = cause
-        self.segment = segment
-        self.offset = offset
-        self.key = key
 
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """``batches`` and ``records`` of the output that were compared; ``coverage``: the share of all keys that was looked up exactly."""
+    """``batches`` and ``records`` of the output that were compared; ``keys``: of the dirty range, whose last records were looked up."""
 
     batches: int
     records: int
     keys: int
-    coverage: float
 
 
 @dataclass(frozen=True, slots=True)
 class KeysSeen:
-    """Hashes of shape (n, 2), offsets and digests of the records in so many batches that may be their keys' last."""
+    """The rows of records in so many batches that may be left: of the dirty range, or (``below``) those outside of it.
+
+    ``stays``: of those the number and the marks of what lies behind the range, which is left in any case.
+    """
 
     batches: int
-    hashes: npt.NDArray[np.uint64]
-    offsets: Int64s
-    digests: npt.NDArray[np.uint64]
+    rows: Rows
+    below: bool
+    stays: Words
 
     def detached(self) -> KeysSeen:
-        return KeysSeen(self.batches, self.hashes.copy(), self.offsets.copy(), self.digests.copy())
+        return self
 
 
 @dataclass(frozen=True, slots=True)
-class _MustBeLeft:
-    """Per batch of a segment that is not wholly in the key table: how many records must be left, and what their digests come to."""
+class _Told:
+    """Per batch of a segment that is not wholly in the dirty range: what must be left of its records outside, once it is ``known``."""
 
-    count: Int64s
-    chain: npt.NDArray[np.uint64]
+    known: Flags
+    sums: Sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +123,6 @@ class _Pairs:
         """The ``chosen`` ones (a flag per source batch of the group); the source's first batch is the group's batch ``begin``."""
         mine = np.flatnonzero((group.origin >= begin) & (group.origin < begin + len(source.table)) & chosen[group.origin])
         return _Pairs(source, group.origin[mine] - begin, group.output[:, mine])
-
-
-def gate_seed(first_dirty: int, end: int, now_ms: int) -> int:
-    """Which keys are looked up where memory does not allow for all: other ones each round, the same before and after its plan has an id."""
-    return int.from_bytes(hashlib.sha256(f"{first_dirty} {end} {now_ms}".encode()).digest()[:4], "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,34 +155,39 @@ class Gate:
     Not for two threads, but for ``look`` and ``expect``, which work in a lane.
     """
 
-    def __init__(self, terms: GateTerms, table: KeyTable, fates: Mapping[int, Fates] | None = None) -> None:
+    def __init__(
+        self, terms: GateTerms, keys: LastRecords, fates: Mapping[int, Fates] | None = None, left: Mapping[int, Words] | None = None
+    ) -> None:
         """
-        :param table: takes the keys of the segments that are admitted.
+        :param keys: takes the rows of the segments that are admitted.
         :param fates: what became of transactions, by ordinal, for as far as it is known; see ``refold``.
+        :param left: what must be left of segments, by ordinal, where somebody has found it out: number and marks.
         """
+        self._terms = terms
         self._rules = terms.rules
         self._first_dirty = terms.first_dirty
         self._opened = terms.opened
         self._fates = dict(fates or {})
+        self._seen: dict[int, SourceSegment] = {}
         self._dirty: dict[int, SourceSegment] = {}
-        self._wanted: dict[int, Flags] = {}
-        self._unread: dict[int, int] = {}
+        self._noted: Counter[tuple[int, bool]] = Counter()
         self._crcs: dict[int, npt.NDArray[np.uint32]] = {}
-        self._told: dict[int, _MustBeLeft] = {}
+        self._told: dict[int, _Told] = {}
         self._key = (*terms.halves, terms.inflate_limit)
         self._reader = RecordReader(*self._key)
         self._other = RecordReader(*self._key)
-        self._table = table
-        self._live: dict[int, int] = {}
+        self._keys = keys
+        self._left: dict[int, Words] = dict(left or {})
+        self._settled = False
 
     @staticmethod
-    def over(sources: Sequence[SourceSegment], terms: GateTerms, *, seed: int, budget_bytes: int) -> Gate:
-        """A gate that looks up what fits ``budget_bytes``; with less, ``seed`` says which keys (``gate_seed``).
+    def over(sources: Sequence[SourceSegment], terms: GateTerms, budget_bytes: int, open_spool: OpenSpool) -> Gate:
+        """A gate that keeps its keys within ``budget_bytes``, and rows on the disk where they do not fit.
 
         :param sources: all live segments, the round's and those behind it, whose markers tell outcomes; only the tables are looked at here.
         """
         dirty = [source for source in sources if terms.is_dirty(source)]
-        gate = Gate(terms, KeyTable(budget_bytes, sum(_most_records(source) for source in dirty), seed))
+        gate = Gate(terms, LastRecords(budget_bytes, sum(_most_records(source) for source in dirty), open_spool))
         gate.refold(sources)
         for source in dirty:
             gate.admit(source)
@@ -206,15 +198,39 @@ class Gate:
         """The segments that ``read`` wants, ascending."""
         return tuple(self._dirty[ordinal] for ordinal in sorted(self._dirty))
 
-    def admit(self, source: SourceSegment, fates: Fates | None = None, *, read: bool = False) -> None:
-        """A segment of the dirty range, of known ``fates`` (else those that it has by now). ``read``: its keys are in the table already."""
+    @property
+    def keys(self) -> int:
+        return self._keys.keys
+
+    @property
+    def disk_bytes(self) -> int:
+        """The most of its rows that lay on the disk."""
+        return self._keys.disk_bytes
+
+    @property
+    def on_disk(self) -> bool:
+        """Keys cannot be looked up later: ``look`` wants what lies outside the dirty range, too, of every source, and then ``finish``."""
+        return self._keys.on_disk
+
+    @property
+    def is_told(self) -> bool:
+        """Whether all that was on the disk was looked at."""
+        return self._settled and not self._keys.more
+
+    @property
+    def sees_again(self) -> bool:
+        """Whether the same is to be shown once more, for another part of the keys."""
+        return self._keys.more
+
+    def close(self) -> None:
+        """Gives the disk back. What is told stays."""
+        self._keys.close()
+
+    def admit(self, source: SourceSegment, fates: Fates | None = None) -> None:
+        """A segment of the dirty range, of known ``fates`` (else those that it has by now)."""
         if fates is not None:
             self._fates[source.ordinal] = fates
-        table = source.table
-        wanted = (table.control == NOT_CONTROL) & ~self._fates[source.ordinal].aborted & (table.last_offset >= self._first_dirty)
         self._dirty[source.ordinal] = source
-        self._wanted[source.ordinal] = wanted
-        self._unread[source.ordinal] = 0 if read else int(np.count_nonzero(wanted))
 
     def refold(self, sources: Sequence[SourceSegment]) -> None:
         """What became of all transactions, by the fold over all segments, or what stands in for the batches of some."""
@@ -224,17 +240,40 @@ class Gate:
         """By the fates that are known now."""
         return self._fates[source.ordinal].aborted
 
-    # ---- the keys of the dirty range
+    # ---- what must be left
 
+    @measured(WorkStage.GATE, lambda self, source: source.size)
     def read(self, source: SourceSegment) -> None:
-        """The keys of a dirty segment, whose bytes are there. Raises GateFailed where the cleaner's table of it is wrong."""
+        """The keys of a segment whose bytes are there. Raises GateFailed where the cleaner's table of it is wrong; OutOfBudget."""
         self.begin(source)
-        headers = headers_of(source.table)
-        for some, records in self._walk(self._reader, source.buf, headers, self._wanted[source.ordinal], source.name):
-            self.note(source, self._looked(records, headers[:, some], source))
+        self._read(source, below=False)
 
+    def read_below(self, source: SourceSegment) -> None:
+        """Of a segment whose bytes are there: what lies outside the dirty range, where keys are on the disk."""
+        self.begin(source)
+        self._read(source, below=True)
+
+    def _read(self, source: SourceSegment, *, below: bool) -> None:
+        headers = headers_of(source.table)
+        for some, records in self._walk(self._reader, source.buf, headers, self._wanted(source, below), source.name):
+            self.note(source, self._looked(records, headers[:, some], source, below))
+
+    def _wanted(self, source: SourceSegment, below: bool) -> Flags:
+        """Batches that may hold records of the dirty range; ``below``: outside of it."""
+        table = source.table
+        data = (table.control == NOT_CONTROL) & ~self._fates[source.ordinal].aborted
+        if not below:
+            return data & (table.last_offset >= self._first_dirty) & self._terms.is_dirty(source)
+        # A wrapper whose own offset was never set (old librdkafka) reaches beyond the range, and its header does not say so.
+        outside = (table.last_offset > self._rules.latest_offset) | ((table.magic < 2) & (table.last_offset == 0))
+        if source.base < self._first_dirty:
+            outside |= table.base_offset < self._first_dirty
+        return data & outside
+
+    @measured(WorkStage.GATE)
     def begin(self, source: SourceSegment) -> None:
         """Reads a segment's headers, whose bytes are there, and compares them with the cleaner's table."""
+        self._seen[source.ordinal] = source
         if source.ordinal in self._crcs:
             return
         table, read = source.table, 0
@@ -251,29 +290,56 @@ class Gate:
         if read != len(table):
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
-        if not self.has_whole(source):
-            self._told[source.ordinal] = _MustBeLeft(np.full(len(table), _NOT_TOLD, np.int64), np.zeros(len(table), np.uint64))
+        self._told[source.ordinal] = _Told(~self._wanted(source, below=True), no_sums(len(table)))
 
-    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> KeysSeen:
-        """What pass 1 inflated, read by the gate itself, for ``note``. It lives in the lane."""
-        if not np.array_equal(chunk.wanted, self._wanted[source.ordinal][chunk.first : chunk.last]):
+    @measured(WorkStage.GATE, lambda self, lane, source, chunk, below=False: chunk.body_bytes)
+    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk, *, below: bool = False) -> KeysSeen:
+        """What pass 1 inflated, read by the gate itself, for ``note``. ``below``: what lies outside the dirty range."""
+        some = slice(chunk.first, chunk.last)
+        data = (source.table.control[some] == NOT_CONTROL) & ~self._fates[source.ordinal].aborted[some]
+        mine = self._wanted(source, below)[some]
+        if np.any(chunk.wanted & ~data) or np.any(mine & ~chunk.wanted):
             offset = int(source.table.last_offset[chunk.first])
             raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
-        headers, records = self._look(lane, source, chunk, chunk.wanted)
-        return self._looked(records, headers, source)
+        headers, records = self._look(lane, source, chunk, mine)
+        return self._looked(records, headers, source, below)
 
+    @measured(WorkStage.GATE)
     def note(self, source: SourceSegment, looked: KeysSeen) -> None:
-        """Takes the keys; the segment is read when all its chunks were noted."""
-        self._table.put(looked.hashes, looked.offsets, looked.digests)
-        self._unread[source.ordinal] -= looked.batches
+        """Takes the keys; the segment is read when all its chunks were noted. Raises OutOfBudget, OSError."""
+        (self._keys.put_below if looked.below else self._keys.put)(looked.rows)
+        self._noted[source.ordinal, looked.below] += looked.batches
+        if looked.stays.any() and not self._settled:
+            self._left[source.ordinal] = self._left.get(source.ordinal, np.zeros(2, np.uint64)) + looked.stays
 
+    def finish(self) -> None:
+        """Where keys are on the disk: everything was shown. Raises OutOfBudget, OSError, StoreError."""
+        sources = [self._seen[ordinal] for ordinal in sorted(self._seen)]
+        self._require_read(sources, both=True)
+        bounds = np.array([*(source.base for source in sources), *(source.end for source in sources[-1:])], np.int64)
+        sums = no_sums(len(sources))
+        self._keys.finish(bounds, sums)
+        for source, left in zip(sources, sums, strict=True):
+            self._left[source.ordinal] = self._left.get(source.ordinal, np.zeros(2, np.uint64)) + left
+        self._noted.clear()
+        self._settled = True
+
+    @measured(WorkStage.GATE, lambda self, lane, source, chunk: chunk.body_bytes)
     def expect(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> None:
-        """What pass 2 inflated, of a segment that is not wholly in the key table: says what must be left of it."""
-        if not self.has_whole(source):
-            some = slice(chunk.first, chunk.last)
-            mine = chunk.wanted & (source.table.control[some] == NOT_CONTROL) & ~self._fates[source.ordinal].aborted[some]
+        """What pass 2 inflated: says what must be left of what lies outside the dirty range."""
+        if self.on_disk or source.ordinal in self._left:
+            return
+        some = slice(chunk.first, chunk.last)
+        mine = chunk.wanted & self._wanted(source, below=True)[some]
+        if mine.any():
             headers, records = self._look(lane, source, chunk, mine)
             self._tell(source, chunk.first + np.flatnonzero(mine), headers, records)
+
+    def _require_read(self, sources: Iterable[SourceSegment], *, both: bool) -> None:
+        for source in sources:
+            for below in (False, True) if both else (False,):
+                if self._noted[source.ordinal, below] != np.count_nonzero(self._wanted(source, below)):
+                    raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
 
     def _look(self, lane: Lane, source: SourceSegment, chunk: Chunk, mine: Flags) -> tuple[Headers, Records]:
         if lane.second_reader is None:
@@ -305,15 +371,18 @@ class Gate:
         _, records = next(self._walk(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
         return headers, records
 
-    def _looked(self, records: Records, headers: Headers, source: SourceSegment) -> KeysSeen:
-        batches, digests = headers.shape[1], records.digest
-        due = self._due(records, headers, source)
-        if due.any():
-            digests = np.where(due, digests | DUE, digests)
-        picked = (records.flags & KEYLESS == 0) & (records.offset >= self._first_dirty) & (records.offset <= self._rules.latest_offset)
+    def _looked(self, records: Records, headers: Headers, source: SourceSegment, below: bool) -> KeysSeen:
+        batches, digests, stays = headers.shape[1], records.digest, np.zeros(2, np.uint64)
+        due, keyed = self._due(records, headers, source), records.flags & KEYLESS == 0
+        if below:
+            stays = sums_of(records, records.offset > self._rules.latest_offset).sum(axis=0, dtype=np.uint64)
+            picked = keyed & ~due & (records.offset < self._first_dirty) & (records.offset <= self._rules.latest_offset)
+        else:
+            digests = np.where(due, digests | DUE, digests) if due.any() else digests
+            picked = keyed & (records.offset >= self._first_dirty) & (records.offset <= self._rules.latest_offset)
         if picked.all():
-            return KeysSeen(batches, records.hashes, records.offset, digests)
-        return KeysSeen(batches, records.hashes[picked], records.offset[picked], digests[picked])
+            return KeysSeen(batches, rows_of(records.hashes, records.offset, digests), below, stays)
+        return KeysSeen(batches, rows_of(records.hashes[picked], records.offset[picked], digests[picked]), below, stays)
 
     def _due(self, records: Records, headers: Headers, source: SourceSegment) -> Flags:
         """Tombstones that this round removes."""
@@ -325,28 +394,42 @@ class Gate:
         due = dated | (~v2 & (source.mtime_ms <= self._rules.legacy_horizon_ms))
         return tombstones & np.repeat(due, np.diff(records.first_row))
 
-    def _fate(self, records: Records, headers: Headers, source: SourceSegment) -> npt.NDArray[np.uint8]:
-        """What the rules say of each record: _GO, _STAY, or _EITHER where the table does not speak for its key."""
-        latest = self._table.latest(records.hashes)
-        fate = np.where(latest == UNKNOWN, _EITHER, np.where(latest > records.offset, _GO, _STAY)).astype(np.uint8)
-        fate[(records.flags & KEYLESS != 0) | self._due(records, headers, source)] = _GO
-        fate[records.offset > self._rules.latest_offset] = _STAY
-        return fate
-
     def _tell(self, source: SourceSegment, batches: Int64s, headers: Headers, records: Records) -> None:
-        told = self._told[source.ordinal]
-        stays = self._fate(records, headers, source) == _STAY
-        told.count[batches], told.chain[batches] = chains(records, stays)
+        told, outside = self._told[source.ordinal], self._must_go(records, headers, source, self._keys.latest(records.hashes))
+        stays = ~outside & ((records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset))
+        told.sums[batches] = sums_of(records, stays)
+        told.known[batches] = True
 
-    def has_whole(self, source: SourceSegment) -> bool:
-        """Whether the key table tells everything that may be left of a segment. Then ``look`` wants the batches that the map wants."""
-        table = source.table
-        if counts_from_zero(table) or source.base < self._first_dirty:
-            return False
-        return not len(table) or int(table.last_offset[-1]) <= self._rules.latest_offset
+    def _must_go(self, records: Records, headers: Headers, source: SourceSegment, latest: Int64s) -> Flags:
+        """Which records must not be left, by the last offset of each key (ABSENT: the dirty range does not have it)."""
+        gone = (latest > records.offset) | (records.flags & KEYLESS != 0) | self._due(records, headers, source)
+        return gone & (records.offset <= self._rules.latest_offset)
+
+    def _must_be_left(self, source: SourceSegment, mapped: Mapped) -> Words:
+        """Number and marks of the records that must be left of a segment."""
+        if self.on_disk or source.ordinal in self._left:
+            return self._left[source.ordinal]
+        told = self._told[source.ordinal]
+        if not told.known.all():
+            headers = headers_of(source.table)
+            with mapped(source):
+                for some, records in self._walk(self._reader, source.buf, headers, ~told.known, source.name):
+                    self._tell(source, some, headers[:, some], records)
+        below = told.sums.sum(axis=0, dtype=np.uint64)
+        return below + self._of_dirty[source.ordinal] if source.ordinal in self._of_dirty else below
+
+    @cached_property
+    def _of_dirty(self) -> dict[int, Words]:
+        """Number and marks of what must be left of the dirty range, by segment. Asked when all is read."""
+        dirty = self.dirty
+        sums = no_sums(len(dirty))
+        if dirty:
+            self._keys.left(np.array([*(source.base for source in dirty), dirty[-1].end], np.int64), sums)
+        return {source.ordinal: sums[number] for number, source in enumerate(dirty)}
 
     # ---- one group
 
+    @measured(WorkStage.GATE, lambda self, sources, paths, **_: paths["log"].stat().st_size)
     def check(
         self,
         sources: Sequence[SourceSegment],
@@ -363,8 +446,11 @@ class Gate:
         :param mapped: makes a source's bytes available while the block runs; called for sources that must be looked into.
         :raises GateFailed: they do not agree.
         """
-        if any(self._unread.values()):
-            raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
+        if self.on_disk:
+            if not self._settled or any(source.ordinal not in self._left for source in sources):
+                raise CompactorError("the gate was asked about a segment that it was not shown", hint="This is a bug; please report it")
+        else:
+            self._require_read(self.dirty, both=False)
         name, self._other.shown_to = sources[0].name, tally.add if tally else None
         output = map_file(paths["log"])
         headers = self._read_output(output, sources[0].base, end_offset, name)
@@ -384,12 +470,11 @@ class Gate:
                     self.begin(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
             self._compare_markers(_Pairs.of(group, source, begin, dated), output, mapped)
-            compare = self._tick_off if self.has_whole(source) else self._compare
-            records += compare(_Pairs.of(group, source, begin, data), output, mapped)
+            records += self._compare(_Pairs.of(group, source, begin, data), output, mapped)
             begin += len(source.table)
         for cause, offset in copy_problems(group):
             raise GateFailed(cause, segment=name, offset=offset)
-        return GateReport(headers.shape[1], records, self._table.keys, self._table.coverage)
+        return GateReport(headers.shape[1], records, self._keys.keys)
 
     def _read_output(self, output: Bytes, base: int, end_offset: int | None, name: str) -> Headers:
         """Framing, checksums, order and coverage."""
@@ -422,7 +507,7 @@ class Gate:
         parts = [self._fates[s.ordinal] for s in sources]
         fates = Fates(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("aborted", "idle", "began")))
         filler = False
-        if end_offset is not None and _is_filler(output[:, -1], end_offset):
+        if end_offset is not None and is_filler(output[:, -1], end_offset):
             # The header of a batch that must stay can look just like one.
             filler = not np.any(must_stay(source, self._rules) & (source[col.LAST] == end_offset))
             if filler and len(source) and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH][-1]:
@@ -433,56 +518,18 @@ class Gate:
             raise GateFailed(problem[0], segment=name, offset=problem[1])
         return Group(source, fates, output, origin, self._rules)
 
-    def _tick_off(self, pairs: _Pairs, output: Bytes, mapped: Mapped) -> int:
-        """A segment of the dirty range: its output records are their keys' last ones, and all of them are there."""
-        source, seen, told = pairs.source, 0, 0
-        for _, records in self._written(pairs, output):
-            wrong, told_here = self._table.tick(records.hashes, records.offset, records.digest)
-            if wrong >= 0:
-                self._refuse(records, wrong, source.name)
-            seen += len(records.offset)
-            told += told_here
-        if told != self._expected(source.ordinal):
-            offset = self._table.missing(source.base, source.end)
-            with mapped(source):
-                key = self._key_at(source, offset)
-            raise GateFailed("the last record of a key is gone", segment=source.name, offset=offset, key=key)
-        return seen
-
-    def _expected(self, ordinal: int) -> int:
-        """How many records must be left of a segment of the dirty range, of keys that the table speaks for."""
-        if not self._live:
-            bounds = np.array([*(s.base for s in self.dirty), self.dirty[-1].end], np.int64)
-            self._live = dict(zip((s.ordinal for s in self.dirty), self._table.live(bounds).tolist(), strict=True))
-        return self._live[ordinal]
-
     def _compare(self, pairs: _Pairs, output: Bytes, mapped: Mapped) -> int:
-        """Any other segment: each output batch has the records that its source batch said, and none is gone that must stay."""
-        source = pairs.source
-        told = self._told[source.ordinal]
-        data = (source.table.control == NOT_CONTROL) & ~self._fates[source.ordinal].aborted
-        if np.any(data & (told.count == _NOT_TOLD)):
-            headers = headers_of(source.table)
-            with mapped(source):
-                for some, records in self._walk(self._reader, source.buf, headers, data & (told.count == _NOT_TOLD), source.name):
-                    self._tell(source, some, headers[:, some], records)
-        seen = 0
-        for batches, written in self._written(pairs, output):
-            counted = self._table.speaks(written.hashes) | (written.offset > self._rules.latest_offset)
-            count, chain = chains(written, counted)
-            wrong = (count != told.count[batches]) | (chain != told.chain[batches])
-            if wrong.any():
-                at = int(np.flatnonzero(wrong)[0])
-                rows = range(int(written.first_row[at]), int(written.first_row[at + 1]))
-                with mapped(source):
-                    self._explain(source, int(batches[at]), written, rows)
-            seen += len(written.offset)
-        lost = data & (told.count > 0)
-        lost[pairs.origin[pairs.output[col.COUNT] > 0]] = False
-        if lost.any():
-            with mapped(source):
-                self._explain(source, int(np.flatnonzero(lost)[0]), None, range(0))
-        return seen
+        """The records that are left of a segment are those that must be."""
+        found = np.zeros(2, np.uint64)
+        for _, records in self._written(pairs, output):
+            found += sums_of(records, np.ones(len(records.offset), np.bool_)).sum(axis=0, dtype=np.uint64)
+        left = self._must_be_left(pairs.source, mapped)
+        if np.any(found != left):
+            with mapped(pairs.source):
+                self._explain(
+                    pairs, output, Wanting(pairs.source.name, int(left[0]), int(found[0]), (int(found[1]) - int(left[1])) % 2**64)
+                )
+        return int(found[0])
 
     def _compare_markers(self, pairs: _Pairs, output: Bytes, mapped: Mapped) -> None:
         """Markers that got their horizon in this round: the same records in a new header."""
@@ -498,10 +545,10 @@ class Gate:
             raise GateFailed("a marker that does not say what its source says", segment=pairs.source.name, offset=offset)
 
     def _sums(self, reader: RecordReader, buf: Bytes, headers: Headers, segment: str) -> tuple[npt.NDArray[np.uint64], Int64s]:
-        """Of the records of each batch: number, chain, whether one has attributes (Kafka writes none); the highest timestamp."""
+        """Of the records of each batch: number, marks, whether one has attributes (Kafka writes none); the highest timestamp."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
         for some, records in self._walk(reader, buf, headers, headers[col.COUNT] > 0, segment):
-            sums[:2, some] = chains(records, np.ones(len(records.offset), np.bool_))
+            sums[:2, some] = sums_of(records, np.ones(len(records.offset), np.bool_)).T
             sums[2, some] = np.bitwise_or.reduceat(records.flags & col.ODD_ATTRIBUTES, records.first_row[:-1])
             highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
         return sums, highest
@@ -528,61 +575,26 @@ class Gate:
 
     # ---- what to say
 
-    def _refuse(self, records: Records, row: int, segment: str) -> NoReturn:
-        offset = int(records.offset[row])
-        last, word = self._table.entry(records.hashes[row : row + 1])
-        if last == ABSENT or last < offset:
-            cause = "a record that no source has"
-        elif last > offset:
-            cause = f"superseded by the record at offset {last}"
-        elif word & int(DUE):
-            cause = "a tombstone whose horizon has passed"
-        elif word & 0xFFFFFFFF != int(records.digest[row]):
-            cause = _CHANGED
-        else:
-            cause = "it comes twice"
-        raise GateFailed(cause, segment=segment, offset=offset, key=records.key(row))
-
-    def _explain(self, source: SourceSegment, batch: int, written: Records | None, rows: range) -> NoReturn:
-        """Says which record of a batch is wrong; ``rows`` are those of its output batch, if there is one."""
-        headers, records = self._batch(source, batch)
-        fate = self._fate(records, headers, source)
-        known = {int(offset): row for row, offset in enumerate(records.offset)}
-        if written is not None:
-            for row in rows:
-                self._explain_record(source.name, records, fate, known.get(int(written.offset[row])), written, row)
-        left = set() if written is None else {int(written.offset[row]) for row in rows}
-        lost = next(row for row in np.flatnonzero(fate == _STAY).tolist() if int(records.offset[row]) not in left)
-        raise GateFailed("the last record of a key is gone", segment=source.name, offset=int(records.offset[lost]), key=records.key(lost))
-
-    def _explain_record(
-        self, segment: str, records: Records, fate: npt.NDArray[np.uint8], at: int | None, written: Records, row: int
-    ) -> None:
-        offset, key = int(written.offset[row]), written.key(row)
-        if at is None:
-            raise GateFailed("a record that no source has", segment=segment, offset=offset, key=key)
-        if records.digest[at] != written.digest[row]:
-            raise GateFailed(_CHANGED, segment=segment, offset=offset, key=key)
-        if fate[at] == _GO:
-            last = int(self._table.latest(written.hashes[row : row + 1])[0])
-            cause = f"superseded by the record at offset {last}" if last > offset else "a tombstone whose horizon has passed"
-            raise GateFailed(cause, segment=segment, offset=offset, key=key)
-
-    def _key_at(self, source: SourceSegment, offset: int) -> bytes | None:
-        _, records = self._batch(source, int(np.searchsorted(source.table.last_offset, offset)))
-        return records.key(int(np.flatnonzero(records.offset == offset)[0]))
-
-
-_CHANGED: Final = "key, timestamp, value or headers are not the source's"
+    def _explain(self, pairs: _Pairs, output: Bytes, wanting: Wanting) -> NoReturn:
+        """Reads a segment and what is left of it once more, for the record that is wrong."""
+        source, name = pairs.source, pairs.source.name
+        headers = headers_of(source.table)
+        data = (source.table.control == NOT_CONTROL) & ~self._fates[source.ordinal].aborted
+        filled = pairs.output[col.COUNT] > 0
+        for some, records in self._walk(self._reader, source.buf, headers, data, name):
+            there = np.zeros(len(records.offset), np.bool_)
+            for _, written in self._walk(self._other, output, pairs.output, filled & np.isin(pairs.origin, some), name):
+                there[known(name, records, written)] = True
+            due = self._due(records, headers[:, some], source) & (records.offset <= self._rules.latest_offset)
+            if self.on_disk or source.ordinal in self._left:
+                by_sums(name, records, there, due, wanting)
+            else:
+                latest = self._keys.latest(records.hashes)
+                by_keys(name, records, there, due, latest, self._must_go(records, headers[:, some], source, latest))
+        raise wanting.refused()
 
 
 def _most_records(source: SourceSegment) -> int:
     """An upper bound; wrappers do not say, but no message takes less than 14 bytes and codecs shrink about tenfold."""
     table = source.table
     return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
-
-
-def _is_filler(batch: Int64s, end_offset: int) -> bool:
-    plain = {col.BASE: end_offset, col.LAST: end_offset, col.SIZE: 61, col.MAGIC: 2, col.COUNT: 0, col.ATTRIBUTES: 0,
-             col.PRODUCER_ID: -1, col.PRODUCER_EPOCH: -1, col.BASE_SEQUENCE: -1}  # fmt: skip
-    return all(int(batch[name]) == value for name, value in plain.items())

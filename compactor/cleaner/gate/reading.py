@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from bloom.jit import kernel, leaf
 from bloom.siphash import siphash128
+from compactor.cleaner.gate.table import mark
 from compactor.kernels.crc import START, crc32c, extend, extend_word
 from compactor.kernels.memory import prefetch_read
 from compactor.records import codecs
@@ -26,12 +27,14 @@ from compactor.records.batches import (
     EMPTIED,
     LOG_APPEND,
     MALFORMED,
+    MAX_OFFSET,
     NOT_CONTROL,
     OTHER,
     PACKED,
     Bytes,
     Int64s,
 )
+from compactor.records.bulk import BatchUnreadable, inflate_into
 from compactor.records.encode import as_java_utf8
 
 Headers = npt.NDArray[np.int64]
@@ -106,7 +109,7 @@ def read_headers(buf: Bytes) -> Headers:
 
 def wrong_crc(buf: Bytes, headers: Headers) -> int:
     """The first v2 batch whose CRC does not fit its bytes, or -1."""
-    return int(_wrong_crc(buf, headers))
+    return int(_wrong_crc(buf, np.ascontiguousarray(headers)))
 
 
 @leaf
@@ -173,7 +176,8 @@ def _walk_batches(buf: Bytes, at: int, headers: Headers) -> tuple[int, int, bool
             row[COUNT] = 0 if codec else 1
             row[BASE_TIMESTAMP] = row[MAX_TIMESTAMP] = _number(buf, at + 18, 8) if magic == 1 else -1
             row[LEADER_EPOCH], row[PRODUCER_ID], row[PRODUCER_EPOCH], row[BASE_SEQUENCE] = -1, -1, -1, -1
-        headers[:, count] = row
+        for field in range(row.size):
+            headers[field, count] = row[field]
         count += 1
         at += size
     return count, at, True
@@ -230,7 +234,7 @@ class RecordReader:
             body[0] = headers[POSITION] + np.where(headers[MAGIC] == 2, 61, 0)
             body[1] = headers[POSITION] + headers[SIZE]
         else:
-            self._unpack(memoryview(buf), headers, body)
+            self._unpack(buf, headers, body)
             buf = self._bodies.array[: self._bodies.size]
             buf.flags.writeable = False
         records = self.walk(buf, headers, body)
@@ -240,6 +244,7 @@ class RecordReader:
 
     def walk(self, buf: Bytes, headers: Headers, body: Int64s) -> Records:
         """The same where the batches' records lie at ``buf[body[0, i] : body[1, i]]``, inflated. Raises Unreadable."""
+        headers = np.ascontiguousarray(headers)
         counts = _entries(buf, headers, body)
         if np.any(counts * 7 > body[1] - body[0]):
             raise Unreadable("a batch that claims more records than its bytes can hold")
@@ -258,20 +263,23 @@ class RecordReader:
             records.digest[row] = _digest_of_odd_names(records, row)
         return records
 
-    def _unpack(self, view: memoryview, headers: Headers, body: Int64s) -> None:
+    def _unpack(self, buf: Bytes, headers: Headers, body: Int64s) -> None:
+        position, magic, codec = headers[POSITION], headers[MAGIC], (headers[ATTRIBUTES] & CODEC_MASK).astype(np.int16)
+        # A wrapper has a header of its own, its null key and the length of its value before the value.
+        start = position + np.where(magic == 2, 61, np.where(codec != 0, 26 + 8 * magic, 0))
+        everything = np.ones(len(position), np.bool_)
         self._bodies.clear()
-        for batch, (position, size, magic, attributes) in enumerate(headers[[POSITION, SIZE, MAGIC, ATTRIBUTES]].T.tolist()):
-            start, end = position + (61 if magic == 2 else 0), position + size
-            if attributes & CODEC_MASK and magic < 2:
-                start += 18 + 8 * magic + 8  # the wrapper's own header, its null key, the length of its value
-            body[0, batch] = self._bodies.size
-            try:
-                codecs.decompress_into(attributes & CODEC_MASK, view[start:end], self._bodies, self._limit, magic)
-            except codecs.CodecError as error:
-                raise Unreadable(f"position {position}: {error}") from None
-            body[1, batch] = self._bodies.size
-            if self._bodies.size > _MOST_BYTES and headers.shape[1] > 1:
-                raise TooMuch
+        try:
+            ends = inflate_into(
+                buf, codec, start, position + headers[SIZE], everything, self._bodies, self._limit,
+                _MOST_BYTES if len(position) > 1 else MAX_OFFSET, magic,
+            )  # fmt: skip
+        except BatchUnreadable as error:
+            raise Unreadable(f"position {position[error.batch]}: {error}") from None
+        if len(position) > 1 and self._bodies.size > _MOST_BYTES:
+            raise TooMuch
+        body[0] = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+        body[1] = ends
 
 
 def chunks_of(headers: Headers, wanted: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
@@ -437,24 +445,19 @@ def _part(data: bytes | None) -> tuple[bytes, bytes]:
     return (-1 if data is None else len(data)).to_bytes(8, "little", signed=True), data or b""
 
 
-def chains(records: Records, counted: npt.NDArray[np.bool_]) -> tuple[Int64s, npt.NDArray[np.uint64]]:
-    """Per batch: how many records are counted, and one number for all their offsets and digests in order."""
-    count, chain = _chains(records.first_row, records.offset, records.digest, counted)
-    return count, chain
+def sums_of(records: Records, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+    """Per batch: how many records are counted, and the sum of their marks. Shape (batches, 2)."""
+    sums = np.zeros((len(records.first_row) - 1, 2), np.uint64)
+    _sum_up(records.first_row, records.offset, records.digest, counted, sums)
+    return sums
 
 
 @kernel
-def _chains(
-    first_row: Int64s, offset: Int64s, digest: npt.NDArray[np.uint64], counted: npt.NDArray[np.bool_]
-) -> tuple[Int64s, npt.NDArray[np.uint64]]:
-    batches = first_row.size - 1
-    count = np.zeros(batches, np.int64)
-    chain = np.zeros(batches, np.uint64)
-    for batch in range(batches):
-        state = START
+def _sum_up(
+    first_row: Int64s, offset: Int64s, digest: npt.NDArray[np.uint64], counted: npt.NDArray[np.bool_], sums: npt.NDArray[np.uint64]
+) -> None:
+    for batch in range(first_row.size - 1):
         for row in range(first_row[batch], first_row[batch + 1]):
             if counted[row]:
-                count[batch] += 1
-                state = extend_word(extend_word(state, np.uint64(offset[row])), digest[row])
-        chain[batch] = state
-    return count, chain
+                sums[batch, 0] += np.uint64(1)
+                sums[batch, 1] += mark(np.uint64(offset[row]), digest[row])

@@ -1,12 +1,15 @@
-"""The gate's own key table: for every key of the dirty range, its last committed record.
+"""The gate's own key table: for every key of some range of the gate's hash, its last committed record in the dirty range.
 
-A cell is three words: half of the key's hash (0 marks an empty cell), the record's offset, and 30 more bits of the hash with the
-record's digest and two marks. Where the budget is too small for all keys, only those stay whose hash ends in certain bits, one bit more
-each time: the share of the keys that is then still checked exactly halves, and the caller's seed says which half.
+A *row* says of one record what the gate wants to know, and a cell of the table is the row of its key's last record. Three words: half of
+the key's hash (0 marks an empty cell), the record's offset, and 30 more bits of the hash with a mark for expired tombstones and the digest.
+
+What must be left of a segment is told by a number and a sum: how many records, and the sum of a word for each (``mark``), which hardly
+anything else has. Sums need no order, so that ranges of the keys can be looked at one after the other, or far from each other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -15,102 +18,128 @@ import numpy.typing as npt
 from bloom.jit import kernel, leaf, multiply_high, prefetch
 from compactor.records.batches import Int64s
 
-CELL: Final = 3
-CELL_BYTES: Final = 8 * CELL
+WORDS: Final = 3
+ROW_BYTES: Final = 8 * WORDS
 DIGEST: Final = np.uint64(2**32 - 1)
 DUE: Final = np.uint64(1 << 62)
 """In a digest: a tombstone whose horizon has passed. The key has no record any more."""
 
-SEEN: Final = np.uint64(1 << 63)
-UNKNOWN: Final = -2
 ABSENT: Final = -1
 _LOAD: Final = 0.7
 _AHEAD: Final = 16
+_SOME: Final = 1 << 16
+_KEY_BITS: Final = np.uint64((2**30 - 1) << 32)
 
-ENTRIES, CAPACITY, LIMIT, BITS, VALUE = range(5)
+KEY_BYTES: Final = 36
+"""What a key takes in a table, with a little to spare."""
+
+ENTRIES, CAPACITY, LIMIT = range(3)
 
 Words = npt.NDArray[np.uint64]
+Rows = Words
+"""Shape (n, 3)."""
+
+Sums = Words
+"""Per segment: how many records must be left, and the sum of their marks. Shape (segments, 2)."""
 
 
 class KeyTable:
-    """At most ``budget_bytes``, of which a third is only needed when the table narrows."""
+    """At most ``budget_bytes``; touched only as far as it is filled."""
 
-    def __init__(self, budget_bytes: int, rows: int, seed: int, bits: int = 0) -> None:
-        """``rows``: no more records than so many will be put. ``seed``: which keys stay where not all do; ``bits``: one of 2^bits does."""
-        cells = max(8, min(budget_bytes // (CELL_BYTES * 3 // 2), int(rows / _LOAD) + 64))
-        self._seed = seed
-        self._cells: Words = np.zeros(CELL * cells, np.uint64)
-        self._state = np.array([0, cells, int(cells * _LOAD), bits, seed & ((1 << bits) - 1)], np.int64)
+    def __init__(self, budget_bytes: int, rows: int) -> None:
+        """``rows``: no more records than so many will be put."""
+        self._most = max(8, budget_bytes // ROW_BYTES)
+        self._cells: Words = np.zeros(WORDS * self._for(rows), np.uint64)
+        self._state = np.zeros(3, np.int64)
+        self._empty(len(self._cells) // WORDS)
 
     @property
     def keys(self) -> int:
         return int(self._state[ENTRIES])
 
-    @property
-    def bits(self) -> int:
-        """The table speaks for one of 2^bits keys."""
-        return int(self._state[BITS])
+    def clear(self, rows: int) -> None:
+        """Empties it, for so many other records at most."""
+        cells = self._for(rows)
+        if WORDS * cells > len(self._cells):
+            self._cells = np.zeros(WORDS * self._for(rows + rows // 8), np.uint64)  # the next one may be a little larger
+        else:
+            self._cells[: WORDS * cells] = 0
+        self._empty(cells)
 
-    @property
-    def coverage(self) -> float:
-        """The share of all keys that the table speaks for."""
-        return float(2.0 ** -int(self._state[BITS]))
+    def put(self, rows: Rows, ranges: int = 1, wanted: int = 0) -> int:
+        """Records in any order: the highest offset of a key stays. Of ``ranges`` of the keys only the ``wanted`` one.
 
-    def speaks(self, hashes: Words) -> npt.NDArray[np.bool_]:
-        """Which keys the table speaks for."""
-        tags = np.where(hashes[:, 0] != 0, hashes[:, 0], np.uint64(1))
-        return np.asarray((tags & np.uint64((1 << int(self._state[BITS])) - 1)) == np.uint64(self._state[VALUE]))
+        Returns the row that there was no room for, or the number of rows.
+        """
+        return int(_put(self._cells, self._state, rows, ranges, wanted))
 
-    def put(self, hashes: Words, offsets: Int64s, digests: Words) -> None:
-        """Records, their hashes of shape (n, 2), in any order: the highest offset of a key stays. ``digests`` may carry DUE."""
-        start = 0
-        while True:
-            start = int(_put(self._cells, self._state, hashes, offsets, digests, start))
-            if start == len(hashes):
-                return
-            self._narrow()
-
-    def taken(self) -> Words:
-        """The cells that have a key, one a row, as another table can put them."""
-        cells = self._cells.reshape(-1, CELL)
-        return cells[cells[:, 0] != 0]
+    def held(self) -> Iterator[Rows]:
+        """The cells that have a key, some at a time."""
+        cells = self._cells[: WORDS * int(self._state[CAPACITY])].reshape(-1, WORDS)
+        for begin in range(0, len(cells), _SOME):
+            some = cells[begin : begin + _SOME]
+            yield some[some[:, 0] != 0]
 
     def latest(self, hashes: Words) -> Int64s:
-        """The last offset of each key; ABSENT: not in the dirty range; UNKNOWN: the table does not speak for this key."""
+        """The last offset of each key; ABSENT: not in the dirty range."""
         out = np.empty(len(hashes), np.int64)
         _latest(self._cells, self._state, hashes, out)
         return out
 
-    def tick(self, hashes: Words, offsets: Int64s, digests: Words) -> tuple[int, int]:
-        """Ticks off output records.
+    def left(self, bounds: Int64s, sums: Sums) -> None:
+        """Adds to ``sums`` what must be left in each of the segments [bounds[i], bounds[i + 1])."""
+        _left(self._cells, int(self._state[CAPACITY]), bounds, sums)
 
-        Returns the first that is not its key's last record, unchanged and for the first time (or -1), and how many are.
-        """
-        wrong, ticked = _tick(self._cells, self._state, hashes, offsets, digests)
-        return int(wrong), int(ticked)
+    def left_below(self, rows: Rows, ranges: int, wanted: int, bounds: Int64s, sums: Sums) -> None:
+        """The same of records that lie outside the dirty range and are left where it does not have their key."""
+        _left_below(self._cells, self._state, rows, ranges, wanted, bounds, sums)
 
-    def entry(self, hashes: Words) -> tuple[int, int]:
-        """(last offset or ABSENT, digest and marks) of the first of these keys."""
-        cell = int(_find(self._cells, int(self._state[CAPACITY]), hashes[0, 0], hashes[0, 1]))
-        return (int(self._cells[CELL * cell + 1]), int(self._cells[CELL * cell + 2])) if cell >= 0 else (ABSENT, 0)
+    def _for(self, rows: int) -> int:
+        return max(8, min(self._most, int(rows / _LOAD) + 64))
 
-    def live(self, bounds: Int64s) -> Int64s:
-        """How many keys have their last record, not due, in each of the ranges [bounds[i], bounds[i + 1])."""
-        return np.asarray(_live(self._cells, int(self._state[CAPACITY]), bounds), np.int64)
+    def _empty(self, cells: int) -> None:
+        self._state[:] = 0, cells, int(cells * _LOAD)
 
-    def missing(self, begin: int, end: int) -> int:
-        """The lowest offset in [begin, end) of a key's last record that is not due and was not ticked off, or -1."""
-        return int(_missing(self._cells, int(self._state[CAPACITY]), begin, end))
 
-    def _narrow(self) -> None:
-        state = self._state
-        state[VALUE] += (self._seed >> int(state[BITS]) & 1) << int(state[BITS])
-        state[BITS] += 1
-        cells = self._cells.reshape(-1, CELL)
-        kept = cells[(cells[:, 0] != 0) & ((cells[:, 0] & np.uint64((1 << int(state[BITS])) - 1)) == np.uint64(state[VALUE]))]
-        cells[:] = 0
-        state[ENTRIES] = len(kept)
-        _refill(self._cells, int(state[CAPACITY]), kept)
+def rows_of(hashes: Words, offsets: Int64s, digests: Words) -> Rows:
+    """``hashes`` of shape (n, 2); ``digests`` may carry DUE."""
+    rows = np.empty((len(offsets), WORDS), np.uint64)
+    _pack(hashes, offsets, digests, rows)
+    return rows
+
+
+def marks_of(offsets: Int64s, digests: Words) -> Words:
+    out = np.empty(len(offsets), np.uint64)
+    _marks(offsets, digests, out)
+    return out
+
+
+@leaf
+def mark(offset: np.uint64, digest: np.uint64) -> np.uint64:
+    """64 bits for a record at its offset, mixed until sums of them say nothing of each other."""
+    word = offset * np.uint64(0x9E3779B97F4A7C15) + (digest & np.uint64(2**32 - 1)) * np.uint64(0xD6E8FEB86659FD93)
+    word = (word ^ (word >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(32))
+
+
+@leaf
+def range_of(tag: np.uint64, ranges: int) -> int:
+    """By the bits from which cells do not take their homes."""
+    return np.int64(multiply_high((tag << np.uint64(32)) | (tag >> np.uint64(32)), np.uint64(ranges)))
+
+
+@leaf
+def segment_of(offset: np.uint64, bounds: Int64s) -> int:
+    """The last i with bounds[i] <= offset."""
+    low, high = 0, len(bounds) - 1
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if bounds[middle] <= np.int64(offset):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @leaf
@@ -124,111 +153,80 @@ def _extra(h1: np.uint64) -> np.uint64:
 
 
 @leaf
-def _find(cells: Words, capacity: int, h0: np.uint64, h1: np.uint64) -> int:
+def _find(cells: Words, capacity: int, tag: np.uint64, extra: np.uint64) -> int:
     """The key's cell, or the complement of the empty cell where it would go."""
-    tag = _tag(h0)
     cell = np.int64(multiply_high(tag, np.uint64(capacity)))
-    while cells[CELL * cell] != 0:
-        if cells[CELL * cell] == tag and (cells[CELL * cell + 2] & np.uint64((2**30 - 1) << 32)) == _extra(h1):
+    while cells[WORDS * cell] != 0:
+        if cells[WORDS * cell] == tag and (cells[WORDS * cell + 2] & _KEY_BITS) == extra:
             return cell
         cell = cell + 1 if cell + 1 < capacity else 0
     return ~cell
 
 
 @leaf
-def _speaks(state: Int64s, h0: np.uint64) -> bool:
-    return (_tag(h0) & np.uint64((1 << state[BITS]) - 1)) == np.uint64(state[VALUE])
-
-
-@leaf
-def _ahead(cells: Words, capacity: int, hashes: Words, row: int) -> None:
-    if row + _AHEAD < len(hashes):
-        prefetch(cells, CELL * np.int64(multiply_high(_tag(hashes[row + _AHEAD, 0]), np.uint64(capacity))))
+def _ahead(cells: Words, capacity: int, rows: Rows, row: int) -> None:
+    if row + _AHEAD < len(rows):
+        prefetch(cells, WORDS * np.int64(multiply_high(_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
 
 
 @kernel
-def _put(cells: Words, state: Int64s, hashes: Words, offsets: Int64s, digests: Words, start: int) -> int:
-    """The row that found no room, or the number of rows."""
+def _pack(hashes: Words, offsets: Int64s, digests: Words, rows: Rows) -> None:
+    for row in range(len(offsets)):
+        rows[row, 0] = _tag(hashes[row, 0])
+        rows[row, 1] = np.uint64(offsets[row])
+        rows[row, 2] = digests[row] | _extra(hashes[row, 1])
+
+
+@kernel
+def _marks(offsets: Int64s, digests: Words, out: Words) -> None:
+    for row in range(len(offsets)):
+        out[row] = mark(np.uint64(offsets[row]), digests[row])
+
+
+@kernel
+def _put(cells: Words, state: Int64s, rows: Rows, ranges: int, wanted: int) -> int:
     capacity = state[CAPACITY]
-    for row in range(start, len(hashes)):
-        _ahead(cells, capacity, hashes, row)
-        if not _speaks(state, hashes[row, 0]):
+    for row in range(len(rows)):
+        _ahead(cells, capacity, rows, row)
+        if ranges > 1 and range_of(rows[row, 0], ranges) != wanted:
             continue
-        cell = _find(cells, capacity, hashes[row, 0], hashes[row, 1])
+        cell = _find(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
         if cell < 0:
             if state[ENTRIES] >= state[LIMIT]:
                 return row
             state[ENTRIES] += 1
             cell = ~cell
-            cells[CELL * cell] = _tag(hashes[row, 0])
-        elif np.int64(cells[CELL * cell + 1]) >= offsets[row]:
+        elif np.int64(cells[WORDS * cell + 1]) >= np.int64(rows[row, 1]):
             continue
-        cells[CELL * cell + 1] = np.uint64(offsets[row])
-        cells[CELL * cell + 2] = digests[row] | _extra(hashes[row, 1])
-    return len(hashes)
+        for word in range(WORDS):
+            cells[WORDS * cell + word] = rows[row, word]
+    return len(rows)
 
 
 @kernel
 def _latest(cells: Words, state: Int64s, hashes: Words, out: Int64s) -> None:
     for row in range(len(hashes)):
         _ahead(cells, state[CAPACITY], hashes, row)
-        cell = _find(cells, state[CAPACITY], hashes[row, 0], hashes[row, 1])
-        out[row] = np.int64(cells[CELL * cell + 1]) if cell >= 0 else ABSENT
-        if not _speaks(state, hashes[row, 0]):
-            out[row] = UNKNOWN
+        cell = _find(cells, state[CAPACITY], _tag(hashes[row, 0]), _extra(hashes[row, 1]))
+        out[row] = np.int64(cells[WORDS * cell + 1]) if cell >= 0 else ABSENT
 
 
 @kernel
-def _tick(cells: Words, state: Int64s, hashes: Words, offsets: Int64s, digests: Words) -> tuple[int, int]:
-    ticked = 0
-    for row in range(len(hashes)):
-        _ahead(cells, state[CAPACITY], hashes, row)
-        if not _speaks(state, hashes[row, 0]):
+def _left(cells: Words, capacity: int, bounds: Int64s, sums: Sums) -> None:
+    for cell in range(capacity):
+        if cells[WORDS * cell] != 0 and cells[WORDS * cell + 2] & DUE == 0:
+            segment = segment_of(cells[WORDS * cell + 1], bounds)
+            sums[segment, 0] += np.uint64(1)
+            sums[segment, 1] += mark(cells[WORDS * cell + 1], cells[WORDS * cell + 2])
+
+
+@kernel
+def _left_below(cells: Words, state: Int64s, rows: Rows, ranges: int, wanted: int, bounds: Int64s, sums: Sums) -> None:
+    for row in range(len(rows)):
+        _ahead(cells, state[CAPACITY], rows, row)
+        if ranges > 1 and range_of(rows[row, 0], ranges) != wanted:
             continue
-        cell = _find(cells, state[CAPACITY], hashes[row, 0], hashes[row, 1])
-        if cell < 0 or np.int64(cells[CELL * cell + 1]) != offsets[row]:
-            return row, ticked
-        if cells[CELL * cell + 2] != digests[row] | _extra(hashes[row, 1]):
-            return row, ticked  # changed, expired, or there already
-        cells[CELL * cell + 2] |= SEEN
-        ticked += 1
-    return -1, ticked
-
-
-@kernel
-def _live(cells: Words, capacity: int, bounds: Int64s) -> Int64s:
-    found = np.zeros(len(bounds) - 1, np.int64)
-    for cell in range(capacity):
-        if cells[CELL * cell] != 0 and cells[CELL * cell + 2] & DUE == 0:
-            offset = np.int64(cells[CELL * cell + 1])
-            low, high = 0, len(found)
-            while low < high:
-                middle = (low + high) // 2
-                if bounds[middle + 1] <= offset:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low < len(found) and bounds[low] <= offset:
-                found[low] += 1
-    return found
-
-
-@kernel
-def _missing(cells: Words, capacity: int, begin: int, end: int) -> int:
-    lowest = np.int64(-1)
-    for cell in range(capacity):
-        if cells[CELL * cell] != 0 and cells[CELL * cell + 2] & (SEEN | DUE) == 0:
-            offset = np.int64(cells[CELL * cell + 1])
-            if begin <= offset < end and (lowest < 0 or offset < lowest):
-                lowest = offset
-    return lowest
-
-
-@kernel
-def _refill(cells: Words, capacity: int, kept: Words) -> None:
-    for row in range(len(kept)):
-        cell = np.int64(multiply_high(kept[row, 0], np.uint64(capacity)))
-        while cells[CELL * cell] != 0:
-            cell = cell + 1 if cell + 1 < capacity else 0
-        for i in range(CELL):
-            cells[CELL * cell + i] = kept[row, i]
+        if _find(cells, state[CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
+            segment = segment_of(rows[row, 1], bounds)
+            sums[segment, 0] += np.uint64(1)
+            sums[segment, 1] += mark(rows[row, 1], rows[row, 2])

@@ -27,6 +27,7 @@ from bloom.jit import kernel, leaf, prefetch
 from bloom.siphash import tag_of
 from compactor.cleaner.keys.keysets import AHEAD, CAPACITY, Hashes, KeySet, State, Table, holds, home_of, put
 from compactor.errors import OutOfBudget
+from compactor.stages import WorkStage, measured
 
 ROW_BYTES: Final = 16
 BLOCK_ROWS: Final = 1 << 20
@@ -52,9 +53,9 @@ class Reservation(Protocol):
     def release(self, nbytes: int) -> None: ...
 
 
-def passes_needed(rows: int, disk_share_bytes: int) -> int:
+def passes_needed(rows: int, disk_share_bytes: int, row_bytes: int = ROW_BYTES) -> int:
     """How often the log must be scanned so that one pass's rows fit the share, with a tenth of it for uneven parts."""
-    return max(1, -(-rows * ROW_BYTES * 11 // (max(1, disk_share_bytes) * 10)))
+    return max(1, -(-rows * row_bytes * 11 // (max(1, disk_share_bytes) * 10)))
 
 
 def keys_of(rows: Rows) -> Hashes:
@@ -100,6 +101,7 @@ class KeyBuckets:
         self.peak_bytes = 0
         """The largest set that ``finish`` needed."""
 
+    @measured(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add(self, hashes: Hashes, ordinals: Ordinals) -> None:
         """Rows of shape (n, 2) of the dirty range, newest first over all calls; ordinals below SEEN.
 
@@ -111,6 +113,7 @@ class KeyBuckets:
         """Keys whose newest record has been answered already: what a KeySet held when it was full. Before all calls of ``add``."""
         self._append(self._dirty, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
+    @measured(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_clean(self, hashes: Hashes, ordinals: Ordinals) -> None:
         """Rows below the dirty range, in any order: they survive where no row of ``add`` or ``add_seen`` has their key."""
         self._append(self._clean, hashes, self._checked(ordinals))
@@ -127,6 +130,7 @@ class KeyBuckets:
         for block in self._dirty:
             yield keys_of(self._rows_at(block.position, int(block.begins[-1])))
 
+    @measured(WorkStage.MAP)
     def finish(self, ordinals: int) -> Bitmap:
         """One bit for each ordinal below ``ordinals``, in the order of ``np.packbits``: 1 where that row was added and survives."""
         if self._most >= ordinals:

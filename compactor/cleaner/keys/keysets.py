@@ -20,6 +20,7 @@ import numpy.typing as npt
 from bloom.jit import kernel, leaf, multiply_high, prefetch
 from bloom.siphash import tag_of
 from compactor.errors import OutOfBudget
+from compactor.stages import WorkStage, measured
 
 CAPACITY, ENTRIES, LIMIT, CELLS = range(4)
 """What the numbers in a set's ``state`` array are: homes, keys held, keys that may be held, cells (homes and room behind the last one)."""
@@ -171,6 +172,7 @@ class KeySet:
         """Memory in use; it never shrinks."""
         return int(self.state[CELLS]) * ENTRY_BYTES
 
+    @measured(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def insert_if_absent(self, hashes: Hashes, first_seen: npt.NDArray[np.bool_], start: int = 0) -> int:
         """Takes rows of shape (n, 2) in the given order; ``first_seen[row]`` becomes True where the key was not yet in the set.
 
@@ -181,6 +183,7 @@ class KeySet:
             if start == len(hashes) or not self.grow():
                 return start
 
+    @measured(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def contains(self, hashes: Hashes, out: npt.NDArray[np.bool_]) -> None:
         """``out[row]`` becomes True where the key is in the set."""
         holds_all(self.table, self.state, hashes, out)
@@ -290,10 +293,12 @@ class BoundedOffsetMap:
     def peak_bytes(self) -> int:
         return self.table.nbytes
 
+    @measured(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def put_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
         """See the kernel of that name. Fewer rows than given: the pass is over."""
         return put_until_full(self.table, self.state, hashes, offsets)
 
+    @measured(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def latest(self, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
         """See the kernel of that name."""
         latest(self.table, self.state, hashes, out)

@@ -106,11 +106,13 @@ class SpillingSurvivors(BackwardSurvivors):
     def scan_clean(self, source: SourceSegment, wanted: Flags, lanes: Lanes) -> None:
         """Reads the rows of a segment that lie below the dirty range; ``wanted``: batches that may have some. Raises BadData, OutOfBudget.
 
-        Nothing to do while the set has all keys.
+        While the set has all keys only a witness has something to do here.
         """
-        if self._buckets is None:
-            return
         one = self._one
+        if one.witness is not None and one.witness.on_disk:
+            one.witness.begin(source)
+        elif self._buckets is None:
+            return
         bits = SegmentBits(len(source.table))
         begins = self._next
         added: list[npt.NDArray[np.uint8]] = []
@@ -121,6 +123,10 @@ class SpillingSurvivors(BackwardSurvivors):
 
         for pieces in lanes.run(read, [(first, last) for first, last in source.ranges() if wanted[first:last].any()]):
             for piece in pieces:
+                if one.witness is not None and piece.looked is not None:
+                    one.witness.note(source, piece.looked)
+                if self._buckets is None:
+                    continue
                 rows = int(piece.first_row[-1])
                 place = self._take(rows)
                 self._disk.add_clean(piece.hashes, (place + piece.picked).astype(np.uint32))
@@ -128,13 +134,16 @@ class SpillingSurvivors(BackwardSurvivors):
                 mine = np.zeros(rows, np.bool_)
                 mine[piece.picked[self._disk.takes(piece.hashes)]] = True
                 added.append(np.packbits(mine))
+        if self._buckets is None:
+            return
         bits.close()
         self._clean.setdefault(source.ordinal, bits)
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
     def finish(self) -> None:
         """Ends a part. Raises OutOfBudget."""
-        self._one = replace(self._one, witness=None)  # it has seen all there is
+        if self._one.witness is not None and not self._one.witness.sees_again:
+            self._one = replace(self._one, witness=None)  # it has seen all there is
         if self._buckets is None:
             return
         with self._disk as buckets:

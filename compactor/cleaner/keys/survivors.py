@@ -16,7 +16,7 @@ import numpy.typing as npt
 from bloom.jit import kernel
 from bloom.siphash import key_halves, siphash128
 from compactor.cleaner.keys.keysets import BoundedOffsetMap, KeySet
-from compactor.cleaner.passes.chunks import CleanChunk, FinishedChunks, clean_chunk
+from compactor.cleaner.passes.chunks import FinishedChunks, clean_chunk
 from compactor.cleaner.passes.lanes import Lane, Lanes
 from compactor.cleaner.passes.retention import RoundRules, decide_batches
 from compactor.cleaner.passes.source import SourceSegment
@@ -25,6 +25,7 @@ from compactor.errors import OutOfBudget
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.encode import FILTER
 from compactor.records.rows import Chunk, Int32s, Rows, parse
+from compactor.stages import WorkStage, measured
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -71,11 +72,19 @@ class Witness(Protocol):
     ``begin`` and ``note`` are called in order and one at a time, the others from any lane.
     """
 
+    @property
+    def on_disk(self) -> bool:
+        """It wants to see in pass 1 what lies outside the dirty range, too: nothing that it could ask later will be at hand."""
+
+    @property
+    def sees_again(self) -> bool:
+        """It wants to see the same once more, in the next scan."""
+
     def begin(self, source: SourceSegment) -> None:
         """The segment's bytes are there, and its chunks follow."""
 
-    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> Any:
-        """Pass 1: every batch of the chunk that may enter the map. Returns WitnessNote."""
+    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk, *, below: bool = False) -> Any:
+        """Pass 1: every batch of the chunk that may enter the map; ``below``: that may be looked up in it. Returns WitnessNote."""
 
     def note(self, source: SourceSegment, looked: Any) -> None:
         """Takes what ``look`` returned."""
@@ -123,15 +132,13 @@ class PassOne:
 
         :param below: those below the dirty range instead, which are only looked up.
         """
-        k0, k1 = key_halves(self.hash_key)
         low, high = (-1, self.first_dirty) if below else (self.first_dirty, _END)
         found = []
         for chunk in source.chunks(first, last, wanted, self.inflate_limit, lane.bodies, backwards=backwards):
             rows, first_row = parse(source.table, chunk, lane.rows, source.name)
-            count = _keyed(rows.offset, rows.key_length, low, high)
-            hashes, picked = lane.hashes.take(count)
-            _hash_keyed(chunk.buf, rows.offset, rows.key_start, rows.key_length, low, high, k0, k1, backwards, hashes, picked)
-            looked = self.witness.look(lane, source, chunk) if self.witness is not None and backwards else None
+            hashes, picked = _hashed(lane, chunk, rows, low, high, self.hash_key, backwards)
+            shown = self.witness is not None and (self.witness.on_disk if below else backwards)
+            looked = self.witness.look(lane, source, chunk, below=below) if self.witness is not None and shown else None
             piece = Hashed(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, looked)
             found.append(piece if chunk.last - chunk.first == last - first else piece.detached())
         return found
@@ -171,6 +178,7 @@ class SegmentBits:
         self.packed: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         """Complete after ``close``."""
 
+    @measured(WorkStage.DECIDE)
     def add(self, hashed: Hashed, survives: Flags, first_dirty: int, source: SourceSegment, *, final: bool) -> None:
         """``final``: nothing of these flags is still to be answered."""
         chunk, first_row = hashed.chunk, hashed.first_row
@@ -187,6 +195,7 @@ class SegmentBits:
             self.packed = np.concatenate(self._parts)
         self._parts = []
 
+    @measured(WorkStage.DECIDE)
     def superseded(self, chunk: Chunk, first_row: Int64s) -> Flags:
         out = np.zeros(int(first_row[-1]), np.bool_)
         _unpack(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
@@ -237,24 +246,24 @@ class BackwardSurvivors:
                 bits.add(piece, survives, one.first_dirty, source, final=final)
             return marked[0][:2] if len(marked) == 1 and marked[0][2] else None
 
-        def finish(lane: Lane, decided: tuple[Hashed, Flags] | None) -> tuple[Chunk, CleanChunk] | None:
+        def finish(lane: Lane, decided: tuple[Hashed, Flags] | None) -> None:
             if decided is None or one.rules is None or fates is None or not one.finished.has_room:
-                return None
+                return
             piece, survives = decided
             chunk, rows = piece.chunk, piece.rows
             some = slice(chunk.first, chunk.last)
             if rows is None or not source.table.codec[chunk.first] or np.any(source.table.control[some] != NOT_CONTROL):
-                return None
+                return
             if np.any((fates.action[some] == FILTER) != chunk.wanted):
-                return None
+                return
             if rows.offset.min(initial=one.end) < one.first_dirty:
-                return None  # older records are looked up when all keys are known
-            return chunk, clean_chunk(lane, source, chunk, rows, piece.first_row, ~survives, fates.part(some), one.rules)
+                return  # older records are looked up when all keys are known
+            clean = clean_chunk(lane, source, chunk, rows, piece.first_row, ~survives, fates.part(some), one.rules)
+            one.finished.keep(source, chunk, clean)
 
         jobs = [(first, last) for first, last in reversed(source.ranges()) if wanted[first:last].any()]
-        for result in lanes.run_in_steps(prepare, decide, finish, jobs):
-            if result is not None:
-                one.finished.keep(source, *result)
+        for _ in lanes.run_in_steps(prepare, decide, finish, jobs):
+            pass
         bits.close()
 
     def _first_seen(self, hashed: Hashed) -> tuple[Flags, bool]:
@@ -285,8 +294,7 @@ class BackwardSurvivors:
     def _met(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
         """Of the rows below the dirty range: whether it has their key."""
         found = np.empty(len(below), np.bool_)
-        hashes = _hash_rows(chunk.buf, below, rows.key_start, rows.key_length, *key_halves(self._one.hash_key))
-        self._set.contains(hashes, found)
+        self._set.contains(_hashes_of(chunk, rows, below, self._one.hash_key), found)
         return found
 
 
@@ -320,7 +328,7 @@ class BoundedSurvivors:
     def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.latest_offset))
         latest = np.empty(len(keyed), np.int64)
-        self._table.latest(_hash_rows(chunk.buf, keyed, rows.key_start, rows.key_length, *key_halves(self._one.hash_key)), latest)
+        self._table.latest(_hashes_of(chunk, rows, keyed, self._one.hash_key), latest)
         superseded = np.zeros(len(rows), np.bool_)
         superseded[keyed] = rows.offset[keyed] < latest
         return superseded
@@ -363,6 +371,19 @@ def scan_bounded(one: PassOne, table: BoundedOffsetMap, lanes: Lanes) -> Bounded
                     return found
         found.finish(source)
     return found
+
+
+@measured(WorkStage.HASH, lambda lane, chunk, rows, *_: int(np.maximum(rows.key_length, 0).sum()))
+def _hashed(lane: Lane, chunk: Chunk, rows: Rows, low: int, high: int, key: bytes, backwards: bool) -> tuple[Hashes, Int64s]:
+    """Keys of the rows with offsets [low, high), and these rows' numbers."""
+    hashes, picked = lane.hashes.take(_keyed(rows.offset, rows.key_length, low, high))
+    _hash_keyed(chunk.buf, rows.offset, rows.key_start, rows.key_length, low, high, *key_halves(key), backwards, hashes, picked)
+    return hashes, picked
+
+
+@measured(WorkStage.HASH, lambda chunk, rows, picked, _: int(rows.key_length[picked].sum()))
+def _hashes_of(chunk: Chunk, rows: Rows, picked: Int64s, key: bytes) -> Hashes:
+    return _hash_rows(chunk.buf, picked, rows.key_start, rows.key_length, *key_halves(key))
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------

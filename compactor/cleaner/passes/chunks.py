@@ -6,6 +6,7 @@ results are kept for pass 2, so that nothing is inflated, parsed or looked up tw
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ from compactor.records.balance import Sums, chunk_sums
 from compactor.records.batches import NOT_CONTROL, Int64s
 from compactor.records.encode import COPY, Encoded, encode
 from compactor.records.rows import Chunk, Rows
+from compactor.stages import WorkStage, measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class CleanChunk:
     def moved(self, data: memoryview) -> CleanChunk:
         """The same with its bytes elsewhere: the lane may go on."""
         old = self.encoded
-        data[:] = old.data
+        if len(data):  # numpy lets other threads run meanwhile: memory that was never touched is slow
+            np.copyto(np.frombuffer(data, np.uint8), np.frombuffer(old.data, np.uint8))
         moved = Encoded(data, old.size, old.last_offset, old.max_timestamp, old.anew)
         return CleanChunk(moved, self.records_read, self.records_kept, self.sums)
 
@@ -117,29 +120,35 @@ def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_
 
 
 class FinishedChunks:
-    """Cleaned chunks that pass 1 leaves for pass 2, up to a budget in bytes. A chunk is known by its segment and first batch."""
+    """Cleaned chunks that pass 1 leaves for pass 2, up to a budget in bytes. A chunk is known by its segment and first batch.
+
+    Chunks are kept by many threads, each in its lane.
+    """
 
     _BLOCK: Final = 1 << 25  # large pages are cheaper to get; the memory goes back when the last chunk in a block is written
 
     def __init__(self, budget_bytes: int) -> None:
         self._left = budget_bytes
         self._block = memoryview(bytearray())
+        self._dealing = threading.Lock()
         self._chunks: dict[tuple[int, int], CleanChunk] = {}
 
     @property
     def has_room(self) -> bool:
         return self._left > 0
 
+    @measured(WorkStage.KEEP, lambda self, source, chunk, clean: len(clean.encoded.data))
     def keep(self, source: SourceSegment, chunk: Chunk, clean: CleanChunk) -> None:
         """Keeps a copy if there is room for it; the first chunk that finds none is the last to be made ahead."""
         size = len(clean.encoded.data)
-        self._left -= size
-        if self._left < 0:
-            return
-        if size > len(self._block):
-            self._block = np.empty(max(size, self._BLOCK), np.uint8).data
-        self._chunks[source.ordinal, chunk.first] = clean.moved(self._block[:size])
-        self._block = self._block[size:]
+        with self._dealing:
+            self._left -= size
+            if self._left < 0:
+                return
+            if size > len(self._block):
+                self._block = np.empty(max(size, self._BLOCK), np.uint8).data
+            mine, self._block = self._block[:size], self._block[size:]
+        self._chunks[source.ordinal, chunk.first] = clean.moved(mine)
 
     def take(self, source: SourceSegment, first: int) -> CleanChunk | None:
         return self._chunks.pop((source.ordinal, first), None)

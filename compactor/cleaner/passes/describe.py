@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from bloom.sidecar import NEVER_MS, Due
 from checkpoint.lineage import EpochEntry
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable
@@ -36,11 +38,8 @@ def content_of(table: BatchTable) -> Content:
 def due_ms(source: SourceSegment, inflate_limit: int) -> int:
     """When the first delete horizon passes that something waits for: a marker, or a tombstone (not every dated batch has one left)."""
     table = source.table
-    dated = (table.attributes & np.int16(HORIZON)) != 0
-    dated &= (table.magic == 2) & (table.count > 0)
-    markers = dated & (table.control != NOT_CONTROL)
-    due = int(table.base_timestamp[markers].min(initial=np.iinfo(np.int64).max))
-    maybe = dated & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
+    due = _first_marker_ms(table)
+    maybe = _dated(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
     buffers = RowBuffers()
     for first, last in source.ranges():
         wanted = maybe[first:last]
@@ -52,7 +51,22 @@ def due_ms(source: SourceSegment, inflate_limit: int) -> int:
             if len(tombstones):
                 batches = np.unique(np.searchsorted(first_row, tombstones, side="right") - 1) + chunk.first
                 due = min(due, int(np.min(table.base_timestamp[batches])))
-    return due if due != np.iinfo(np.int64).max else NEVER
+    return due if due != NEVER_MS else NEVER
+
+
+def due_as_seen(table: BatchTable, seen: Due) -> int:
+    """The same where a sidecar's maker has seen the tombstones."""
+    due = min(_first_marker_ms(table), seen.earliest_tombstone_horizon_ms)
+    return due if due != NEVER_MS else NEVER
+
+
+def _dated(table: BatchTable) -> npt.NDArray[np.bool_]:
+    dated: npt.NDArray[np.bool_] = ((table.attributes & np.int16(HORIZON)) != 0) & (table.magic == 2) & (table.count > 0)
+    return dated
+
+
+def _first_marker_ms(table: BatchTable) -> int:
+    return int(table.base_timestamp[_dated(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
 
 
 def last_record(source: SourceSegment, inflate_limit: int) -> int:

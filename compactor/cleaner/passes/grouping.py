@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from compactor.model.policy import MAX32
@@ -24,12 +24,25 @@ class Groupable(Protocol):
 S = TypeVar("S", bound=Groupable)
 
 
-def group(segments: Sequence[S], segment_bytes: int, segment_index_bytes: int, first_uncleanable: int) -> list[list[S]]:
-    """Greedy, in order. A segment larger than ``segment_bytes`` is a group of its own; an empty one joins whatever its offsets."""
+def _always(current: list[S], segment: S) -> bool:
+    return True
+
+
+def group(
+    segments: Sequence[S],
+    segment_bytes: int,
+    segment_index_bytes: int,
+    first_uncleanable: int,
+    joins: Callable[[list[S], S], bool] = _always,
+) -> list[list[S]]:
+    """Greedy, in order. A segment larger than ``segment_bytes`` is a group of its own; an empty one joins whatever its offsets.
+
+    ``joins``: asked besides whether a segment may join a group.
+    """
     groups: list[list[S]] = []
     for i, segment in enumerate(segments):
         last = (segments[i + 1].base if i + 1 < len(segments) else first_uncleanable) - 1
-        if groups and _fits(groups[-1], segment, last, segment_bytes, segment_index_bytes):
+        if groups and _fits(groups[-1], segment, last, segment_bytes, segment_index_bytes) and joins(groups[-1], segment):
             groups[-1].append(segment)
         else:
             groups.append([segment])

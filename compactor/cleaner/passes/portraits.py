@@ -18,77 +18,94 @@ from bloom.sizing import FilterDesign
 from compactor.cleaner.passes.lanes import Lane, Lanes
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts, with_given
-from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, read_only
-from compactor.records.rows import parse
+from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only
+from compactor.records.rows import Chunk, Rows, parse
 
 NOTHING = read_only(np.empty(0, np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """What one range of batches has of keys, tombstones and records without a key."""
+class Glimpse:
+    """What some batches have of keys, tombstones and records without a key."""
 
     hashes: npt.NDArray[np.uint64]
-    tombstones: int
-    undated: int
-    earliest_ms: int
-    keyless: int
+    tombstones: int = 0
+    undated: int = 0
+    earliest_ms: int = NEVER_MS
+    keyless: int = 0
+
+
+class Sitting:
+    """A segment whose sidecar is made while somebody reads it, for whatever reason: the batches come in any order, each once."""
+
+    def __init__(self, source: SourceSegment, design: FilterDesign | None, hash_key: bytes, *, sketch: bool) -> None:
+        """:param design: of its filter, for at least as many keys as the segment has records; None: it gets none.
+
+        :param sketch: whether its keys are to be counted. With neither filter nor sketch no key is hashed.
+        """
+        self._table = source.table
+        self._data = source.table.control == NOT_CONTROL
+        self._hashing = sketch or design is not None
+        self._portrait = Portrait(design)
+        self.hash_key = hash_key
+        self._halves = key_halves(hash_key)
+        self.due = Due()
+
+    def look(self, chunk: Chunk, rows: Rows, first_row: Int64s) -> Glimpse:
+        """At a chunk, while it is there; by any thread. Control records are passed over."""
+        table = self._table
+        keyed = rows.key_length >= 0
+        records = len(rows)
+        if not self._data[chunk.first : chunk.last].all():
+            data = np.repeat(self._data[chunk.first : chunk.last], np.diff(first_row))
+            keyed &= data
+            records = int(np.count_nonzero(data))
+        hashes = np.empty((len(rows) if self._hashing else 0, 2), np.uint64)
+        if self._hashing:
+            hash_keys(chunk.buf, rows.key_start, rows.key_length, *self._halves, hashes)
+            hashes = hashes if keyed.all() else hashes[keyed]
+        tombstones = np.flatnonzero(keyed & (rows.value_length < 0))
+        batches = np.searchsorted(first_row, tombstones, side="right") - 1 + chunk.first
+        dated = ((table.attributes[batches] & np.int16(HORIZON)) != 0) & (table.magic[batches] == 2)
+        earliest = int(table.base_timestamp[batches][dated].min(initial=NEVER_MS))
+        keyless = records - int(np.count_nonzero(keyed))
+        return Glimpse(hashes, len(tombstones), len(tombstones) - int(np.count_nonzero(dated)), earliest, keyless)
+
+    def take(self, seen: Glimpse) -> None:
+        """What was seen; by one thread at a time."""
+        self._portrait.add(seen.hashes)
+        self.due = Due(
+            self.due.tombstones + seen.tombstones,
+            self.due.tombstones_without_horizon + seen.undated,
+            min(self.due.earliest_tombstone_horizon_ms, seen.earliest_ms),
+            self.due.keyless_records + seen.keyless,
+        )
+
+    def sidecar(self, segment_id: str) -> Sidecar:
+        """When all batches with records were taken."""
+        runs, markers = runs_and_markers(self._table)
+        return self._portrait.sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
 
 def portray(
     segment_id: str, source: SourceSegment, design: FilterDesign | None, hash_key: bytes, inflate_limit: int, lanes: Lanes, *, sketch: bool
 ) -> Sidecar:
-    """Reads the whole segment.
+    """Reads the whole segment; the parameters are those of Sitting.
 
-    :param design: of its filter, for at least as many keys as the segment has records; None: it gets none.
-    :param sketch: whether its keys are to be counted. With neither filter nor sketch no key is hashed.
     :raises BadData: it cannot be read.
     """
-    table = source.table
-    hashing = sketch or design is not None
-    portrait = Portrait(design)
-    k0, k1 = key_halves(hash_key)
+    sitting = Sitting(source, design, hash_key, sketch=sketch)
+    wanted = source.table.control == NOT_CONTROL
 
-    def look(lane: Lane, job: tuple[int, int]) -> _Piece:
+    def look(lane: Lane, job: tuple[int, int]) -> list[Glimpse]:
         first, last = job
-        found = [_Piece(np.empty((0, 2), np.uint64), 0, 0, NEVER_MS, 0)]
-        for chunk in source.chunks(first, last, wanted[first:last], inflate_limit, lane.bodies):
-            rows, first_row = parse(table, chunk, lane.rows, source.name)
-            keyed = rows.key_length >= 0
-            hashes = np.empty((len(rows) if hashing else 0, 2), np.uint64)
-            if hashing:
-                hash_keys(chunk.buf, rows.key_start, rows.key_length, k0, k1, hashes)
-                hashes = hashes[keyed]
-            tombstones = np.flatnonzero(keyed & (rows.value_length < 0))
-            batches = np.searchsorted(first_row, tombstones, side="right") - 1 + chunk.first
-            dated = ((table.attributes[batches] & np.int16(HORIZON)) != 0) & (table.magic[batches] == 2)
-            earliest = int(table.base_timestamp[batches][dated].min(initial=NEVER_MS))
-            keyless = len(rows) - int(np.count_nonzero(keyed))
-            found.append(_Piece(hashes, len(tombstones), len(tombstones) - int(np.count_nonzero(dated)), earliest, keyless))
-        return _joined(found)
+        chunks = source.chunks(first, last, wanted[first:last], inflate_limit, lane.bodies)
+        return [sitting.look(chunk, *parse(source.table, chunk, lane.rows, source.name)) for chunk in chunks]
 
-    wanted = table.control == NOT_CONTROL
-    due = Due()
-    for piece in lanes.run(look, [(first, last) for first, last in source.ranges() if wanted[first:last].any()]):
-        portrait.add(piece.hashes)
-        due = Due(
-            due.tombstones + piece.tombstones,
-            due.tombstones_without_horizon + piece.undated,
-            min(due.earliest_tombstone_horizon_ms, piece.earliest_ms),
-            due.keyless_records + piece.keyless,
-        )
-    runs, markers = runs_and_markers(table)
-    return portrait.sidecar(segment_id, int(table.count[wanted].sum()), due, runs, markers)
-
-
-def _joined(pieces: list[_Piece]) -> _Piece:
-    return _Piece(
-        np.concatenate([piece.hashes for piece in pieces]),
-        sum(piece.tombstones for piece in pieces),
-        sum(piece.undated for piece in pieces),
-        min(piece.earliest_ms for piece in pieces),
-        sum(piece.keyless for piece in pieces),
-    )
+    for found in lanes.run(look, [(first, last) for first, last in source.ranges() if wanted[first:last].any()]):
+        for seen in found:
+            sitting.take(seen)
+    return sitting.sidecar(segment_id)
 
 
 def stand_in(ordinal: int, name: str, base: int, end: int, mtime_ms: int, sidecar: Sidecar) -> SourceSegment:

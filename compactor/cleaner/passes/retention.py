@@ -15,6 +15,7 @@ from compactor.records.batches import EMPTIED, HORIZON, MALFORMED, NOT_CONTROL, 
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, NO_HORIZON, REWRITE, Actions
 from compactor.records.producers import ProducerStates
 from compactor.records.rows import Chunk, Int32s, Rows
+from compactor.stages import WorkStage, measured
 
 LAST_MS = 2**63 - 1
 
@@ -56,6 +57,7 @@ class BatchFates:
         return BatchFates(self.action[some], self.retain_empty[some], self.discarded[some])
 
 
+@measured(WorkStage.DECIDE)
 def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> BatchFates:
     """What the headers say. Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
@@ -105,6 +107,7 @@ def _decide(
     return action
 
 
+@measured(WorkStage.DECIDE, lambda table, chunk, *_: chunk.body_bytes)
 def filter_rows(
     table: BatchTable,
     chunk: Chunk,

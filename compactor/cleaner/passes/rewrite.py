@@ -24,6 +24,7 @@ from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, 
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, Encoded, empty_batch
 from compactor.records.indexes import build
 from compactor.records.rows import Chunk, parse
+from compactor.stages import WorkStage, measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,7 @@ def _settle_known(table: BatchTable, fates: BatchFates, counts: KeptCounts, now_
     action[open_ & (counts.kept > 0) & (counts.kept == table.count) & (~counts.tombstones | waiting)] = COPY
 
 
+@measured(WorkStage.WRITE, lambda file, data: len(data))
 def _write(file: BinaryIO, data: memoryview) -> None:
     """All of it, past Python's buffer: chunks are large."""
     while data:

@@ -13,8 +13,10 @@ import numpy.typing as npt
 from compactor.errors import BadData
 from compactor.records import codecs
 from compactor.records.batches import HEADER, MALFORMED, PACKED, BatchTable, Bytes, Int64s, check_crcs, map_file, read_only, scan_batches
+from compactor.records.bulk import BatchUnreadable, inflate_into
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.rows import Chunk, RowBuffers, parse, plain_chunk
+from compactor.stages import WorkStage, measured
 
 Mask = npt.NDArray[np.bool_]
 
@@ -101,29 +103,21 @@ class SourceSegment:
         for one, two in [(middle, last), (first, middle)] if backwards else [(first, middle), (middle, last)]:
             yield from self.chunks(one, two, wanted[one - first : two - first], limit, bodies, backwards=backwards)
 
+    @measured(WorkStage.INFLATE, lambda self, first, last, wanted, limit, bodies: bodies.size)
     def _inflate(self, first: int, last: int, wanted: Mask, limit: int, bodies: codecs.ByteBuffer) -> Int64s | None:
         """Inflates the wanted batches into ``bodies``: where each one's records end; None where they are too many bytes to hold."""
         bodies.clear()
-        view = self.buf.data
-        codec = self.table.codec[first:last].tolist()
-        start = (self.table.position[first:last] + HEADER).tolist()
-        end = (self.table.position[first:last] + self.table.size[first:last]).tolist()
-        magic = int(self.table.magic[first])
-        ends = []
-        for batch, inflate in enumerate(wanted.tolist()):
-            if inflate:
-                if magic < 2:
-                    start[batch], end[batch] = self._wrapped(first + batch)
-                try:
-                    codecs.decompress_into(codec[batch], view[start[batch] : end[batch]], bodies, limit, magic)
-                except codecs.CodecError as error:
-                    raise self._bad(
-                        first + batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low"
-                    ) from None
-                if bodies.size > INFLATED_CHUNK and last - first > 1:
-                    return None
-            ends.append(bodies.size)
-        return np.array(ends, np.int64)
+        table, some = self.table, slice(first, last)
+        start, end = table.position[some] + HEADER, table.position[some] + table.size[some]
+        if table.magic[first] < 2:
+            for batch in np.flatnonzero(wanted).tolist():
+                start[batch], end[batch] = self._wrapped(first + batch)
+        most = INFLATED_CHUNK if last - first > 1 else np.iinfo(np.int64).max
+        try:
+            ends = inflate_into(self.buf, table.codec[some], start, end, wanted, bodies, limit, most, table.magic[some])
+        except BatchUnreadable as error:
+            raise self._bad(first + error.batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low") from None
+        return ends if bodies.size <= most else None
 
     def _wrapped(self, batch: int) -> tuple[int, int]:
         """Where the value of a v0/v1 wrapper lies: key length (null), value length, value."""
@@ -188,6 +182,24 @@ def cut_source(source: SourceSegment, first: int, last: int, base: int, end: int
         source.ordinal, source.name, base, end, source.mtime_ms, source.buf[begin:stop], BatchTable(**columns),
         txn_entries=source.txn_entries[(marks >= base) & (marks < end)], is_last=source.is_last and last == len(table),
     )  # fmt: skip
+
+
+def cut_after(source: SourceSegment, end_offset: int) -> SourceSegment:
+    """What it has up to this offset, which is not its last. Raises BadData where a batch with records lies across it.
+
+    A header without records that reaches across is left out: it stands for nothing but an end, and the end is here.
+    """
+    table = source.table
+    last = int(np.searchsorted(table.last_offset, end_offset, side="right"))
+    if last < len(table) and 0 <= int(table.base_offset[last]) <= end_offset and int(table.count[last]):
+        raise BadData(
+            f"a batch from {int(table.base_offset[last])} to {int(table.last_offset[last])} lies across offset {end_offset}, "
+            "behind which brokers go on in another segment",
+            segment=source.name,
+            position=int(table.position[last]),
+            hint="No two replicas of one log have other batches: check the leader epochs of the segments",
+        )
+    return cut_source(source, 0, last, source.base, end_offset + 1)
 
 
 def read_packed_markers(source: SourceSegment, limit: int) -> None:

@@ -32,7 +32,7 @@ def add_arguments(parser: frame.Parser) -> None:
     lineage.runs(show_lineage)
     diff = parser.subcommand("diff", "two points in time of one partition, or two checkpoint files of Kafka's")
     diff.add_argument("target", metavar="TOPIC-PARTITION|FILE")
-    diff.add_argument("before", metavar="FROM", help="a slot, a time (milliseconds or ISO 8601), a run id; or the second file")
+    diff.add_argument("before", metavar="FROM", help="a slot, a time (milliseconds, ISO 8601, '2h ago'), a run id; or the second file")
     diff.add_argument("after", metavar="TO", nargs="?", help="default: now; for a run alone: before and after it")
     diff.runs(show_diff)
     verify = parser.subcommand("verify", "cleaner offsets against rules and segments, the control log against itself")
@@ -128,7 +128,7 @@ def show_diff(args: argparse.Namespace, out: Output) -> None:
     (name,) = opened.partitions([args.target])
     past = Past(opened.open(name))
     around = past.around(args.before) if args.after is None else None
-    before, after = around or (past.point(args.before), past.point(args.after) if args.after is not None else past.now)
+    before, after = around or (past.point(_point(args.before)), past.point(_point(args.after)) if args.after is not None else past.now)
     found = difference(before, after)
     document = {
         "topic": name.topic,
@@ -138,6 +138,11 @@ def show_diff(args: argparse.Namespace, out: Output) -> None:
         **tiers.plain(found),
     }
     out.result(document, *_diff_tables(before, after, found))
+
+
+def _point(text: str) -> str:
+    """What goes by the clock as milliseconds; everything else is the log's to understand."""
+    return text if frame.distance_ms(text) is None else str(frame.moment(text))
 
 
 def show_verify(args: argparse.Namespace, out: Output) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame
 from compactor.cli.output import Output, Table, size
+from compactor.cli.profile import Profile, add_argument
 from compactor.cli.warming import warm_up
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; gets the rewritten segments")
     for name, text in _OFFSETS:
         parser.add_argument(f"--{name}", type=frame.whole(), metavar="N", help=text)
-    parser.add_argument("--now", type=frame.whole(), metavar="MS", help="the cleaner's clock (default: the clock)")
+    help_text = "the cleaner's clock: milliseconds, a time, '2h ago', 'in 3d' (default: the clock)"
+    parser.add_argument("--now", "--at", type=frame.moment, metavar="TIME", help=help_text)
     parser.add_argument("--delete-retention-ms", type=frame.whole(), metavar="N", default=86_400_000, help="default 86400000, a day")
     parser.add_argument("--segment-bytes", type=frame.whole(14, 2**31 - 1), metavar="N", default=1 << 30, help="default 1073741824")
     parser.add_argument("--segment-index-bytes", type=frame.whole(4, 2**31 - 1), metavar="N", default=10 << 20, help="default 10485760")
@@ -37,6 +39,7 @@ def add_arguments(parser: frame.Parser) -> None:
         "--map-entries", type=frame.whole(1, 2**31), metavar="N", help="stop the map as Kafka does when it holds N keys (default: no limit)"
     )
     parser.add_argument("--threads", type=frame.whole(1, 256), metavar="N", default=1, help="default 1")
+    add_argument(parser)
     parser.runs(clean)
 
 
@@ -60,17 +63,18 @@ def clean(args: argparse.Namespace, out: Output) -> None:
     )
     warm_up(out, gate=False)
     marks: dict[str, tuple[float, float]] = {}
-    with out.progress("cleaning") as progress:
+    profile = Profile(args)
+    with out.progress("cleaning") as progress, profile.recording():
 
         def on_phase(phase: str) -> None:
             marks[phase] = (time.perf_counter(), time.process_time())
             progress.at(phase)
 
         summary = clean_directory(args.log_dir, args.out_dir, request, on_phase)
-    out.result(_document(summary, marks), _table(summary), summary=_closing(summary))
+    out.result(_document(summary, marks, profile), _table(summary), *profile.tables(), summary=_closing(summary))
 
 
-def _document(summary: CleanSummary, marks: dict[str, tuple[float, float]]) -> dict[str, object]:
+def _document(summary: CleanSummary, marks: dict[str, tuple[float, float]], profile: Profile) -> dict[str, object]:
     begin, middle, end = marks["index"], marks["rewrite"], marks["done"]
     return {
         "next_dirty_offset": summary.next_dirty_offset,
@@ -87,6 +91,7 @@ def _document(summary: CleanSummary, marks: dict[str, tuple[float, float]]) -> d
         },
         "map_entries": summary.map_entries,
         "map_bytes": summary.map_bytes,
+        "profile": profile.document(),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import time
@@ -48,7 +49,8 @@ def check(args: argparse.Namespace, out: Output) -> int:
         else:
             whose = _try_identity(settings)
             # Nothing is tried out in another tier's data.
-            problems = [*_try_directory(settings), *whose, *([] if whose else _try_stores(settings))]
+            tried = [] if whose else [*_try_stores(settings), *_try_patterns(settings)]
+            problems = [*_try_directory(settings), *whose, *tried, *_without_effect(settings)]
     ok = all(problem["severity"] != "error" for problem in problems)
     columns = ("severity", "kind", "object", "detail", "hint")
     tables = [Table("", columns, [[problem[column] for column in columns] for problem in problems])] if problems else []
@@ -57,6 +59,13 @@ def check(args: argparse.Namespace, out: Output) -> int:
     if any(problem["kind"] == "identity" for problem in problems):
         return UsageError.exit_code
     return 0 if ok else StoreError.exit_code
+
+
+def _without_effect(settings: Settings) -> list[dict[str, str]]:
+    if not settings.publish.metadata_records_per_hour:
+        return []
+    detail, key = "no broker is told anything of a tier of kind object-log", "publish.metadata_records_per_hour"
+    return [{"severity": "note", "kind": "settings", "object": key, "detail": detail, "hint": "Take it out of the configuration"}]
 
 
 def _try_directory(settings: Settings) -> list[dict[str, str]]:
@@ -74,21 +83,67 @@ def _try_stores(settings: Settings) -> list[dict[str, str]]:
     from compactor.storage.probe import probe
 
     # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
-    # Brokers' segments are left alone: there reading is all that is tried.
-    stores = [] if settings.tier.kind == "kafka" else [(settings.tier_url, ".tiered-compactor/probe/")]
-    if settings.tier.control_url:
-        stores.append((settings.tier.control_url, "probe/"))
-    problems = []
+    # Segments of brokers and of Pinterest's uploader are left alone: there reading is all that is tried.
+    tier = settings.tier
+    only_read = tier.layout == "pinterest"
+    stores = [] if tier.kind == "kafka" or only_read else [(settings.tier_url, ".tiered-compactor/probe/")]
+    if tier.control_url and not only_read:
+        stores.append((tier.control_url, "probe/"))
+    if tier.pinterest.target and not only_read:
+        stores.append((tier.pinterest.target, ".tiered-compactor/probe/"))
+    problems = _try_listing(settings) if only_read else []
     for url, prefix in stores:
         store = open_store(url, s3=settings.s3, limits=settings.limits)
         problems += [{"object": url, **finding.model_dump()} for finding in probe(store, _now_ms, prefix)]
     return problems
 
 
+def _try_patterns(settings: Settings) -> list[dict[str, str]]:
+    """Overrides that no topic has: regular expressions are easily mistaken for what shells have."""
+    from compactor.bootstrap import open_tier
+    from compactor.views.checkpoints import read_only
+
+    try:
+        topics = {name.topic for name in read_only(open_tier(settings)).partitions()}
+    except CompactorError:
+        return []  # trying the store says it better
+    unmatched = [pattern for pattern in settings.topics if topics and not any(re.fullmatch(pattern, topic) for topic in topics)]
+    detail = "no topic of the tier matches"
+    return [
+        {"severity": "warning", "kind": "topics", "object": f"[topics.{json.dumps(pattern)}]", "detail": detail, "hint": _meant(pattern)}
+        for pattern in unmatched
+    ]
+
+
+def _meant(pattern: str) -> str:
+    wildcard = re.sub(r"(?<=[\w-])\*", ".*", pattern)
+    if wildcard != pattern:
+        return f"It is a regular expression over whole names: for names that begin so write {json.dumps(wildcard)}"
+    return "It is a regular expression over whole names; `topics` lists them"
+
+
+def _try_listing(settings: Settings) -> list[dict[str, str]]:
+    from compactor.bootstrap import open_tier
+
+    try:
+        opened = open_tier(settings)
+        names = opened.partitions()
+        if names:
+            opened.open(names[0]).refresh()
+    except CompactorError as error:
+        kind = "settings" if isinstance(error, UsageError) else "reading"
+        return [{"severity": "error", "kind": kind, "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
+    if names:
+        return []
+    detail = f"there is no segment of cluster {settings.tier.pinterest.cluster} below it"
+    hint = "Compare url, cluster and entropy_bits with the uploader's settings"
+    return [{"severity": "warning", "kind": "empty", "object": settings.tier_url, "detail": detail, "hint": hint}]
+
+
 def _try_brokers(settings: Settings) -> list[dict[str, str]]:
     from compactor.bootstrap import connection_of, open_tier
     from compactor.metadata_topic.admin import KafkaAdmin
-    from compactor.upkeep.broker_check import check_cluster, check_names, check_reading, check_topics
+    from compactor.upkeep.broker_check import check_budget, check_cluster, check_names, check_reading, check_topics
     from compactor.views.checkpoints import read_only
 
     found = []
@@ -108,6 +163,7 @@ def _try_brokers(settings: Settings) -> list[dict[str, str]]:
     if admin is not None:
         found += check_topics(admin, sorted({name.topic for name in names}))
     found += check_reading(opened, names) if names else []
+    found += check_budget(opened, names)
     return [finding._asdict() for finding in found]
 
 

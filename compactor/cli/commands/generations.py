@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
-from compactor.errors import CompactorError
+from compactor.errors import CompactorError, UsageError
+
+if TYPE_CHECKING:
+    from compactor.model.ids import TopicPartition
+    from compactor.transfer.generations import GenerationReport
 
 
 def add_arguments(parser: frame.Parser) -> None:
     write = parser.subcommand("write", "bring them up to what the tier's readers read")
     tiers.partitions_argument(write)
+    topics_argument(write)
     write.runs(run_write)
     listing = parser.subcommand("list", "the current generation of each partition, and those that wait for their end")
+    topics_argument(listing)
     listing.runs(run_list)
     retire = parser.subcommand("retire", "delete those that were superseded long enough ago")
+    topics_argument(retire)
     retire.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     retire.runs(run_retire)
 
 
-def run_write(args: argparse.Namespace, out: Output) -> int:
-    from compactor.transfer.generations import GenerationReport, target_of, write_generation
+def topics_argument(parser: frame.Parser) -> None:
+    parser.add_argument("--topics", metavar="REGEX", help="only topics whose whole name matches")
 
+
+def run_write(args: argparse.Namespace, out: Output) -> int:
+    from compactor.transfer.generation_upkeep import write_generations
+    from compactor.transfer.generations import GenerationReport, target_of
+    from compactor.transfer.import_root import of_topics
+
+    if args.partitions and args.topics is not None:
+        raise UsageError("partitions and --topics exclude each other", hint="Name one or the other")
+    wanted = of_topics(args.topics)
     opened = tiers.opened(args)
     target = target_of(opened)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
-    done: list[GenerationReport] = []
+
+    def note(name: TopicPartition, done: GenerationReport | CompactorError) -> None:
+        if isinstance(done, CompactorError):
+            outcomes.failed(str(name), done)
+        else:
+            outcomes.ok()
+
+    names = [name for name in opened.partitions(args.partitions) if wanted(name)]
+    if not names:
+        out.note(f"warning: no topic of the tier matches {args.topics!r} as a whole" if args.topics else "warning: there is no partition")
     with out.progress("writing", unit="bytes") as progress:
-        for name in opened.partitions(args.partitions):
-            progress.at(f"writing {name}")
-            try:
-                done.append(write_generation(opened, target, name, progress.advance))
-                outcomes.ok()
-            except CompactorError as error:
-                outcomes.failed(str(name), error)
+        found = write_generations(opened, target, names, on_bytes=progress.advance, on_partition=note)
+    done = [report for report in found if isinstance(report, GenerationReport)]
     rows = [(f"{r.topic}-{r.partition}", r.status, r.generation, r.objects, size(r.bytes), r.start_offset, r.end_offset) for r in done]
     columns = ("partition", "status", "generation", "objects", "size", "start offset", "end offset")
     out.result({"partitions": [tiers.plain(report) for report in done]}, Table("", columns, rows))
@@ -43,19 +63,23 @@ def run_write(args: argparse.Namespace, out: Output) -> int:
 
 
 def run_list(args: argparse.Namespace, out: Output) -> int:
-    from compactor.transfer.generations import generations_of, names_in, target_of
+    from compactor.transfer.generation_upkeep import generations_of, names_in
+    from compactor.transfer.generations import target_of
+    from compactor.transfer.import_root import of_topics
 
+    wanted = of_topics(args.topics)
     opened = tiers.viewed(args)
     target = target_of(opened)
     outcomes = tiers.PartitionOutcomes(out, named=False)
     found: list[dict[str, Any]] = []
-    for name in names_in(target):
+    for name in filter(wanted, names_in(target)):
         try:
-            current, earlier = generations_of(target, name)
+            known = generations_of(target, name)
         except CompactorError as error:
             outcomes.failed(str(name), error)
             continue
         outcomes.ok()
+        current, earlier = known.current, known.earlier
         if current is None:
             continue
         objects = current.objects
@@ -73,13 +97,16 @@ def run_list(args: argparse.Namespace, out: Output) -> int:
 
 
 def run_retire(args: argparse.Namespace, out: Output) -> int:
-    from compactor.transfer.generations import RetiredGeneration, names_in, retire_generations, target_of
+    from compactor.transfer.generation_upkeep import RetiredGeneration, names_in, retire_generations
+    from compactor.transfer.generations import target_of
+    from compactor.transfer.import_root import of_topics
 
+    wanted = of_topics(args.topics)
     opened = tiers.viewed(args) if args.dry_run else tiers.opened(args)
     target = target_of(opened)
     outcomes = tiers.PartitionOutcomes(out, named=False)
     found: list[RetiredGeneration] = []
-    for name in names_in(target):
+    for name in filter(wanted, names_in(target)):
         try:
             found += retire_generations(target, name, dry_run=args.dry_run)
             outcomes.ok()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
@@ -12,6 +14,7 @@ from compactor.cli.output import Output, Table, size
 if TYPE_CHECKING:
     from compactor.bootstrap import Tier
     from compactor.views.forecast import Forecast
+    from compactor.views.prices import PriceTable
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -21,22 +24,27 @@ def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument(
         "--sample", type=frame.whole(1), metavar="BYTES", help="read so much of each partition and say what compaction saves at least"
     )
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="a TOML table of prices of your own (default: those of S3 Standard)")
     parser.runs(run)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
+    from compactor.control.pauses import pause_of
+    from compactor.model.ids import TopicPartition
     from compactor.storage.probe import deletes_free_space
     from compactor.views.forecast import forecast_of, known_of
+    from compactor.views.prices import prices_for
 
     with tiers.opened(args, local_state=True) as opened:
         outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
+        prices = prices_for(opened.settings.tier_url, args.prices)
         summaries = tiers.summaries(opened, opened.partitions(args.partitions), out, outcomes)
         frees = deletes_free_space(opened.ports.data)
         now, found = tiers.now_ms(args), []
         for summary in summaries:
             known = known_of(opened, summary, now, force=args.force)
-            one = forecast_of(opened, summary, frees, now, force=args.force, known=known)
-            found.append(one if args.sample is None or not frees else _sampled(opened, one, args.sample, out))
+            one = forecast_of(opened, summary, frees, now, force=args.force, known=known, prices=prices)
+            found.append(one if args.sample is None or not frees else _sampled(opened, one, args.sample, out, prices))
     rows = [
         (
             f"{f.topic}-{f.partition}",
@@ -62,8 +70,21 @@ def run(args: argparse.Namespace, out: Output) -> int:
         for f in found
         if f.negative_timestamps
     ]
-    out.result({"partitions": documents}, Table("", columns, rows), summary="\n".join(notes))
+    if opened.listed is not None:
+        notes.append(f"a tier of layout {opened.settings.tier.layout} is only read: this is what a round would do once it was imported")
+    for f in found:
+        why = pause_of(opened.catalog.state, TopicPartition(f.topic, f.partition)) if f.due else ""
+        notes += [f"{f.topic}-{f.partition}: no round is begun, it is {why}"] if why else []
+    notes += _money(found, prices)
+    out.result({"partitions": documents, "prices": prices.document()}, Table("", columns, rows), summary="\n".join(notes))
     return outcomes.exit_code()
+
+
+def _money(found: Sequence[Forecast], prices: PriceTable) -> list[str]:
+    if not prices.stored_gib_month_usd or not found:
+        return []
+    stored, saved = sum(f.stored_usd_month for f in found), sum(f.expected_saving_usd_month or 0 for f in found)
+    return [f"stored: {stored:.2f} USD a month, of which these rounds save {saved:.2f} ({prices})"]
 
 
 def _saving(f: Forecast) -> str:
@@ -75,10 +96,9 @@ def _saving(f: Forecast) -> str:
     return f"at least {size(f.expected_saving_bytes)}{error}"
 
 
-def _sampled(opened: Tier, found: Forecast, sample_bytes: int, out: Output) -> Forecast:
+def _sampled(opened: Tier, found: Forecast, sample_bytes: int, out: Output, prices: PriceTable) -> Forecast:
     from compactor.consumer.sampling import sample_saving
     from compactor.model.ids import TopicPartition
-    from compactor.views.forecast import usd_month
 
     name = TopicPartition(found.topic, found.partition)
     with out.progress(f"sampling {name}", unit="bytes") as progress, opened.counters.watched(progress.advance):
@@ -88,5 +108,5 @@ def _sampled(opened: Tier, found: Forecast, sample_bytes: int, out: Output) -> F
         expected_saving_bytes=sample.at_least_bytes,
         expected_saving_why=str(sample),
         expected_saving_error_bytes=sample.error_bytes,
-        expected_saving_usd_month=usd_month(sample.at_least_bytes, opened.ports.layout.url),
+        expected_saving_usd_month=prices.stored_usd_month(sample.at_least_bytes),
     )

@@ -3,53 +3,85 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
-from compactor.errors import CompactorError, Fenced, Leased
 
 if TYPE_CHECKING:
     from compactor.spark.cluster.executor import Cost
     from compactor.spark.cluster.session import Started
-    from compactor.spark.recompact import Finished
+    from compactor.spark.recompaction import Finished, Look
 
 
 def add_arguments(parser: frame.Parser) -> None:
     tiers.partitions_argument(parser)
     tiers.now_argument(parser)
+    parser.add_argument(
+        "--min-benefit", type=frame.whole(), metavar="BYTES", default=1,
+        help="leave partitions alone whose round would gain less (default: 1, those that gain nothing)",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="leave none alone")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing; without Spark")
     parser.runs(run)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
     from compactor.spark.cluster.versions import check_pyspark
+    from compactor.spark.recompaction import Listener, looks, recompact, row_of
 
-    opened = tiers.opened(args, writes="recompact")
+    opened = tiers.opened(args, writes="" if args.dry_run else "recompact")
     names = opened.partitions(args.partitions)
+    outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
+    min_benefit = 0 if args.force else args.min_benefit
+    if args.dry_run:
+        return _dry_run(looks(opened, names, tiers.now_ms(args), min_benefit), out, outcomes)
     check_pyspark()
     from compactor.spark.cluster.executor import Cost
     from compactor.spark.cluster.jobs import JobWatch
     from compactor.spark.cluster.session import cluster
-    from compactor.spark.recompact import Listener, recompact
 
-    outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
     cost = Cost()
     with ExitStack() as stack:
         with out.progress("starting Spark"):
             started = stack.enter_context(cluster(opened.settings, "tiered-compactor recompact"))
         if started.ui:
             out.note(f"Spark runs on {started.master}; its pages are at {started.ui}")
-        with out.progress("re-compacting", unit="tasks") as progress:
-            listener = Listener(JobWatch(progress.at, progress.advance), lambda finished: _tell(finished, out, outcomes))
-            finished = recompact(opened, started.cluster, names, tiers.now_ms(args), cost, listener)
-    rows = [_row(one) for one in finished]
-    out.result({"partitions": rows, "spark": _spark(started, cost)}, _table(rows), summary=_summary(started, cost))
+        with out.progress("re-compacting", len(names), "partitions") as progress:
+
+            def done(finished: Finished) -> None:
+                progress.advance()
+                _tell(finished, out, outcomes, f"{progress.done} of {len(names)}")
+
+            finished = recompact(opened, started.cluster, names, tiers.now_ms(args), cost, Listener(JobWatch(), done), min_benefit)
+        spark = _spark(started, cost)  # as long as it runs
+    rows = [row_of(one) for one in finished]
+    out.result({"partitions": rows, "spark": spark}, _table(rows), summary=_summary(started, cost))
     return outcomes.exit_code()
 
 
-def _tell(finished: Finished, out: Output, outcomes: tiers.PartitionOutcomes) -> None:
-    """As soon as a partition is done with: who breaks the job off knows what is finished."""
+def _dry_run(found: Sequence[Look], out: Output, outcomes: tiers.PartitionOutcomes) -> int:
+    rows = []
+    for look in found:
+        if look.error is not None:
+            outcomes.failed(str(look.name), look.error)
+        else:
+            outcomes.ok()
+            status = "left_alone" if look.left else "would_be_cleaned"
+            rows.append(
+                {"topic": look.name.topic, "partition": look.name.partition, "status": status, "reason": look.left, "bytes": look.bytes}
+            )
+    cells = [(f"{row['topic']}-{row['partition']}", row["status"], size(int(str(row["bytes"]))), row["reason"]) for row in rows]
+    todo = sum(row["status"] == "would_be_cleaned" for row in rows)
+    table = Table("", ("partition", "status", "bytes", "why"), cells)
+    out.result({"partitions": rows}, table, summary=f"{todo} of {len(found)} partitions would be cleaned; nothing was changed")
+    return outcomes.exit_code()
+
+
+def _tell(finished: Finished, out: Output, outcomes: tiers.PartitionOutcomes, count: str) -> None:
+    """As soon as a partition is done with: who breaks the job off knows what is finished, and how far it has come."""
     report = finished.report
     if finished.error is not None:
         outcomes.failed(str(finished.name), finished.error)
@@ -57,23 +89,12 @@ def _tell(finished: Finished, out: Output, outcomes: tiers.PartitionOutcomes) ->
         outcomes.bad_data(str(finished.name), report.reason)
     else:
         outcomes.ok()
+        if report is not None and report.status == "waiting":
+            out.note(f"{finished.name}: {report.reason}")
         if report is not None and report.segments_out:
-            out.note(f"{finished.name}: {report.status}, {report.records_read:,} records -> {report.records_kept:,}")
-
-
-def _row(finished: Finished) -> dict[str, object]:
-    row: dict[str, object] = {"topic": finished.name.topic, "partition": finished.name.partition}
-    if finished.report is not None:
-        row = tiers.plain(finished.report)
-    elif finished.error is not None:
-        row |= {"status": _status(finished.error), "reason": finished.error.message}
-    return row | {"seconds": round(finished.seconds, 3)}
-
-
-def _status(error: CompactorError) -> str:
-    if isinstance(error, Leased):
-        return "leased"
-    return "fenced" if isinstance(error, Fenced) else "failed"
+            out.note(f"{count}: {finished.name} {report.status}, {report.records_read:,} records -> {report.records_kept:,}")
+        elif finished.left:
+            out.note(f"{count}: {finished.name} is left alone: {finished.left}")
 
 
 def _spark(started: Started, cost: Cost) -> dict[str, object]:

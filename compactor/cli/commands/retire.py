@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
@@ -11,8 +12,13 @@ from compactor.cli.output import Output, Table, size
 from compactor.errors import CompactorError
 
 if TYPE_CHECKING:
+    from compactor.bootstrap import Tier
     from compactor.control.logs import PartitionLog
+    from compactor.control.records import LookedAt
+    from compactor.model.ids import TopicPartition
+    from compactor.upkeep.retire import RetireReport
 
+NEVER = 2**63 - 1
 NOTED_TOGETHER = 100
 """Partitions whose control logs' ends are written down in one record of the tier-wide log."""
 
@@ -20,15 +26,45 @@ NOTED_TOGETHER = 100
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     parser.add_argument(
-        "--now", type=frame.whole(), metavar="MS", help="stands in for the store's clock; ahead of it only with --force-now"
+        "--now", "--at", type=frame.moment, metavar="TIME", help="stands in for the store's clock; ahead of it only with --force-now"
     )
     parser.add_argument("--force-now", action="store_true", help="let --now shorten grace, and sweep orphans whatever their age")
+    parser.add_argument("--all", action="store_true", help="look at every partition, also where the tier-wide log says that nothing is due")
     parser.runs(run)
 
 
+@dataclass
+class _Noted:
+    """What the tier-wide log is told after looks, many partitions at a time: bounds, and until when there is nothing to do."""
+
+    opened: Tier
+    with_looks: bool
+    now_ms: int
+    behind: list[PartitionLog] = field(default_factory=list)
+    looks: dict[str, LookedAt] = field(default_factory=dict)
+
+    def add(self, name: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
+        from compactor.control.records import LookedAt
+
+        if log.state.slot > self.opened.floor(name):
+            self.behind.append(log)
+        if self.with_looks:
+            self.looks[self.opened.log_key(name)] = LookedAt(log.state.slot, report.next_ms, self.now_ms)
+        if max(len(self.behind), len(self.looks)) >= NOTED_TOGETHER:
+            self.write()
+
+    def write(self) -> None:
+        if self.behind:
+            self.opened.note_slots(self.behind)
+        if self.looks:
+            self.opened.note_looks(self.looks)
+        self.behind.clear()
+        self.looks.clear()
+
+
 def run(args: argparse.Namespace, out: Output) -> int:
+    from compactor.upkeep.attention import FULL_LOOKS, to_look_at
     from compactor.upkeep.retire import Clock, retire
-    from compactor.upkeep.uploads import sweep_uploads
 
     clock = Clock(args.now, args.force_now)
     opened = tiers.opened(args, writes="retire")
@@ -39,8 +75,16 @@ def run(args: argparse.Namespace, out: Output) -> int:
     swept: list[str] = []
     waiting: list[str] = []
     freed = 0
-    behind: list[PartitionLog] = []
-    names = opened.partitions()
+    every = opened.partitions()
+    usual = args.now is None and not args.dry_run and opened.brokers is None
+    # Machines go by one another's looks: by the store's clock.
+    now_ms = (opened.ports.control if usual else opened.ports).clock_ms()
+    names = every
+    if usual and not args.all:
+        opened.take_in_inbox()
+        names = to_look_at(opened.catalog.state, every, now_ms, opened.log_key)
+    noted = _Noted(opened, usual and len(every) > FULL_LOOKS, now_ms)
+    moments = [look.next_ms for look in opened.catalog.state.looks.values()]
     with out.progress("retiring", len(names), "partitions") as progress:
         for name in names:
             progress.advance()
@@ -53,31 +97,45 @@ def run(args: argparse.Namespace, out: Output) -> int:
                 outcomes.failed(str(name), error)
                 continue
             outcomes.ok()
-            if not args.dry_run and log.state.slot > opened.floor(name):
-                behind.append(log)
-            if len(behind) >= NOTED_TOGETHER:
-                opened.note_slots(behind)
-                behind.clear()
+            if not args.dry_run:
+                noted.add(name, log, report)
             deleted += report.deleted
             swept += report.swept
             waiting += report.waiting
             freed += report.bytes
-    if behind:
-        opened.note_slots(behind)
-    try:
-        now = opened.ports.clock_ms()
-        if args.now is not None:
-            now = args.now if args.force_now else min(now, args.now)
-        swept += sweep_uploads(opened, now, dry_run=args.dry_run)
-    except CompactorError as error:
-        outcomes.failed("unfinished uploads", error)
+            moments.append(report.next_ms)
+    noted.write()
+    swept += _uploads(opened, args, outcomes)
     would = "to be " if args.dry_run else ""
     groups = ((would + "deleted", deleted), (would + "swept", swept), ("waiting", waiting))
     rows = [(what, segment, count) for what, keys in groups for segment, count in _by_segment(keys).items()]
     tables = [Table("", ("", "segment", "objects"), rows)] if rows else []
+    later = min((moment for moment in moments if now_ms < moment < NEVER), default=None)
     summary = f"{len(deleted)} objects {would}deleted, {len(swept)} {would}swept, {len(waiting)} wait for grace; {size(freed)}"
-    out.result({"deleted": deleted, "swept": swept, "waiting": waiting, "bytes": freed}, *tables, summary=summary)
+    summary += f". The next are due at {_iso(later)}" if later is not None else ""
+    summary += f". Looked at {len(names)} of {len(every)} partitions" if len(names) < len(every) else ""
+    document = {"deleted": deleted, "swept": swept, "waiting": waiting, "bytes": freed, "next_ms": later, "looked_at": len(names)}
+    out.result(document, *tables, summary=summary)
     return outcomes.exit_code()
+
+
+def _uploads(opened: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
+    from compactor.upkeep.uploads import sweep_uploads
+
+    try:
+        now = opened.ports.clock_ms()
+        if args.now is not None:
+            now = args.now if args.force_now else min(now, args.now)
+        return sweep_uploads(opened, now, dry_run=args.dry_run)
+    except CompactorError as error:
+        outcomes.failed("unfinished uploads", error)
+        return ()
+
+
+def _iso(at_ms: int) -> str:
+    from compactor.views.difference import iso
+
+    return iso(at_ms)
 
 
 def _by_segment(keys: list[str]) -> Counter[str]:

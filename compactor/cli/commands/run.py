@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Progress, Table, size
+from compactor.cli.profile import Profile, add_argument
 from compactor.cli.warming import warm_up
 
 if TYPE_CHECKING:
@@ -17,17 +19,20 @@ if TYPE_CHECKING:
     from compactor.control.summary import PartitionSummary
     from compactor.model.ids import TopicPartition
     from compactor.model.plan import CompactionPlan
+    from compactor.service.progress import JobProgress
 
 
 def add_arguments(parser: frame.Parser) -> None:
     tiers.partitions_argument(parser)
     tiers.now_argument(parser)
     parser.add_argument("--force", action="store_true", help="clean whatever is dirty, whatever the dirty ratio says")
+    add_argument(parser)
     parser.runs(run)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.round.compaction import nothing_to_do
+    from compactor.control.pauses import pause_of
+    from compactor.round.compaction import nothing_to_do, paused
 
     with tiers.opened(args, local_state=True, writes="run") as opened:
         names = opened.partitions(args.partitions)
@@ -38,17 +43,23 @@ def run(args: argparse.Namespace, out: Output) -> int:
         for summary in _looks(opened, names, out):
             if summary.leader is not None and not summary.leader.released:
                 held.append(summary.name)
-            idle = nothing_to_do(opened.cleaner_for(summary.topic), summary, now, force=args.force)
+            why = pause_of(opened.catalog.state, summary.name)
+            idle = (
+                paused(summary, why)
+                if why and not summary.open_run
+                else nothing_to_do(opened.cleaner_for(summary.topic), summary, now, force=args.force)
+            )
             if idle is not None:
                 rows[summary.name] = tiers.plain(idle) | {"requests": 0, "seconds": 0.0}
                 outcomes.ok()
         work = [name for name in names if name not in rows]
+        profile = Profile(args)
         if work:
-            rows |= _rounds(opened, work, held, args, now, out, outcomes)
+            rows |= _rounds(opened, work, held, args, now, profile, out, outcomes)
     found = [rows[name] for name in names]
     usage = opened.counters.usage()
     store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
-    out.result({"partitions": found, "store": store}, _table(found))
+    out.result({"partitions": found, "store": store, "profile": profile.document()}, _table(found), *profile.tables())
     return outcomes.exit_code()
 
 
@@ -79,11 +90,15 @@ def _rounds(
     held: Sequence[TopicPartition],
     args: argparse.Namespace,
     now: int,
+    profile: Profile,
     out: Output,
     outcomes: tiers.PartitionOutcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
     from compactor.local.spool import process_folder
     from compactor.round.compaction import not_done
+    from compactor.service.journal import Journal
+    from compactor.service.progress import JobProgress
+    from compactor.service.scheduling import Action, Job
 
     process_folder(opened.state_dir)  # before anything is announced that could not be worked on
     if opened.engines is not None:
@@ -91,10 +106,11 @@ def _rounds(
             opened.engines(opened, name)  # a machine without Java lacks it for every partition
     rows = {}
     warm_up(out)
-    with out.progress("cleaning", unit="bytes") as progress, opened.counters.watched(progress.advance):
+    with out.progress("cleaning", unit="bytes") as progress, opened.counters.watched(progress.advance), profile.recording():
         for number, name in enumerate(names, start=1):
             begin, before = time.monotonic(), opened.counters.usage()
-            stages = _Stages(progress, f"{name} ({number} of {len(names)})")
+            told = JobProgress(Job(name, Action.ROUND), None, now, Journal(logging.getLogger(__name__)))
+            stages = _Stages(progress, f"{name} ({number} of {len(names)})", told)
             try:
                 if name in held:
                     _say_who_leads(opened, name, out)
@@ -102,6 +118,8 @@ def _rounds(
                 if report.status == "quarantined":
                     outcomes.bad_data(str(name), report.reason)
                 else:
+                    if report.reason:  # why it waits, what was given up first, what brokers had deleted meanwhile
+                        out.note(f"{name}: {report.reason}")
                     outcomes.ok()
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 report = not_done(name, outcomes.failed(str(name), error))
@@ -111,15 +129,17 @@ def _rounds(
 
 
 class _Stages:
-    """Shows the stage that a round has reached, and the bytes that go to and fro in it."""
+    """Shows the stage that a round has reached, and the bytes that go to and fro in it; with ``-v`` a line for each step stays."""
 
-    def __init__(self, progress: Progress, label: str) -> None:
+    def __init__(self, progress: Progress, label: str, told: JobProgress) -> None:
         self._progress = progress
         self._label = label
+        self._told = told
         progress.at(label)
 
     def __call__(self, stage: Stage, plan: CompactionPlan) -> None:
         self._progress.at(f"{self._label}: {stage.value}")
+        self._told.reached(stage, plan)
 
 
 def _table(found: list[dict[str, object]]) -> Table:

@@ -9,6 +9,9 @@ from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, size
 from compactor.errors import CompactorError
 
+SHORT = 8
+"""Characters of a run's id in tables: enough to name it."""
+
 if TYPE_CHECKING:
     from compactor.views.history import RunReport
 
@@ -18,7 +21,7 @@ def add_arguments(parser: frame.Parser) -> None:
     tiers.partitions_argument(listing)
     listing.runs(show_list)
     show = parser.subcommand("show", "one round")
-    show.add_argument("run_id", metavar="RUN", help="as `runs list` prints it")
+    show.add_argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters")
     show.runs(show_run)
 
 
@@ -39,7 +42,7 @@ def show_list(args: argparse.Namespace, out: Output) -> int:
                 outcomes.ok()
     found.sort(key=lambda run: run.started_ms)
     rows = [
-        (f"{r.topic}-{r.partition}", r.run_id, iso(r.started_ms), _seconds(r), r.status, r.holder, r.leader_epoch, _range(r),
+        (f"{r.topic}-{r.partition}", r.run_id[:SHORT], iso(r.started_ms), _seconds(r), r.status, r.holder, r.leader_epoch, _range(r),
          f"{r.segments_in} -> {r.segments_out}" if r.segments_out else "", _bytes(r, "bytes_read"), _bytes(r, "bytes_written"), r.reason)
         for r in found
     ]  # fmt: skip
@@ -55,8 +58,8 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
     opened = tiers.viewed(args)
     names = opened.partitions()
     with out.progress("looking for it", len(names), "partitions") as progress:
-        state = find_run(opened, args.run_id, names, progress.advance)
-    run = next(run for run in runs_of(state) if run.run_id == args.run_id)
+        state, run_id = find_run(opened, args.run_id, names, progress.advance)
+    run = next(run for run in runs_of(state) if run.run_id == run_id)
     undoing = undo_problem(state, run.run_id)
     offsets = [
         " ".join(f"{e.leader_epoch}:{e.offset}" for e in vector) or "none" for vector in (run.cleaner_offsets_before, run.cleaner_offsets)
@@ -71,6 +74,7 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
         ("offsets", _range(run)),
         ("cleaner offsets", f"{offsets[0]} -> {offsets[1]}" if run.published_slot else ""),
         ("segments", f"{run.segments_in} -> {run.segments_out}" if run.segments_out else ""),
+        ("saved", _saved(run)),
         *((name.replace("_", " "), _stat(name, value)) for name, value in run.stats.items()),
         *_balance(run),
         ("undo", f"no: {undoing}" if undoing else f"tiered-compactor undo {run.run_id}"),
@@ -106,6 +110,14 @@ def _seconds(run: RunReport) -> float | None:
 def _bytes(run: RunReport, name: str) -> str:
     value = run.stats.get(name)
     return size(value) if isinstance(value, int) else ""
+
+
+def _saved(run: RunReport) -> str:
+    """What the round saved, beside what was expected of it."""
+    if not run.published_slot or "bytes_before" not in run.stats:
+        return ""
+    saved, expected = int(run.stats["bytes_before"]) - int(run.stats["bytes_written"]), run.stats.get("expected_saving_bytes")
+    return size(saved) + ("" if expected is None else f", {size(int(expected))} were expected")
 
 
 def _stat(name: str, value: float | str) -> str:

@@ -16,6 +16,7 @@ def add_arguments(parser: frame.Parser) -> None:
     dump = parser.subcommand("dump", "batches and records of one segment")
     dump.add_argument("partition", metavar="TOPIC-PARTITION")
     dump.add_argument("id", metavar="ID", help="as `segments list` prints it, or its first characters")
+    dump.add_argument("--whole", action="store_true", help="long keys and values are not cut, and headers are there")
     dump.runs(show_dump)
 
 
@@ -57,11 +58,16 @@ def show_dump(args: argparse.Namespace, out: Output) -> None:
     (name,) = opened.partitions([args.partition])
     limit = opened.cleaner_for(name.topic).max_decompressed_batch_bytes
     with out.progress("reading", unit="bytes") as progress, opened.counters.watched(progress.advance):
-        document = dump_segment(opened, name, args.id, limit)
+        document = dump_segment(opened, name, args.id, limit, whole=args.whole)
+    fields = ("offset", "timestamp", "key", "value")
     rows = [
-        (b["base_offset"], b["last_offset"], b["codec"], b["kind"], b["producer_id"], r["offset"], r["timestamp"], r["key"], r["value"])
+        (b["base_offset"], b["last_offset"], b["codec"], b["kind"], b["producer_id"], *map(r.get, fields), *_headers(r, shown=args.whole))
         for b in document["batches"]
-        for r in b["records"] or [{"offset": None, "timestamp": None, "key": None, "value": None}]
+        for r in b["records"] or [{}]
     ]
-    columns = ("base offset", "last offset", "codec", "kind", "producer", "offset", "timestamp", "key", "value")
+    columns = ("base offset", "last offset", "codec", "kind", "producer", *fields, *(("headers",) if args.whole else ()))
     out.result(document, Table(document["id"], columns, rows))
+
+
+def _headers(record: dict[str, Any], *, shown: bool) -> tuple[str, ...]:
+    return (" ".join(f"{each['key']}={each['value']}" for each in record.get("headers", ())),) if shown else ()

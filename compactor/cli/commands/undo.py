@@ -9,31 +9,33 @@ from compactor.cli.output import Output, Table
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("run_id", metavar="RUN", help="as `runs list` prints it")
+    parser.add_argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters")
     parser.add_argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: looked for among all)")
     parser.runs(run)
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
     from compactor.control.undo import undo, was_reverted
+    from compactor.upkeep.taking_back import take_back
     from compactor.views.history import find_run
 
     opened = tiers.opened(args, writes="undo")
     names = opened.partitions([args.partition] if args.partition else None)
     with out.progress("looking for the run", len(names), "partitions") as progress:
-        before = find_run(opened, args.run_id, names, progress.advance)
+        before, run_id = find_run(opened, args.run_id, names, progress.advance)
     name = before.name
-    if was_reverted(before, args.run_id):
-        out.note(f"{name}: run {args.run_id} was undone before; nothing to do")
+    if was_reverted(before, run_id):
+        out.note(f"{name}: run {run_id} was undone before; nothing to do")
         state = before
     else:
-        log = opened.open(name)
-        state = undo(opened.ports, log, opened.lease, args.run_id)
+        log = opened.open(name, leads=True)
+        brokers = opened.brokers is not None
+        state = take_back(opened, log, run_id) if brokers else undo(opened.ports, log, opened.lease, run_id)
         opened.note_change(log)
     document = {
         "topic": name.topic,
         "partition": name.partition,
-        "run_id": args.run_id,
+        "run_id": run_id,
         "status": "reverted",
         "cleaner_offsets": [tiers.plain(entry) for entry in state.vector],
         "first_dirty_offset": state.first_dirty_offset,
@@ -48,4 +50,4 @@ def run(args: argparse.Namespace, out: Output) -> None:
         ("dirty from", before.first_dirty_offset, state.first_dirty_offset),
     ]
     summary = "Its outputs are deleted by `retire` once the grace period is over. The same round is due again, unless the settings change"
-    out.result(document, Table(f"{name}: run {args.run_id} is undone", ("", "before", "now"), rows), summary=summary)
+    out.result(document, Table(f"{name}: run {run_id} is undone", ("", "before", "now"), rows), summary=summary)

@@ -17,9 +17,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from compactor.bootstrap import Tier, open_tier
-from compactor.cleaner.gate.batches import Fates
-from compactor.cleaner.gate.judge import Gate
-from compactor.cleaner.passes.source import SourceSegment
 from compactor.config import Settings
 from compactor.local.staging import Budget, Staging
 from compactor.model.ids import TopicPartition
@@ -29,7 +26,7 @@ from compactor.round.ports import WorkStats
 from compactor.round.rewrite import LocalWorker
 from compactor.round.skip import FilterRecord, filter_for
 from compactor.round.sources import Reading
-from compactor.spark.round.gate import Sample, part_gate
+from compactor.tier.publishers.object_log import ObjectLogPublisher
 from compactor.tier.sidecars import Sidecars
 
 
@@ -46,7 +43,8 @@ class Filters:
 class Shared:
     """What all tasks of a round share. Budgets are one task's part of it; ``scratch``: prefix of this attempt's objects.
 
-    ``gate_bits``: which keys the gate looks up (compactor.spark.round.gate); 0: there is no gate. ``filters``: for new segments, if any.
+    ``gate``: whether there is one (compactor.spark.round.gate). ``filters``: for new segments, if any.
+    ``topic_id``: of brokers' topics, as objects are named by it.
     """
 
     settings: Settings
@@ -56,8 +54,9 @@ class Shared:
     ranges: int
     map_budget_bytes: int
     disk_budget_bytes: int
-    gate_bits: int
+    gate: bool
     filters: Filters | None
+    topic_id: str = ""
 
     @property
     def partition(self) -> str:
@@ -71,7 +70,7 @@ class Shared:
 
 @dataclass
 class Cost:
-    """What a task used. Bytes; ``gate_coverage``: share of the keys that the gate looked up; ``cpu_seconds``: of its Python process."""
+    """What a task used. Bytes; ``gate_keys``: whose last records the gate looked up; ``cpu_seconds``: of its Python process."""
 
     bytes_fetched: int = 0
     peak_disk_bytes: int = 0
@@ -80,7 +79,8 @@ class Cost:
     map_entries: int = 0
     rows: int = 0
     exchanged_bytes: int = 0
-    gate_coverage: float = 0.0
+    gate_keys: int = 0
+    gate_disk_bytes: int = 0
     cpu_seconds: float = 0.0
     sidecar_bytes: int = 0
 
@@ -88,17 +88,17 @@ class Cost:
         """Sums, and the highest of what does not add up."""
         for name, value in other.__dict__.items():
             mine = getattr(self, name)
-            setattr(self, name, max(mine, value) if name.startswith(("peak", "gate")) else mine + value)
+            setattr(self, name, max(mine, value) if name.startswith("peak") else mine + value)
 
 
 @lru_cache(maxsize=4)
-def _opened(settings: str) -> Tier:
-    return open_tier(Settings.model_validate_json(settings))
+def _opened(settings: str, topic: str, topic_id: str) -> Tier:
+    return open_tier(Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
 
 
-def tier_of(settings: Settings) -> Tier:
-    """This process's clients for a tier, opened once."""
-    return _opened(settings.model_dump_json())
+def tier_of(shared: Shared) -> Tier:
+    """This process's clients for a tier, opened once. No broker is asked anything: what has to be known of them travels."""
+    return _opened(shared.settings.model_dump_json(), shared.plan.topic * bool(shared.topic_id), shared.topic_id)
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def workplace(shared: Shared, cost: Cost) -> Iterator[Staging]:
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
     os.makedirs(local, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"tiered-compactor-{os.getpid()}-", dir=local))
-    staging = Staging(folder / "staged", tier_of(shared.settings).ports.layout, Budget(shared.disk_budget_bytes))
+    staging = Staging(folder / "staged", tier_of(shared).ports.layout, Budget(shared.disk_budget_bytes))
     try:
         yield staging
     finally:
@@ -126,22 +126,22 @@ def note_memory(cost: Cost) -> None:
 def sidecars_of(shared: Shared) -> Sidecars | None:
     """Those of the partition; None where there are none to be used or written."""
     filters = shared.filters
-    return Sidecars(tier_of(shared.settings).ports.control, filters.log_prefix, shared.hash_key) if filters else None
+    return Sidecars(tier_of(shared).ports.control, filters.log_prefix, shared.hash_key) if filters else None
 
 
 def local_worker(shared: Shared, staging: Staging, stats: WorkStats | None = None) -> LocalWorker:
     filters = shared.filters
     cleaner = shared.settings.cleaner_for(shared.plan.topic)
-    ports = tier_of(shared.settings).ports
+    ports = tier_of(shared).ports
     return LocalWorker(
         layout=ports.layout,
-        publisher=ports.publisher,
+        publisher=ObjectLogPublisher(),  # the driver introduces what a receipt names
         staging=staging,
         hash_key=shared.hash_key,
         map_budget_bytes=shared.map_budget_bytes,
         threads=1,
         engine="auto" if cleaner.map_engine == "spark" else cleaner.map_engine,
-        verify_before_publish=bool(shared.gate_bits),
+        verify_before_publish=shared.gate,
         sidecars=sidecars_of(shared),
         filter_for=partial(filter_for, cleaner, filters.record, filters.probes) if filters else _no_filter,
         stats=stats or WorkStats(),
@@ -150,7 +150,3 @@ def local_worker(shared: Shared, staging: Staging, stats: WorkStats | None = Non
 
 def _no_filter(records: int, segment_bytes: int) -> None:
     return None
-
-
-def gate_of(shared: Shared, sources: Sequence[SourceSegment], fates: Sequence[Fates], sample: Sample, *, full: bool) -> Gate | None:
-    return part_gate(shared.plan, shared.hash_key, sources, fates, sample, full=full) if shared.gate_bits else None

@@ -14,12 +14,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from pyspark import InheritableThread
 from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.traceback_utils import SCCallSiteSync
 
 from compactor.errors import CompactorError, OutOfBudget, StoreError, Unavailable
 from compactor.model.plan import CompactionPlan
@@ -27,7 +29,7 @@ from compactor.round.rewrite import fingerprint
 from compactor.spark.cluster.executor import Cost
 
 if TYPE_CHECKING:
-    from pyspark import RDD
+    from pyspark import RDD, SparkContext
     from pyspark.sql import SparkSession
 
 Work = Callable[[int, Any, Cost], Any]
@@ -143,26 +145,52 @@ class Task:
 
 @dataclass
 class Cluster:
-    """One Spark application, for jobs from several threads. ``slots``: tasks that run at a time."""
+    """One Spark application, for jobs from several threads."""
 
     spark: SparkSession
-    slots: int
-    slots_per_executor: int
     funnel: _Funnel = field(default_factory=_Funnel)
 
     def __post_init__(self) -> None:
         self._context = self.spark.sparkContext
         self._accumulator = self._context.accumulator([], self.funnel)
         self._numbers = itertools.count()
+        self._over = threading.Event()
+
+    @property
+    def slots(self) -> int:
+        """Tasks that run at a time, now: executors come and go."""
+        return max(1, self._context.defaultParallelism)
+
+    @property
+    def slots_per_executor(self) -> int:
+        executors = max(1, int(self._context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
+        return -(-self.slots // executors)
+
+    def break_off(self) -> None:
+        """Whoever waits for a job is told that it is over, and the jobs are cancelled."""
+        self._over.set()
+
+    def require(self) -> None:
+        """Raises Unavailable where that was said."""
+        if self._over.is_set():
+            raise Unavailable("the job was broken off", hint="Run it again: what is open is taken up")
 
     def items(self, items: Sequence[Any]) -> RDD[tuple[int, Any]]:
         """Each item with its place, and each for a task of its own."""
         return self._context.parallelize(list(enumerate(items)), len(items))
 
-    def exchanged(self, ranges: int, answer: Callable[[int], Iterator[tuple[int, Any]]], places: int) -> RDD[tuple[int, Any]]:
-        """Each range's answers, (place, answer), brought together by place through the shuffle: (place, its answers)."""
-        parts = min(places, self.slots * PARTS_PER_SLOT)
-        return self._context.parallelize(range(ranges), ranges).flatMap(answer).groupByKey(parts, _same)
+    def exchanged(
+        self, what: str, items: Sequence[Any], answer: Callable[[Any], Iterator[tuple[int, Any]]], beside: Sequence[Any]
+    ) -> RDD[tuple[int, Any]]:
+        """Each item's answers, (place, answer), brought together by place through the shuffle, with what lies ``beside``: one per place.
+
+        ``what``: what the stage that answers is called.
+        """
+        parts = min(len(beside), self.slots * PARTS_PER_SLOT)
+        with stages_called(self._context, what):
+            given = self._context.parallelize(list(enumerate(beside)), parts)
+            answers = self._context.parallelize(list(items), max(1, len(items))).flatMap(answer)
+            return answers.union(given).groupByKey(parts, _same)
 
     def outcomes(
         self,
@@ -182,6 +210,7 @@ class Cluster:
         :param check: called every few seconds; raises Fenced.
         :raises Unavailable: Spark gives up. The outcomes that came before were right.
         """
+        self.require()
         watch = watch or JobWatch()
         watch.on_step(what, count)
         with _Running(self, what, rdd, work, plan) as running:
@@ -196,6 +225,23 @@ class Cluster:
 
 def _same(place: int) -> int:
     return place
+
+
+@contextmanager
+def stages_called(context: SparkContext, what: str) -> Iterator[None]:
+    """Names the stages of this thread's jobs, which PySpark would call by the line of its own that started them."""
+    with _naming:
+        SCCallSiteSync._spark_stack_depth += 1
+    context.setLocalProperty("callSite.short", what)
+    try:
+        yield
+    finally:
+        context.setLocalProperty("callSite.short", None)  # type: ignore[arg-type]
+        with _naming:
+            SCCallSiteSync._spark_stack_depth -= 1
+
+
+_naming = threading.Lock()
 
 
 class _Running:
@@ -213,7 +259,8 @@ class _Running:
         def run() -> None:
             try:
                 self._context.setJobGroup(self._group, what, interruptOnCancel=True)
-                rdd.setName(what).foreachPartition(task)
+                with stages_called(self._context, what):
+                    rdd.setName(what).foreachPartition(task)
             except BaseException as error:  # noqa: BLE001 - raised again where the results are awaited
                 self._error = error
 
@@ -232,6 +279,7 @@ class _Running:
             except queue.Empty:
                 if over:
                     raise given_up(self._error) from None
+            self._cluster.require()
             check()
 
     def __exit__(self, *_: object) -> None:

@@ -21,10 +21,15 @@ from compactor.spark.cluster.versions import check_java, check_pyspark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from compactor.config import Settings
+    from compactor.config import Settings, Spark
     from compactor.spark.cluster.jobs import Cluster
 
 _LOCAL = re.compile(r"local\[(\d+|\*)\]")
+_MISSING = re.compile(r"No module named '([\w.]+)'")
+OURS: Final = ("compactor", "bloom", "checkpoint")
+PACKAGES: Final = {"pydantic_core": "pydantic", "pybloom_live": "pybloom-live"}
+"""What is called otherwise where it is installed."""
+
 LOCAL_TRIES: Final = 4
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which has started the JVM already."""
@@ -63,7 +68,7 @@ def cluster(settings: Settings, app_name: str = "tiered-compactor") -> Iterator[
         session: SparkSession = SparkSession.builder.appName(app_name).getOrCreate()
     else:
         check_java()
-        session = _own_session(settings.spark.master, app_name, folder)
+        session = _own_session(settings.spark, app_name, folder)
     try:
         yield _warmed_up(session, begin)
     finally:
@@ -74,24 +79,37 @@ def cluster(settings: Settings, app_name: str = "tiered-compactor") -> Iterator[
 
 def _warmed_up(session: SparkSession, begin: float) -> Started:
     """After a first job: executors have registered and can import what they will run."""
-    from compactor.spark.cluster.jobs import Cluster
+    from compactor.spark.cluster.jobs import Cluster, stages_called
 
     context = session.sparkContext
     context.setJobDescription("first job: are the executors ready?")
     try:
         wanted = max(2, context.defaultParallelism)
         # With a shuffle, as the JVM loads what that needs when it is first asked.
-        answers = context.parallelize(range(wanted), wanted).map(_warm).groupByKey(wanted).map(_version)
-        differing = set(answers.collect()) - {_ready()}
+        with stages_called(context, "are the executors ready?"):
+            answers = context.parallelize(range(wanted), wanted).map(_warm).groupByKey(wanted).map(_version)
+            differing = set(answers.collect()) - {_ready()}
     except _errors() as error:
-        raise UsageError(f"Spark's executors do not run our tasks: {first_line(error)}", hint=INSTALL) from None
+        raise not_ready(error) from None
     finally:
         context.setJobDescription(None)  # type: ignore[arg-type]
     if differing:
         raise UsageError(f"the executors run {min(differing)}, the driver {_ready()}", hint=INSTALL)
-    slots = max(1, context.defaultParallelism)
-    executors = max(1, int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
-    return Started(Cluster(session, slots, -(-slots // executors)), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
+    return Started(Cluster(session), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
+
+
+def not_ready(error: Exception) -> UsageError:
+    """What the first job says of executors that cannot run the others: which package they lack, if it is that."""
+    missing = _MISSING.search(str(error))
+    if missing is None:
+        return UsageError(f"Spark's executors do not run our tasks: {first_line(error)}", hint=INSTALL)
+    package = missing[1].partition(".")[0]
+    if package in OURS:
+        return UsageError(f"the executors' Python has no tiered-compactor: it finds no {package}", hint=INSTALL)
+    hint = (
+        f"Install it for the Python that executors use (PYSPARK_PYTHON, spark.pyspark.python): pip install {PACKAGES.get(package, package)}"
+    )
+    return UsageError(f"the executors' Python lacks the package {package}", hint=hint)
 
 
 def _warm(place: int) -> tuple[int, str]:
@@ -117,11 +135,12 @@ def _ready() -> str:
     return fingerprint()
 
 
-def _own_session(master: str, app_name: str, folder: Path) -> SparkSession:
+def _own_session(settings: Spark, app_name: str, folder: Path) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
+    master = settings.master
     folder.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
     conf = SparkConf().setAppName(app_name)
@@ -144,6 +163,8 @@ def _own_session(master: str, app_name: str, folder: Path) -> SparkSession:
         conf.set("spark.python.unix.domain.socket.enabled", str(bool(short)).lower())
         if short:
             conf.set("spark.python.unix.domain.socket.dir", short[0])
+    for name, value in settings.properties.items():
+        conf.set(name, str(value).lower() if isinstance(value, bool) else str(value))
     log = folder / "driver.log"
     try:
         with log.open("ab") as file:

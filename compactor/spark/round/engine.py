@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from compactor.bootstrap import Tier
+from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.round.engines import Engine
+from compactor.round.engines import DraftAt, Engine
 from compactor.round.plan import RoundFacts
 from compactor.round.ports import Check, WorkSession, WorkStats
 from compactor.round.skip import CleanVerdicts
@@ -63,6 +64,11 @@ class _Worker:
     name: TopicPartition
     stats: WorkStats
     _started: SparkWorker | None = field(default=None, init=False)
+
+    def begun_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
+        from compactor.spark.round.leftovers import begun_ms
+
+        return begun_ms(self.tier.ports.control, self.tier.open(self.name), state.live, now_ms, draft_at)
 
     def scout(self, facts: RoundFacts, check: Check) -> CleanVerdicts:
         return self._worker().scout(facts, check)

@@ -1,12 +1,15 @@
 """What executors hand to each other through the tier's scratch prefix: key rows in, survivors out. Never a key, never a value.
 
-    buckets of one segment     [range 0 | range 1 | ..] of its dirty rows   [range 0 | range 1 | ..] of its clean rows   [facts]
+    keys of a bundle           [range 0 | range 1 | ..] of its dirty rows   [range 0 | ..] of its clean rows   [directory]   [tail]
     row, 16 bytes              tag:4 hash:8 ordinal:4   (the 96 bits of a hash that are the key, see bloom.siphash)
-    answer of one range        for one segment: the gaps between the ordinals of its survivors, ascending, as varints
-    survivors of one segment   bitmap, verdicts of its batches, and what pass 2 need not look up again
+    directory                  for each range, and behind the last: the first of its dirty rows and of its clean rows, 8 bytes each
+    answer of one range        for one bundle: the gaps between the ordinals of its survivors, ascending, as varints
+    survivors of a bundle      for each segment: bitmap, verdicts of its batches, and what pass 2 need not look up again   [tail]
+    tail                       arrays that say what lies before them; then their size and their CRC
 
-Rows of a range lie newest first, as the scan meets them. An *ordinal* counts the records of a segment from its end: that of a record is the
-number of records in the batches behind its own, plus its place within its batch. It does not depend on how the scan cuts the segment.
+A *bundle* is some segments that one task read, newest first. An *ordinal* counts the records of a bundle from its end: that of a record is
+the first ordinal of its segment (a multiple of 8), plus the number of records behind it in the segment. Rows of a range lie in the order of
+the scan, so their ordinals ascend.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,58 +44,64 @@ from compactor.storage.port import ObjectStore
 Flags = npt.NDArray[np.bool_]
 Arrays = dict[str, npt.NDArray[Any]]
 
-FIRST: Final = 0
+KeyRows = npt.NDArray[np.uint32]
+
 MAX_OFFSET: Final = 2**63 - 1
+ENTRY_BYTES: Final = 16
+MOST_GAP_BYTES: Final = 5
+_END: Final = struct.Struct("<QI")
+_GONE: Final = "Run it again: what is gone is read anew"
 
 
 @dataclass(frozen=True)
-class BucketIndex:
-    """Where the rows of one segment lie in its object: rows [dirty[r], dirty[r + 1]) and [clean[r], clean[r + 1]) are those of range r.
-
-    Clean rows lie behind the dirty ones, ``facts_size`` bytes behind the last row. All ordinals are below ``ordinals``.
-    """
+class KeyBundle:
+    """Where the rows of some segments' keys lie. All ordinals are below ``ordinals``; ``size``: bytes of the object."""
 
     key: str
-    dirty: Int64s
-    clean: Int64s
+    size: int
+    ranges: int
     ordinals: int
-    facts_size: int
+    dirty_rows: int
+    clean_rows: int
 
-    @property
-    def rows(self) -> int:
-        return int(self.clean[-1])
+    row_bytes: ClassVar[int] = ROW_BYTES
 
-    @property
-    def dirty_rows(self) -> int:
-        return int(self.dirty[-1])
+    def directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Where each of the ranges [first, last) begins, and where the last one ends: (dirty row, clean row) each."""
+        position = (self.dirty_rows + self.clean_rows) * ROW_BYTES + first * ENTRY_BYTES
+        found = np.frombuffer(self._get(store, position, (last - first + 1) * ENTRY_BYTES), np.int64).reshape(-1, 2)
+        if (np.diff(found, axis=0) < 0).any() or found[-1, 0] > self.dirty_rows or found[-1, 1] > self.dirty_rows + self.clean_rows:
+            raise BadData("the directory of a scratch object is damaged", segment=self.key, hint="Run it again")
+        return found
 
-    @property
-    def size(self) -> int:
-        return self.rows * ROW_BYTES + self.facts_size
-
-    def has(self, number: int, *, clean: bool) -> bool:
-        section = self.clean if clean else self.dirty
-        return bool(section[number] < section[number + 1])
-
-    def facts(self, store: ObjectStore) -> Arrays:
-        """``tombstones``: a flag per batch, a tombstone is in it; ``counts``: rows per batch where a header does not tell (else empty)."""
-        return unpack_arrays(store.get(self.key, self.rows * ROW_BYTES, self.facts_size), self.key)
-
-    def read(self, store: ObjectStore, number: int, *, clean: bool) -> npt.NDArray[np.uint32]:
-        """The rows of one range, newest first, as (tag, low, high, ordinal)."""
-        section = self.clean if clean else self.dirty
-        return self._rows(store, int(section[number]), int(section[number + 1]))
+    def rows(self, store: ObjectStore, begin: int, end: int) -> KeyRows:
+        """Rows as (tag, low, high, ordinal)."""
+        return np.frombuffer(self._get(store, begin * ROW_BYTES, (end - begin) * ROW_BYTES), np.uint32).reshape(-1, 4)
 
     def dirty_keys(self, store: ObjectStore) -> Iterator[Hashes]:
         """The keys of all dirty rows, repeated ones too: what filters are asked about."""
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
-            yield keys_of(self._rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
+            yield keys_of(self.rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
-    def _rows(self, store: ObjectStore, begin: int, end: int) -> npt.NDArray[np.uint32]:
-        data = store.get(self.key, begin * ROW_BYTES, (end - begin) * ROW_BYTES)
-        if len(data) != (end - begin) * ROW_BYTES:
+    def tail(self, store: ObjectStore) -> Arrays:
+        """What pass 1 found out about the segments (compactor.spark.round.bundles)."""
+        return read_tail(store, self.key, self.size)
+
+    def _get(self, store: ObjectStore, position: int, size: int) -> bytes:
+        data = get_scratch(store, self.key, position, size)
+        if len(data) != size:
             raise BadData("a scratch object is shorter than when it was written", segment=self.key, hint="Run it again")
-        return np.frombuffer(data, np.uint32).reshape(-1, 4)
+        return data
+
+
+@dataclass(frozen=True)
+class ScratchPart:
+    """Bytes [position, position + size) of a scratch object, and their SHA-256."""
+
+    key: str
+    position: int
+    size: int
+    sha256: str
 
 
 class RowSorter:
@@ -105,11 +116,16 @@ class RowSorter:
         self._blocks: list[Int64s] = []
         self._buffer = np.empty((BLOCK_ROWS, 4), np.uint32)
         self._fill = 0
+        self._flushed = 0
+
+    @property
+    def rows(self) -> int:
+        return self._flushed + self._fill
 
     def add(
         self, chunk: Chunk, rows: Rows, first_row: Int64s, begin: Int64s, halves: tuple[np.uint64, np.uint64], low: int, end: int
     ) -> None:
-        """Keyed rows of a chunk with low <= offset < end, backwards. ``begin``: ordinal of each batch's first row."""
+        """Keyed rows of a chunk with low <= offset < end, backwards. ``begin``: ordinal of each batch's last row."""
         row = len(rows)
         while row:
             row, self._fill = _pack(
@@ -119,7 +135,7 @@ class RowSorter:
                 self._flush()
 
     def write(self, file: BinaryIO) -> Int64s:
-        """Appends all rows; returns where each range begins, and their number. To be called once."""
+        """Appends all rows; returns where each range begins, and their number: one more than there are ranges. To be called once."""
         if self._spool is None:
             begins, data = self._sorted()
             self._reserve(data.nbytes)
@@ -147,6 +163,7 @@ class RowSorter:
         self._reserve(data.nbytes)
         self._spool.write(_bytes(data))
         self._blocks.append(begins)
+        self._flushed += self._fill
         self._fill = 0
 
     def _sorted(self) -> tuple[Int64s, npt.NDArray[np.uint32]]:
@@ -165,7 +182,7 @@ def wanted_batches(source: SourceSegment, aborted: Flags) -> Flags:
 
 
 def ordinals(counts: Int64s) -> Int64s:
-    """The ordinal of each batch's first row, from the rows per batch."""
+    """The ordinal of each batch's last row, from the rows per batch."""
     return np.concatenate((np.cumsum(counts[::-1])[::-1][1:], np.zeros(min(1, len(counts)), np.int64)))
 
 
@@ -219,15 +236,11 @@ def decode_verdicts(arrays: Arrays, batches: int) -> Verdicts:
     return Verdicts(**flags, txn_entries=np.frombuffer(arrays["txn_entries"].tobytes(), TXN_ENTRY))
 
 
-def encode_bits(bitmap: Bytes) -> bytes:
-    """Of a bitmap in which few bits are set: about a byte each."""
-    out = np.empty(most_gap_bytes(bitmap), np.uint8)
-    return out[: gaps(bitmap, out)].tobytes()
-
-
-def most_gap_bytes(bitmap: Bytes) -> int:
-    """Gaps below 128 take a byte, and of larger ones there are few: a further byte for at least 128 bits skipped."""
-    return int(np.bitwise_count(bitmap).sum(dtype=np.int64)) + bitmap.size // 16 + 8
+def encode_kept(rows: KeyRows, kept: Bytes) -> bytes:
+    """The ordinals of some rows, which ascend: those whose bit is set in ``kept``."""
+    chosen = rows[np.unpackbits(kept, count=len(rows)).astype(np.bool_), 3]
+    out = np.empty(MOST_GAP_BYTES * len(chosen), np.uint8)
+    return out[: gaps(chosen, out)].tobytes()
 
 
 def pack_arrays(arrays: Arrays, *, dense: bool = False) -> bytes:
@@ -274,12 +287,42 @@ def create_once(store: ObjectStore, key: str, data: bytes | Path) -> ScratchObje
     return ScratchObject(key=key, size=size, sha256=sha256)
 
 
-def read_scratch(store: ObjectStore, scratch: ScratchObject) -> Arrays:
+def get_scratch(store: ObjectStore, key: str, position: int = 0, size: int | None = None) -> bytes:
+    """Raises StoreError, also where the object is gone: that of a round which somebody else has taken over is no loss."""
+    try:
+        return store.get(key, position, size)
+    except NotFound:
+        raise StoreError(f"the scratch object {store.url}/{key} is gone", hint=_GONE) from None
+
+
+def is_a(kind: str, key: str) -> bool:
+    """Whether a scratch object is of a kind, by its own name: a topic may be called anything."""
+    return kind in key.rpartition("/")[2]
+
+
+def read_scratch(store: ObjectStore, scratch: ScratchObject | ScratchPart) -> Arrays:
     """Raises BadData where it is not what was recorded."""
-    data = store.get(scratch.key)
+    position = scratch.position if isinstance(scratch, ScratchPart) else 0
+    data = get_scratch(store, scratch.key, position, scratch.size)
     if len(data) != scratch.size or hashlib.sha256(data).hexdigest() != scratch.sha256:
         raise BadData("a scratch object is not what was recorded", segment=scratch.key, hint="Run it again")
     return unpack_arrays(data, scratch.key)
+
+
+def pack_tail(arrays: Arrays) -> bytes:
+    """To be the last bytes of an object."""
+    data = pack_arrays(arrays)
+    return data + _END.pack(len(data), zlib.crc32(data))
+
+
+def read_tail(store: ObjectStore, key: str, size: int) -> Arrays:
+    """Of an object of so many bytes. Raises BadData where it is damaged, StoreError where it is gone."""
+    end = get_scratch(store, key, max(0, size - _END.size), _END.size)
+    length, crc = _END.unpack(end) if len(end) == _END.size else (size + 1, 0)
+    data = get_scratch(store, key, size - _END.size - length, length) if length + _END.size <= size else b""
+    if not data or zlib.crc32(data) != crc:
+        raise BadData("the end of a scratch object is damaged", segment=key, hint="Run it again")
+    return unpack_arrays(data, key)
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
@@ -302,29 +345,25 @@ def _pack(
                 buffer[fill, 0] = tag_of(h0)
                 buffer[fill, 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
                 buffer[fill, 2] = np.uint32(h1 >> np.uint64(32))
-                buffer[fill, 3] = np.uint32(begin[batch] + row - first_row[batch])
+                buffer[fill, 3] = np.uint32(begin[batch] + first_row[batch + 1] - 1 - row)
                 fill += 1
     return 0, fill
 
 
 @kernel
-def gaps(bitmap: Bytes, out: Bytes) -> int:
-    """The bits that are set, as the gaps between them in seven bits a byte; returns the bytes used. ``out``: see ``most_gap_bytes``."""
+def gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
+    """Ascending ordinals as the gaps between them in seven bits a byte; returns the bytes used."""
     at = 0
     previous = np.int64(-1)
-    for byte in range(bitmap.size):
-        if bitmap[byte] == 0:
-            continue
-        for bit in range(8):
-            if bitmap[byte] & (128 >> bit):
-                gap = 8 * byte + bit - previous - 1
-                previous = np.int64(8 * byte + bit)
-                while gap >= 128:
-                    out[at] = (gap & 127) | 128
-                    gap >>= 7
-                    at += 1
-                out[at] = gap
-                at += 1
+    for i in range(ordinals.size):
+        gap = np.int64(ordinals[i]) - previous - 1
+        previous = np.int64(ordinals[i])
+        while gap >= 128:
+            out[at] = (gap & 127) | 128
+            gap >>= 7
+            at += 1
+        out[at] = gap
+        at += 1
     return at
 
 
@@ -372,5 +411,5 @@ def _superseded(bitmap: Bytes, begin: Int64s, first_row: Int64s, out: Flags) -> 
     for batch in range(begin.size):
         if begin[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):
-                bit = begin[batch] + row - first_row[batch]
+                bit = begin[batch] + first_row[batch + 1] - 1 - row
                 out[row] = (bitmap[bit >> 3] >> (7 - (bit & 7))) & 1 == 0

@@ -1,76 +1,95 @@
-"""The equivalence gate where no process sees all keys: each task checks its part against a sample of the keys of all the others.
+"""The equivalence gate where no process sees all keys: each range of the gate's own hash is judged by one task.
 
-    pass 1      each dirty segment is read for the gate too: the last record in it of every key of the sample
-    gathering   one task makes one table of them: the last record of each key
-    pass 2      a group is compared with its sources and with that table before it is uploaded
+    pass 1      each segment is read for the gate too: rows of its records, sorted by range, an object for each bundle
+    ranges      the last record of each key, and what must be left of each segment: a number and the sum of their marks
+    gathering   the sums of all range tasks, 16 bytes a segment
+    pass 2      a group is compared with its sources and with these sums before it is uploaded
 
-A key is in the sample if its hash under the gate's own key ends in certain bits, other ones each round. Everything else of the gate is as
-on one machine: what became of transactions (folded here a second time, from the batches that decide), headers, order, checksums, coverage.
+Everything else of the gate is as on one machine: what became of transactions (folded here a second time, from the batches that decide),
+headers, order, checksums, coverage. Of the cleaner's exchange the gate uses only what carries bytes.
+
+    object      [range 0 | range 1 | ..] of dirty rows   [range 0 | ..] of rows outside the dirty range   [directory]
+    directory   for each range, and behind the last: in both sections the first of its rows, 8 bytes each; the CRCs of both, 4 bytes each
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import ClassVar, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from compactor.cleaner.gate.batches import Fates
-from compactor.cleaner.gate.judge import Gate, GateTerms, gate_seed
-from compactor.cleaner.gate.table import CELL_BYTES, DIGEST, DUE, KeyTable
+from compactor.cleaner.gate.judge import Gate, GateTerms
+from compactor.cleaner.gate.ranges import LastRecords
+from compactor.cleaner.gate.spool import RowSpool
+from compactor.cleaner.gate.table import ROW_BYTES, WORDS, Rows, Sums, Words
 from compactor.cleaner.passes.source import SourceSegment
+from compactor.errors import BadData, CompactorError
 from compactor.model.plan import CompactionPlan
 from compactor.records.batches import Int64s
 from compactor.round.rewrite import rules_of
-from compactor.spark.round.exchange import Arrays
+from compactor.spark.round.exchange import Arrays, get_scratch
+from compactor.storage.port import ObjectStore
 
-MOST_TABLE_BYTES: Final = 16 << 20
-"""Each task of pass 2 fetches the table."""
+ENTRY_BYTES: Final = 24
 
-FEWEST_BITS: Final = 3
-"""An eighth of the keys at most, so that cleaner and gate together exchange less than 24 bytes a record."""
-
-_SLACK: Final = 2
-"""The sample is not exactly its share, and a table is at most 0.7 full; two thirds of its budget are its cells."""
+Bounds = Int64s
+"""Where each segment whose rows are judged begins, ascending, and where the last one ends."""
 
 
-def sample_bits(records: int, budget_bytes: int) -> int:
-    """How many bits of a hash choose the keys that are looked up: as few as fit the table of so many records."""
-    most = min(MOST_TABLE_BYTES, budget_bytes // 4)
-    return max(FEWEST_BITS, (records * CELL_BYTES // max(most, 1)).bit_length())
+# ---- rows of a bundle -------------------------------------------------------------------------------------------------------
 
 
-def seed_of(plan: CompactionPlan) -> int:
-    return gate_seed(plan.first_dirty_offset, plan.end_offset, plan.now_ms)
+@dataclass(frozen=True)
+class GateBundle:
+    """Where the gate's rows of some segments lie. ``dirty_rows``: of them, those of the dirty range."""
+
+    key: str
+    size: int
+    ranges: int
+    dirty_rows: int
+    rows_below: int
+
+    row_bytes: ClassVar[int] = ROW_BYTES
+
+    def directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Where each of the ranges [first, last) begins, and where the last one ends: in both sections, and the CRCs of both."""
+        total = self.dirty_rows + self.rows_below
+        data = get_scratch(store, self.key, total * ROW_BYTES + first * ENTRY_BYTES, (last - first + 1) * ENTRY_BYTES)
+        found = (
+            np.frombuffer(data, np.int64).reshape(-1, 3) if len(data) == (last - first + 1) * ENTRY_BYTES else np.empty((0, 3), np.int64)
+        )
+        if not len(found) or (np.diff(found[:, :2], axis=0) < 0).any() or found[-1, 0] > self.dirty_rows or found[-1, 1] > total:
+            self.damaged()
+        return found
+
+    def rows(self, store: ObjectStore, begin: int, end: int) -> Rows:
+        data = get_scratch(store, self.key, begin * ROW_BYTES, (end - begin) * ROW_BYTES)
+        if len(data) != (end - begin) * ROW_BYTES:
+            self.damaged()
+        return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
+
+    def damaged(self) -> NoReturn:
+        raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 
 
-class Sample(KeyTable):
-    """A key table that speaks for the sample only, and travels."""
+def write_rows(spool: RowSpool, path: Path, key: str) -> GateBundle:
+    """The file of a bundle, which is to be put there."""
+    with path.open("wb") as file:
+        begins, crcs = spool.write(file)
+        entries = np.zeros((spool.ranges + 1, 3), np.int64)
+        entries[:, :2] = begins.T
+        entries[:-1, 2] = crcs.T.astype(np.uint32).copy().view(np.int64)[:, 0]
+        file.write(entries.tobytes())
+        dirty = int(begins[0, -1])
+        return GateBundle(key, file.tell(), spool.ranges, dirty, int(begins[1, -1]) - dirty)
 
-    def __init__(self, records: int, seed: int, bits: int) -> None:
-        """``records``: of which the sample is taken."""
-        share = (records >> bits) + 64
-        super().__init__(_SLACK * share * CELL_BYTES * 3 // 2, _SLACK * share, seed, bits)
 
-    def arrays(self) -> Arrays:
-        return {"gate_keys": self.taken(), "gate_bits": np.array([self.bits], np.int64)}
-
-    def take(self, cells: npt.NDArray[np.uint64]) -> None:
-        """Puts what ``arrays`` gave of another one; keys that this one does not speak for are left out."""
-        hashes = np.stack((cells[:, 0], cells[:, 2] >> np.uint64(32)), axis=1)
-        self.put(hashes, cells[:, 1].astype(np.int64), cells[:, 2] & (DIGEST | DUE))
-
-    @staticmethod
-    def of(parts: Sequence[Arrays], seed: int, bits: int) -> Sample:
-        """One table of all parts. Where a part had to narrow, so does the whole."""
-        narrowest = max((int(part["gate_bits"][0]) for part in parts), default=bits)
-        rows = sum(len(part["gate_keys"]) for part in parts)
-        whole = Sample(rows << narrowest, seed, narrowest)
-        for part in parts:
-            whole.take(part["gate_keys"])
-        return whole
+# ---- transactions -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -101,16 +120,48 @@ def decode_fates(arrays: Arrays, batches: int) -> Fates:
     return Fates(aborted, idle, arrays["gate_began"].astype(np.int64))
 
 
-def part_gate(
-    plan: CompactionPlan, hash_key: bytes, sources: Sequence[SourceSegment], fates: Sequence[Fates], sample: Sample, *, full: bool
-) -> Gate:
-    """The gate over some segments of a log, whose fates and keys come from elsewhere.
+# ---- gates over some segments of a log --------------------------------------------------------------------------------------
 
-    ``hash_key``: the cleaner's; ``full``: the sample has the keys of the whole dirty range, and nothing is to be read for it.
-    """
-    terms = GateTerms(rules_of(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)
-    gate = Gate(terms, sample, {source.ordinal: known for source, known in zip(sources, fates, strict=True)})
-    for source in sources:
-        if terms.is_dirty(source):
-            gate.admit(source, read=full)
+
+@dataclass(frozen=True)
+class Judged:
+    """What must be left of each segment, by the offset where it begins, and the number of keys in the dirty range."""
+
+    bounds: Bounds
+    sums: Sums
+    keys: int
+
+    def arrays(self) -> Arrays:
+        return {"gate_bounds": self.bounds, "gate_sums": self.sums, "gate_keys": np.array([self.keys], np.int64)}
+
+    @staticmethod
+    def of(arrays: Arrays) -> Judged:
+        return Judged(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
+
+    def left(self, source: SourceSegment) -> Words:
+        place = int(np.searchsorted(self.bounds[:-1], source.base))
+        if place >= len(self.sums) or int(self.bounds[place]) != source.base:
+            raise CompactorError(f"the gate was not shown {source.name}", hint="This is a bug; please report it")
+        return np.asarray(self.sums[place])
+
+
+def showing(plan: CompactionPlan, hash_key: bytes, source: SourceSegment, fates: Fates, spool: RowSpool) -> Gate:
+    """Takes the rows of one segment. ``hash_key``: the cleaner's."""
+    gate = Gate(_terms(plan, hash_key), LastRecords(0, 0, lambda ranges, part, parts: spool, on_disk=True), {source.ordinal: fates})
+    gate.begin(source)
     return gate
+
+
+def judging(plan: CompactionPlan, hash_key: bytes, sources: Sequence[SourceSegment], fates: Sequence[Fates], judged: Judged | None) -> Gate:
+    """Asked about groups. ``judged`` None: nothing is dirty, and nothing superseded."""
+    keys = LastRecords(0, 0, _no_disk)
+    known = {source.ordinal: fate for source, fate in zip(sources, fates, strict=True)}
+    return Gate(_terms(plan, hash_key), keys, known, {} if judged is None else {source.ordinal: judged.left(source) for source in sources})
+
+
+def _terms(plan: CompactionPlan, hash_key: bytes) -> GateTerms:
+    return GateTerms(rules_of(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)
+
+
+def _no_disk(ranges: int, part: int, parts: int) -> RowSpool:
+    raise CompactorError("a gate that takes no keys was given some", hint="This is a bug; please report it")

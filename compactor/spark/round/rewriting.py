@@ -19,19 +19,22 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.ports import WorkStats
 from compactor.round.rewrite import Execution
 from compactor.round.sources import Reading
-from compactor.spark.cluster.executor import Cost, Shared, gate_of, local_worker, tier_of, workplace
-from compactor.spark.round.exchange import StoredSurvivors, decode_verdicts, read_scratch
-from compactor.spark.round.gate import Sample, decode_fates, seed_of
+from compactor.spark.cluster.executor import Cost, Shared, local_worker, tier_of, workplace
+from compactor.spark.round.exchange import ScratchPart, StoredSurvivors, decode_verdicts, read_scratch
+from compactor.spark.round.gate import Judged, decode_fates, judging
 
 
 @dataclass(frozen=True)
 class ToRewrite:
-    """A group for pass 2, with the metadata and the survivors of its sources, in order. ``sample``: the gate's keys, if any are dirty."""
+    """A group for pass 2, with the metadata and the survivors of its sources, in order.
+
+    ``judged``: what the gate says must be left, if anything is dirty.
+    """
 
     task: CompactionTask
     sources: tuple[RemoteLogSegmentMetadata, ...]
-    survivors: tuple[ScratchObject, ...]
-    sample: ScratchObject | None = None
+    survivors: tuple[ScratchPart | ScratchObject, ...]
+    judged: ScratchPart | ScratchObject | None = None
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,13 @@ def rewrite_group(shared: Shared, item: ToRewrite, cost: Cost) -> CompactionRece
         stats, reading = WorkStats(), shared.reading(staging, item.sources)
         answers = _stored_answers(shared, item, reading)
         receipt = Execution(local_worker(shared, staging, stats), shared.plan, reading, lanes, answers).work_on(item.task)
-        cost.gate_coverage, cost.sidecar_bytes = stats.gate_coverage, stats.sidecar_bytes_written
+        cost.sidecar_bytes = stats.sidecar_bytes_written
         return receipt
 
 
 def _stored_answers(shared: Shared, item: ToRewrite, reading: Reading) -> StoredAnswers:
     survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
-    store = tier_of(shared.settings).ports.control
+    store = tier_of(shared).ports.control
     sources, verdicts, fates = [], [], []
     for ordinal, stored in enumerate(item.survivors):
         with reading.opened(ordinal) as source:
@@ -72,11 +75,13 @@ def _stored_answers(shared: Shared, item: ToRewrite, reading: Reading) -> Stored
         arrays = read_scratch(store, stored)
         verdicts.append(decode_verdicts(arrays, len(source.table)))
         survivors.add(source, verdicts[-1], arrays)
-        if shared.gate_bits:
+        if shared.gate:
             fates.append(decode_fates(arrays, len(source.table)))
-    parts = [read_scratch(store, item.sample)] if shared.gate_bits and item.sample else []
-    sample = Sample.of(parts, seed_of(shared.plan), max(1, shared.gate_bits))
-    return StoredAnswers(reading, sources, verdicts, survivors, gate_of(shared, sources, fates, sample, full=True))
+    gate = None
+    if shared.gate:
+        judged = Judged.of(read_scratch(store, item.judged)) if item.judged else None
+        gate = judging(shared.plan, shared.hash_key, sources, fates, judged)
+    return StoredAnswers(reading, sources, verdicts, survivors, gate)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def clean_partition(item: ToClean, cost: Cost) -> list[CompactionReceipt | Compa
         outcomes = list(local_worker(shared, staging, stats)(shared.plan, item.tasks, _Detached(shared, item.live)))
     cost.map_entries += stats.map_entries
     cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)
-    cost.gate_coverage, cost.sidecar_bytes = stats.gate_coverage, stats.sidecar_bytes_written
+    cost.gate_keys, cost.gate_disk_bytes, cost.sidecar_bytes = stats.gate_keys, stats.gate_disk_bytes, stats.sidecar_bytes_written
     return outcomes
 
 

@@ -9,7 +9,7 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.ports import Announced, SegmentRef
+from compactor.tier.ports import Announced, SegmentRef, Wait
 
 
 class NobodyPublisher:
@@ -20,6 +20,12 @@ class NobodyPublisher:
     def permit(self, name: TopicPartition) -> None:
         _refuse(name)
 
+    def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
+        return None
+
+    def forgo(self, name: TopicPartition) -> None:
+        """Nothing is counted."""
+
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         _refuse(name)
 
@@ -29,6 +35,8 @@ class NobodyPublisher:
         replacements: Sequence[Replacement],
         begun: Callable[[], None],
         record: Callable[[Collection[str]], None],
+        *,
+        backwards: bool = False,
     ) -> None:
         _refuse(name)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.ports import Announced, SegmentRef
+from compactor.tier.ports import Announced, SegmentRef, Wait
 
 
 class ObjectLogPublisher:
@@ -18,6 +18,12 @@ class ObjectLogPublisher:
     def permit(self, name: TopicPartition) -> None:
         """Always."""
 
+    def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
+        return None
+
+    def forgo(self, name: TopicPartition) -> None:
+        """Nothing is counted."""
+
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """The announced plan has named the id already."""
 
@@ -27,6 +33,8 @@ class ObjectLogPublisher:
         replacements: Sequence[Replacement],
         begun: Callable[[], None],
         record: Callable[[Collection[str]], None],
+        *,
+        backwards: bool = False,
     ) -> None:
         """One record does it: there is nothing that could be begun and not done."""
         record(())

@@ -1,9 +1,12 @@
 """Compacted partitions for consumers of Pinterest's layout: what they are called, and what is remembered of them.
 
-    <generation>/[<bits>/]<cluster>/<topic>-<partition>/...        objects of the layout; new ones are only appended
-    .generations/<cluster>/<topic>-<partition>/<20 digits>.json    what was done, one step a record, never overwritten
-    .generations/<cluster>/<topic>-<partition>/<20 digits>.told    readers were told of the generation that this step began
-    .generations/<cluster>/<topic>-<partition>/current.json        for readers: where the current generation lies
+    <generation>/[<bits>/]<cluster>/<topic>-<partition>/...         objects of the layout; new ones are only appended
+    .generations/<cluster>/<topic>-<partition>/<20 digits>.json     what was done, one step a record, never overwritten
+    .generations/<cluster>/<topic>-<partition>/<20 digits>.told     readers were told of the generation that this step began
+    .generations/<cluster>/<topic>-<partition>/<generation>.begun   somebody writes, or has written, a generation: who
+    .generations/<cluster>/<topic>-<partition>/current.json         for readers: where the current generation lies
+
+A generation is called after the number of the step that may begin it. Once another step has that number, nobody can make it count any more.
 
 The consumer's position is the last record that it was given, plus one, and it reads the object with the greatest base at or below that.
 So an object is named after the last record before it plus one, and there is none for a segment without records: there is no position,
@@ -14,13 +17,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from pydantic import ValidationError
 
-from compactor.errors import BadData
+from compactor.errors import BadData, NotFound
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
 from compactor.model.policy import MAX32
@@ -32,10 +36,16 @@ from compactor.tier.layouts.pinterest.metadata import SegmentTime
 
 ROOT: Final = ".generations"
 VERSION: Final = 1
+READS: Final = 5
+"""How often steps are listed anew where one of them has gone meanwhile."""
 ENDLESS: Final = 2
 """Of so many index entries the consumer's search finds no end below the first one (S3OffsetIndexHandler)."""
 
+WHOLE_EVERY: Final = 32
+"""After so many steps one says everything that the ones before it say: nobody reads more of them."""
+
 _STEP: Final = re.compile(r"(\d{20})\.(json|told)")
+_BEGUN: Final = re.compile(r"(g(\d{20})(?:-\d+)?)\.begun")
 
 
 class Part(Value):
@@ -51,22 +61,42 @@ class Part(Value):
     log_bytes: int = 0
 
 
+class Superseded(Value):
+    """An earlier generation. ``ended``: the number of the step that began the next one."""
+
+    name: str
+    began: int
+    ended: int
+
+
+class Whole(Value):
+    """What the steps before this one came to. ``began``: the first step of its generation; ``before``: the parts of those between."""
+
+    began: int
+    before: tuple[Part, ...] = ()
+    earlier: tuple[Superseded, ...] = ()
+
+
 class GenerationStep(Value):
-    """A record. ``slot``: of our control log, by whose state it was made. ``anew``: it begins a generation, else parts are appended."""
+    """A record. ``slot``: of our control log, by whose state it was made. ``whole``: in a generation's first step, and now and then."""
 
     version: int = VERSION
     generation: str
     slot: int
-    anew: bool
     parts: tuple[Part, ...]
+    whole: Whole | None = None
 
 
 class Generation(Value):
-    """The fold of a partition's steps: what its current generation consists of. ``number``: of the last step, ``began`` of its first."""
+    """The fold of a partition's steps: what its current generation consists of. ``number``: of the last step, ``began`` of its first.
+
+    ``whole``: the last step that said everything.
+    """
 
     name: str
     number: int
     began: int
+    whole: int
     slot: int
     parts: tuple[Part, ...]
 
@@ -84,19 +114,64 @@ class Generation(Value):
         return live[len(known) :] if [segment.id for segment in live[: len(known)]] == known else None
 
 
-class Superseded(Value):
-    """An earlier generation. ``ended``: the number of the step that began the next one."""
+@dataclass(frozen=True)
+class Begun:
+    """Of a generation that somebody has begun to write. ``number``: of the step that would make it count."""
 
-    name: str
-    began: int
-    ended: int
+    generation: str
+    number: int
+    modified_ms: int
+
+
+@dataclass(frozen=True)
+class Generations:
+    """What there is of a partition. ``earlier``: those before the current one that were not deleted yet, oldest first.
+
+    ``numbers``: of the steps that are left, ascending; ``told_ms``: first step of a generation -> when readers were told of it, by the
+    store's clock.
+    """
+
+    current: Generation | None = None
+    earlier: tuple[Superseded, ...] = ()
+    begun: tuple[Begun, ...] = ()
+    numbers: tuple[int, ...] = ()
+    told_ms: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def next_number(self) -> int:
+        return self.current.number + 1 if self.current else 1
+
+    @property
+    def recorded(self) -> frozenset[str]:
+        """The names of all that count or have counted."""
+        return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
+
+    def first_step(self, generation: str, slot: int, parts: Sequence[Part]) -> GenerationStep:
+        """That makes a new generation count, under ``next_number``."""
+        earlier = self.earlier
+        if self.current:
+            earlier = (*earlier, Superseded(name=self.current.name, began=self.current.began, ended=self.next_number))
+        whole = Whole(began=self.next_number, earlier=earlier)
+        return GenerationStep(generation=generation, slot=slot, parts=tuple(parts), whole=whole)
+
+    def next_step(self, current: Generation, slot: int, parts: Sequence[Part]) -> GenerationStep:
+        """That appends to the current one."""
+        due = self.next_number - current.whole >= WHOLE_EVERY
+        whole = Whole(began=current.began, before=current.parts, earlier=self.earlier) if due else None
+        return GenerationStep(generation=current.name, slot=slot, parts=tuple(parts), whole=whole)
+
+    def needless(self) -> list[int]:
+        """Steps that nobody reads any more, not even who listed them before the last whole one came: all but the first one tell nothing."""
+        one = self.current
+        return [number for number in self.numbers if one.began < number < one.whole - WHOLE_EVERY] if one else []
 
 
 class GenerationLog:
-    """A partition's steps. Steps are numbered without gaps; the lowest that is left begins a generation."""
+    """A partition's steps, numbered without gaps. What was read is remembered: steps do not change. For one thread."""
 
     def __init__(self, store: ObjectStore, keys: PartitionKeys, name: TopicPartition) -> None:
         self._store = store
+        self._steps: dict[int, GenerationStep] = {}
         self.name = name
         self.folder = f"{ROOT}/{keys.cluster}/{name}/"
 
@@ -110,36 +185,74 @@ class GenerationLog:
     def told_key(self, number: int) -> str:
         return f"{self.folder}{number:020d}.told"
 
-    def read(self) -> tuple[Generation | None, list[Superseded]]:
-        """The current generation and those before it that were not deleted yet, oldest first. Raises BadData, StoreError."""
-        current: Generation | None = None
-        earlier: list[Superseded] = []
-        for number in self.numbers():
-            step = self._step(number)
-            if step.anew:
-                if current:
-                    earlier.append(Superseded(name=current.name, began=current.began, ended=number))
-                current = Generation(name=step.generation, number=number, began=number, slot=step.slot, parts=step.parts)
-            elif current is None or current.number + 1 != number:
-                raise BadData(
-                    "the steps before it are missing", segment=self.step_key(number), hint="Restore them from the store's versions"
-                )
-            else:
-                current = current.model_copy(update={"number": number, "slot": step.slot, "parts": (*current.parts, *step.parts)})
-        return current, earlier
+    def begun_key(self, generation: str) -> str:
+        return f"{self.folder}{generation}.begun"
 
-    def numbers(self) -> list[int]:
-        found = (_STEP.fullmatch(info.key.removeprefix(self.folder)) for info in self._store.list(self.folder))
-        return [int(match[1]) for match in found if match and match[2] == "json"]
+    def read(self) -> Generations:
+        """One LIST, and a GET for each step since the last whole one that was not read before. Raises BadData, StoreError.
+
+        A step that is listed and gone was needless by then (``Generations.needless``): what is there now is listed anew.
+        """
+        for _ in range(READS - 1):
+            try:
+                return self._read()
+            except NotFound:
+                continue
+        return self._read()
+
+    def _read(self) -> Generations:
+        numbers: list[int] = []
+        begun: list[Begun] = []
+        told: dict[int, int] = {}
+        for info in self._store.list(self.folder):
+            file = info.key.removeprefix(self.folder)
+            if match := _STEP.fullmatch(file):
+                if match[2] == "json":
+                    numbers.append(int(match[1]))
+                else:
+                    told[int(match[1])] = info.modified_ms
+            elif match := _BEGUN.fullmatch(file):
+                begun.append(Begun(match[1], int(match[2]), info.modified_ms))
+        if not numbers:
+            return Generations(begun=tuple(begun))
+        steps, whole = self._since_whole(numbers)
+        current = Generation(
+            name=steps[-1].generation,
+            number=numbers[-1],
+            began=whole.began,
+            whole=numbers[-1] - len(steps) + 1,
+            slot=steps[-1].slot,
+            parts=(*whole.before, *(part for step in steps for part in step.parts)),
+        )
+        left = set(numbers)  # those that were deleted have no steps any more
+        earlier = tuple(one for one in whole.earlier if one.began in left)
+        return Generations(current, earlier, tuple(begun), tuple(numbers), told)
+
+    def _since_whole(self, numbers: Sequence[int]) -> tuple[list[GenerationStep], Whole]:
+        """The last steps, ascending, and what the first of them says of all before it."""
+        steps: list[GenerationStep] = []
+        expected = numbers[-1]
+        for number in reversed(numbers):
+            if number != expected:
+                break
+            steps.insert(0, self._step(number))
+            if steps[0].whole:
+                return steps, steps[0].whole
+            expected -= 1
+        missing = self.step_key(expected + 1)
+        raise BadData("the steps before it are missing", segment=missing, hint="Restore them from the store's versions")
 
     def _step(self, number: int) -> GenerationStep:
         key = self.step_key(number)
+        if number in self._steps:
+            return self._steps[number]
         try:
             step = GenerationStep.model_validate_json(self._store.get(key))
         except ValidationError as error:
             raise BadData(f"it is no step of a generation: {error.errors()[0]['msg']}", segment=key) from None
         if step.version != VERSION:
             raise BadData(f"it is of version {step.version}", segment=key, hint="A newer release wrote it")
+        self._steps[number] = step
         return step
 
 
@@ -148,8 +261,9 @@ def told_names(keys: Sequence[str]) -> list[TopicPartition]:
     return sorted({TopicPartition.parse(key.split("/")[2]) for key in keys if key.count("/") >= 3})
 
 
-def generation_name(slot: int, attempt: int = 0) -> str:
-    return f"g{slot:020d}" + (f"-{attempt}" if attempt else "")
+def generation_name(number: int, attempt: int = 0) -> str:
+    """Of the generation that step ``number`` begins; ``attempt``: where something else lies there under the name before."""
+    return f"g{number:020d}" + (f"-{attempt}" if attempt else "")
 
 
 def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, name: TopicPartition, generation: Generation) -> bytes:

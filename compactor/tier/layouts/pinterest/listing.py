@@ -17,7 +17,6 @@ import numpy as np
 from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.indexes import OFFSET_ENTRY
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.tier.layouts.pinterest.keys import KINDS, METADATA, WATERMARK, PartitionKeys, id_of, parsed
 from compactor.tier.layouts.pinterest.metadata import SegmentTime, parse_metadata, parse_watermark
@@ -73,12 +72,28 @@ class PartitionListing:
         return tuple(segment for segment in self.segments if segment.whole and (named is None or segment.base in named))
 
 
+@dataclass(frozen=True)
+class OpenTransactions:
+    """What is open behind a segment, by its base offset and size: producer -> first offset of its transaction."""
+
+    base: int
+    size: int
+    first_offsets: Mapping[int, int]
+
+    def is_through(self, segment: RemoteLogSegmentMetadata) -> bool:
+        return (segment.start_offset, segment.size_bytes) == (self.base, self.size)
+
+
 @dataclass
 class ListedTier:
-    """LiveView of one cluster's partitions below a base prefix. Every question is a LIST."""
+    """LiveView of one cluster's partitions below a base prefix. Every question is a LIST.
+
+    ``transactions``: a memory of whoever reads the batches; what was uploaded does not change.
+    """
 
     store: ObjectStore
     keys: PartitionKeys
+    transactions: dict[TopicPartition, OpenTransactions] = field(default_factory=dict)
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def names(self) -> list[TopicPartition]:
@@ -187,6 +202,8 @@ def last_offset(store: ObjectStore, segment: ListedSegment) -> int:
 
 def _position(store: ObjectStore, segment: ListedSegment, log_bytes: int) -> int:
     """Of a batch near the log's end: what the last entry of its index says, 0 where there is none."""
+    from compactor.records.indexes import OFFSET_ENTRY
+
     index = segment.files.get("index")
     if index is None or index.size < OFFSET_ENTRY.itemsize:
         return 0

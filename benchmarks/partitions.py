@@ -1,0 +1,115 @@
+"""Many partitions: ``import LOG_ROOT`` and one agent: ``python -m benchmarks.partitions [--partitions N]``.
+
+A broker's log directory with so many partitions, each of two sealed segments of 16 records and a newest one, goes into a tier in a
+directory on the same disk: time, requests by kind, memory. Then all is up to date, and goes again. Then an agent beside it, whose brokers
+are stood in for: its start, and looks while nothing happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compactor.bootstrap import Tier, open_tier
+from compactor.config import load
+from compactor.errors import StoreError
+from compactor.metadata_topic.leaders import ClusterLeaders, LogEnd
+from compactor.model.ids import TopicPartition
+from compactor.records.build import Row, batch
+from compactor.records.codecs import LZ4
+from compactor.service.agent import Agent
+from compactor.transfer.import_ import ImportOptions
+from compactor.transfer.import_root import import_root, partition_dirs
+
+RECORDS = 16
+SEALED = 2
+CLUSTER = "a-cluster"
+
+
+@dataclass
+class AllLed:
+    """Brokers that say that this one leads everything (service.agent.Brokers)."""
+
+    names: Sequence[TopicPartition]
+    asked: int = 0
+
+    def leaders(self) -> ClusterLeaders:
+        self.asked += 1
+        return ClusterLeaders(CLUSTER, dict.fromkeys(self.names, 1))
+
+    def ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
+        self.asked += 1
+        return dict.fromkeys(names, LogEnd(0, RECORDS * (SEALED + 1)))
+
+
+def write_root(root: Path, partitions: int) -> list[TopicPartition]:
+    root.mkdir()
+    (root / "meta.properties").write_text(f"version=1\nnode.id=1\ncluster.id={CLUSTER}\n")
+    names = [TopicPartition("orders", number) for number in range(partitions)]
+    for name in names:
+        (root / str(name)).mkdir()
+        (root / str(name) / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
+        for base in range(0, RECORDS * (SEALED + 1), RECORDS):
+            rows = [Row(base + n, 1000 + n, b"key-%d" % n, b"value of %d in %d" % (base + n, name.partition), ()) for n in range(RECORDS)]
+            data = batch(rows, codec=LZ4, base_offset=base, last_offset=base + RECORDS - 1)
+            (root / str(name) / f"{base:020}.log").write_bytes(data)
+    return names
+
+
+def memory_mb() -> tuple[float, float]:
+    """(resident now, the most so far)."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return int(status["VmRSS"].split()[0]) / 1024, int(status["VmHWM"].split()[0]) / 1024
+
+
+def told(what: str, tier: Tier, partitions: int, work: Callable[[], Any]) -> None:
+    before, wall, cpu = tier.counters.usage(), time.perf_counter(), time.process_time()
+    work()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    requests = {kind: count / partitions for kind, count in tier.counters.usage().since(before).requests.items()}
+    shown = ", ".join(f"{count:.2f} {kind}" for kind, count in sorted(requests.items()) if count)
+    now, most = memory_mb()
+    print(
+        f"{what}: {wall:.1f} s ({cpu:.1f} s CPU); requests a partition: {shown or 'none'}; {now:.0f} MB, at most {most:.0f} MB", flush=True
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--partitions", type=int, default=2000)
+    count = parser.parse_args().partitions
+    gc.set_threshold(100_000)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        names = write_root(folder / "root", count)
+        config = folder / "config.toml"
+        settings = f'[agent]\nlog_dirs = ["{folder}/root"]\ntopics = [".*"]\n'
+        config.write_text(f'[tier]\nurl = "file://{folder}/tier"\nstate_dir = "{folder}/state"\n{settings}')
+        for what in ("import LOG_ROOT", "again, up to date"):
+            tier = open_tier(load(str(config), {}))
+            directories = partition_dirs(folder / "root")
+            told(what, tier, count, lambda tier=tier, directories=directories: import_root(tier, directories, ImportOptions(live=True)))
+        tier = open_tier(load(str(config), {}), local_state=True)
+        brokers = AllLed(names)
+        agent = Agent(tier, brokers, tell=lambda text: None)
+
+        def look() -> None:
+            agent.scan()
+            while agent.dispatch() or agent.status().running:
+                agent.collect(5)
+
+        told("an agent's start", tier, count, look)
+        for _ in range(3):
+            told("a look while nothing happens", tier, count, look)
+        print(f"brokers were asked {brokers.asked} times; {len(os.listdir('/proc/self/fd'))} handles")
+
+
+if __name__ == "__main__":
+    main()

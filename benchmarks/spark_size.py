@@ -1,0 +1,215 @@
+"""What the driver of a spread round holds, asks and hands out at a size that no machine here has: planned, and worked on by stand-ins.
+
+    python -m benchmarks.spark_size [--segments N] [--segment-bytes N] [--records N] [--slots N] [--partitions N]
+
+One partition (of 50,000 segments of 200 MB and 10^10 records, on 256 slots) is planned as `recompact` plans it; tasks answer at once with
+what real ones would answer. Before that 100,000 small partitions are looked at and reported. Prints what came of it, and ends with an error
+where a stated bound is not kept:
+
+    driver        below 1 GB of memory, Spark's JVM aside
+    requests      of the executors for keys and survivors at most 3 x (segments + bundles x (ranges + range tasks) + groups)
+    closures      what a task of any step gets, below 1 MB
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from compactor.cleaner.gate.table import KEY_BYTES as GATE_KEY_BYTES
+from compactor.cleaner.gate.table import ROW_BYTES as GATE_ROW_BYTES
+from compactor.config import Settings, load
+from compactor.control.records import ScratchObject
+from compactor.control.state import PartitionState
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import CompactionPlan, CompactionReceipt
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from compactor.records.batches import BatchTable
+from compactor.records.indexes import TXN_ENTRY
+from compactor.round.compaction import RoundReport, SegmentDone
+from compactor.round.plan import RoundFacts, plan_round
+from compactor.round.rewrite import fingerprint
+from compactor.spark.cluster.executor import Cost, Shared
+from compactor.spark.cluster.jobs import Cluster, JobWatch, TaskOutcome
+from compactor.spark.cluster.steps import TaskSteps
+from compactor.spark.recompaction import Finished, Look, row_of, whole_log
+from compactor.spark.round.bundles import Indexed, IndexedBundle, PartsOf
+from compactor.spark.round.exchange import KeyBundle
+from compactor.spark.round.fetching import TOGETHER_BYTES
+from compactor.spark.round.gate import GateBundle
+from compactor.spark.round.indexing import Index
+from compactor.spark.round.mapping import GatherBundle, Gathered
+from compactor.spark.round.rewriting import ToRewrite
+from compactor.spark.round.worker import MOST_RANGES, MOST_SET_BYTES, RANGE_TASKS_PER_SLOT, RangeAnswers, parts_in
+from compactor.views.prices import S3_STANDARD
+
+MOST_DRIVER_BYTES = 1 << 30
+MOST_CLOSURE_BYTES = 1 << 20
+FILES = ("log", "index", "timeindex", "snapshot", "leader-epoch-checkpoint")
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def state_of(segments: int, segment_bytes: int, records: int) -> PartitionState:
+    each, epochs = records // segments, (EpochEntry(epoch=0, start_offset=0),)
+    files = {kind: SegmentFile(size=segment_bytes if kind == "log" else 100_000, sha256="0" * 64) for kind in FILES}
+    live = tuple(
+        RemoteLogSegmentMetadata(
+            id=f"segment-{number:014d}", start_offset=number * each, end_offset=(number + 1) * each - 1, size_bytes=segment_bytes,
+            max_timestamp_ms=1_700_000_000_000 + number, mtime_ms=1_700_000_000_000, leader_epochs=epochs, files=dict(files), records=each,
+        )
+        for number in range(segments)
+    )  # fmt: skip
+    return PartitionState(topic="orders", partition=0, live=live)
+
+
+@dataclass
+class StandIn:
+    """A cluster whose tasks answer at once. ``closures``: the largest task of each step."""
+
+    slots: int
+    slots_per_executor: int = 4
+    closures: dict[str, int] = field(default_factory=dict)
+    tasks: dict[str, int] = field(default_factory=dict)
+
+    def items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
+        return list(enumerate(items))
+
+    def outcomes(self, what: str, rdd: list[tuple[int, Any]], work: Any, count: int, **_: Any) -> Iterator[TaskOutcome]:
+        step = what.partition(": ")[2].partition(",")[0]
+        self.tasks[step] = self.tasks.get(step, 0) + count
+        task = max(len(pickle.dumps(item)) for item in rdd) + len(pickle.dumps(work))
+        self.closures[step] = max(self.closures.get(step, 0), task)
+        for place, item in rdd:
+            yield TaskOutcome(place, indexed(item) if step == "pass 1" else None, None, Cost())
+
+
+def indexed(items: Sequence[Any]) -> IndexedBundle:
+    found, behind = [], 0
+    for item in items:
+        rows = item.metadata.records
+        found.append(
+            Indexed(
+                item.metadata.id, rows // 500, np.empty(0, np.int64), BatchTable.empty(0), np.empty(0, TXN_ENTRY), False, behind, rows, rows
+            )
+        )
+        behind += -(-rows // 8) * 8
+    key = f"partitions/orders-0/scratch/run/1-keys-{items[0].metadata.id}"
+    rows = sum(each.rows for each in found)
+    gate = GateBundle(f"{key}-gate", rows * GATE_ROW_BYTES, 0, rows, 0)
+    return IndexedBundle(tuple(found), KeyBundle(key, behind * 16, 0, behind, rows, 0), gate)
+
+
+def gathered(item: GatherBundle) -> Gathered:
+    key = f"partitions/orders-0/scratch/run/1-survivors-{item.name}"
+    parts = PartsOf({segment.indexed.id: (0, 1000, "0" * 64) for segment in item.segments})
+    return Gathered(ScratchObject(key=key, size=1000, sha256="0" * 64), parts, tuple(parts.parts))
+
+
+def one_large(args: argparse.Namespace) -> None:
+    settings: Settings = load(None, {"TIERED_COMPACTOR__TIER__URL": "file:///nowhere"})
+    cleaner = settings.cleaner
+    begin = time.process_time()
+    state = state_of(args.segments, args.segment_bytes, args.records)
+    print(f"metadata: {peak_bytes() / 1e6:.0f} MB")
+    facts = RoundFacts(state, whole_log(state, cleaner, 1_900_000_000_000), cleaner, 1_900_000_000_000, (), fingerprint(), "spark")
+    numbers = iter(range(10**9))
+    plan = plan_round(facts, 1, lambda: f"new-{next(numbers)}")
+    planned = time.process_time() - begin
+    print(f"plan: {len(plan.tasks)} groups in {planned:.1f} CPU s, {peak_bytes() / 1e6:.0f} MB")
+    cluster, budget = StandIn(args.slots), cleaner.map_budget_bytes // 4
+    sets = -(-args.records * GATE_KEY_BYTES // min(budget, MOST_SET_BYTES))
+    ranges = min(MOST_RANGES, -(-sets // args.slots) * args.slots)
+    lean = plan.model_copy(update={"tasks": (), "skipped": (), "read": ()})
+    shared = Shared(settings, b"0" * 16, lean, "partitions/orders-0/scratch/run/1-", ranges, budget, 3 * cleaner.segment_bytes, True, None)
+    steps = TaskSteps(cast(Cluster, cluster), cast(Any, None), shared, Cost(), JobWatch(), lambda **_: None)
+    index, ids = Index(state.live, {}), {segment.id for segment in state.live}
+    index.read(steps, ids, ids)
+    exchange, beside = index.exchange(ids), index.to_gather(ids)
+    tasks = min(ranges, args.slots * RANGE_TASKS_PER_SLOT)
+    answer = RangeAnswers(shared, exchange, {place: place for place in range(len(beside))}, index.to_judge(), len(beside))
+    cluster.closures["offset map"] = max(len(pickle.dumps(answer)), *(len(pickle.dumps(item)) for item in beside))
+    cluster.tasks["offset map"] = tasks + len(beside)
+    stored: dict[str, Any] = {}
+    for item in beside:
+        found = gathered(item)
+        stored |= parts_in(found.written.key, found.parts) if found.parts else {}
+    by_id = state.live_by_id()
+    items = [ToRewrite(t, tuple(by_id[name] for name in t.sources), tuple(stored[name] for name in t.sources), None) for t in plan.tasks]
+    for _ in steps.each("pass 2, groups rewritten", _nothing, items):
+        pass
+    requests(args, plan, len(exchange.bundles), ranges, tasks)
+    print(
+        "largest task:", ", ".join(f"{step} {size / 1e3:.0f} KB ({cluster.tasks[step]} tasks)" for step, size in cluster.closures.items())
+    )
+    keep("a closure", max(cluster.closures.values()), MOST_CLOSURE_BYTES)
+    print(f"driver: {peak_bytes() / 1e6:.0f} MB, {time.process_time() - begin:.1f} CPU s")
+    keep("the driver's memory", peak_bytes(), MOST_DRIVER_BYTES)
+
+
+def _nothing(shared: Shared, item: ToRewrite, cost: Cost) -> CompactionReceipt | None:
+    return None
+
+
+def requests(args: argparse.Namespace, plan: CompactionPlan, bundles: int, ranges: int, tasks: int) -> None:
+    """Of the exchange; segments and results are read and written by every engine alike."""
+    row_bytes = args.records * 16
+    gate_bytes = args.records * GATE_ROW_BYTES
+    windows, judged = (
+        ranges if size / ranges > TOGETHER_BYTES / 2 else max(tasks, -(-size // TOGETHER_BYTES)) for size in (row_bytes, gate_bytes)
+    )
+    # Directories and rows of the cleaner and of the gate, tails, survivors, and what the gate says must be left.
+    reads = bundles * (tasks + windows) + bundles * (tasks + judged) + bundles + args.segments + len(plan.tasks)
+    writes = 3 * bundles + 1
+    each = (row_bytes + gate_bytes) / (bundles * (windows + judged)) / 1e3
+    print(f"exchange: {bundles} bundles, {ranges} ranges, {tasks} range tasks: {reads} reads of {each:.0f} KB, {writes} writes")
+    old = args.segments * ranges
+    print(f"a read for each segment and range would be {old}: {old / reads:.0f} times as many")
+    money = S3_STANDARD.requests_usd(reads, writes)
+    segments = S3_STANDARD.requests_usd(args.segments * 12, len(plan.tasks) * 7)
+    print(f"money: {money:.2f} USD of requests for the exchange, {segments:.2f} for segments and results")
+    keep("requests", reads + writes, 3 * (args.segments + bundles * (ranges + tasks) + len(plan.tasks)))
+
+
+def many_small(args: argparse.Namespace) -> None:
+    begin, before = time.process_time(), peak_bytes()
+    looks = [Look(TopicPartition(f"topic-{number % 1000}", number // 1000), 1_000_000, 5_000, 4) for number in range(args.partitions)]
+    done = [SegmentDone(f"segment-{number}", "rewritten", "dirty") for number in range(4)]
+    reports = (RoundReport(*look.name, "cleaned", 0, 5_000, 4, 1, segments=tuple(done)) for look in looks)
+    rows = [row_of(Finished(look.name, report, None, 1.0, "", 4, look.bytes)) for look, report in zip(looks, reports, strict=True)]
+    each = (peak_bytes() - before) / args.partitions
+    print(f"{len(rows)} partitions: {each / 1e3:.1f} KB each, {time.process_time() - begin:.1f} CPU s, {peak_bytes() / 1e6:.0f} MB")
+    keep("the driver's memory", peak_bytes(), MOST_DRIVER_BYTES)
+
+
+def keep(what: str, found: float, most: float) -> None:
+    if found > most:
+        raise SystemExit(f"{what}: {found:.0f}, and the bound is {most:.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (
+        ("segments", 50_000),
+        ("segment-bytes", 200_000_000),
+        ("records", 10**10),
+        ("slots", 256),
+        ("partitions", 100_000),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    many_small(args)
+    one_large(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What 10,000 idle partitions cost: requests of daemon and `retire` in a day, seconds of a scan, memory of the process.
+
+    python -m benchmarks.ten_thousand [--partitions N] [--hours H] [--every M]
+
+A tier in memory whose store counts: stand-in segments (no bytes of theirs are read by either), nothing due. A daemon at its usual interval
+on a clock that is moved by hand, and every M minutes what `retire` does. The first look at everything is told apart from the hours after
+it. Beside them: a thousand writers that hint at once, each in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from compactor.bootstrap import Tier
+from compactor.control.logs import note_change, note_looks, open_catalog, take_in_inbox
+from compactor.control.records import LookedAt
+from compactor.model.ids import TopicPartition
+from compactor.service.daemon import Daemon
+from compactor.storage.counting import Usage
+from compactor.upkeep.attention import FULL_LOOKS, to_look_at
+from compactor.upkeep.retire import retire
+from tests.support.idle_tier import HOUR, INTERVAL, Idle
+
+WRITERS = 1_000
+
+
+def retire_once(tier: Tier) -> int:
+    """As the command does it; how many partitions it looked at."""
+    tier.take_in_inbox()
+    every = tier.partitions()
+    names = to_look_at(tier.catalog.state, every, tier.ports.clock_ms())
+    looks: dict[str, LookedAt] = {}
+    for name in names:
+        log = tier.open(name)
+        report = retire(tier.ports, log, tier.lease, tier.retention)
+        looks[str(name)] = LookedAt(log.state.slot, report.next_ms, tier.ports.clock_ms())
+        if len(looks) == 100:
+            note_looks(tier.catalog, looks)
+            looks.clear()
+    if looks and len(every) > FULL_LOOKS:
+        note_looks(tier.catalog, looks)
+    return len(names)
+
+
+def told(usage: Usage) -> str:
+    kinds = ", ".join(f"{count:,} {kind.upper()}" for kind, count in sorted(usage.requests.items()))
+    return f"{usage.total_requests:,} requests ({kinds})"
+
+
+def crowd(idle: Idle) -> None:
+    """Each of a thousand processes has folded the catalog once, and then all have something to say."""
+    ports = idle.tier().ports
+    logs = [open_catalog(ports) for _ in range(WRITERS)]
+    base = open_catalog(ports).refresh()
+    for log in logs:
+        log.load(base)
+    before, begun = idle.counters.usage(), time.monotonic()
+    threads = [threading.Thread(target=note_change, args=(log, TopicPartition("orders", number), 99)) for number, log in enumerate(logs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    used = idle.counters.usage().since(before)
+    inbox, catalog = 0, open_catalog(ports)
+    while taken := take_in_inbox(catalog):
+        inbox += taken
+    heard = sum(catalog.refresh().reached.get(f"orders-{number}") == 99 for number in range(WRITERS))
+    each = used.total_requests / WRITERS
+    print(f"{WRITERS:,} writers at once: {each:.1f} requests each, {inbox} of their hints by way of the inbox, {heard} heard; "
+          f"{time.monotonic() - begun:.1f} s")  # fmt: skip
+
+
+def measure(folder: Path, partitions: int, hours: int, every: int) -> None:
+    idle = Idle(folder, partitions)
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    tier = idle.tier(local=True)
+    daemon = Daemon(tier, seed=1)
+    before, begun = idle.counters.usage(), time.process_time()
+    while not daemon.status().ready:
+        daemon.scan()
+    print(f"{partitions:,} partitions; the daemon's first look at all: {told(idle.counters.usage().since(before))}, "
+          f"{time.process_time() - begun:.1f} CPU seconds")  # fmt: skip
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(f"peak memory of the process: {peak} MiB, of which {held} MiB are the store that stands in and the program")
+    retiring = idle.tier()
+    before = idle.counters.usage()
+    looked_at = retire_once(retiring)
+    print(f"the first `retire` looks at {looked_at:,} of them: {told(idle.counters.usage().since(before))}")
+    for hour in range(1, hours + 1):
+        before, slowest = idle.counters.usage(), 0.0
+        for step in range(HOUR // INTERVAL):
+            idle.clock.now_ms += INTERVAL
+            begun = time.process_time()
+            daemon.scan()
+            assert daemon.dispatch() == []
+            slowest = max(slowest, time.process_time() - begun)
+            if every and step % (every * 60_000 // INTERVAL) == 0:
+                looked_at = retire_once(retiring)
+        used = idle.counters.usage().since(before)
+        print(f"hour {hour:2}: {told(used)}; the slowest scan took {slowest:.2f} CPU seconds; `retire` looked at {looked_at}")
+    crowd(idle)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--partitions", type=int, default=10_000)
+    parser.add_argument("--hours", type=int, default=4)
+    parser.add_argument("--every", type=int, default=60, metavar="MINUTES", help="between two `retire`")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder), args.partitions, args.hours, args.every)
+
+
+if __name__ == "__main__":
+    main()

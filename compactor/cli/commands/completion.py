@@ -1,0 +1,26 @@
+"""``completion bash|zsh|tcsh``: a script that completes commands and options in a shell."""
+
+from __future__ import annotations
+
+import argparse
+
+from compactor.cli import frame
+from compactor.cli.output import Output
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def add_arguments(parser: frame.Parser) -> None:
+    parser.add_argument(
+        "shell", choices=SHELLS, help="for bash: `tiered-compactor completion bash > /etc/bash_completion.d/tiered-compactor`"
+    )
+    parser.runs(run)
+
+
+def run(args: argparse.Namespace, out: Output) -> None:
+    import shtab
+
+    from compactor.cli.main import COMMANDS, every_command
+
+    parser = every_command({command.name for command in COMMANDS})
+    out.stream([shtab.complete(parser, args.shell).encode(), b"\n"])

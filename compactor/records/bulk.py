@@ -1,0 +1,199 @@
+"""Many batches through their codec at once: what ``codecs`` does for one batch, without Python in between, without the GIL.
+
+The lz4 package's library is called from kernels, by the addresses of its own functions; where it exports none (a build against another
+library may hide them), and for every batch that is not the plain case, ``codecs`` does the work: both give the same bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Final
+
+import lz4.block
+import numpy as np
+import numpy.typing as npt
+
+from bloom.jit import kernel, leaf, load_u64
+from compactor.kernels.memory import address_of, call_c, copy_bytes
+from compactor.records import codecs
+from compactor.records.batches import Bytes, Int64s
+from compactor.records.codecs import LZ4
+from compactor.stages import WorkStage, measured
+
+Codecs = npt.NDArray[np.int16]
+
+_FRAME_BYTES: Final = codecs.LZ4_HEADER_BYTES
+_HEADER_BITS: Final = np.uint64((1 << 56) - 1)
+_PLAIN: Final = np.array([int.from_bytes(header, "little") for header in codecs.LZ4_PLAIN], np.uint64)
+_PLAIN_BLOCK: Final = np.array(list(codecs.LZ4_PLAIN.values()), np.int64)
+_HEADER: Final = np.frombuffer(codecs.LZ4_HEADER, np.uint8)
+_BLOCK: Final = codecs.LZ4_BLOCK
+_STORED: Final = codecs.LZ4_STORED
+_STREAM_BYTES: Final = (1 << 14) + 32  # LZ4_STREAM_MINSIZE
+
+
+class BatchUnreadable(Exception):
+    """A batch that its codec cannot read, or that inflates beyond the limit."""
+
+    def __init__(self, batch: int, message: str) -> None:
+        super().__init__(message)
+        self.batch = batch
+
+
+def _address(name: str) -> int:
+    """Of a function of the library that the lz4 package brings along; 0 where it shows none."""
+    try:
+        return ctypes.cast(getattr(ctypes.CDLL(lz4.block._block.__file__), name), ctypes.c_void_p).value or 0
+    except (AttributeError, OSError):
+        return 0
+
+
+class Library:
+    """Addresses of lz4's C functions; without all of them, 0 each. lz4.block.compress calls the same: the bytes are the same (I7)."""
+
+    def __init__(self, names: Sequence[str] = ("LZ4_decompress_safe", "LZ4_resetStream", "LZ4_compress_fast_continue")) -> None:
+        found = [_address(name) for name in names]
+        self.decompress, self.reset, self.compress = found if all(found) and ctypes.sizeof(ctypes.c_void_p) == 8 else (0, 0, 0)
+
+
+library = Library()
+
+
+def inflate_into(
+    buf: Bytes,
+    codec: Codecs,
+    start: Int64s,
+    end: Int64s,
+    wanted: npt.NDArray[np.bool_],
+    out: codecs.ByteBuffer,
+    limit: int,
+    most: int,
+    magic: npt.NDArray[Any],
+) -> Int64s:
+    """Inflates the bodies ``buf[start:end]`` of the wanted batches behind what ``out`` holds: where each one's end there.
+
+    Stops behind the body with which ``out`` holds more than ``most`` bytes: the result is shorter then.
+
+    :param limit: the most bytes that one body may have. ``magic``: a batch's.
+    :raises BatchUnreadable: after which ``out`` is to be cleared.
+    """
+    ends = np.empty(len(wanted), np.int64)
+    view = buf.data
+    batch = 0
+    while batch < len(wanted):
+        if library.decompress and codec[batch] == LZ4:
+            batch, out.size = _unlz4(library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, limit, most, ends)
+        if batch < len(wanted) and out.size <= most:
+            if wanted[batch]:
+                try:
+                    codecs.decompress_into(int(codec[batch]), view[start[batch] : end[batch]], out, limit, int(magic[batch]))
+                except codecs.CodecError as error:
+                    raise BatchUnreadable(batch, str(error)) from None
+            ends[batch] = out.size
+            batch += 1
+        if out.size > most:
+            break
+    return ends[:batch]
+
+
+@measured(WorkStage.DEFLATE, lambda plain, codec, start, size, *_: int(size.sum()))
+def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, bound: Int64s) -> Int64s:
+    """Compresses each body ``plain[start : start + size]`` into its slot, which has ``bound`` bytes: how many each one took."""
+    packed = np.empty(len(size), np.int64)
+    if library.compress and len(size) and np.all(codec == LZ4):
+        _lz4(library.reset, library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, slot, packed)
+        return packed
+    source, target = memoryview(plain), memoryview(out)
+    bodies = zip(codec.tolist(), start.tolist(), (start + size).tolist(), slot.tolist(), (slot + bound).tolist(), strict=True)
+    compress: Any = codecs.compress_into
+    packed[:] = [compress(kind, source[one:two], target[three:four]) for kind, one, two, three, four in bodies]
+    return packed
+
+
+@leaf
+def _word(buf: Bytes, at: int) -> int:
+    return np.int64(buf[at]) | np.int64(buf[at + 1]) << 8 | np.int64(buf[at + 2]) << 16 | np.int64(buf[at + 3]) << 24
+
+
+@leaf
+def _put_word(buf: Bytes, at: int, word: int) -> None:
+    for i in range(4):
+        buf[at + i] = (word >> 8 * i) & 255
+
+
+@leaf
+def _unlz4_frame(function: int, buf: Bytes, begin: int, end: int, out: Bytes, to: int, limit: int) -> int:
+    """Where the frame's content ends in ``out``; -1 where it is no plain frame, is damaged, or has no room."""
+    at = begin + _FRAME_BYTES
+    if at + 4 > end:
+        return -1
+    block = np.int64(0)
+    for i in range(_PLAIN.size):
+        if load_u64(buf, begin) & _HEADER_BITS == _PLAIN[i]:
+            block = _PLAIN_BLOCK[i]
+    most = to + limit
+    while at + 4 <= end:
+        word = _word(buf, at)
+        size = word & (_STORED - 1)
+        at += 4
+        if word == 0 and block > 0:
+            return to
+        if size > block or size > end - at or block > out.size - to:
+            return -1
+        if word & _STORED:
+            copy_bytes(out, to, buf, at, size)
+            got = size
+        else:
+            got = call_c(function, address_of(buf, at), address_of(out, to), size, block)
+        to += got
+        if got < 0 or to > most:
+            return -1
+        at += size
+    return -1
+
+
+@kernel
+def _unlz4(
+    function: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes,
+    to: int, limit: int, most: int, ends: Int64s,
+) -> tuple[int, int]:  # fmt: skip
+    """(the first batch from ``batch`` on that is left to others, where ``out`` is filled up to)."""
+    while batch < wanted.size and to <= most:
+        if wanted[batch]:
+            after = np.int64(-1)
+            if codec[batch] == LZ4:
+                after = _unlz4_frame(function, buf, start[batch], end[batch], out, to, limit)
+            if after < 0:
+                break
+            to = after
+        ends[batch] = to
+        batch += 1
+    return batch, to
+
+
+@kernel
+def _lz4(
+    reset: int, function: int, stream: Bytes, plain: Bytes, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, packed: Int64s
+) -> None:
+    for body in range(size.size):
+        at = slot[body]
+        for i in range(_HEADER.size):
+            out[at + i] = _HEADER[i]
+        at += _HEADER.size
+        for begin in range(0, size[body], _BLOCK):
+            length = min(_BLOCK, size[body] - begin)
+            # As much room as the library asks for, so that it never has to look whether there is some.
+            room = length + length // 255 + 16
+            call_c(reset, address_of(stream, 0))
+            source, target = address_of(plain, start[body] + begin), address_of(out, at + 4)
+            got = call_c(function, address_of(stream, 0), source, target, length, room, 1)
+            if got <= 0 or got >= length:
+                copy_bytes(out, at + 4, plain, start[body] + begin, length)
+                _put_word(out, at, length | _STORED)
+                got = length
+            else:
+                _put_word(out, at, got)
+            at += 4 + got
+        _put_word(out, at, 0)
+        packed[body] = at + 4 - slot[body]

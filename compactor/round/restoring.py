@@ -1,0 +1,243 @@
+"""The way back on a tier that brokers write: what a round replaced is copied under new ids, as a round of its own.
+
+Brokers take no segment back whose deletion has begun. So each segment that the round made is replaced by the bytes of those that it had
+replaced, one behind the other: the same offsets and leader epochs, nothing cleaned, by the same protocol. Groups go the other way
+round, the last first: a value comes back after the tombstone that deletes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from checkpoint.offsets import clean_up_to
+from compactor.cleaner.passes.describe import content_of, due_ms, negative_timestamps
+from compactor.cleaner.passes.source import open_source
+from compactor.config import Cleaner
+from compactor.control.ordering import Stage, restorable_problem
+from compactor.control.ports import Ports
+from compactor.control.state import PartitionState, Waiting
+from compactor.errors import UsageError
+from compactor.local.budget import Budget, Grant
+from compactor.local.staging import group_room
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.policy import MAX32
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.balance import BalanceKey, content_sum
+from compactor.records.batches import check_crcs
+from compactor.records.encode import empty_batch
+from compactor.records.indexes import TXN_ENTRY, build
+from compactor.round.compaction import disk_budget
+from compactor.round.ports import Check, Stats, WorkSession
+from compactor.round.rewrite import described, fingerprint
+from compactor.round.sources import Reading, reading_over
+
+
+@dataclass(frozen=True)
+class RestoredGroup:
+    """``made``: a segment of the round, live; ``sources``: what it replaced, in order."""
+
+    made: RemoteLogSegmentMetadata
+    sources: tuple[RemoteLogSegmentMetadata, ...]
+
+
+def restored_groups(state: PartitionState, run_id: str) -> list[RestoredGroup]:
+    """What this run replaced, by what it made of it, ascending. Empty where nothing of it waits any more."""
+    group: Waiting | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
+    if group is None:
+        return []
+    ascending = sorted(group.segments, key=lambda segment: segment.start_offset)
+    made = set(group.replaced_by.values())
+    return [
+        RestoredGroup(new, tuple(source for source in ascending if group.replaced_by[source.id] == new.id))
+        for new in state.live
+        if new.id in made
+    ]
+
+
+def unrestorable(groups: Sequence[RestoredGroup]) -> str:
+    """Why these cannot be copied as what they were, or nothing."""
+    for one in groups:
+        if one.made.copied_end_offset >= 0:
+            again = f"brokers have tiered again what follows offset {one.made.end_offset}"
+            return f"segment {one.made.id} is read in part: {again}, and what it replaced reaches beyond that"
+        if sum(source.size_bytes for source in one.sources) > MAX32:
+            return f"what segment {one.made.id} replaced is too large for one segment"
+    return ""
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """RoundWork that takes one run back. ``now_ms``: for its plan."""
+
+    ports: Ports
+    cleaner: Cleaner
+    hash_key: bytes
+    state_dir: Path
+    run_id: str
+    now_ms: int
+
+    def due(self, state: PartitionState) -> bool:
+        return True
+
+    def resume_problem(self, plan: CompactionPlan) -> str:
+        if plan.restores != self.run_id:
+            return "another one was to be taken back"
+        return "" if plan.fingerprint == fingerprint() else f"it was made by {plan.fingerprint}, this process is {fingerprint()}"
+
+    @contextmanager
+    def gathered(self, state: PartitionState, check: Check) -> Iterator[PartitionState | None]:
+        """Raises UsageError where the rules stand against it."""
+        problem = restorable_problem(state, self.run_id, state.last_epoch) or unrestorable(restored_groups(state, self.run_id))
+        if problem:
+            raise UsageError(f"run {self.run_id} of {state.name} cannot be undone: {problem}", hint="Nothing was changed")
+        yield state
+
+    def plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
+        state, groups = facts, restored_groups(facts, self.run_id)
+        return CompactionPlan(
+            run_id=new_id(),
+            topic=state.topic,
+            partition=state.partition,
+            leader_epoch=leader_epoch,
+            now_ms=self.now_ms,
+            first_dirty_offset=state.first_dirty_offset,
+            end_offset=groups[-1].made.end_offset + 1,
+            next_dirty_offset=min(clean_up_to(self._waiting(state).vector_before), clean_up_to(state.vector)),
+            high_watermark=state.end_offset + 1,
+            legacy_horizon_ms=0,
+            vector=state.vector,
+            policy=self.cleaner.policy(),
+            map_engine="memory",
+            fingerprint=fingerprint(),
+            producers=(),
+            tasks=tuple(_task(number, one, new_id()) for number, one in enumerate(groups)),
+            restores=self.run_id,
+        )
+
+    def admit(self, plan: CompactionPlan) -> None:
+        """A person asked for it."""
+
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: PartitionState | None
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        groups = {one.made.id: one for one in restored_groups(session.state, self.run_id)}
+        name = session.state.name
+        sources = [source for one in groups.values() for source in one.sources]
+        reading = reading_over(self.ports, self.cleaner, self.state_dir, name, sources, self._budget(), "undo")
+        try:
+            for task in tasks:
+                session.check()
+                yield self._copied(plan, task, groups[task.sources[0]], reading)
+        finally:
+            reading.staging.close()
+
+    def stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+        return {"bytes_written": sum(receipt.bytes_written for receipt in receipts), "restores": self.run_id}
+
+    def reached(self, stage: Stage, plan: CompactionPlan) -> None:
+        """Nobody watches."""
+
+    def _waiting(self, state: PartitionState) -> Waiting:
+        return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
+
+    def _budget(self) -> Budget:
+        return Budget(disk_budget(self.cleaner, self.state_dir))
+
+    def _copied(
+        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, reading: Reading
+    ) -> CompactionReceipt | CompactionFailure:
+        """One segment of the bytes of several, uploaded under its announced id. Raises BadData, StoreError, OutOfBudget."""
+        staging = reading.staging
+        ordinals = [ordinal for ordinal, segment in enumerate(reading.live) if segment in group.sources]
+        inputs = [reading.log(ordinal) for ordinal in ordinals]
+        need = group_room(group.sources, plan.policy.index_interval_bytes)
+        log = staging.folder / f"group-{task.group}.log"
+        with staging.room(need, f"group {task.group} of {reading.partition}", inputs) as grant:
+            try:
+                entries = _joined(reading, ordinals, task, log, grant)
+                grant.take(self.ports.layout.upload_room(log.stat().st_size))
+                return self._delivered(plan, task, group, log, entries, reading)
+            finally:
+                log.unlink(missing_ok=True)
+                staging.forget(inputs)
+
+    def _delivered(
+        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, log: Path, entries: bytes, reading: Reading
+    ) -> CompactionReceipt | CompactionFailure:
+        name, made, limit = reading.partition, group.made, reading.inflate_limit
+        output = open_source(0, log, task.start_offset, task.end_offset + 1, task.mtime_ms, -1, limit)
+        table = output.table
+        index, timeindex = build(task.start_offset, table.size, table.last_offset, table.max_timestamp, plan.policy.index_interval_bytes)
+        contents: dict[str, Path | bytes] = {"log": log, "index": index, "timeindex": timeindex}
+        if entries:
+            contents["txnindex"] = entries
+        for kind in ("snapshot", "leader-epoch-checkpoint"):  # they are of the end, which is the same
+            if kind in made.files:
+                contents[kind] = reading.content(made, kind)
+        content = content_of(table)
+        metadata = RemoteLogSegmentMetadata(
+            id=task.new_segment_id,
+            start_offset=task.start_offset,
+            end_offset=task.end_offset,
+            size_bytes=output.size,
+            max_timestamp_ms=content.max_timestamp_ms,
+            mtime_ms=task.mtime_ms,
+            leader_epochs=task.leader_epochs,
+            files={kind: described(data) for kind, data in contents.items()},
+            first_timestamp_ms=content.first_timestamp_ms,
+            due_ms=due_ms(output, limit),
+            open_txn_offset=made.open_txn_offset,
+            records=content.records,
+            content=content_sum(output.buf, BalanceKey(self.hash_key)),
+            negative_timestamps=negative_timestamps(output, limit),
+        )
+        told = self.ports.layout.custom_metadata(name, metadata, contents)
+        metadata = metadata.model_copy(update={"custom_metadata": told}) if told else metadata
+        self.ports.publisher.begin(name, metadata)
+        problem = self.ports.layout.upload(name, metadata, contents)
+        if problem:
+            return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=problem)
+        return CompactionReceipt(
+            run_id=plan.run_id,
+            group=task.group,
+            segment=metadata,
+            records_read=content.records,
+            records_kept=content.records,
+            bytes_read=sum(source.size_bytes for source in group.sources),
+            bytes_written=output.size,
+        )
+
+
+def _joined(reading: Reading, ordinals: Sequence[int], task: CompactionTask, log: Path, grant: Grant) -> bytes:
+    """Writes the segments' batches one behind the other, up to the group's end; returns their aborted transactions."""
+    aborted = [np.empty(0, TXN_ENTRY)]
+    last = -1
+    with log.open("xb") as file:
+        for ordinal in ordinals:
+            with reading.opened(ordinal, grant) as source:
+                check_crcs(source.buf, source.table, 0, len(source.table), source.name)
+                grant.take(len(source.buf))
+                file.write(source.buf.data)
+                aborted.append(source.txn_entries)
+                last = int(source.table.last_offset[-1]) if len(source.table) else last
+        if last < task.end_offset:
+            file.write(empty_batch(task.end_offset, task.end_offset, task.leader_epochs[-1].epoch))
+    return np.concatenate(aborted).astype(TXN_ENTRY).tobytes()  # concatenate swaps bytes
+
+
+def _task(number: int, group: RestoredGroup, new_segment_id: str) -> CompactionTask:
+    made = group.made
+    return CompactionTask(
+        group=number,
+        sources=(made.id,),
+        new_segment_id=new_segment_id,
+        start_offset=made.start_offset,
+        end_offset=made.end_offset,
+        leader_epochs=made.leader_epochs,
+        mtime_ms=group.sources[-1].mtime_ms,
+    )

@@ -1,0 +1,116 @@
+"""What a bucket with versioning keeps of deleted and replaced objects: old versions, as a store that can only be read.
+
+A bucket that never had versioning has none, and neither has a directory. Needs s3:ListBucketVersions and s3:GetObjectVersion.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compactor.errors import NotFound
+from compactor.storage.nothing import NothingStore
+from compactor.storage.os_errors import file_errors
+from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.s3 import S3Store
+from compactor.storage.s3_requests import S3Requests, byte_range, span_of
+
+
+@dataclass(frozen=True)
+class ObjectVersion:
+    """One version that readers do not get any more. ``modified_ms``: when it was written."""
+
+    key: str
+    version: str
+    size: int
+    modified_ms: int
+
+
+def layers(store: ObjectStore, prefix: str) -> list[VersionStore]:
+    """Old versions below ``prefix``: the newest of each key in the first store, those before them in the next ones, and so on.
+
+    Raises StoreError; Refused where the credentials may not ask.
+    """
+    if not isinstance(store, S3Store):
+        return []
+    by_key: dict[str, list[ObjectVersion]] = defaultdict(list)
+    for version in _old_versions(store.requests, prefix):
+        by_key[version.key].append(version)
+    deepest = max((len(versions) for versions in by_key.values()), default=0)
+    return [VersionStore(store, [versions[n] for versions in by_key.values() if len(versions) > n]) for n in range(deepest)]
+
+
+def _old_versions(requests: S3Requests, prefix: str) -> Iterator[ObjectVersion]:
+    """As S3 lists them: by key, the newest first."""
+    root, marks = requests.prefix, {"KeyMarker": "", "VersionIdMarker": ""}
+    while True:
+        asked = {name: mark for name, mark in marks.items() if mark}
+        answer = requests.call("list_object_versions", "list the versions of", Prefix=root + prefix, **asked)
+        for entry in answer.get("Versions", []):
+            key = str(entry["Key"])
+            if not entry["IsLatest"] and key.startswith(root + prefix):
+                moment = int(entry["LastModified"].timestamp() * 1000)
+                yield ObjectVersion(key[len(root) :], str(entry["VersionId"]), int(entry["Size"]), moment)
+        following = {"KeyMarker": answer.get("NextKeyMarker", ""), "VersionIdMarker": answer.get("NextVersionIdMarker", "")}
+        if not answer.get("IsTruncated") or not following["KeyMarker"] or following == marks:
+            return
+        marks = following
+
+
+class VersionStore(NothingStore):
+    """ObjectStore of these versions, one a key. Whatever writes is refused."""
+
+    def __init__(self, store: S3Store, versions: Sequence[ObjectVersion]) -> None:
+        super().__init__(f"{store.url} is asked for old versions, which nobody writes")
+        self._requests = store.requests
+        self.versions = {version.key: version for version in versions}
+
+    @property
+    def url(self) -> str:
+        return self._requests.where().rstrip("/")
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        version = self._version(key)
+        if length == 0 or start >= version.size:
+            return b""
+
+        def attempt(_: int) -> bytes:
+            span = {} if start == 0 and length is None else {"Range": byte_range(start, length)}
+            answer = self._requests.once("get_object", "read", key, VersionId=version.version, **span)
+            return b"".join(self._requests.body(answer, key, span_of(answer, self._requests.where(key), start, length)))
+
+        return self._requests.retry(attempt)
+
+    def head(self, key: str) -> ObjectInfo:
+        return _info(self._version(key))
+
+    def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
+        version = self._version(key)
+
+        def attempt(_: int) -> int:
+            answer = self._requests.once("get_object", "read", key, VersionId=version.version)
+            span = span_of(answer, self._requests.where(key), 0, None)
+            with file_errors("write", path), path.open("wb") as file:
+                return sum(file.write(part) for part in self._requests.body(answer, key, span))
+
+        if start == 0 and length is None and version.size:
+            return self._requests.retry(attempt)
+        data = self.get(key, start, length)
+        with file_errors("write", path):
+            return path.write_bytes(data)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        found = (version for key, version in self.versions.items() if key.startswith(prefix) and key.encode() > after.encode())
+        return (_info(version) for version in sorted(found, key=lambda version: version.key.encode()))
+
+    def _version(self, key: str) -> ObjectVersion:
+        try:
+            return self.versions[key]
+        except KeyError:
+            raise NotFound(f"{self._requests.where(key)} has no old version") from None
+
+
+def _info(version: ObjectVersion) -> ObjectInfo:
+    return ObjectInfo(version.key, version.size, version.modified_ms, metadata={"version": version.version})

@@ -1,0 +1,271 @@
+"""The agent writes Pinterest's layout: what the broker has sealed is what that layout's consumers read, and nothing makes a hole.
+
+Three of the ways in which upstream's uploader leaves one are among the tests: an index that is never uploaded after its log was, a later
+segment that comes before an earlier one and then a crash, a new leader whose segments roll elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.bootstrap import Tier
+from compactor.errors import Refused
+from compactor.model.ids import TopicPartition
+from compactor.service import agent_jobs
+from compactor.service.agent import Agent
+from compactor.service.agent_plan import Trouble
+from compactor.service.pages.agent_pages import AgentPages
+from compactor.service.pages.console import Console
+from compactor.storage.port import ObjectInfo
+from compactor.transfer.generations import target_of
+from tests.plain_format import read_batches
+from tests.support.plain_pinterest import PlainConsumer, folder_of
+from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+@dataclass
+class Breakable:
+    """Any store: whatever creates or replaces fails after ``left`` changes, and what names one of ``broken`` is refused."""
+
+    store: Any
+    scene: Scene
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.store, name)
+        return self._counted(found) if name in ("create", "create_from_file", "put") else found
+
+    def _counted(self, change: Callable[..., ObjectInfo]) -> Callable[..., ObjectInfo]:
+        def call(key: str, *arguments: Any, **named: Any) -> ObjectInfo:
+            if any(key.endswith(end) for end in self.scene.broken):
+                raise Refused(f"{key}: access denied", hint="Look at the bucket's policy")
+            self.scene.left -= 1
+            if self.scene.left < 0:
+                raise Refused(f"{key}: the process is no more")
+            return change(key, *arguments, **named)
+
+        return call
+
+
+@dataclass
+class Scene:
+    """Broker 1 leads ``orders-0`` and has written ten records: segments of four, the newest with two. All stores can be broken."""
+
+    tier: SideTier
+    cluster: SideCluster
+    one: SideBroker
+    story: PartitionStory
+    replica: Replica
+    broken: tuple[str, ...] = ()
+    left: int = 1 << 30
+
+    @property
+    def root(self) -> Path:
+        return self.tier.folder / "layout"
+
+    def opened(self) -> Tier:
+        opened = self.tier.opened()
+        return opened.over(control=self._breakable(opened.ports.control), data=self._breakable(opened.ports.data))
+
+    def _breakable(self, store: Any) -> Any:
+        return Breakable(store, self)
+
+    def agent(self, broker: SideBroker | None = None, **rules: Any) -> Agent:
+        return self.tier.agent(broker or self.one, self.cluster, self.opened(), **rules)
+
+    def folder(self) -> Path:
+        """Where the pointer sends consumers."""
+        pointer = json.loads((self.root / ".generations" / "prod" / "orders-0" / "current.json").read_text())
+        return folder_of(self.root / pointer["basePrefix"], "prod", "orders-0", 3)
+
+    def check(self, end: int) -> None:
+        """Up to ``end`` consumers get every record from every position, and metadata and watermark say what is there."""
+        folder = self.folder()
+        expected = [(r.offset, r.key, r.value) for raw in self.story.written[:end] for b in read_batches(raw) for r in b.records]
+        for position in range(end):
+            assert list(PlainConsumer(folder, position).read_all(end)) == expected[position:]
+        assert b"".join(path.read_bytes() for path in PlainConsumer(folder).offsets().values()) == b"".join(self.story.written[:end])
+        assert max(PlainConsumer(folder).offsets()) == int((folder / "offset.wm").read_text())
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    cluster = SideCluster()
+    one = SideBroker(tmp_path / "broker one", 1)
+    story = PartitionStory(cluster)
+    story.lead(1)
+    replica = one.replica()
+    story.write(replica)
+    made = Scene(SideTier(tmp_path), cluster, one, story, replica)
+    made.tier.cli.set(**{"tier.pinterest": {"cluster": "prod", "entropy_bits": 3, "target": made.root.as_uri()}})
+
+    def breakable(opened: Tier) -> Any:
+        target = target_of(opened)
+        return replace(target, store=made._breakable(target.store))
+
+    monkeypatch.setattr(agent_jobs, "target_of", breakable)
+    return made
+
+
+def metric(agent: Agent, line: str) -> float:
+    text = Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/metrics")[2].decode()
+    return next(float(one.rpartition(" ")[2]) for one in text.splitlines() if one.startswith(line))
+
+
+def stands(agent: Agent) -> tuple[int | None, Trouble | None]:
+    watch = settle(agent)
+    assert watch is not None
+    return watch.position, watch.trouble
+
+
+def test_what_is_sealed_is_read_by_consumers_of_the_layout(scene: Scene) -> None:
+    agent = scene.agent()
+    assert stands(agent) == (8, None)
+    scene.check(8)
+    first = scene.folder()
+    for end in (12, 20):
+        scene.story.write(scene.replica, end - 8 if end == 12 else 8)
+        assert stands(agent) == (scene.replica.bases[-1], None)
+        scene.check(scene.replica.bases[-1])
+    assert scene.folder() == first
+    assert {path.suffix for path in first.iterdir()} == {".log", ".index", ".timeindex", ".wm", ""}
+
+
+def test_logs_come_from_the_brokers_directory_and_not_by_way_of_the_tier(scene: Scene) -> None:
+    opened = scene.opened()
+    fetched: list[str] = []
+    store: Any = opened.ports.data
+    download = store.store.download
+
+    def noted(key: str, *arguments: Any) -> int:
+        fetched.append(key)
+        size: int = download(key, *arguments)
+        return size
+
+    store.store.download = noted
+    assert stands(scene.tier.agent(scene.one, scene.cluster, opened)) == (8, None)
+    scene.check(8)
+    assert fetched == []
+
+
+def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: Scene) -> None:
+    """Nothing of the segment counts, nor of what follows, until it can."""
+    agent = scene.agent()
+    assert stands(agent) == (8, None)
+    scene.story.write(scene.replica, 4)
+    scene.broken = (f"{8:020d}.index",)
+    assert stands(agent) == (12, Trouble.GENERATION)
+    assert "access denied" in agent.status().problem
+    assert not agent.status().ready
+    assert metric(agent, 'tiered_compactor_agent_partitions_refused{reason="generation"}') == 1
+    scene.check(8)
+    scene.story.write(scene.replica, 4)
+    scene.tier.hurry()
+    assert stands(agent) == (16, Trouble.GENERATION)
+    scene.check(8)
+    assert metric(agent, "tiered_compactor_agent_segments_total") == 4
+    scene.broken = ()
+    scene.tier.hurry()
+    assert stands(agent) == (16, None)
+    assert agent.status().ready
+    scene.check(16)
+
+
+@pytest.mark.parametrize("before", range(0, 25, 2))
+def test_a_crash_between_any_two_changes(scene: Scene, before: int) -> None:
+    """Of tier, control log or layout; a later segment may have come up by then, and the next agent rolls elsewhere."""
+    assert stands(scene.agent()) == (8, None)
+    scene.story.write(scene.replica, 9)
+    scene.left = before
+    settle(scene.agent())
+    assert scene.left < 0
+    held = PlainConsumer(scene.folder())
+    assert [offset for offset, _, _ in held.read_all(8)] == list(range(8))
+    scene.left = 1 << 30
+    two = SideBroker(scene.tier.folder / "broker two", 2)
+    other = two.replica()
+    scene.story.follow(other, per_segment=3)
+    scene.story.lead(2)
+    scene.story.write(other, 5, per_segment=3)
+    scene.tier.hurry(90_000_000)
+    assert stands(scene.agent(two)) == (other.bases[-1], None)
+    scene.check(other.bases[-1])
+    assert scene.tier.cli.do("verify")["ok"]
+
+
+def test_a_new_leader_whose_segments_roll_elsewhere(scene: Scene) -> None:
+    two = SideBroker(scene.tier.folder / "broker two", 2)
+    other = two.replica()
+    agents = {1: scene.agent(), 2: scene.agent(two)}
+    replicas = {1: (scene.replica, 4), 2: (other, 3)}
+    for leader in (1, 2, 1, 2, 2, 1):
+        replica, rolls = replicas[leader]
+        for follower, size in replicas.values():
+            scene.story.follow(follower, per_segment=size)
+        scene.story.lead(leader)
+        scene.story.write(replica, 9, per_segment=rolls)
+        for agent in agents.values():
+            scene.tier.hurry(70_000)
+            assert stands(agent)[1] is None
+        scene.check(replica.bases[-1])
+
+
+def test_two_agents_on_one_partition(scene: Scene) -> None:
+    agents = [scene.agent(), scene.agent()]
+    for _ in range(3):
+        for agent in agents:
+            agent.scan()
+        assert sum(len(agent.dispatch()) for agent in agents)
+        for agent in agents:
+            while agent.status().running:
+                agent.collect(30)
+        scene.tier.hurry()
+        for agent in agents:
+            assert stands(agent)[1] is None
+        scene.check(scene.replica.bases[-1])
+        scene.story.write(scene.replica, 7)
+
+
+def test_a_restart_brings_what_an_earlier_agent_left_behind(scene: Scene) -> None:
+    scene.broken = ("_metadata",)
+    assert stands(scene.agent()) == (8, Trouble.GENERATION)
+    scene.broken = ()
+    assert stands(scene.agent()) == (8, None)
+    scene.check(8)
+
+
+def test_what_a_round_has_superseded_is_left_to_others(scene: Scene) -> None:
+    agent = scene.agent()
+    assert stands(agent) == (8, None)
+    before = scene.folder()
+    assert scene.tier.cli.run("--force")["status"] == "cleaned"
+    scene.story.write(scene.replica, 4)
+    assert stands(agent) == (12, None)
+    assert any("left to a daemon" in line for line in scene.tier.told)
+    assert scene.folder() == before
+    assert scene.tier.cli.do("generations", "write")["partitions"][0]["status"] == "written"
+    scene.story.write(scene.replica, 4)
+    assert stands(agent) == (16, None)
+    offsets = [offset for offset, _, _ in PlainConsumer(scene.folder(), 0).read_all(16)]
+    assert offsets[-4:] == [12, 13, 14, 15]
+    assert scene.folder() != before
+
+
+def test_other_partitions_go_on(scene: Scene) -> None:
+    other = TopicPartition("orders", 1)
+    story = PartitionStory(scene.cluster, other)
+    story.lead(1)
+    story.write(scene.one.replica(other))
+    scene.broken = (f"{other}/{0:020d}.log",)
+    agent = scene.agent()
+    settle(agent)
+    found = {watch.name: (watch.position, watch.trouble) for watch in agent.status().watches}
+    assert found == {ORDERS: (8, None), other: (8, Trouble.GENERATION)}
+    scene.check(8)

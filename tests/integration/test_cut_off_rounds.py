@@ -1,0 +1,42 @@
+"""A round of which brokers delete something in its midst says so, and no more than it has done."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.control.ordering import Stage
+from compactor.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import SegmentState
+from tests.support.deployment import GrowingLog
+from tests.support.memory_brokers import BROKER, MemoryBrokers
+
+NAME = TopicPartition("orders", 0)
+
+
+@pytest.mark.parametrize("deleted", [0, 1])
+def test_a_round_that_was_cut_off_says_so(tmp_path: Path, deleted: int) -> None:
+    brokers = MemoryBrokers(tmp_path / "brokers", {"cleaner": {"min_cleanable_dirty_ratio": 0.0, "segment_bytes": 4_096}})
+    brokers.topic("orders")
+    brokers.tier(NAME, GrowingLog(*NAME, tmp_path, random.Random(0)).write_part(4))
+    opened = brokers.opened()
+
+    def reached(stage: Stage, plan: Any) -> None:
+        if stage is Stage.PUBLISH_BEGUN:
+            where = TopicIdPartition(brokers.cluster.known[NAME.topic].topic_id, *NAME)
+            for name in plan.tasks[-1].sources[:deleted]:
+                for state in (SegmentState.DELETE_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_FINISHED):
+                    brokers.write(RemoteLogSegmentMetadataUpdateRecord(where, uuid_bytes(name), BROKER, 6, state))
+
+    report = opened.compact(NAME, int(time.time() * 1000), on_stage=reached)
+    state = opened.open(NAME).refresh()
+    assert (report.status, report.next_dirty_offset) == ("cleaned", state.first_dirty_offset)
+    assert report.segments_out == len(state.published_by) > 0
+    assert (state.first_dirty_offset == 0) is bool(deleted)
+    assert report.reason.startswith("brokers had deleted what 1 of " if deleted else "")
+    assert bool(report.reason) is bool(deleted)

@@ -1,0 +1,415 @@
+"""The daemon over tiers that brokers write, without brokers: one consumer for all partitions, several rounds, ends of every kind."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.bootstrap import Tier
+from compactor.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, decode
+from compactor.metadata_topic.partitioner import metadata_partition
+from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
+from compactor.model.segment import SegmentState
+from compactor.service.daemon import Daemon
+from compactor.service.hearing import MetadataHints
+from compactor.service.scheduling import HOLD_MS, NEVER, RETRY_MS, PartitionWatch
+from compactor.tier import brokers
+from compactor.tier.publishers import kafka
+from compactor.transfer.export import export_partition
+from compactor.upkeep.taking_back import take_back
+from compactor.views.history import undo_problem
+from tests.builders import LogBuilder
+from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
+from tests.support.deployment import GrowingLog
+from tests.support.memory_brokers import MemoryBrokers
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cleaner": {"segment_bytes": 16_384, "min_cleanable_dirty_ratio": 0.1},
+    "publish": {"grace_ms": 0},
+    "lease": {"ttl_ms": 300},
+    "daemon": {"threads": 2},
+}
+ORDERS, OTHER = TopicPartition("orders", 0), TopicPartition("payments", 0)
+
+
+class World:
+    """Partitions of topics under brokers, and a daemon over them that is driven by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.brokers = MemoryBrokers(folder / "brokers", SETTINGS)
+        self.folder = folder
+        self.logs: dict[TopicPartition, GrowingLog] = {}
+        self.told: list[str] = []
+
+    def write(self, name: TopicPartition, segments: int = 3) -> None:
+        """There is something to clean in all but the newest segment."""
+        if name.topic not in self.brokers.cluster.known:
+            self.brokers.topic(name.topic)
+        made = self.logs.setdefault(name, GrowingLog(*name, self.folder, random.Random(name.partition)))
+        self.brokers.tier(name, made.write_part(segments))
+
+    def metadata_partition(self, name: TopicPartition) -> int:
+        return metadata_partition(self.brokers.cluster.known[name.topic].topic_id, name.partition, len(self.brokers.log.logs))
+
+    def daemon(self, opened: Tier | None = None) -> Daemon:
+        return Daemon(opened or self.brokers.opened(), seed=1, tell=self.tell)
+
+    def tell(self, text: str, *, level: int = 0, **fields: str) -> None:
+        self.told.append(f"{fields['partition']}: {text}" if "partition" in fields else text)
+
+    def settle(self, daemon: Daemon, *, retired: bool = False) -> None:
+        """Scans and works until there is nothing more to do."""
+        until = time.monotonic() + 60
+        while True:
+            daemon.scan()
+            daemon.dispatch()
+            status = daemon.status()
+            waiting = retired and any(watch.sight and watch.sight.retire_at_ms < NEVER for watch in status.watches)
+            if not status.running and not waiting:
+                return
+            daemon.collect(0.2)
+            assert time.monotonic() < until, status
+
+    def assert_clean(self, *names: TopicPartition) -> None:
+        opened = self.brokers.opened()
+        for name in names or self.logs:
+            state = opened.open(name).refresh()
+            assert state.first_dirty_offset == state.live[-1].start_offset, name
+            out = self.folder / f"out-{random.randrange(1 << 40)}"
+            export_partition(opened, name, out)
+            assert self.logs[name].wrong_in(out, clean=False) == []
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def jobs(daemon: Daemon) -> dict[tuple[str, str], int]:
+    return dict(daemon.status().tallies.jobs)
+
+
+def hint_of_orders(hearing: MetadataHints, opened: Tier) -> int:
+    heard = hearing.listen(opened)
+    assert heard is not None
+    return heard.hints[ORDERS]
+
+
+def watch(daemon: Daemon, name: TopicPartition) -> PartitionWatch:
+    return next(one for one in daemon.status().watches if one.name == name)
+
+
+def test_all_partitions_are_compacted_over_one_consumer_and_what_comes_is_seen_at_the_next_scan(world: World) -> None:
+    for partition in range(3):
+        world.write(TopicPartition("orders", partition))
+    world.write(OTHER)
+    daemon = world.daemon()
+    world.settle(daemon)
+    assert jobs(daemon)["round", "cleaned"] == 4
+    assert len(world.brokers.readers) == 1
+    world.assert_clean()
+    world.write(TopicPartition("orders", 1))
+    world.write(TopicPartition("late", 0))
+    world.settle(daemon, retired=True)
+    assert jobs(daemon)["round", "cleaned"] == 6
+    world.assert_clean()
+    assert {status for _, status in jobs(daemon)} == {"cleaned", "retired"}
+    assert [one.uncleanable for one in daemon.status().watches] == [""] * 5
+    opened = world.brokers.opened()
+    live = {segment.id for name in world.logs for segment in opened.open(name).refresh().live}
+    assert {path.name[21:43] for path in (world.brokers.folder / "objects").rglob("*.log")} == live
+    again = world.daemon()
+    world.settle(again)
+    assert jobs(again) == {}
+
+
+def test_brokers_that_go_away_in_mid_protocol_are_waited_for_and_the_round_is_finished(world: World) -> None:
+    world.write(ORDERS)
+    left = [2]
+
+    def fate() -> Loss:
+        left[0] -= 1
+        return Loss(before=left[0] < 0)
+
+    daemon = world.daemon(world.brokers.opened(appending=MemoryMetadataTopic(world.brokers.log, fate=fate)))
+    world.settle(daemon)
+    assert jobs(daemon) == {("round", "failed"): 1}
+    assert "no broker answers" in watch(daemon, ORDERS).uncleanable
+    assert any(line.startswith("orders-0: round failed") and "no broker answers" in line for line in world.told)
+    left[0] = 1000
+    world.settle(daemon)
+    assert jobs(daemon) == {("round", "failed"): 1}  # not before its time
+    world.brokers.hurried_ms += RETRY_MS
+    world.settle(daemon)
+    assert jobs(daemon)["round", "resumed"] == 1
+    assert watch(daemon, ORDERS).uncleanable == ""
+    world.assert_clean()
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_what_another_daemon_left_is_finished_by_the_next_one(world: World, after: int) -> None:
+    world.write(ORDERS)
+    left = [after]
+
+    def fate() -> Loss:
+        left[0] -= 1
+        return Loss(before=left[0] < 0)
+
+    dead = world.daemon(world.brokers.opened(appending=MemoryMetadataTopic(world.brokers.log, fate=fate)))
+    world.settle(dead)
+    assert jobs(dead) == {("round", "failed"): 1}
+    daemon = world.daemon()
+    world.settle(daemon)
+    assert jobs(daemon)["round", "resumed"] == 1
+    world.assert_clean()
+
+
+def test_a_metadata_consumer_that_falls_behind_switches_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "READ_BACK_S", 0.01)
+    world.write(ORDERS)
+    lag = [0]
+    daemon = world.daemon(world.brokers.opened(lag=lambda _: lag[0]))
+    daemon.scan()
+    lag[0] = 1
+    daemon.dispatch()
+    while daemon.status().running:
+        daemon.collect(1)
+    assert jobs(daemon) == {("round", "failed"): 1}
+    assert "was appended and is not read" in watch(daemon, ORDERS).uncleanable
+    lag[0] = 0
+    world.brokers.hurried_ms += RETRY_MS
+    world.settle(daemon)
+    assert watch(daemon, ORDERS).uncleanable == ""
+    world.assert_clean()
+
+
+@pytest.mark.parametrize("wrong", [{"retention.ms": "604800000"}, {"cleanup.policy": "compact"}])
+def test_a_topic_that_must_not_be_compacted_is_suspended_until_it_may_be_and_the_others_go_on(world: World, wrong: dict[str, str]) -> None:
+    for name in (ORDERS, OTHER):
+        world.write(name)
+    world.brokers.topic("orders", wrong)
+    [(setting, value)] = wrong.items()
+    said = f"{setting} of orders is {value}, it must be"
+    daemon = world.daemon()
+    world.settle(daemon)
+    assert jobs(daemon) == {("round", "cleaned"): 1}
+    world.assert_clean(OTHER)
+    assert said in watch(daemon, ORDERS).uncleanable
+    assert watch(daemon, OTHER).uncleanable == ""
+    assert [line for line in world.told if said in line] == [line for line in world.told if line.startswith("no round is begun for topic")]
+    assert daemon.status().ready
+    world.brokers.topic("orders")
+    world.settle(daemon)
+    assert "topic orders is compacted again" in world.told
+    world.assert_clean()
+
+
+def test_a_wrong_metadata_topic_suspends_all_topics_in_one_line_until_it_is_right(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "TOPICS_FRESH_S", 0.0)
+    for name in (ORDERS, OTHER):
+        world.write(name)
+    said = "retention.ms of __remote_log_metadata is 604800000, it must be -1"
+    world.brokers.cluster.wrong = said
+    daemon = world.daemon()
+    world.settle(daemon)
+    assert jobs(daemon) == {}
+    assert [watch(daemon, name).suspended for name in (ORDERS, OTHER)] == [said, said]
+    assert [line for line in world.told if said in line] == [f"no round is begun for 2 topics (orders among them): {said}"]
+    assert daemon.status().ready
+    world.brokers.cluster.wrong = ""
+    world.settle(daemon)
+    assert "2 topics (orders among them) are compacted again" in world.told
+    for name in (ORDERS, OTHER):
+        world.assert_clean(name)
+
+
+def test_a_round_whose_topic_changes_in_between_is_left_and_finished_later(world: World) -> None:
+    world.write(ORDERS)
+    count = [0]
+
+    def fate() -> Loss:
+        count[0] += 1
+        if count[0] == 1:
+            world.brokers.topic("orders", {"retention.bytes": "1"})
+        return Loss()
+
+    daemon = world.daemon(world.brokers.opened(appending=MemoryMetadataTopic(world.brokers.log, fate=fate)))
+    world.settle(daemon)
+    assert jobs(daemon) == {("round", "failed"): 1}
+    assert "retention.bytes of orders is 1" in watch(daemon, ORDERS).uncleanable
+    world.brokers.topic("orders")
+    world.settle(daemon)  # no waiting for the next try: what was wrong is right again
+    assert jobs(daemon)["round", "resumed"] == 1
+    world.assert_clean()
+
+
+def test_a_topics_own_settings_are_obeyed_as_they_change(world: World) -> None:
+    world.brokers.topic("orders", {"min.cleanable.dirty.ratio": "1.0"})
+    world.write(ORDERS)
+    daemon = world.daemon()
+    world.settle(daemon)
+    assert jobs(daemon) == {}
+    world.brokers.topic("orders", {"min.cleanable.dirty.ratio": "1.0", "max.compaction.lag.ms": "1000"})
+    world.settle(daemon)
+    assert jobs(daemon) == {("round", "cleaned"): 1}
+    world.assert_clean()
+
+
+def test_a_metadata_partition_without_a_leader_holds_up_what_it_tells_of_only(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    daemon = world.daemon()
+    for name in (ORDERS, OTHER):
+        world.write(name)
+    of = {name: world.metadata_partition(name) for name in (ORDERS, OTHER)}
+    assert of[ORDERS] != of[OTHER]
+    world.brokers.log.leaderless = {of[OTHER]}
+    world.settle(daemon)
+    assert jobs(daemon)["round", "cleaned"] == 1
+    world.assert_clean(ORDERS)
+    world.brokers.log.leaderless = set()
+    world.brokers.hurried_ms += RETRY_MS
+    world.settle(daemon)
+    assert jobs(daemon)["round", "cleaned"] == 2
+    world.brokers.log.leaderless = {of[OTHER]}
+    for name in (ORDERS, OTHER):
+        world.write(name)
+    world.settle(daemon)
+    assert jobs(daemon)["round", "cleaned"] == 3
+    assert "no broker leads it" in caplog.text
+    world.brokers.log.leaderless = set()
+    world.brokers.hurried_ms += RETRY_MS
+    world.settle(daemon)
+    assert jobs(daemon)["round", "cleaned"] == 4
+    world.assert_clean()
+
+
+def test_no_later_hint_is_the_one_of_an_earlier_process_with_another_policy(world: World) -> None:
+    world.write(ORDERS)
+    opened = world.brokers.opened()
+    hearing = MetadataHints(opened.metadata)
+    assert hint_of_orders(hearing, opened) == opened.metadata.standings()[ORDERS].applied
+    world.brokers.topic("orders", {"segment.bytes": "20000"})
+    kept = hint_of_orders(hearing, opened)
+    again = world.brokers.opened()
+    later = MetadataHints(again.metadata)
+    here = opened.metadata.folded(ORDERS).cache
+    first = next(iter(here.segments.values()))
+    world.brokers.write(RemoteLogSegmentMetadataUpdateRecord(here.partition, first.segment_id, 1, 5, SegmentState.COPY_SEGMENT_FINISHED))
+    assert hint_of_orders(later, again) not in (kept, here.applied)
+
+
+def test_a_topic_that_is_made_anew_is_another_one_and_one_that_is_deleted_is_gone(world: World) -> None:
+    for name in (ORDERS, OTHER):
+        world.write(name)
+    daemon = world.daemon()
+    world.settle(daemon)
+    del world.logs[ORDERS]
+    del world.brokers.cluster.known["payments"]
+    world.brokers.topic("orders", number=1)
+    world.brokers.restart(ORDERS)
+    world.write(ORDERS)
+    del world.logs[OTHER]
+    world.settle(daemon)
+    assert [one.name for one in daemon.status().watches] == [ORDERS]
+    assert jobs(daemon)["round", "cleaned"] == 3
+    world.assert_clean()
+
+
+def test_rounds_wait_for_the_budget_of_metadata_records_and_a_restart_does_not_reset_it(world: World) -> None:
+    names = [TopicPartition("orders", number) for number in range(3)]
+    for name in names:
+        world.write(name)
+    opened = world.brokers.opened(publish={"metadata_records_per_hour": 13})
+    daemon = world.daemon(opened)
+    world.settle(daemon)  # each round says six records, and for two of them there is room
+    assert jobs(daemon)["round", "cleaned"] == 2
+    [late] = [one for one in daemon.status().watches if one.waits]
+    assert "metadata_records_per_hour is 13: a round of about 6 records has to wait" in late.waits
+    assert late.uncleanable == ""
+    before = jobs(daemon)["round", "waiting"]
+    world.settle(daemon)
+    assert jobs(daemon)["round", "waiting"] == before  # it is not asked again before its time
+    again = world.daemon(world.brokers.opened(publish={"metadata_records_per_hour": 13}))
+    world.settle(again)
+    assert jobs(again)["round", "waiting"] == 1
+    world.brokers.hurried_ms += 61 * 60_000
+    world.settle(again)
+    assert jobs(again)["round", "cleaned"] == 1
+    world.assert_clean()
+
+
+def test_a_round_that_is_larger_than_the_budget_has_its_turn_though_smaller_ones_come(world: World) -> None:
+    daemon = world.daemon(world.brokers.opened(publish={"metadata_records_per_hour": 6}))
+    world.write(OTHER)
+    world.settle(daemon)
+    world.write(ORDERS, segments=8)
+    world.write(TopicPartition("orders", 1))
+    world.settle(daemon)
+    world.brokers.hurried_ms += HOLD_MS
+    world.settle(daemon)
+    assert jobs(daemon)["round", "cleaned"] == 1
+    assert "a round of about 16 records has to wait, for an hour that has none: it is larger than that" in watch(daemon, ORDERS).waits
+    assert ["behind 1 that came before it" in one.waits for one in daemon.status().watches if one.name != OTHER].count(True) == 1
+    for cleaned in (2, 3):
+        world.brokers.hurried_ms += 61 * 60_000
+        world.settle(daemon)
+        assert jobs(daemon)["round", "cleaned"] == cleaned
+    assert [one.waits for one in daemon.status().watches] == [""] * 3
+    world.assert_clean()
+
+
+def test_a_round_says_as_much_as_its_plan_had_reserved(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.write(ORDERS, segments=5)
+    opened = world.brokers.opened(publish={"metadata_records_per_hour": 1_000})
+    admit, reserved = opened.ports.publisher.admit, []
+
+    def noted(name: TopicPartition, records: int, per_hour: int) -> object:
+        reserved.append(records)
+        return admit(name, records, per_hour)
+
+    monkeypatch.setattr(opened.ports.publisher, "admit", noted)
+    world.settle(world.daemon(opened), retired=True)
+    values = [record.value for log in world.brokers.log.logs for record in log if record is not None]
+    said = [one for one in map(decode, values) if one.broker_id == COMPACTOR_BROKER_ID]
+    assert len(said) == reserved[-1]
+    assert reserved[0] <= reserved[-1], "what is asked for before the plan is known is the least"
+
+
+def test_a_round_that_comes_to_nothing_takes_no_budget_from_the_others(world: World) -> None:
+    world.write(ORDERS)
+    for path in (world.brokers.folder / "objects").rglob("*.log"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    daemon = world.daemon(world.brokers.opened(publish={"metadata_records_per_hour": 6}))
+    world.settle(daemon)
+    assert watch(daemon, ORDERS).uncleanable
+    world.write(OTHER)
+    world.settle(daemon)
+    assert watch(daemon, OTHER).waits == ""
+    assert jobs(daemon)["round", "cleaned"] == 1
+    world.assert_clean(OTHER)
+
+
+def test_no_segment_without_a_record_is_made_where_a_neighbour_has_one(world: World) -> None:
+    """Consumers of librdkafka take a fetch without a record for one that was too small."""
+    log = LogBuilder(time=1_700_000_000_000)
+    for number in range(8):
+        for _ in range(20):
+            log.put(f"key={'x' * 100}{number}")
+        log.roll()
+    log.segments.pop()
+    world.brokers.topic("orders")
+    world.brokers.tier(ORDERS, log.write(world.folder / "log"))
+    daemon = world.daemon(world.brokers.opened(cleaner={"segment_bytes": 4_000}))
+    before = world.brokers.opened().open(ORDERS).refresh()
+    assert all(segment.size_bytes > 2_000 for segment in before.live)
+    world.settle(daemon)
+    opened = world.brokers.opened()
+    state = opened.open(ORDERS).refresh()
+    assert (len(state.live), state.live[0].records) == (2, 1)
+    assert undo_problem(state, state.published[-1]) == ""
+    take_back(opened, opened.open(ORDERS, leads=True), state.published[-1])
+    assert opened.open(ORDERS).refresh().live[0].records == 140

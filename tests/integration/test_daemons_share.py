@@ -1,0 +1,64 @@
+"""Several daemons on one tier: each partition's work is done once, few meet at a partition, and each asks little for what others do."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+from compactor.bootstrap import open_tier
+from compactor.config import load
+from compactor.service.daemon import Daemon
+from tests.builders import LogBuilder
+from tests.support.tier_cli import TierCli
+
+PARTITIONS, DAEMONS = 10, 4
+
+
+def tier(folder: Path) -> TierCli:
+    cli = TierCli(folder / "cli", {"publish": {"grace_ms": 0}, "lease": {"ttl_ms": 5_000}, "daemon": {"threads": 2}})
+    for number in range(PARTITIONS):
+        log = LogBuilder()
+        log.put("a=1", "b=1")
+        log.put("a=2")
+        log.write(folder / "logs" / f"orders-{number}")
+    cli.do("import", folder / "logs")
+    return cli
+
+
+def daemons(cli: TierCli, count: int) -> list[Daemon]:
+    """As many processes as there are machines: nothing connects them but the store."""
+    return [Daemon(open_tier(load(str(cli.config))), seed=number) for number in range(count)]
+
+
+def settle(at_work: list[Daemon]) -> tuple[Counter[tuple[str, str]], int]:
+    """Until nobody finds anything to do. Jobs by action and status, and requests, of all of them."""
+    while True:
+        for daemon in at_work:
+            daemon.scan()
+        begun = [job for daemon in at_work for job in daemon.dispatch()]
+        for daemon in at_work:
+            while daemon.status().running:
+                daemon.collect(0.01)
+        sights = [watch.sight for daemon in at_work for watch in daemon.status().watches]
+        if not begun and all(seen is not None and not seen.due and not seen.waiting_bytes for seen in sights):
+            break
+        time.sleep(0 if begun else 0.2)
+    jobs: Counter[tuple[str, str]] = Counter()
+    for daemon in at_work:
+        jobs.update(daemon.status().tallies.jobs)
+    return jobs, sum(daemon.status().usage.total_requests for daemon in at_work)
+
+
+def test_work_is_done_once_and_few_meet(tmp_path: Path) -> None:
+    """All of them see the same time come, at once: the worst that can happen."""
+    jobs, one_daemons = settle(daemons(tier(tmp_path / "alone"), 1))
+    assert jobs == {("round", "cleaned"): PARTITIONS, ("retire", "retired"): PARTITIONS}
+    together = daemons(tier(tmp_path / "together"), DAEMONS)
+    jobs, requests = settle(together)
+    assert jobs["round", "cleaned"] == PARTITIONS
+    assert sum(daemon.status().tallies.jobs.get(("round", "cleaned"), 0) > 0 for daemon in together) > 1
+    met = sum(count for (_, status), count in jobs.items() if status in ("leased", "fenced"))
+    assert met <= PARTITIONS, jobs
+    assert jobs["retire", "retired"] < 2 * PARTITIONS, "each of them looks for what is long gone"
+    assert requests < 3 * one_daemons, f"{requests}, and one daemon alone needs {one_daemons}"

@@ -1,0 +1,287 @@
+"""`erasure`: each kind of holder once, what has to pass, what is done about it, and a report that can be filed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.bootstrap import open_tier
+from compactor.config import load
+from compactor.control import importing
+from compactor.control.ordering import Stage
+from compactor.errors import StoreError
+from compactor.model.ids import TopicPartition
+from compactor.storage.keys import RESERVED
+from compactor.tier.ports import Named
+from tests.builders import LZ4, LogBuilder
+from tests.support.bucket_cli import BucketCli
+from tests.support.s3_server import Bucket
+from tests.support.tier_cli import TierCli
+
+HOUR = 3_600_000
+
+
+class Topic:
+    """A partition ``orders-0`` that grows, and what `erasure` says of a key."""
+
+    def __init__(self, cli: TierCli, folder: Path) -> None:
+        self.cli, self.folder, self.log, self.parts = cli, folder, LogBuilder(), 0
+
+    def bring(self, *pairs: str, **how: Any) -> None:
+        self.log.put(*pairs, **how)
+        self.bring_log()
+
+    def bring_log(self) -> None:
+        self.parts += 1
+        self.cli.bring(self.log.write(self.folder / f"part-{self.parts}"))
+
+    def ask(self, key: str, *more: object, topic: str = "orders") -> tuple[int, Any]:
+        answer = self.cli.ask("erasure", topic, "--key", key, *more)
+        assert answer.code in (0, 3), answer
+        assert answer.document["erased"] == (answer.code == 0)
+        return answer.code, answer.document
+
+    def holders(self, key: str) -> list[tuple[str, str]]:
+        return sorted((one["state"], one["what"]) for one in self.ask(key)[1]["holders"])
+
+    def round(self, now_ms: int) -> Any:
+        return self.cli.run("--now", now_ms)
+
+
+@pytest.fixture
+def topic(tmp_path: Path) -> Topic:
+    made = Topic(
+        TierCli(tmp_path / "cli", {"cleaner": {"delete_retention_ms": 0, "bloom": False}, "publish": {"grace_ms": HOUR}}), tmp_path
+    )
+    made.bring("a=1", "b=1", "c=1")
+    made.bring("a=2", "b=2", codec=LZ4)
+    return made
+
+
+def test_a_key_that_was_never_there_is_erased(topic: Topic) -> None:
+    code, document = topic.ask("z")
+    assert (code, document["holders"], document["gone_since"]) == (0, [], None)
+    assert any("nobody has imported" in one["what"] for one in document["not_covered"])
+
+
+def test_each_state_of_a_record_until_it_is_gone(topic: Topic) -> None:
+    assert topic.holders("a") == [("live", "superseded"), ("live", "value")]
+    (old, new) = sorted(topic.ask("a")[1]["holders"], key=lambda one: str(one["what"]))
+    assert new["waits_for"].startswith("a tombstone of the key")
+    assert (old["first_offset"], old["last_offset"], old["records"], new["first_offset"]) == (0, 0, 1, 3)
+    topic.bring("a")
+    assert topic.holders("a") == [("live", "superseded"), ("live", "superseded"), ("live", "tombstone")]
+    first = topic.round(10 * HOUR)
+    assert first["status"] == "cleaned"
+    document = topic.ask("a")[1]
+    assert topic.holders("a") == [("live", "tombstone"), *[("replaced", "record")] * 3]
+    replaced = [one for one in document["holders"] if one["state"] == "replaced"]
+    assert all(one["until_ms"] > time.time() * 1000 and len(one["sha256"]) == 64 for one in replaced)
+    assert document["gone_since"] is None  # its tombstone is still read
+    topic.round(11 * HOUR)
+    code, document = topic.ask("a")
+    assert code == 3
+    assert {one["state"] for one in document["holders"]} == {"replaced"}
+    assert document["gone_since"]["run_id"] == topic.cli.do("runs", "list")["runs"][-1]["run_id"]
+    topic.cli.do("retire", "--force-now", "--now", int(time.time() * 1000) + 2 * HOUR)
+    code, document = topic.ask("a")
+    assert (code, document["holders"]) == (0, [])
+    assert topic.holders("c") == [("live", "value")]
+
+
+def test_what_may_not_be_touched(topic: Topic) -> None:
+    topic.log.put("t=1", pid=7, txn=True)
+    topic.log.abort(7)
+    topic.log.roll()
+    topic.log.put("d=1")
+    topic.log.put("u=1", pid=8, txn=True)
+    topic.log.put("d")
+    topic.bring_log()
+    assert topic.holders("t") == [("live", "aborted")]
+    assert topic.holders("u") == [("live", "undecided")]
+    (holder,) = [one for one in topic.ask("d")[1]["holders"] if one["what"] == "tombstone"]
+    assert holder["waits_for"] == "the end of the transaction that is open since offset 8"
+    topic.cli.set(cleaner={"min_compaction_lag_ms": 9_000_000_000_000})
+    (holder,) = [one for one in topic.ask("a")[1]["holders"] if one["what"] == "superseded"]
+    assert holder["waits_for"].startswith("min_compaction_lag_ms")
+
+
+def test_expedite_without_and_with_consent(topic: Topic, tmp_path: Path) -> None:
+    topic.bring("a")
+    topic.bring("e=1")
+    code, document = topic.ask("a", "--expedite")
+    assert code == 3
+    assert {one["state"] for one in document["holders"]} == {"replaced"}
+    assert len(document["done"]) == 2  # one round for the values, one for the tombstone whose horizon has passed at once
+    assert document["gone_since"] is not None
+    before = tmp_path / "before.json"
+    secret = tmp_path / "secret"
+    secret.write_bytes(os.urandom(32))
+    topic.ask("a", "--to", before, "--sign-with", secret)
+    code, document = topic.ask("a", "--expedite", "--shorten-grace", "--before", before)
+    assert (code, document["holders"]) == (0, [])
+    named = {one["object"]: one for one in json.loads(before.read_text())["holders"]}
+    assert {one["object"] for one in document["gone"]} == set(named)
+    assert all(one["sha256"] == named[one["object"]]["sha256"] and one["run_id"] for one in document["gone"])
+    assert not [path for path in topic.cli.tier.rglob("*.log") if str(path.relative_to(topic.cli.tier)) in named]
+    assert topic.holders("e") == [("live", "value")]
+    assert "a" not in before.read_text().replace("sha", "").split('"')  # no key, only its digest
+    assert topic.cli.ask("erasure", "--check", before, "--sign-with", secret, "--key", "a").code == 0
+    assert topic.cli.ask("erasure", "--check", before, "--key", "b").document["problems"] == ["it is not about 1 of 1 keys"]
+    before.write_text(before.read_text().replace('"erased": false', '"erased": true'))
+    assert topic.cli.ask("erasure", "--check", before, "--sign-with", secret).document["problems"] == ["its signature does not match"]
+
+
+def test_a_tombstone_that_slow_readers_were_promised_is_not_expedited(topic: Topic) -> None:
+    topic.cli.set(cleaner={"delete_retention_ms": HOUR})
+    topic.bring("a")
+    code, document = topic.ask("a", "--expedite", "--shorten-grace")
+    (holder,) = document["holders"]
+    assert (code, holder["state"], holder["what"]) == (3, "live", "tombstone")
+    assert holder["until_ms"] > time.time() * 1000
+    assert document["keys"][0]["until_ms"] == holder["until_ms"]
+
+
+def test_an_earlier_report_tells_what_is_gone_and_since_when(topic: Topic, tmp_path: Path) -> None:
+    first = tmp_path / "first.json"
+    topic.bring("a")
+    topic.bring("e=1")
+    topic.ask("a", "--to", first)
+    for hour in (10, 11):
+        topic.round(hour * HOUR)
+    topic.cli.do("retire", "--force-now", "--now", int(time.time() * 1000) + 2 * HOUR)
+    code, document = topic.ask("a")
+    assert (code, document["gone_since"], document["gone"]) == (0, None, [])  # nothing is left that could tell
+    code, document = topic.ask("a", "--before", first)
+    runs = [run["run_id"] for run in topic.cli.do("runs", "list")["runs"]]
+    assert code == 0
+    assert {one["run_id"] for one in document["gone"]} == {runs[0]}
+    assert len(document["gone"]) == len(json.loads(first.read_text())["holders"]) == 3
+    assert document["gone_since"]["run_id"] == runs[0]
+
+
+def test_what_is_being_written_is_a_holder(topic: Topic) -> None:
+    """A round that stopped after its upload, and an import that stopped before it told."""
+    opened, name = open_tier(load(str(topic.cli.config))), TopicPartition("orders", 0)
+
+    def stop(stage: Stage, plan: object) -> None:
+        if stage is Stage.VERIFIED:
+            raise StoreError("stopped")
+
+    with pytest.raises(StoreError, match="stopped"):
+        opened.compact(name, 10 * HOUR, force=True, on_stage=stop)
+    assert ("open round", "record") in topic.holders("c")
+    topic.cli.set(lease={"ttl_ms": 1_000})
+    topic.cli.run("--now", 10 * HOUR)
+    assert topic.holders("c") == [("live", "value"), ("replaced", "record")]
+    log = opened.open(name)
+    segment = log.refresh().live[0]
+    import_id, new_id = opened.ports.new_id(), opened.ports.new_id()
+    importing.register(opened.ports, log, import_id, [new_id])
+    source = topic.cli.tier / opened.ports.layout.where(name, segment, "log")
+    shutil.copy(source, topic.cli.tier / opened.ports.layout.where(name, Named(new_id, segment.start_offset), "log"))
+    assert ("importing", "record") in topic.holders("c")
+
+
+def test_a_signature_by_ed25519(topic: Topic, tmp_path: Path) -> None:
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(private)], check=True, capture_output=True)
+    subprocess.run(["openssl", "pkey", "-in", str(private), "-pubout", "-out", str(public)], check=True, capture_output=True)
+    report = tmp_path / "report.json"
+    topic.ask("a", "--sign-with", private, "--to", report)
+    assert topic.cli.ask("erasure", "--check", report, "--sign-with", public).code == 0
+    other = tmp_path / "other.pem"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(other)], check=True, capture_output=True)
+    assert topic.cli.ask("erasure", "--check", report, "--sign-with", other).code == 3
+    assert topic.cli.ask("erasure", "orders", "--key", "a", "--to", report).code == 2  # a filed report is not written over
+
+
+@pytest.mark.damages
+def test_what_no_log_knows_and_what_cannot_be_read(topic: Topic) -> None:
+    log = next(path for path in sorted((topic.cli.tier / "orders-0").glob("*.log")))
+    orphan = log.with_name(f"{log.name[:21]}{'o' * 22}.log")
+    shutil.copy(log, orphan)
+    assert ("orphan", "record") in topic.holders("a")
+    orphan.write_bytes(b"no segment at all")
+    (holder,) = topic.ask("z")[1]["holders"]
+    assert (holder["state"], holder["what"], holder["key"], holder["certain"]) == ("orphan", "unknown", None, False)
+    orphan.unlink()
+    staged = topic.cli.tier / RESERVED / "tmp" / "1-half"
+    staged.write_bytes(b"half of a segment")
+    (holder,) = topic.ask("z")[1]["holders"]
+    assert holder["state"] == "unfinished upload"
+    staged.unlink()
+    scratch = topic.cli.tier / ".tiered-compactor" / "partitions" / "orders-0" / "scratch" / "run" / "buckets"
+    scratch.parent.mkdir(parents=True)
+    scratch.write_bytes(b"hashes")
+    (holder,) = topic.ask("z")[1]["holders"]
+    assert (holder["state"], holder["what"]) == ("scratch", "keyed hash")
+    shutil.rmtree(scratch.parent.parent)
+    log.write_bytes(b"damaged")
+    assert ("live", "unknown") in topic.holders("z")
+
+
+def test_sidecars_hold_keyed_hashes_and_filters_spare_reads(tmp_path: Path) -> None:
+    topic = Topic(TierCli(tmp_path / "cli", {"cleaner": {"delete_retention_ms": 0, "bloom_design_keys": 10}}), tmp_path)
+    topic.bring(*(f"k{number}={'x' * 500}" for number in range(200)))
+    topic.bring("other=1")
+    topic.cli.do("bloom", "rebuild", "orders-0")
+    document = topic.ask("k7")[1]
+    assert sorted(one["state"] for one in document["holders"]) == ["live", "sidecar"]
+    assert document["partitions"][0]["segments_read"] == 2
+    filtered = topic.ask("k7", "--by-filters")[1]
+    assert [one["object"] for one in filtered["holders"]] == [one["object"] for one in document["holders"]]
+    code, filtered = topic.ask("nobody", "--by-filters")
+    assert code == 0
+    assert filtered["partitions"][0]["ruled_out_by_filters"] >= 1
+
+
+def test_many_keys_and_the_way_they_are_written(topic: Topic, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("a\nbase64:Yg==\nzz\n\n")
+    answer = topic.cli.ask("erasure", "orders-0", "--keys-file", file, "--key", "c")
+    assert answer.code == 3
+    assert [one["erased"] for one in answer.document["keys"]] == [False, False, False, True]
+    assert len({one["key"] for one in answer.document["holders"]}) == 3
+    assert topic.cli.ask("erasure", "other", "--key", "a").code == 2
+    assert topic.cli.ask("erasure", "orders").code == 2
+    table = topic.cli.ask("erasure", "orders", "--key", "a", output="table")
+    assert table.code == 3
+    assert "Not yet: 2 objects hold it, or could." in str(table.document)
+
+
+def test_generations_for_other_consumers_are_holders(tmp_path: Path) -> None:
+    target = (tmp_path / "target").as_uri()
+    settings: dict[str, dict[str, Any]] = {"tier.pinterest": {"cluster": "prod", "target": target}, "cleaner": {"bloom": False}}
+    topic = Topic(TierCli(tmp_path / "cli", settings), tmp_path)
+    topic.bring("a=1", "b=1")
+    topic.cli.do("generations", "write", "orders-0")
+    assert topic.holders("a") == [("generation", "record"), ("live", "value")]
+    not_covered = [one["what"] for one in topic.ask("a")[1]["not_covered"]]
+    assert any("old versions of generations" in what for what in not_covered)
+    assert topic.holders("z") == []
+
+
+def test_a_bucket_that_keeps_versions(tmp_path: Path, s3_bucket: Bucket) -> None:
+    cli = BucketCli(tmp_path / "cli", s3_bucket, cleaner={"delete_retention_ms": 0, "bloom": False}, publish={"grace_ms": 0})
+    topic = Topic(cli, tmp_path)
+    client, name = s3_bucket.server.client(), s3_bucket.name
+    client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+    topic.bring("a=1", "b=1")
+    topic.bring("a", "b=2")
+    code, document = topic.ask("a", "--expedite")
+    assert code == 3
+    assert {one["state"] for one in document["holders"]} == {"old version"}
+    assert {one["what"] for one in document["holders"]} == {"record"}
+    for entry in client.list_object_versions(Bucket=name)["Versions"]:
+        if not entry["IsLatest"]:
+            client.delete_object(Bucket=name, Key=entry["Key"], VersionId=entry["VersionId"])
+    assert topic.ask("a")[0] == 0
+    assert topic.holders("b") == [("live", "value")]

@@ -1,0 +1,82 @@
+"""`erasure --expedite` on a tier that brokers write: through the metadata topic, and the newest segment stays the brokers'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compactor.bootstrap import Tier
+from compactor.model.ids import TopicPartition
+from compactor.upkeep.erasure.expedite import expedite
+from compactor.upkeep.erasure.looking import look, partitions_of
+from compactor.upkeep.erasure.report import Asked, document
+from compactor.upkeep.erasure.survey import Question, survey
+from tests.builders import LogBuilder
+from tests.support.memory_brokers import MemoryBrokers
+
+NAME = TopicPartition("orders", 0)
+
+
+def asked(brokers: MemoryBrokers, *keys: bytes) -> Question:
+    return Question(keys, brokers.clock_ms())
+
+
+def held(opened: Tier, question: Question) -> list[tuple[str, str]]:
+    return sorted((holder.state.value, holder.what) for holder in survey(opened, NAME, question).holders)
+
+
+def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path) -> None:
+    cleaner = {"bloom": False}
+    brokers = MemoryBrokers(tmp_path / "brokers", {"cleaner": cleaner, "publish": {"grace_ms": 0}})
+    brokers.topic("orders", {"delete.retention.ms": "0"})
+    log = LogBuilder()
+    log.put("a=1", "b=1")
+    log.roll()
+    log.put("a", "c=1")
+    log.roll()
+    log.put("d=1")
+    log.roll()
+    log.put("b")
+    brokers.tier(NAME, log.write(tmp_path / "orders-0"))
+    opened = brokers.opened()
+    question = asked(brokers, b"a")
+    assert held(opened, question) == [("live", "superseded"), ("live", "tombstone")]
+    told: list[str] = []
+    brokers.hurried_ms += 1_000
+    found = expedite(opened, survey(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, tell=told.append)
+    assert found.holders == (), (told, found.holders)
+    assert any("cleaned" in line for line in told)
+    # b was deleted in the newest segment: until the next one is tiered nobody touches it, and the value before it has to wait, too.
+    rest = survey(opened, NAME, asked(brokers, b"b"))
+    (tombstone,) = [one for one in rest.holders if one.what == "tombstone"]
+    assert "the newest one is the brokers'" in tombstone.waits_for
+    everything = look(opened, partitions_of(opened, "orders"), asked(brokers, b"a", b"b"))
+    report = document(Asked({}, "orders", brokers.clock_ms(), ("digest of a", "digest of b")), everything, [], [], told)
+    assert [key["erased"] for key in report["keys"]] == [True, False]
+    assert any("have not uploaded" in one["what"] for one in report["not_covered"])
+
+
+def test_what_lies_behind_the_end_up_to_which_a_segment_is_read(tmp_path: Path) -> None:
+    brokers = MemoryBrokers(tmp_path / "brokers", {"cleaner": {"bloom": False}, "publish": {"grace_ms": 0}})
+    brokers.topic("orders", {"delete.retention.ms": "0"})
+    lost = LogBuilder()
+    lost.put("x=1")
+    lost.put("a=1")
+    brokers.tier(NAME, lost.write(tmp_path / "lost" / "orders-0"))
+    # An unclean election: another leader has written offset 1 anew.
+    kept = LogBuilder(next_offset=1)
+    kept.leader_epoch = 2
+    kept.put("b=1")
+    kept.roll()
+    kept.put("c=1")
+    opened = brokers.opened()
+    brokers.restart(NAME)
+    brokers.tier(NAME, kept.write(tmp_path / "kept" / "orders-0"))
+    assert [one.is_cut for one in opened.open(NAME).check_whole().live] == [True, False, False]
+    question = asked(brokers, b"a")
+    assert held(opened, question) == [("live", "record")]
+    assert held(opened, asked(brokers, b"x")) == [("live", "value")]
+    told: list[str] = []
+    brokers.hurried_ms += 1_000
+    found = expedite(opened, survey(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, tell=told.append)
+    assert found.holders == (), (told, found.movable, found.holders)
+    assert held(opened, asked(brokers, b"a")) == []

@@ -1,0 +1,100 @@
+"""The Helm chart, rendered by Helm itself: every manifest is what Kubernetes accepts, and the configuration is one of ours."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from compactor.config import load
+from tests.support.go_tools import Unbuildable, go_tool
+
+CHART = Path(__file__).parents[2] / "conf" / "helm" / "tiered-compactor"
+HELM = "v3.22.0"
+VERSIONS = ("1.25", "1.34")
+TIER = '[tier]\nurl = "s3://bucket/tier"\n'
+MINIMAL = {"config": TIER}
+FULL = {
+    "config": TIER + '[cleaner]\nmin_cleanable_dirty_ratio = 0.25\n[topics."orders-.*"]\ndelete_retention_ms = 86400000\n',
+    "image": {"repository": "registry.example/compactor", "tag": "1.2.3", "pullPolicy": "Always"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "envFrom": [{"secretRef": {"name": "keys"}}],
+    "env": [{"name": "AWS_REGION", "value": "eu-central-1"}],
+    "secretFiles": "pems",
+    "daemon": {
+        "replicas": 3,
+        "state": {"persistent": True, "storageClassName": "gp3", "size": "50Gi"},
+        "nodeSelector": {"disk": "fast"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+        "podLabels": {"team": "data"},
+        "podAnnotations": {"note": "x"},
+    },
+    "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/x"}},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+}
+
+
+@pytest.fixture(scope="module")
+def helm() -> Path:
+    try:
+        return go_tool("helm.sh/helm/v3/cmd/helm", HELM)
+    except Unbuildable as why:
+        pytest.skip(str(why))
+
+
+def rendered(helm: Path, folder: Path, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    file = folder / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    command: list[str | Path] = [helm, "template", "main", CHART, "--values", file, "--kube-version", "1.31.0"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("values", [MINIMAL, FULL], ids=["minimal", "full"])
+def test_kubernetes_accepts_it(helm: Path, tmp_path: Path, values: dict[str, Any]) -> None:
+    ran = rendered(helm, tmp_path, values)
+    assert ran.returncode == 0, ran.stderr
+    found = [one for one in yaml.safe_load_all(ran.stdout) if one]
+    kinds = {one["kind"]: one for one in found}
+    assert {"ConfigMap", "Service", "ServiceAccount", "StatefulSet"} == set(kinds) - {"ServiceMonitor"}
+    for manifest in found:
+        if manifest["kind"] != "ServiceMonitor":  # the operator's own kind
+            for version in VERSIONS:
+                kubernetes_validate.validate(manifest, version, strict=True)
+    pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
+    names = {volume["name"] for volume in pod["volumes"]} | {
+        claim["metadata"]["name"] for claim in kinds["StatefulSet"]["spec"].get("volumeClaimTemplates", [])
+    }
+    assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == names
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert kinds["Service"]["spec"]["selector"].items() <= kinds["StatefulSet"]["spec"]["template"]["metadata"]["labels"].items()
+    file = tmp_path / "tiered-compactor.toml"
+    file.write_text(kinds["ConfigMap"]["data"]["tiered-compactor.toml"])
+    assert load(str(file), {}).tier.url == "s3://bucket/tier"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"config": ""}, "config"),
+        ({"config": "[cleaner]\nthreads = 2\n"}, "config"),
+        ({"daemon": {"replica": 2}}, "replica"),
+        ({"daemon": {"state": {"size": "20 GB"}}}, "size"),
+        ({"serviceMonitor": {"interval": "often"}}, "interval"),
+    ],
+)
+def test_values_that_are_none_are_refused(helm: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    ran = rendered(helm, tmp_path, {**MINIMAL, **change})
+    assert ran.returncode != 0
+    assert said in ran.stderr
+
+
+def test_helm_finds_nothing_to_say(helm: Path, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(FULL))
+    ran = subprocess.run([helm, "lint", "--strict", CHART, "--values", file], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stdout

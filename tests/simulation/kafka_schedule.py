@@ -1,0 +1,157 @@
+"""One schedule of the simulation of tiers that brokers write, and the rules that it notices when they are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from compactor.control import mirror, publication
+from compactor.control.leadership import RequirementFailed
+from compactor.errors import CompactorError
+from compactor.metadata_topic import rules
+from compactor.metadata_topic.codec import uuid_bytes
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import Replacement
+from compactor.tier.publishers import kafka
+from compactor.tier.publishers.kafka import KafkaPublisher
+from tests.simulation import brokers
+from tests.simulation.brokers import Simulated
+from tests.simulation.schedule import Outcome, watched
+from tests.simulation.world import NO_FAULTS, Faults, World
+
+STEPS = 500
+BUSY = Faults(crash=0.006, throttle=0.01, lost=0.03, delay=0, duplicate=0, stop=0.02, jump=0.003)
+PROFILES = (BUSY, BUSY, NO_FAULTS, replace(NO_FAULTS, stop=0.08), replace(BUSY, crash=0.02))
+
+
+def run_kafka_schedule(seed: int, *, steps: int = STEPS, trace: bool = False) -> Outcome:
+    """Two compactors over replicas that go on tiering; then one that finishes. Deterministic in ``seed``."""
+    world = World(seed)
+    world.faults = world.rng.choice(PROFILES)
+    if trace:
+        world.trace = []
+    sim = Simulated(world)
+    with watched(world, sim.oracle):
+        sim.replicas.produce(12)
+        for _ in range(3):
+            sim.replicas.tier(slow=False)
+        world.push(world.now_ms, sim.broker_step)
+        for name, holder in (("compactor-1", "host-a"), ("compactor-2", "host-a")):
+            world.spawn(name, sim.compacting(name, holder), holder)
+        world.run(steps)
+        stop(world, sim)
+        if not world.violations:
+            sim.settle()
+    counts = dict(sim.oracle.counts) | {"dropped": sim.dropped, "refused": bool(sim.refused)}
+    return Outcome(seed, tuple(world.violations), world.steps, counts, tuple(world.trace or ()))
+
+
+def stop(world: World, sim: Simulated) -> None:
+    """What is on its way lands; brokers rest."""
+    world.queue = [entry for entry in world.queue if entry[2] != sim.broker_step]
+    world.stop()
+
+
+Mutation = Callable[[], AbstractContextManager[Any]]
+
+
+@contextmanager
+def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
+    """Rules that refuse are silent, too: what is said is what the order alone makes of it."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(rules, "refusal", lambda *_: ""))
+        stack.enter_context(patch.object(rules, "sources_refusal", lambda *_: ""))
+        for each in patches:
+            stack.enter_context(each)
+        yield
+
+
+def sources_first() -> AbstractContextManager[Any]:
+    def switched(self: KafkaPublisher, name: TopicPartition, new: Replacement, *, give_up: bool) -> bool:
+        where, cache = self._folded(name)
+        left = [cache.segments[raw] for raw in map(uuid_bytes, new.sources) if raw in cache.segments]
+        going = sorted((one for one in left if one.state in rules.OPEN), key=lambda one: one.start_offset)
+        self._say(where, cache, [self._update(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
+        self._finish(where, cache.segments[uuid_bytes(new.segment.id)])
+        return True
+
+    return unasked(patch.object(KafkaPublisher, "_switched", switched))
+
+
+def sorting(descends: Callable[[Any], bool]) -> AbstractContextManager[Any]:
+    def ordered(items: Any, key: Callable[[Any], Any]) -> list[Any]:
+        found = sorted(items, key=key)
+        return found[::-1] if found and descends(found[0]) else found
+
+    return unasked(patch.object(kafka, "sorted", ordered, create=True))
+
+
+def never_begun() -> AbstractContextManager[Any]:
+    plain = KafkaPublisher.publish
+
+    def publish(
+        self: KafkaPublisher,
+        name: TopicPartition,
+        replacements: Sequence[Replacement],
+        begun: Callable[[], None],
+        record: Callable[[Collection[str]], None],
+        *,
+        backwards: bool = False,
+    ) -> None:
+        plain(self, name, replacements, lambda: None, record, backwards=backwards)
+
+    return patch.object(KafkaPublisher, "publish", publish)
+
+
+def not_behind() -> AbstractContextManager[Any]:
+    plain = KafkaPublisher._switched
+    return unasked(patch.object(KafkaPublisher, "_switched", lambda self, name, new, give_up: plain(self, name, new, give_up=False)))
+
+
+def no_look() -> AbstractContextManager[Any]:
+    """The sources go whatever became of the segment that should stand for them."""
+
+    def switched(self: KafkaPublisher, name: TopicPartition, new: Replacement, *, give_up: bool) -> bool:
+        where, cache = self._folded(name)
+        known = cache.segments.get(uuid_bytes(new.segment.id))
+        if known is not None and known.state is kafka._S.COPY_SEGMENT_STARTED:
+            self._finish(where, known)
+        left = [cache.segments[raw] for raw in map(uuid_bytes, new.sources) if raw in cache.segments]
+        going = sorted((one for one in left if one.state in rules.OPEN), key=lambda one: one.start_offset)
+        self._say(where, cache, [self._update(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
+        return True
+
+    return unasked(patch.object(KafkaPublisher, "_switched", switched))
+
+
+KAFKA_MUTATIONS: dict[str, Mutation] = {
+    "R3": sources_first,
+    "R3b": lambda: sorting(lambda one: not hasattr(one, "sources")),
+    "R8": lambda: unasked(patch.object(rules, "markers", lambda *_: [])),
+    "ascending": lambda: sorting(lambda one: hasattr(one, "sources")),
+    "publish begun": never_begun,
+    "look": no_look,
+    "behind": not_behind,
+    "grace": lambda: patch.object(brokers, "KEPT", replace(brokers.KEPT, grace_ms=0, undo_window_ms=0)),
+    "cut off": lambda: unasked(
+        patch.object(KafkaPublisher, "cut_off", lambda *_: 0), patch.object(KafkaPublisher, "withdraw", lambda *_, **__: None)
+    ),
+    "wait": lambda: unasked(patch.object(publication, "_outlast_predecessors", lambda leadership: None)),
+    "in flight": lambda: patch.object(KafkaPublisher, "_forestall", lambda *_: None),
+    "tiered again": lambda: patch.object(mirror, "_again_from", lambda *_: None),
+}
+
+
+def kafka_bites(mutation: Mutation, seeds: range) -> Iterator[tuple[int, str]]:
+    """(seed, first violation) of each schedule that notices the missing rule."""
+    for seed in seeds:
+        try:
+            with mutation():
+                violations = run_kafka_schedule(seed).violations
+        except (CompactorError, RequirementFailed, AssertionError, LookupError, ValueError, RuntimeError) as error:
+            violations = (f"{type(error).__name__}: {error}",)
+        if violations:
+            yield seed, violations[0]

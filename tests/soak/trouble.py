@@ -1,0 +1,97 @@
+"""What goes wrong in the soak: weather at the store, processes that are killed or stand still, disks that are full."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.soak.stage import SETTINGS, Machine, Stage
+from tests.support.fault_proxy import Fault
+
+TTL_S = SETTINGS["lease"]["ttl_ms"] / 1000
+READS = ("get", "list", "head")
+
+
+def drizzle() -> list[Fault]:
+    """Always: a few of every kind."""
+    return [
+        Fault("slow_down", rate=0.01),
+        Fault("internal", rate=0.003),
+        Fault("reset", rate=0.005),
+        Fault("lost", ("put", "delete"), rate=0.01),
+        Fault("cut", ("get",), rate=0.005),
+        Fault("short", ("get",), rate=0.002),
+        Fault("flip", ("get",), match=r"\.log", rate=0.002),
+        Fault("delay", rate=0.02, seconds=0.5),
+    ]
+
+
+def storms(partitions: int, dice: random.Random) -> dict[str, list[Fault]]:
+    """For a while, each instead of the drizzle. ``damage``: nothing that is read of one partition's logs is what was written."""
+    return {
+        "slow down": [Fault("slow_down", rate=0.6)],
+        "outage": [Fault("slow_down")],
+        "resets": [Fault("reset", rate=0.4)],
+        "slow": [Fault("delay", seconds=0.8)],
+        "truncated": [Fault("cut", ("get",), rate=0.3), Fault("short", ("get",), rate=0.1)],
+        "lost answers": [Fault("lost", ("put", "delete", "multipart"), rate=0.4)],
+        "denied": [Fault("denied", rate=0.5)],
+        "damage": [Fault("flip", ("get",), match=rf"/orders-{dice.randrange(partitions)}/.*\.log")],
+    }
+
+
+@dataclass
+class Trouble:
+    """One thing after the other until ``over``. The first machine is never killed: what it uses is watched for the whole time."""
+
+    stage: Stage
+    dice: random.Random
+    over: threading.Event
+    partitions: int
+    happened: Counter[str] = field(default_factory=Counter)
+    when: list[tuple[float, str]] = field(default_factory=list)
+    clock: Callable[[], float] = lambda: 0.0
+
+    def run(self) -> None:
+        self.stage.proxy.faults = drizzle()
+        while not self.over.wait(self.dice.uniform(5, 20)):
+            what = self.dice.choices((self.kill, self.stand_still, self.full_disk, self.storm), (2, 3, 2, 4))[0]
+            what()
+        self.stage.proxy.faults = []
+
+    def note(self, what: str) -> None:
+        self.happened[what] += 1
+        self.when.append((self.clock(), what))
+
+    def kill(self) -> None:
+        machine = self.dice.choice(self.stage.machines[1:])
+        self.note("daemons killed")
+        machine.daemon.put_down()
+        self.over.wait(self.dice.uniform(0, 2 * TTL_S))
+        machine.restart()
+
+    def stand_still(self) -> None:
+        """Half of the time longer than a lease."""
+        machine = self.dice.choice(self.stage.machines)
+        seconds = self.dice.choice((0.5, 2, 4)) * TTL_S
+        self.note(f"daemons stopped for {seconds:.0f} s")
+        machine.stop()
+        self.over.wait(seconds)
+        machine.go_on()
+
+    def full_disk(self) -> None:
+        machine: Machine = self.dice.choice(self.stage.machines)
+        self.note("disks full")
+        machine.fill_disk()
+        self.over.wait(self.dice.uniform(10, 30))
+        machine.free_disk()
+
+    def storm(self) -> None:
+        name, faults = self.dice.choice(list(storms(self.partitions, self.dice).items()))
+        self.note(f"storm: {name}")
+        self.stage.proxy.faults = faults
+        self.over.wait(self.dice.uniform(10, 30))
+        self.stage.proxy.faults = drizzle()

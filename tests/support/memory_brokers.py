@@ -1,0 +1,140 @@
+"""Brokers that tier partitions, without a broker: real segments as LocalTieredStorage lays them, their metadata topic in memory.
+
+Each opened tier is a process of its own: it has one consumer and one fold, and appends by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compactor.bootstrap import Tier, brokers_view, open_tier, topic_ids
+from compactor.config import load
+from compactor.errors import Refused
+from compactor.metadata_topic.codec import (
+    MetadataRecord,
+    RemoteLogSegmentMetadataRecord,
+    RemoteLogSegmentMetadataUpdateRecord,
+    TopicIdPartition,
+    uuid_bytes,
+    uuid_text,
+)
+from compactor.metadata_topic.follow import FollowedTopic
+from compactor.metadata_topic.kept import KeptStates
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import SegmentState
+from compactor.tier.brokers import FollowedBrokers, TopicNow
+from compactor.tier.conditions import topic_problem
+from compactor.tier.layouts.kafka_local import KafkaLocalLayout
+from compactor.tier.publishers.kafka import KafkaPublisher
+from compactor.transfer.import_ import import_directory
+from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
+from tests.support.broker_metadata import MemoryCluster
+from tests.support.kafka_publishing import KeptNowhere
+
+RIGHT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "remote.storage.enable": "true"}
+BROKER = 1
+
+
+@dataclass
+class MemoryBrokers:
+    """``cluster``: what topics are now. ``readers``: all consumers of the metadata topic. ``hurried_ms``: by which processes are ahead."""
+
+    folder: Path
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log = MemoryTopicLog()
+        self.cluster = MemoryCluster({})
+        self.readers: list[MemoryMetadataTopic] = []
+        self.hurried_ms = 0
+        self._sources = open_tier(load(str(self._toml("source", {})), {}))
+        self._tiered: dict[TopicPartition, int] = {}
+
+    def topic(self, name: str, settings: Mapping[str, str] | None = None, *, number: int = 0) -> None:
+        """Made, made anew under another ``number``, or with other settings."""
+        topic_id = uuid_bytes(uuid_text((name.encode() + bytes([number]) + b"-" * 16)[:16]))
+        chosen = dict(settings or {})
+        self.cluster.known[name] = TopicNow(topic_id, settings={**RIGHT, **chosen}, chosen=chosen)
+
+    def tier(self, name: TopicPartition, log_dir: Path) -> None:
+        """A broker copies all segments that are new in a log directory."""
+        source = self._sources
+        import_directory(source, log_dir, name, source.settings.cleaner.policy())
+        store = self._opened(Path(self.folder / "objects")).ports.data
+        layout = KafkaLocalLayout(store, lambda of: uuid_text(self.cluster.known[of.topic].topic_id))
+        for segment in source.open(name).refresh().live:
+            if segment.start_offset <= self._tiered.get(name, -1):
+                continue
+            contents = {kind: source.ports.layout.read(name, segment, kind) for kind in segment.files}
+            assert layout.upload(name, segment.model_copy(update={"files": {}}), contents) == ""
+            where = TopicIdPartition(self.cluster.known[name.topic].topic_id, name.topic, name.partition)
+            raw_id, stamp = uuid_bytes(segment.id), segment.max_timestamp_ms
+            self.write(
+                RemoteLogSegmentMetadataRecord(
+                    where, raw_id, segment.start_offset, segment.end_offset, BROKER, stamp, 5, segment.leader_epochs, segment.size_bytes
+                ),
+                RemoteLogSegmentMetadataUpdateRecord(where, raw_id, BROKER, 5, SegmentState.COPY_SEGMENT_FINISHED),
+            )
+            self._tiered[name] = segment.start_offset
+
+    def restart(self, name: TopicPartition) -> None:
+        """Its topic was made anew: what is tiered next begins at 0."""
+        del self._tiered[name]
+        self._sources = open_tier(load(str(self._toml("source", {"tier": self._native(len(self.readers))})), {}))
+
+    def write(self, *records: MetadataRecord) -> None:
+        self.log.write(records)
+
+    def opened(
+        self, *patterns: str, appending: MemoryMetadataTopic | None = None, lag: Callable[[int], int] = lambda _: 0, **settings: Any
+    ) -> Tier:
+        """A process. ``appending``: through which it appends; ``lag``: how many of a partition's newest records it does not get yet."""
+        made = self._opened(self.folder / "objects", **settings)
+        reader = MemoryMetadataTopic(self.log, lag=lag)
+        self.readers.append(reader)
+        followed = FollowedTopic(reader, KeptStates(KeptNowhere()), clock_ms=self.clock_ms)
+        brokers = FollowedBrokers(followed, self.cluster, patterns or (".*",), "the metadata topic of tests")
+
+        def conditions(name: TopicPartition) -> None:
+            if why := self.cluster.problem() or topic_problem(name.topic, self.cluster.known[name.topic].settings):
+                raise Refused(why)
+
+        ids = topic_ids(brokers)
+        topic = appending or MemoryMetadataTopic(self.log)
+        publisher = KafkaPublisher(followed, topic, ids, clock_ms=self.clock_ms, late_ms=0, conditions=conditions)
+        layout = KafkaLocalLayout(made.ports.data, ids)
+        ports = replace(made.ports, publisher=publisher, brokers=partial(brokers_view, brokers), layout=layout)
+        ports = replace(ports, clock_ms=self.clock_ms)
+        tier = replace(made, ports=ports, brokers=brokers)
+        tier.create()
+        return tier
+
+    def clock_ms(self) -> int:
+        return int(time.time() * 1000) + self.hurried_ms
+
+    def _opened(self, root: Path, **settings: Any) -> Tier:
+        root.mkdir(exist_ok=True)
+        sections = {name: dict(values) for name, values in self.settings.items()}
+        for name, values in settings.items():
+            sections[name] = sections.get(name, {}) | values
+        control = {"kind": "kafka", "layout": "kafka-local", "control_url": (self.folder / "control").as_uri()}
+        sections["tier"] = control | {"url": root.as_uri(), "state_dir": str(self.folder / "state")}
+        return open_tier(load(str(self._toml("tier", sections)), {}))
+
+    def _native(self, number: int) -> dict[str, str]:
+        return {"url": (self.folder / f"native-{number}").as_uri(), "state_dir": str(self.folder / "state")}
+
+    def _toml(self, name: str, sections: dict[str, dict[str, Any]]) -> Path:
+        lines = []
+        for section, values in ({"tier": self._native(0)} | sections).items():
+            lines += [f"[{section}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items())]
+        path = self.folder / f"{name}.toml"
+        path.write_text("\n".join(lines) + "\n")
+        return path

@@ -1,0 +1,113 @@
+"""What a compactor of a brokers' tier must not work with: each refused or left for later in clear words, nothing half done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from checkpoint.files import format_leader_epoch_checkpoint
+from checkpoint.lineage import EpochEntry
+from compactor.errors import BadData, Refused, Unavailable
+from compactor.metadata_topic.ports import Polled
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import Replacement
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.round.mirroring import check_lineage, completed
+from compactor.storage.factory import open_store
+from compactor.tier.layouts.kafka_local import KafkaLocalLayout
+from compactor.tier.publishers import kafka
+from compactor.tier.publishers.kafka import KafkaPublisher
+from tests.simulation.memory_topic import MemoryMetadataTopic
+from tests.support.kafka_publishing import NAME, BrokerWorld, described, named
+
+
+class Standing(MemoryMetadataTopic):
+    """A consumer that gets nothing any more."""
+
+    stands = False
+
+    def poll(self, limit: int, timeout_s: float) -> Polled:
+        return Polled([], {}) if self.stands else super().poll(limit, timeout_s)
+
+
+def behind(world: BrokerWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaPublisher, Standing]:
+    reading = Standing(world.log)
+    monkeypatch.setattr(kafka, "READ_BACK_S", 1.0)
+    monkeypatch.setattr("tests.support.kafka_publishing.MemoryMetadataTopic", lambda log: reading)
+    return world.publisher(appending=MemoryMetadataTopic(world.log)), reading
+
+
+def test_a_consumer_of_the_metadata_topic_that_falls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = BrokerWorld()
+    world.tier(0, 0, 9)
+    world.tier(1, 10, 19)
+    before = len(list(world.steps()))
+    publisher, reading = behind(world, monkeypatch)
+    reading.stands = True
+    with pytest.raises(Unavailable, match="__remote_log_metadata is not read to its end within 1 s"):
+        publisher.begin(NAME, described(50, 0, 9, max_ms=900))
+    assert len(list(world.steps())) == before
+
+
+def test_a_record_that_was_appended_and_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = BrokerWorld()
+    world.tier(0, 0, 9)
+    world.tier(1, 10, 19)
+    publisher, reading = behind(world, monkeypatch)
+    plain = reading.log.put
+
+    def put(partition: int, value: bytes | None, key: bytes | None = None) -> int:
+        reading.stands = True
+        return plain(partition, value, key)
+
+    monkeypatch.setattr(reading.log, "put", put)
+    with pytest.raises(Unavailable, match="is not read"):
+        publisher.begin(NAME, described(50, 0, 9, max_ms=900))
+    reading.stands = False
+    monkeypatch.setattr(kafka, "READ_BACK_S", 30.0)
+    publisher.begin(NAME, described(50, 0, 9, max_ms=900))  # what stands is not said twice
+    assert [record.state.name for record, _ in list(world.steps())[4:]] == ["COPY_SEGMENT_STARTED"]
+
+
+def test_a_round_that_a_rule_stands_against_is_refused_before_it_begins() -> None:
+    """A source that reaches beyond its group."""
+    world = BrokerWorld()
+    first, second = world.tier(0, 0, 99), world.tier(1, 100, 199)
+    world.tier(2, 200, 260)
+    publisher = world.publisher()
+    new = described(50, 0, 99, max_ms=900)
+    publisher.begin(NAME, new)
+    begun: list[str] = []
+    with pytest.raises(Refused, match="nothing more is written into the metadata topic: R3b: offset 100 would have no segment"):
+        publisher.publish(NAME, [Replacement(sources=(first.id, second.id), segment=new)], lambda: begun.append("begun"), lambda _: None)
+    assert begun == []
+    assert world.states()[named(50)].name == "COPY_SEGMENT_STARTED"
+
+
+class TestObjects:
+    def test_those_of_another_layout(self, tmp_path: Path) -> None:
+        folder = tmp_path / "0000000000000000000"
+        folder.mkdir()
+        (folder / "a chunk").write_bytes(b"not Kafka's")
+        layout = KafkaLocalLayout(open_store(str(tmp_path)), lambda name: "topic-id")
+        with pytest.raises(BadData) as refused:
+            completed(layout, NAME, described(0, 0, 9).model_copy(update={"files": {}}))
+        assert "log does not exist" in refused.value.message
+
+    def test_a_newest_segment_whose_lineage_is_another_one(self) -> None:
+        class Checkpoint:
+            def where(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> str:
+                return f"{segment.id}.{kind}"
+
+            def read(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, *place: int) -> bytes:
+                return text.encode()
+
+        text = format_leader_epoch_checkpoint((EpochEntry(0, 0), EpochEntry(2, 150)))
+        files: Mapping[str, SegmentFile] = {"leader-epoch-checkpoint": SegmentFile(size=len(text))}
+        newest = described(4, 150, 199, {2: 150}).model_copy(update={"files": dict(files)})
+        told = (EpochEntry(0, 0), EpochEntry(1, 100), EpochEntry(2, 150))
+        with pytest.raises(BadData, match="gives offset 100 to leader epoch 0, the segments' metadata to 1"):
+            check_lineage(Checkpoint(), NAME, newest, told)  # type: ignore[arg-type]
+        check_lineage(Checkpoint(), NAME, newest, (told[0], told[2]))  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""Many batches at once: the same bytes, the same complaints as one by one, with lz4's library called from kernels and without."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import lz4.frame
+import numpy as np
+import pytest
+
+from compactor.records import bulk
+from compactor.records.batches import read_only
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, CodecError, compress, compressed_bound, decompress
+
+LIMIT = 1 << 20
+ENDLESS = 1 << 62
+
+
+@pytest.fixture(params=["library", "without"], autouse=True)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "without":
+        monkeypatch.setattr(bulk, "library", bulk.Library(["LZ4_of_nobody"] * 3))
+    assert (bulk.library.compress == 0) == (request.param == "without")
+
+
+def bodies() -> list[bytes]:
+    dice = random.Random(7)
+    text = b"".join(b'{"id":%d,"name":"%s"}' % (dice.randrange(10**6), dice.choice([b"one", b"two", b"three"])) for _ in range(9000))
+    return [b"", b"x", text[:100], text[:15_000], text[: 1 << 16], text[:200_000], dice.randbytes(70_000), bytes(300_000)]
+
+
+def inflated(
+    frames: Sequence[bytes], codec: int, wanted: Sequence[bool], limit: int = LIMIT, most: int = ENDLESS, magic: int = 2
+) -> list[bytes]:
+    sizes = np.array([len(frame) for frame in frames], np.int64)
+    end = np.cumsum(sizes)
+    out = ByteBuffer(100)
+    count = len(frames)
+    ends = bulk.inflate_into(
+        read_only(np.frombuffer(b"".join(frames) + bytes(8), np.uint8)), np.full(count, codec, np.int16), end - sizes, end,
+        np.array(wanted), out, limit, most, np.full(count, magic, np.int8),
+    )  # fmt: skip
+    assert out.size == ends[-1]
+    return [bytes(out.written()[begin:stop]) for begin, stop in zip([0, *ends.tolist()], ends.tolist(), strict=False)]
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
+def test_the_same_bytes_as_one_by_one(codec: int) -> None:
+    all_bodies = bodies()
+    size = np.array([len(body) for body in all_bodies], np.int64)
+    bound = compressed_bound(size)
+    slot = np.cumsum(bound) - bound
+    out = np.zeros(int(bound.sum()), np.uint8)
+    plain = read_only(np.frombuffer(b"".join(all_bodies), np.uint8))
+    packed = bulk.deflate_into(plain, np.full(len(size), codec, np.int16), np.cumsum(size) - size, size, out, slot, bound)
+    frames = [out[at : at + length].tobytes() for at, length in zip(slot.tolist(), packed.tolist(), strict=True)]
+    assert frames == [compress(codec, body) for body in all_bodies]
+    assert inflated(frames, codec, [True] * len(frames)) == all_bodies
+    some = [number % 3 != 1 for number in range(len(frames))]
+    assert inflated(frames, codec, some) == [body if one else b"" for body, one in zip(all_bodies, some, strict=True)]
+
+
+def test_it_stops_behind_the_body_that_makes_it_too_much() -> None:
+    frames = [compress(LZ4, bytes(1000))] * 5
+    assert len(inflated(frames, LZ4, [True] * 5, most=2999)) == 3
+    assert len(inflated(frames, LZ4, [True] * 5, most=3000)) == 4
+
+
+def test_frames_of_every_kind_between_plain_ones() -> None:
+    text = b"key=value;" * 9000
+    kinds = [{"content_checksum": True}, {"block_checksum": True}, {"store_size": True}, {"block_size": lz4.frame.BLOCKSIZE_MAX4MB}]
+    frames = []
+    for kind in kinds:
+        frames += [compress(LZ4, text), lz4.frame.compress(text, **{"block_linked": False, "store_size": False, **kind})]
+    assert inflated(frames, LZ4, [True] * len(frames)) == [text] * len(frames)
+
+
+@pytest.mark.parametrize("where", [0, 4, 6, 7, 8, 10, 11, 40, -5, -1])
+def test_damage_is_told_as_it_is_of_one_batch(where: int) -> None:
+    good = compress(LZ4, bodies()[3])
+    bad = bytearray(good)
+    bad[where] ^= 0xFF
+    message = ""
+    for frame in (bytes(bad), good[:where]):
+        try:
+            alone: bytes | None = bytes(decompress(LZ4, memoryview(frame), LIMIT))
+        except CodecError as error:
+            alone, message = None, str(error)
+        if alone is not None:
+            assert inflated([good, frame, good], LZ4, [True] * 3)[1] == alone
+            continue
+        with pytest.raises(bulk.BatchUnreadable) as found:
+            inflated([good, frame, good], LZ4, [True] * 3)
+        assert (found.value.batch, str(found.value)) == (1, message)
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_the_limit_is_of_each_batch(codec: int) -> None:
+    frames = [compress(codec, bytes(size)) for size in (1000, 1000, 1001)]
+    assert len(inflated(frames[:2], codec, [True] * 2, limit=1000)) == 2
+    with pytest.raises(bulk.BatchUnreadable, match="inflates beyond 1000 bytes") as found:
+        inflated(frames, codec, [True] * 3, limit=1000)
+    assert found.value.batch == 2

@@ -1,0 +1,239 @@
+"""What a consumer rests on: pieces fetched ahead, outcomes that fit the segments they are asked for, brokers that do not answer."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.bootstrap import Tier
+from compactor.consumer import ConsumerOptions, Place, TieredConsumer
+from compactor.consumer.broker import LogBounds
+from compactor.consumer.pieces import SegmentReader
+from compactor.consumer.ranges import read_blocks
+from compactor.consumer.reading import Extent, Reader, WantedRecords
+from compactor.errors import Unavailable
+from compactor.model.ids import TopicPartition
+from compactor.tier.ports import SegmentLayout
+from compactor.transfer.import_ import import_directory
+from tests.builders import LZ4, NONE, LogBuilder, read
+from tests.support.plain_broker import PlainBroker, consumed
+from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
+
+LIMIT = 1 << 20
+
+
+def bring(tier: Tier, folder: Path) -> None:
+    import_directory(tier, folder, NAME, tier.settings.cleaner.policy())
+
+
+def offsets_of(tier: Tier, extent: Extent, *, ahead: int = 0, committed: bool = True) -> list[int]:
+    reader = Reader(tier, extent, WantedRecords(committed, LIMIT, ahead=ahead))
+    return [offset for selection in reader.selections() for offset in selection.rows.offset[selection.picked].tolist()]
+
+
+# ---- a snapshot that rounds overtake ----------------------------------------------------------------------------------------
+
+
+def test_what_was_aborted_stays_so_when_its_marker_is_gone(tmp_path: Path) -> None:
+    """The segments that a reader was given are still there, in grace; two rounds have removed the marker from those that are live."""
+    tier = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 400\ndelete_retention_ms = 0").local
+    log = LogBuilder()
+    log.put("a=1")
+    log.put(*(f"k{number}={'x' * 60}" for number in range(4)), pid=5, txn=True)
+    log.roll()
+    log.abort(5)
+    log.put("b=1")
+    log.roll()
+    log.put("c=1", pid=5, txn=True)
+    log.commit(5)
+    log.put("d=1")
+    bring(tier, log.write(tmp_path / "log"))
+    before = state_of(tier)
+    extent = Extent(NAME, 0, before.end_offset, before.live)
+    truth = [record.offset for record, _ in consumed([b for bs in read(tmp_path / "log").values() for b in bs], committed=True)[0]]
+    assert offsets_of(tier, extent) == truth
+    for late in range(4):
+        tier.compact(NAME, NOW_MS + late * 1_000_000, force=True)
+        log.roll()
+        log.put(f"later-{late}=1")
+        bring(tier, log.write(tmp_path / "log"))
+    assert not {segment.id for segment in before.live} & {segment.id for segment in state_of(tier).live}
+    assert all(tier.ports.data.head(f"{NAME}/{s.start_offset:020}-{s.id}.log").size == s.size_bytes for s in before.live)
+    assert offsets_of(tier, extent) == truth
+    assert offsets_of(tier, extent, ahead=2) == truth
+
+
+# ---- fetched ahead ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watched:
+    """A layout that counts what is read of logs, and how many readers it has at a time."""
+
+    inner: SegmentLayout
+
+    def __post_init__(self) -> None:
+        self.bytes: Counter[tuple[str, int]] = Counter()
+        self.threads: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def read(self, name: TopicPartition, segment: Any, kind: str, start: int = 0, length: int | None = None) -> bytes:
+        data = self.inner.read(name, segment, kind, start, length)
+        if kind == "log":
+            self.bytes.update((segment.id, at) for at in range(start, start + len(data)))
+            self.threads.add(threading.current_thread().name)
+        return data
+
+
+def watched(tier: Tier) -> tuple[Tier, Watched]:
+    layout = Watched(tier.ports.layout)
+    return replace(tier, ports=replace(tier.ports, layout=layout)), layout
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in (SegmentReader.piece, SegmentReader.cut_behind):
+        monkeypatch.setattr(method, "__defaults__", (600,))
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("seed", range(6))
+def test_ahead_gives_the_same_and_fetches_no_more(seed: int, tmp_path: Path) -> None:
+    tier = Twins(tmp_path / "twins", "[cleaner]\nindex_interval_bytes = 100").local
+    dice, log = random.Random(seed), LogBuilder()
+    for _ in range(dice.randint(2, 4)):
+        for _ in range(dice.randint(3, 25)):
+            producer = dice.choice((-1, 5, 6)) if seed % 2 else -1
+            log.put(
+                *(f"k{dice.randrange(9)}={'x' * dice.randint(0, 90)}" for _ in range(3)),
+                codec=dice.choice((NONE, LZ4)),
+                pid=producer,
+                txn=producer >= 0,
+            )
+            if producer >= 0 and dice.random() < 0.5:
+                log.end(producer, commit=dice.random() < 0.5)
+        log.roll()
+    log.end(5, commit=True)
+    log.end(6, commit=False)
+    bring(tier, log.write(tmp_path / "log"))
+    state = state_of(tier)
+    for first, last in ((0, state.end_offset), (dice.randrange(state.end_offset), state.end_offset), (0, state.end_offset // 2)):
+        extent = Extent(NAME, first, last, state.live)
+        plain, layout_of_plain = watched(tier)
+        fast, layout = watched(tier)
+        assert offsets_of(fast, extent, ahead=3) == offsets_of(plain, extent)
+        if (first, last) == (0, state.end_offset):
+            assert any(name.startswith("fetch-ahead") for name in layout.threads)
+        if not seed % 2:
+            assert set(layout.bytes.values()) == {1}, "nothing is fetched twice"
+            assert len(layout.bytes) <= len(layout_of_plain.bytes) + 1200
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_one_partition_is_read_ahead_by_threads_that_are_idle(tmp_path: Path) -> None:
+    tier = Twins(tmp_path / "twins", "[cleaner]\nindex_interval_bytes = 100").local
+    log = LogBuilder()
+    for number in range(200):
+        log.put(f"k{number}={'x' * 50}")
+    bring(tier, log.write(tmp_path / "log"))
+    fast, layout = watched(tier)
+    with TieredConsumer(fast, options=ConsumerOptions(threads=3)) as consumer:
+        consumer.assign([Place(*NAME, 0)])
+        found = consumer.consume(200, timeout=20)
+    assert [message.offset() for message in found] == list(range(200))
+    assert any(name.startswith("fetch-ahead") for name in layout.threads)
+
+
+# ---- a broker that does not answer ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Flaky(PlainBroker):
+    """``down``: so many calls from now on find nobody."""
+
+    down: int = 0
+
+    def _asked(self) -> None:
+        if self.down:
+            self.down -= 1
+            raise Unavailable("no broker answers")
+
+    def bounds(self, name: TopicPartition) -> LogBounds:
+        self._asked()
+        return super().bounds(name)
+
+    def read_from(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._asked()
+        super().read_from(offsets)
+
+
+@pytest.mark.parametrize("first", [0, 10])
+def test_a_broker_that_is_away_at_the_hand_over_is_asked_again(first: int, tmp_path: Path) -> None:
+    """From 0: it is asked whether it has what lies before the tier; from 10: it is to go on where the tier ends."""
+    tier = Twins(tmp_path / "twins").local
+    log = LogBuilder(next_offset=10)
+    log.put("a=1", "b=1")
+    log.roll()
+    log.put("c=1")
+    folder = log.write(tmp_path / "log")
+    whole = [batch for batches in read(folder).values() for batch in batches]
+    (folder / f"{12:020}.log").unlink()
+    bring(tier, folder)
+    broker = Flaky(NAME, whole, start=10, down=3)
+    found: list[int | None] = []
+    errors = 0
+    with TieredConsumer(tier, broker, ConsumerOptions(refresh_s=0.001)) as consumer:
+        consumer.assign([Place(*NAME, first)])
+        for _ in range(500):
+            try:
+                found += [message.offset() for message in consumer.consume(5, timeout=0.01)]
+            except Unavailable:
+                errors += 1
+            if len(found) == 3:
+                break
+    assert found == [10, 11, 12]
+    assert errors >= 2
+    assert broker.down == 0
+
+
+# ---- one key ----------------------------------------------------------------------------------------------------------------
+
+
+def test_one_key_is_looked_for_only_where_a_filter_knows_it(tmp_path: Path) -> None:
+    tier = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 30000\nbloom_design_keys = 1000\nmin_cleanable_dirty_ratio = 0.0").local
+    log, dice = LogBuilder(), random.Random(1)
+    for segment in range(5):
+        for number in range(0, 60, 20):
+            log.put(*(b"s%d-k%d=" % (segment, key) + dice.randbytes(300) for key in range(number, number + 20)))
+        log.roll()
+    log.put("s3-k5=new", "s3-k6")
+    bring(tier, log.write(tmp_path / "log"))
+    tier.compact(NAME, NOW_MS, force=True)
+    live = state_of(tier).live
+
+    def found(key: str, **options: Any) -> tuple[list[int | None], set[int]]:
+        """Offsets, and the numbers of the segments that were read."""
+        looking, layout = watched(tier)
+        blocks = list(read_blocks(looking, NAME, key=key.encode(), **options))
+        read_ids = {segment_id for segment_id, _ in layout.bytes}
+        return [m.offset() for block in blocks for m in block.messages()], {n for n, s in enumerate(live) if s.id in read_ids}
+
+    newest = {len(live) - 1}
+    assert found("s0-k7") == ([7], {0})
+    offsets, segments = found("s3-k5")
+    assert offsets == [300]
+    assert segments <= newest | {3}
+    assert found("nobody has it")[0] == []
+    assert found("nobody has it")[1] <= newest
+    assert found("s0-k7", latest_only=True)[0] == [7]
+    assert found("s0-k7", first=60)[0] == []
+    assert found("s0-k7", first=60)[1] <= newest

@@ -1,0 +1,58 @@
+"""Steps of generations while somebody deletes those that nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from compactor.errors import NotFound
+from compactor.model.ids import TopicPartition
+from compactor.storage.counting import Counters
+from compactor.storage.port import ObjectInfo
+from compactor.tier.layouts.pinterest.generations import GenerationLog, Generations, GenerationStep, Part, generation_name
+from compactor.tier.layouts.pinterest.keys import PartitionKeys
+from tests.support.memory_store import Clock, MemoryStore
+
+NAME = TopicPartition("orders", 0)
+
+
+class Stale(MemoryStore):
+    """``late``: so many lists still have what was deleted since the first one."""
+
+    late = 0
+    remembered: tuple[ObjectInfo, ...] = ()
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        found = tuple(super().list(prefix, after))
+        self.remembered = self.remembered or found
+        self.late -= 1
+        return iter(self.remembered if self.late >= 0 else found)
+
+
+def written(store: MemoryStore) -> GenerationLog:
+    log = GenerationLog(store, PartitionKeys("cluster", 0), NAME)
+    known = Generations()
+    for number in range(2):
+        step: GenerationStep = known.first_step(generation_name(number), 5 + number, [Part(segment="s", base=0, last=9, timestamp_ms=1)])
+        store.create(log.step_key(known.next_number), step.model_dump_json(exclude_none=True).encode())
+        known = GenerationLog(store, PartitionKeys("cluster", 0), NAME).read()
+    return log
+
+
+@pytest.mark.parametrize(("late", "seen"), [(1, True), (4, True), (5, False)])
+def test_a_step_that_has_gone_since_it_was_listed_is_none(late: int, seen: bool) -> None:
+    store = Stale(Clock(), Counters())
+    log = written(store)
+    store.remembered = tuple(MemoryStore.list(store, log.folder))
+    last = GenerationLog(store, PartitionKeys("cluster", 0), NAME).read()
+    assert last.current is not None
+    store.delete([log.step_key(last.current.number)])
+    store.late = late
+    if not seen:
+        with pytest.raises(NotFound):
+            log.read()
+        return
+    found = log.read()
+    assert found.current is not None
+    assert found.current.number == last.current.number - 1

@@ -1,0 +1,30 @@
+"""Which segments a round left alone: as ranges, as a line of run history, and back."""
+
+from __future__ import annotations
+
+from compactor.control.left_alone import MOST, LeftAlone, ranges, read, told
+from compactor.model.segment import RemoteLogSegmentMetadata
+
+
+def segment(start: int, end: int) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        id=f"s{start}", start_offset=start, end_offset=end, size_bytes=1, max_timestamp_ms=0, mtime_ms=0, leader_epochs=(), files={}
+    )
+
+
+def test_neighbours_with_one_reason_are_one_range() -> None:
+    live = [segment(0, 9), segment(10, 19), segment(20, 29), segment(30, 39), segment(40, 49)]
+    found = ranges(live, {"s0": "a", "s10": "a", "s20": "b", "s40": "b"})
+    assert found == [LeftAlone(0, 19, "a"), LeftAlone(20, 29, "b"), LeftAlone(40, 49, "b")]
+    assert told(found) == "0-19: a; 20-29: b; 40-49: b"
+    assert read(told(found)) == found
+    assert read("") == [] == ranges(live, {})
+
+
+def test_a_reason_cannot_end_a_range() -> None:
+    assert read(told([LeftAlone(1, 2, "x; 3-4: y")])) == [LeftAlone(1, 2, "x, 3-4: y")]
+
+
+def test_the_longest_ranges_are_kept() -> None:
+    many = [LeftAlone(100 * at, 100 * at + at, "why") for at in range(MOST + 5)]
+    assert read(told(many)) == many[5:]
