@@ -408,7 +408,11 @@ def _look_up(scan: _Scan, looks: Mapping[int, SidecarLook], before: _FilterAnswe
     asked = [n for n, look in looks.items() if look.askable and not look.may and (on_disk or not look.must)]
     met = _ask(scan, asked)
     if on_disk or gate is not None:
-        straddling = [n for n in job.roles.dirty if job.roles.live[n].start_offset < job.extent.first_dirty]
+        straddling = [
+            n
+            for n in job.roles.dirty
+            if job.roles.live[n].start_offset < job.extent.first_dirty or (gate is not None and gate.outside(job.opened.sources[n]).any())
+        ]
         may_meet = {n for n, look in looks.items() if look.askable and not look.may} if gate is not None and parts > 1 else set()
         below = [n for n, look in looks.items() if n in met or n in may_meet or (look.must and (gate is not None or not look.askable))]
         for ordinal in (*below, *straddling):
@@ -417,7 +421,8 @@ def _look_up(scan: _Scan, looks: Mapping[int, SidecarLook], before: _FilterAnswe
                 job.settings.check()
                 if gate is not None and not known:
                     gate.refold(job.opened.sources)
-                survivors.scan_clean(source, survivors.one.below(source), job.settings.lanes)
+                wanted = survivors.one.below(source)
+                survivors.scan_clean(source, wanted if gate is None else wanted | gate.outside(source), job.settings.lanes)
     return replace(
         before,
         asked=before.asked | {n for n in asked if not looks[n].must},

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from compactor.cleaner.gate import ranges, spool
@@ -87,6 +87,7 @@ def assert_none_early(markers: Seen, plain: Seen) -> None:
 
 
 @settings(max_examples=15)
+@example(rounds=[([[("old", 0, False)]], 0), ([[("put", [(0, 0)], -1, 0)]], 0)], legacy=True, engine="auto", threads=1, gate_on_disk=True)
 @given(
     rounds=st.lists(st.tuples(additions(), st.sampled_from([0, 1, RETENTION, 3 * RETENTION])), min_size=2, max_size=4),
     legacy=st.sampled_from([False, False, True]),

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ConfigResource, ConfigResourceType, ResourcePattern, ResourceType
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, RequestTimedOutError
 from kafka.protocol.consumer import OffsetSpec
 
 from tests.support.kafka_broker import KafkaCluster
@@ -121,8 +121,15 @@ class ClusterAdmin:
 
     def offset_by_timestamp(self, topic: str, partition: int, timestamp: int) -> FoundOffset:
         where = TopicPartition(topic, partition)
-        found = self._client.list_partition_offsets({where: timestamp})[where]
-        return FoundOffset(found.offset, found.timestamp, -1 if found.leader_epoch is None else found.leader_epoch)
+        until = time.monotonic() + 120
+        while True:
+            try:
+                found = self._client.list_partition_offsets({where: timestamp})[where]
+            except RequestTimedOutError:  # the leader looks into the tier for it, and gives up after a while
+                if time.monotonic() > until:
+                    raise
+                continue
+            return FoundOffset(found.offset, found.timestamp, -1 if found.leader_epoch is None else found.leader_epoch)
 
     def leadership(self, topic: str, partition: int = 0) -> Leadership:
         [described] = self._client.describe_topics([topic])

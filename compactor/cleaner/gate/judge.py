@@ -258,6 +258,10 @@ class Gate:
         for some, records in self._walk(self._reader, source.buf, headers, self._wanted(source, below), source.name):
             self.note(source, self._looked(records, headers[:, some], source, below))
 
+    def outside(self, source: SourceSegment) -> Flags:
+        """Batches that may hold records outside the dirty range: once keys are on the disk, they are to be shown as ``below``."""
+        return self._wanted(source, below=True)
+
     def _wanted(self, source: SourceSegment, below: bool) -> Flags:
         """Batches that may hold records of the dirty range; ``below``: outside of it."""
         table = source.table
