@@ -5,11 +5,20 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.deployment import Deployment, GrowingLog
+
+
+@pytest.fixture(autouse=True)
+def _heard() -> Iterator[None]:
+    """A shell that starts the tests in the background has them, and what they start, ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.timeout(600)  # a busy machine may have to compile first
@@ -19,7 +28,7 @@ def test_a_run_that_is_told_to_end_gives_its_lease_back(
 ) -> None:
     deployment = Deployment(tmp_path, {"cleaner": {"segment_bytes": 16_384}})
     log = GrowingLog("orders", 0, tmp_path, random.Random(1))
-    deployment.do("import", log.write_part(48), "--topic", "orders", "--partition", 0)
+    deployment.do("import", log.write_part(16), "--topic", "orders", "--partition", 0)
     monkeypatch.setenv("TIERED_COMPACTOR__LIMITS__MAX_REQUESTS_PER_S", "6")  # it alone is slow
     running = deployment.start("run", "--force")
     monkeypatch.undo()
