@@ -92,8 +92,8 @@ def entry(argv: list[str] | None = None) -> int:
         out.failure(told)
         return told.exit_code
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         remarks.close()
         out.close()
 
@@ -102,16 +102,26 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, which is left the way that Ctrl-C is left: leases are given back, local state is closed, staged files go."""
 
 
-def _end_by_exception() -> Any:
-    """What SIGTERM did before; None where this thread may not say what it does. A second one ends the process at once."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. Python forgets the exit code of a KeyboardInterrupt itself that has come through an ``exec``, even where it was caught."""
+
+
+def _end_by_exception() -> dict[signal.Signals, Any]:
+    """What the signals did before; nothing where this thread may not say what they do. A second SIGTERM ends the process at once."""
 
     def terminate(number: int, frame: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise Terminated
 
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise Interrupted
+
     if threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGTERM, terminate)
+        return {}
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored here, and stays so
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+    return before
 
 
 def _parser(arguments: list[str]) -> Parser:
