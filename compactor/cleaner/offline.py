@@ -11,8 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from compactor.cleaner.gate.balance import ResultTally
 from compactor.cleaner.gate.judge import Gate, GateFailed, GateTerms
 from compactor.cleaner.gate.spool import NO_LIMIT, RowSpool
@@ -189,14 +187,9 @@ def _gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules, folder
 
 
 def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:
-    # Wrappers do not say how many messages they hold, and a header may claim more records than its bytes can give; codecs
-    # seldom shrink more than tenfold and no record takes less than 7 bytes. What is asked for here is touched only as it fills.
-    most = sum(
-        int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
-        for table in (s.table for s, _ in one.dirty())
-    )
     if map_entries is not None:
         return scan_bounded(one, BoundedOffsetMap(map_entries, rows=map_entries), lanes)
+    most = sum(source.most_records for source, _ in one.dirty())
     return scan_backwards(one, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), lanes)
 
 

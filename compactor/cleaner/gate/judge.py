@@ -187,7 +187,7 @@ class Gate:
         :param sources: all live segments, the round's and those behind it, whose markers tell outcomes; only the tables are looked at here.
         """
         dirty = [source for source in sources if terms.is_dirty(source)]
-        gate = Gate(terms, LastRecords(budget_bytes, sum(_most_records(source) for source in dirty), open_spool))
+        gate = Gate(terms, LastRecords(budget_bytes, sum(source.most_records for source in dirty), open_spool))
         gate.refold(sources)
         for source in dirty:
             gate.admit(source)
@@ -596,9 +596,3 @@ class Gate:
                 latest = self._keys.latest(records.hashes)
                 by_keys(name, records, there, due, latest, self._must_go(records, headers[:, some], source, latest))
         raise wanting.refused()
-
-
-def _most_records(source: SourceSegment) -> int:
-    """An upper bound; wrappers do not say, but no message takes less than 14 bytes and codecs shrink about tenfold."""
-    table = source.table
-    return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
