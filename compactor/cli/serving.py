@@ -6,11 +6,13 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from compactor.cli.output import Output
 from compactor.errors import UsageError
+from compactor.local import allocator
 from compactor.service.journal import Journal, Tell
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ JOURNAL = Journal(logging.getLogger("compactor.service"))
 
 STOP_SECONDS = 8
 """What is still at work after so long is left as a crash would leave it: the next start goes on there."""
+GIVE_BACK_S = 20
+"""So often memory that nothing lies in goes back to the system."""
 ENDING = (signal.SIGTERM, signal.SIGINT)
 MEANT = (*ENDING, signal.SIGHUP)
 
@@ -34,9 +38,10 @@ class Serves(Protocol):
     def reread(self, settings: Settings) -> None: ...
 
 
-def hold_signals() -> None:
-    """Called before the first thread begins, so that they arrive in ``serve`` and nowhere else."""
+def prepare() -> None:
+    """Called before the first thread begins: signals arrive in ``serve`` and nowhere else, and all threads share a few heaps."""
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
+    allocator.few_heaps()
 
 
 def serve(
@@ -57,8 +62,12 @@ def serve(
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
+    given_back = time.monotonic()
     while thread.is_alive():
         came = signal.sigtimedwait(MEANT, 1)
+        if time.monotonic() - given_back > GIVE_BACK_S:
+            allocator.give_back()
+            given_back = time.monotonic()
         if came is not None and came.si_signo in ENDING:
             break
         if came is not None:

@@ -23,10 +23,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from subprocess import TimeoutExpired
 from typing import Any
 
@@ -59,7 +59,8 @@ class Soak:
     over: threading.Event
     began: float = field(default_factory=time.monotonic)
     samples: Samples = field(default_factory=Samples)
-    quarantined: Counter[str] = field(default_factory=Counter)
+    quarantined: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Partition -> its quarantines: when each was first and last seen."""
     figures: dict[str, Any] = field(default_factory=dict)
 
     def elapsed(self) -> float:
@@ -112,12 +113,13 @@ class Soak:
     def watch(self) -> None:
         opened = self.stage.beside.opened()
         used: dict[int, float] = {}
+        ill: set[str] = set()
         before = 0
         while not self.over.wait(SAMPLE_S):
             states = [opened.open(name).refresh() for name in opened.partitions()]
             for state in states:
-                if state.quarantine is not None:
-                    self.quarantined[f"{state.name} {state.quarantine.slot}"] = 1
+                self.note_quarantine(str(state.name), ill=state.quarantine is not None, was_ill=str(state.name) in ill)
+            ill = {str(state.name) for state in states if state.quarantine is not None}
             requests = sum(self.stage.proxy.seen.requests.values())
             more = {
                 "MB that readers see": sum(state.bytes for state in states) / MIB,
@@ -133,6 +135,13 @@ class Soak:
             self.figures["processor seconds of daemons"] = round(sum(used.values()), 1)
             if self.story.wrong:
                 tell(self.story.wrong[-1])
+
+    def note_quarantine(self, name: str, *, ill: bool, was_ill: bool) -> None:
+        """Rounds that are tried in vain meanwhile make it longer, not another one."""
+        seen = self.quarantined.setdefault(name, [])
+        if ill:
+            since = seen.pop()[0] if was_ill else self.elapsed()
+            seen.append((since, self.elapsed()))
 
     # ---- the end ------------------------------------------------------------------------------------------------------------
 
@@ -217,6 +226,7 @@ def report(soak: Soak, minutes: float, seed: int, out: Path) -> int:
     seen, story = soak.stage.proxy.seen, soak.story
     first = soak.stage.machines[0].name
     story.wrong += not_level(soak.samples, first)
+    lasted = [last - first for spells in soak.quarantined.values() for first, last in spells]
     imported = story.happened["bytes imported"]
     requests = sum(seen.requests.values())
     document = {
@@ -228,7 +238,8 @@ def report(soak: Soak, minutes: float, seed: int, out: Path) -> int:
         "happened": dict(sorted(story.happened.items())),
         "trouble": dict(sorted(soak.trouble.happened.items())),
         "faults": dict(sorted(seen.faults.items())),
-        "quarantines": len(soak.quarantined),
+        "quarantines": len(lasted),
+        "seconds in quarantine, median and longest": [round(median(lasted)), round(max(lasted))] if lasted else None,
         "requests": dict(sorted(seen.requests.items())),
         "requests per MiB imported": round(requests / (imported / MIB), 1) if imported else None,
         "bytes read per byte imported": round(seen.bytes_read / imported, 2) if imported else None,

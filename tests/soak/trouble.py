@@ -12,7 +12,7 @@ from tests.soak.stage import SETTINGS, Machine, Stage
 from tests.support.fault_proxy import Fault
 
 TTL_S = SETTINGS["lease"]["ttl_ms"] / 1000
-READS = ("get", "list", "head")
+DAMAGE_S = 60.0
 
 
 def drizzle() -> list[Fault]:
@@ -29,8 +29,8 @@ def drizzle() -> list[Fault]:
     ]
 
 
-def storms(partitions: int, dice: random.Random) -> dict[str, list[Fault]]:
-    """For a while, each instead of the drizzle. ``damage``: nothing that is read of one partition's logs is what was written."""
+def storms() -> dict[str, list[Fault]]:
+    """For a while, each instead of the drizzle."""
     return {
         "slow down": [Fault("slow_down", rate=0.6)],
         "outage": [Fault("slow_down")],
@@ -39,7 +39,6 @@ def storms(partitions: int, dice: random.Random) -> dict[str, list[Fault]]:
         "truncated": [Fault("cut", ("get",), rate=0.3), Fault("short", ("get",), rate=0.1)],
         "lost answers": [Fault("lost", ("put", "delete", "multipart"), rate=0.4)],
         "denied": [Fault("denied", rate=0.5)],
-        "damage": [Fault("flip", ("get",), match=rf"/orders-{dice.randrange(partitions)}/.*\.log")],
     }
 
 
@@ -58,7 +57,7 @@ class Trouble:
     def run(self) -> None:
         self.stage.proxy.faults = drizzle()
         while not self.over.wait(self.dice.uniform(5, 20)):
-            what = self.dice.choices((self.kill, self.stand_still, self.full_disk, self.storm), (2, 3, 2, 4))[0]
+            what = self.dice.choices((self.kill, self.stand_still, self.full_disk, self.storm, self.damage), (4, 6, 4, 7, 3))[0]
             what()
         self.stage.proxy.faults = []
 
@@ -90,8 +89,22 @@ class Trouble:
         machine.free_disk()
 
     def storm(self) -> None:
-        name, faults = self.dice.choice(list(storms(self.partitions, self.dice).items()))
+        name, faults = self.dice.choice(list(storms().items()))
         self.note(f"storm: {name}")
         self.stage.proxy.faults = faults
         self.over.wait(self.dice.uniform(10, 30))
+        self.stage.proxy.faults = drizzle()
+
+    def damage(self) -> None:
+        """Nothing that is read of one partition's logs is what was written, until a round has found it or none was due for long."""
+        opened = self.stage.beside.opened()
+        place = f"orders-{self.dice.randrange(self.partitions)}"
+        log = next((opened.open(name) for name in opened.partitions() if str(name) == place), None)
+        if log is None:
+            return
+        self.note("damage")
+        self.stage.proxy.faults = [*drizzle(), Fault("flip", ("get",), match=rf"/{place}/.*\.log")]
+        until = self.clock() + DAMAGE_S
+        while log.refresh().quarantine is None and self.clock() < until and not self.over.wait(1):
+            pass
         self.stage.proxy.faults = drizzle()

@@ -21,7 +21,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    serving.hold_signals()
+    serving.prepare()
     from dataclasses import replace
 
     from compactor import extras

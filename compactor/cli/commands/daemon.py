@@ -15,7 +15,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    serving.hold_signals()
+    serving.prepare()
     from compactor.service.daemon import Daemon
     from compactor.service.pages.console import Console
     from compactor.service.pages.daemon_pages import DaemonPages
