@@ -31,6 +31,9 @@ from compactor.model.policy import MAX32, CleanerPolicy
 ENV_PREFIX = "TIERED_COMPACTOR__"
 ENV_FILE = "TIERED_COMPACTOR_CONFIG"
 _ENV_BEGINNING = "TIERED_COMPACTOR_"
+_NO_SETTINGS = (ENV_FILE, "TIERED_COMPACTOR_DEBUG")
+_OF_KUBERNETES = re.compile(r"_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
+"""What it says to every neighbour of a service whose name begins like ours, as TIERED_COMPACTOR_AGENT_SERVICE_HOST."""
 DEFAULT_FILE = "tiered-compactor.toml"
 
 BUILT: dict[str, tuple[object, ...]] = {}
@@ -445,10 +448,10 @@ class _Raw:
     def read_environment(self, environ: Mapping[str, str]) -> None:
         for variable in sorted(name for name in environ if name.startswith(_ENV_BEGINNING)):
             if not variable.startswith(ENV_PREFIX):
-                if variable.removeprefix(_ENV_BEGINNING).partition("_")[0].lower() in SECTIONS:
+                if variable not in _NO_SETTINGS and not _OF_KUBERNETES.search(variable):
                     hint = f"Those of settings have two underscores: {ENV_PREFIX}SECTION__KEY"
                     raise UsageError(f"unknown environment variable {variable}", hint=hint)
-                continue  # Kubernetes says TIERED_COMPACTOR_PORT to every neighbour of a service of this name
+                continue
             section, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
             while f"{section}.{key.partition('__')[0]}" in SECTIONS:
                 inner, _, key = key.partition("__")

@@ -222,6 +222,11 @@ def test_what_a_file_must_not_say(tmp_path: Path, text: str, message: str) -> No
             "x",
             "unknown environment variable {}. Those of settings have two underscores: TIERED_COMPACTOR__SECTION__KEY",
         ),
+        (
+            "TIERED_COMPACTOR_CLEANR__BLOOM",
+            "true",
+            "unknown environment variable {}. Those of settings have two underscores: TIERED_COMPACTOR__SECTION__KEY",
+        ),
         ("TIERED_COMPACTOR__TIERS", "x", "unknown environment variable {}. Did you mean [tier]?"),
         ("TIERED_COMPACTOR__TOPICS", "5", '{} is not a TOML table. For example {{"orders-.*" = {{delete_retention_ms = 0}}}}'),
         ("TIERED_COMPACTOR__CLEANER__BLOOM", "True", '{} = "True": allowed is true or false'),
@@ -231,6 +236,14 @@ def test_what_a_file_must_not_say(tmp_path: Path, text: str, message: str) -> No
 )
 def test_what_the_environment_must_not_say(tmp_path: Path, variable: str, value: str, message: str) -> None:
     assert refusal(tmp_path, "", {variable: value}) == message.format(variable)
+
+
+@pytest.mark.parametrize(
+    "name", ["SERVICE_HOST", "PORT", "PORT_8080_TCP_ADDR", "AGENT_SERVICE_HOST", "DAEMON_SERVICE_PORT_HTTP", "TIER_PORT_9000_TCP", "DEBUG"]
+)
+def test_what_the_environment_says_of_something_else(name: str) -> None:
+    """Kubernetes tells a pod of every service; one may be called tiered-compactor-agent."""
+    assert load(None, {f"TIERED_COMPACTOR_{name}": "1", "TIERED_COMPACTOR__TIER__URL": "file:///t"}).tier.url == "file:///t"
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
