@@ -59,6 +59,17 @@ class Parser(argparse.ArgumentParser):
             self._choices = self.add_subparsers(metavar="SUBCOMMAND", required=required, dest="subcommand", parser_class=Parser)
         return self._choices.add_parser(name, help=help, description=help)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """What a command does not know is its own error, with its own help and options, not that of the whole program."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            from difflib import get_close_matches
+
+            near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"See `{self.prog} --help`"
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"See `{self.prog} --help`")
 

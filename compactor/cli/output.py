@@ -224,10 +224,14 @@ class Progress:
             text = json.dumps({"progress": {"title": self.title, "done": self.done, "total": self.total, "unit": self.unit}})
         else:
             share = f"{100 * self.done // self.total} %, " if self.total else ""
-            text = f"{self.title}: {share}{self._amount()}"
+            amount = self._amount()
+            text = f"{self.title}: {share}{amount}" if amount else self.title
         _write_line(self._stderr, text)
 
     def _amount(self) -> str:
+        """Empty for work that is not counted."""
+        if self.total is None and not self.done and not self.unit:
+            return ""
         numbers = [self.done] if self.total is None else [self.done, self.total]
         texts = [size(number) if self.unit == "bytes" else f"{number:,}" for number in numbers]
         return " of ".join(texts) + (f" {self.unit}" if self.unit not in ("", "bytes") else "")

@@ -240,7 +240,8 @@ class Daemon:
         self._watches = watches
         self._tell_suspended(heard.suspended)
         for why in sorted(set(heard.paused.values()) - set(self._paused.values())):
-            self._tell(f"no round is begun over {sum(one == why for one in heard.paused.values())} partitions: {why}")
+            count = sum(one == why for one in heard.paused.values())
+            self._tell(f"no round is begun over {count} partition{'s' * (count != 1)}: {why}")
         if self._paused and not heard.paused:
             self._tell("nothing is paused any more")
         self._paused = dict(heard.paused)

@@ -27,6 +27,7 @@ def test_rounds_are_paused_and_resumed(cli: TierCli) -> None:
     assert "no round is begun, it is paused by" in str(cli.ask("plan", output="table").document)
     row = cli.run()
     assert (row["status"], row["reason"].endswith("a migration (ord.*)")) == ("paused", True)
+    assert f"orders-0 is {row['reason']}\n" in str(cli.ask("run", output="table").document)
     assert cli.do("explain", "orders-0")["answer"].startswith("It is paused by")
     assert cli.do("pause")["paused"] == [one]
     code = cli.ask("erasure", "orders", "--key", "a", "--expedite")

@@ -117,8 +117,9 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     [
         (["nosuch"], "error: argument COMMAND: invalid choice: 'nosuch'"),
         (["config"], "error: the following arguments are required: SUBCOMMAND. See `tiered-compactor config --help`"),
-        (["config", "show", "--outptu", "json"], "error: unrecognized arguments: --outptu json"),
-        (["config", "show", "--out", "json"], "error: unrecognized arguments: --out json"),
+        (["config", "show", "--outptu", "json"], "error: unrecognized arguments: --outptu json. Did you mean --output?"),
+        (["config", "show", "--out", "json"], "error: unrecognized arguments: --out json. Did you mean --output?"),
+        (["undo", "x3H", "--dry-run"], "error: unrecognized arguments: --dry-run. See `tiered-compactor undo --help`"),
         (["config", "show", "--output", "yaml"], "error: argument --output: invalid choice: 'yaml'"),
         (["--all", "config", "show"], "error: --all stands before the command. Only --config, --output, --log-format, -v, --verbose may"),
         (["config", "show", "--config", "/nowhere.toml"], "error: there is no configuration file /nowhere.toml"),
@@ -300,6 +301,14 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "cleaning [b]" in stderr.getvalue()
     assert "5 of 10 records" in stderr.getvalue()
     assert "50%" in stderr.getvalue()
+
+
+def test_steps_that_are_not_counted_show_no_number() -> None:
+    stderr, clock = io.StringIO(), Clock()
+    progress = Progress("cleaning", None, "", "table", stderr, clock)
+    clock.now += 100
+    progress.at("round: announced")
+    assert stderr.getvalue() == "round: announced\n"
 
 
 def test_progress_counts_from_any_thread() -> None:

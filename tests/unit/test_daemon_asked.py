@@ -38,7 +38,7 @@ def test_a_pause_keeps_rounds_from_being_begun_until_it_is_over(tmp_path: Path) 
     assert jobs(idle, daemon) == []
     (watch,) = daemon.status().watches
     assert (watch.paused, watch.uncleanable) == ("paused by ann: a migration (orders)", "")
-    assert told == ["no round is begun over 1 partitions: paused by ann: a migration (orders)"]
+    assert told == ["no round is begun over 1 partition: paused by ann: a migration (orders)"]
     resume(catalog, "orders", "ann")
     assert jobs(idle, daemon) == [Job(idle.names[0], Action.ROUND)]
     assert "nothing is paused any more" in told

@@ -80,8 +80,10 @@ def _asked(opened: Tier, args: argparse.Namespace, keys: list[bytes], out: Outpu
         past = bool(before) or args.expedite
         asked = Question(tuple(keys), opened.ports.clock_ms(), args.by_filters, past, progress.advance)
 
+        place = {name: number for number, name in enumerate(names, 1)}
+
         def at(name: TopicPartition) -> None:
-            progress.at(f"looking at {name}")
+            progress.at(f"looking at {name} ({place[name]} of {len(names)})")
 
         found = look(opened, names, asked, at)
         removals = [(key, one) for each in found.surveys for key, some in each.removals.items() for one in some]
@@ -197,6 +199,8 @@ def _print(document: dict[str, Any], keys: list[bytes], out: Output) -> None:
     erased = (
         "Erased: nothing in the tier holds it." if document["erased"] else f"Not yet: {len(document['holders'])} objects hold it, or could."
     )
+    if document["erased"] and not since and not document["gone"]:
+        erased += " Nor is there a trace that it ever did: if you expect one, mind how the key is written (`segments dump` prints keys)."
     tables = [Table("", columns, rows)] if rows else []
     notes = "\n".join(f"Not covered: {one['what']} ({one['why']})" for one in document["not_covered"])
     out.result(document, *tables, summary=f"{erased}{gone}{left}\n{notes}")

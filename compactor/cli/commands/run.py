@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     found = [rows[name] for name in names]
     usage = opened.counters.usage()
     store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
-    out.result({"partitions": found, "store": store, "profile": profile.document()}, _table(found), *profile.tables())
+    out.result({"partitions": found, "store": store, "profile": profile.document()}, _table(found), *profile.tables(), summary=_why(found))
     return outcomes.exit_code()
 
 
@@ -126,6 +126,11 @@ def _rounds(
             requests = opened.counters.usage().since(before).total_requests
             rows[name] = tiers.plain(report) | {"requests": requests, "seconds": round(time.monotonic() - begin, 3)}
     return rows
+
+
+def _why(found: list[dict[str, object]]) -> str:
+    """Why something that is due was not begun; what failed was told when it did."""
+    return "\n".join(f"{row['topic']}-{row['partition']} is {row['reason']}" for row in found if row["status"] == "paused")
 
 
 class _Stages:

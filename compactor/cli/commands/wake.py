@@ -22,5 +22,6 @@ def run(args: argparse.Namespace, out: Output) -> None:
         if why := pause_of(opened.catalog.state, name):
             out.note(f"note: {name} is {why}; it is taken up once that is over")
         want(opened.catalog, name, opened.ports.holder)
+    told = f"{names[0]} is" if len(names) == 1 else f"{len(names)} partitions are"
     wait = f"within daemon.interval_ms ({opened.settings.daemon.interval_ms} ms)"
-    out.result({"wanted": [str(name) for name in names]}, summary=f"{len(names)} partitions are taken up by a daemon {wait}, if one runs")
+    out.result({"wanted": [str(name) for name in names]}, summary=f"{told} taken up by a daemon {wait}, if one runs")
