@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compactor.errors import Refused
+from compactor.errors import Refused, Unavailable
 from compactor.metadata_topic.codec import TOPIC, TopicIdPartition
 from compactor.metadata_topic.confluent_topic import raw_uuid
 from compactor.metadata_topic.connection import AdminSession, KafkaConnection, load
@@ -98,6 +98,7 @@ class KafkaAdmin:
     def __init__(self, connection: KafkaConnection) -> None:
         self._timeout_s = connection.timeout_s
         self._session = AdminSession(connection)
+        self._versions: dict[int, str] = {}
 
     def cluster(self) -> ClusterFacts:
         admin = self._session.client
@@ -110,6 +111,11 @@ class KafkaAdmin:
                 versions[node.id] = _version(self._settings("BROKER", [str(node.id)])[str(node.id)])
             except Refused as error:
                 missing = [MissingRight("the cluster", "DESCRIBE_CONFIGS", f"versions of brokers are unknown ({error.message})")]
+            except Unavailable:
+                if node.id not in self._versions:
+                    raise
+                versions[node.id] = self._versions[node.id]  # it has just died, and is still listed
+        self._versions |= versions
         brokers = tuple(BrokerFacts(node.id, f"{node.host}:{node.port}", versions.get(node.id, "")) for node in described.nodes)
         return ClusterFacts(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
@@ -165,7 +171,7 @@ class KafkaAdmin:
         return TopicFacts(name, raw_uuid(topic.topic_id), partitions, settings, tuple(missing))
 
     def _offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], LeaderFacts]:
-        """Of those that have a leader. A leader's answer to "latest" names its epoch."""
+        """Of those that have a leader who answers. A leader's answer to "latest" names its epoch."""
         kafka = load()
         spec, isolation = kafka.admin.OffsetSpec, kafka.IsolationLevel
         wanted = [kafka.TopicPartition(name, number) for name, numbers in partitions.items() for number in numbers]
@@ -179,6 +185,8 @@ class KafkaAdmin:
         found = {}
         for where in wanted:
             start, end, stable = (answers[where.topic, where.partition] for answers in asked)
+            if min(start.offset, end.offset, stable.offset) < 0:
+                continue  # librdkafka's own number beside the answers of others: this leader has given none
             epoch = end.leader_epoch if end.leader_epoch is not None else -1
             found[where.topic, where.partition] = LeaderFacts(-1, epoch, start.offset, end.offset, stable.offset)
         return found

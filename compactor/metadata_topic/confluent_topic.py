@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
 from compactor.errors import Refused, Unavailable
 from compactor.metadata_topic.codec import TOPIC, uuid_text
-from compactor.metadata_topic.connection import AdminAnswers, ClientErrors, KafkaConnection, ask, load, made, mapped
+from compactor.metadata_topic.connection import AdminAnswers, ClientErrors, KafkaConnection, ask, load, made, mapped, unanswered
 from compactor.metadata_topic.ports import Bounds, Polled, TopicIdentity, TopicRecord
 
 _GROUP = "tiered-compactor"
 """librdkafka wants one; nothing is ever joined or committed."""
 _QUEUE_KIB = 16 << 10
 _POLL_S = 0.05
+_ANSWER_S = 2.0
+"""So long a leader is waited for at first."""
 _ELECTION_S = 5.0
-"""So long a partition that has just lost its leader is waited for; one that had none at the last look is not."""
+"""So long a partition that has just lost its leader, or whose leader has died, is waited for; one of which that was so before is not."""
 
 
 class ConfluentMetadataTopic:
@@ -32,8 +34,8 @@ class ConfluentMetadataTopic:
         self._admin: Any = None
         self._producer: Any = None
         self._partitions = 0
-        self._led: frozenset[int] = frozenset()
-        self._bounded: frozenset[int] = frozenset()
+        self._led: dict[int, int] = {}
+        self._silent: frozenset[int] = frozenset()
         self._writable: frozenset[int] = frozenset()
 
     @property
@@ -44,27 +46,34 @@ class ConfluentMetadataTopic:
         kafka = load()
         admin = self._administrator()
         timeout, wanted = self._connection.timeout_s, kafka.TopicCollection([self._topic])
-        topics = self._ask(AdminAnswers(admin.poll, lambda: admin.describe_topics(wanted, request_timeout=timeout)))
+        # First, as the client learns from it who answers for the cluster by now: broker and controller of its last look may be gone.
+        cluster_id = self._listed(admin).cluster_id
+        topics = self._ask(AdminAnswers(admin, lambda: admin.describe_topics(wanted, request_timeout=timeout), self._topic))
         described = topics[self._topic]
-        cluster = self._ask(AdminAnswers(admin.poll, lambda: {"": admin.describe_cluster(request_timeout=timeout)}))[""]
         self._partitions = len(described.partitions)
-        self._led = frozenset(one.id for one in described.partitions if one.leader is not None and one.leader.id >= 0)
-        return TopicIdentity(cluster.cluster_id, uuid_text(raw_uuid(described.topic_id)), self._partitions)
+        self._led = {one.id: one.leader.id for one in described.partitions if one.leader is not None and one.leader.id >= 0}
+        return TopicIdentity(cluster_id or "", uuid_text(raw_uuid(described.topic_id)), self._partitions)
 
     def bounds(self) -> Mapping[int, Bounds]:
-        kafka = load()
         if not self._partitions:
             self.identity()
-        deadline = time.monotonic() + _ELECTION_S
-        while self._led != self._bounded and len(self._led) < self._partitions and time.monotonic() < deadline:
+        began, seconds = time.monotonic(), _ANSWER_S
+        found: dict[int, Bounds] = {}
+        while True:
+            found |= self._bounds([number for number in self._led if number not in found], seconds)
+            silent = frozenset(range(self._partitions)) - found.keys()
+            passed = time.monotonic() - began
+            if found and (silent <= self._silent or passed >= _ELECTION_S):
+                break
+            if not self._led and passed >= _ELECTION_S:
+                raise Unavailable(f"{self._topic}: no broker leads any of its partitions", hint="Try again")
+            if passed >= self._connection.timeout_s:
+                raise unanswered(self._connection, self._listener, self._topic)
             time.sleep(_POLL_S)
             self.identity()
-        if not self._led:
-            raise Unavailable(f"{self._topic}: no broker leads any of its partitions", hint="Try again")
-        spec = kafka.admin.OffsetSpec
-        starts, ends = (self._offsets(one) for one in (spec.earliest(), spec.latest()))
-        self._bounded = frozenset(starts)
-        return {number: Bounds(starts[number], ends[number]) for number in sorted(starts)}
+            seconds *= 1.5  # it may be slow
+        self._silent = silent
+        return dict(sorted(found.items()))
 
     def seek(self, positions: Mapping[int, int]) -> None:
         kafka = load()
@@ -136,14 +145,37 @@ class ConfluentMetadataTopic:
         self._abandon()
         self._consumer = self._admin = None
 
-    def _offsets(self, spec: Any) -> dict[int, int]:
+    def _bounds(self, numbers: Collection[int], seconds: float) -> dict[int, Bounds]:
+        """Of those whose leader answers in time: each is asked by itself, as one answer to several comes when the last of them has come."""
         kafka = load()
         admin = self._administrator()
-        wanted = {kafka.TopicPartition(self._topic, number): spec for number in self._led}
-        isolation = kafka.IsolationLevel.READ_UNCOMMITTED
-        timeout = self._connection.timeout_s
-        asked = AdminAnswers(admin.poll, lambda: admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout))
-        return {where.partition: int(found.offset) for where, found in self._ask(asked).items()}
+        admin.poll(0)
+        spec, isolation = kafka.admin.OffsetSpec, kafka.IsolationLevel.READ_UNCOMMITTED
+        asked = []
+        for leader in sorted({self._led[number] for number in numbers}):
+            led = [kafka.TopicPartition(self._topic, number) for number in numbers if self._led[number] == leader]
+            asked += [
+                admin.list_offsets(dict.fromkeys(led, which), isolation_level=isolation, request_timeout=seconds)
+                for which in (spec.earliest(), spec.latest())
+            ]
+        deadline = time.monotonic() + seconds
+        answers: dict[int, list[int]] = {number: [] for number in numbers}
+        for futures in asked:
+            for where, future in futures.items():
+                try:
+                    offset = int(future.result(max(0.0, deadline - time.monotonic())).offset)
+                    answers[where.partition] += [offset] if offset >= 0 else []  # librdkafka's own number where nobody has answered
+                except kafka.KafkaException as raised:
+                    said = mapped(raised.args[0], self._connection.bootstrap_servers, self._topic)
+                    if not isinstance(said, Unavailable):
+                        raise said from None
+                except TimeoutError:
+                    pass
+        return {number: Bounds(*both) for number, both in answers.items() if len(both) == 2}
+
+    def _listed(self, client: Any) -> Any:
+        """The cluster, and this topic, as some broker knows them now."""
+        return self._ask(lambda seconds: [client.poll(0), client.list_topics(self._topic, timeout=seconds)][1])
 
     def _ask(self, attempt: Any) -> Any:
         return ask(self._connection, self._listener, self._topic, attempt)
@@ -176,8 +208,7 @@ class ConfluentMetadataTopic:
             )
             producer = made(lambda: load().Producer(settings))
             # A producer waits long for a topic that is not there; who asks first is told at once.
-            listed = self._ask(lambda seconds: [producer.poll(0), producer.list_topics(self._topic, timeout=seconds)][1])
-            found = listed.topics[self._topic]
+            found = self._listed(producer).topics[self._topic]
             if found.error is not None:
                 raise mapped(found.error, self._connection.bootstrap_servers, f"append to {self._topic}")
             self._producer, self._writable = producer, frozenset(found.partitions)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _SLICE_S = 0.5
 _PAUSE_S = 0.1
+_LOOK_S = 0.005
 _OURS = (
     "bootstrap.servers", "group.id", "enable.auto.commit", "enable.auto.offset.store", "isolation.level", "auto.offset.reset",
     "enable.partition.eof", "enable.idempotence", "acks", "transactional.id", "allow.auto.create.topics",
@@ -150,7 +151,7 @@ def ask(connection: KafkaConnection, listener: ClientErrors, what: str, attempt:
             time.sleep(_PAUSE_S)
         except TimeoutError:
             if left <= _SLICE_S:
-                raise _silent(connection, listener, what) from None
+                raise unanswered(connection, listener, what) from None
         else:
             listener.forget()
             return answer
@@ -160,25 +161,41 @@ def ask(connection: KafkaConnection, listener: ClientErrors, what: str, attempt:
 
 
 class AdminAnswers(Generic[K, T]):
-    """An attempt for ``ask`` over the admin client: all answers to one request, which is sent again where one of them is an error."""
+    """An attempt for ``ask`` over the admin client: all answers to one request.
 
-    def __init__(self, poll: Callable[[float], object], send: Callable[[], Mapping[K, Future[T]]]) -> None:
-        self._poll = poll
+    It goes to the controller, or to the leaders, that the client has last heard of. One that has died since does not answer, and the client
+    waits for it to the end: so the cluster is looked at anew and the request sent once more, beside the one that a slow broker may yet
+    answer.
+
+    :param topic: whose leaders count; none: all that there are.
+    """
+
+    def __init__(self, client: Any, send: Callable[[], Mapping[K, Future[T]]], topic: str | None = None) -> None:
+        self._client = client
         self._send = send
-        self._sent: Mapping[K, Future[T]] | None = None
+        self._topic = topic
+        self._sent: list[Mapping[K, Future[T]]] = []
+        self._patience_s = 0.0
+        self._again = 0.0
 
     def __call__(self, seconds: float) -> dict[K, T]:
-        self._poll(0)  # callbacks are made by it
-        if self._sent is None:
-            self._sent = self._send()
         deadline = time.monotonic() + seconds
-        try:
-            return {key: future.result(max(0.0, deadline - time.monotonic())) for key, future in self._sent.items()}
-        except TimeoutError:
-            raise
-        except Exception:
-            self._sent = None
-            raise
+        self._client.poll(0)  # callbacks are made by it
+        if time.monotonic() >= self._again:
+            if self._patience_s:
+                self._client.list_topics(self._topic, timeout=seconds)
+            self._patience_s = 1.5 * self._patience_s or seconds
+            self._again = time.monotonic() + self._patience_s
+            self._sent.append(self._send())
+        while True:
+            for sent in self._sent:
+                if all(future.done() for future in sent.values()):
+                    self._sent.remove(sent)
+                    self._again = 0.0  # where it is an error
+                    return {key: future.result() for key, future in sent.items()}
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            time.sleep(_LOOK_S)
 
 
 class AdminSession:
@@ -198,7 +215,7 @@ class AdminSession:
 
     def answers(self, what: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
         """All answers to one request. Raises Unavailable, Refused, NotFound."""
-        return ask(self._connection, self._listener, what, AdminAnswers(self.client.poll, send))
+        return ask(self._connection, self._listener, what, AdminAnswers(self.client, send))
 
     def listed(self, what: str) -> Any:
         """The cluster's metadata: brokers, topics, who leads. One request."""
@@ -240,7 +257,7 @@ def _failed(error: KafkaError, connection: KafkaConnection, listener: ClientErro
     return mapped(error, connection.bootstrap_servers, what)
 
 
-def _silent(connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
+def unanswered(connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
     heard = listener.last
     if heard is not None:
         return mapped(heard, connection.bootstrap_servers, what)

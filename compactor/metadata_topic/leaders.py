@@ -65,10 +65,13 @@ class KafkaLeaders:
             name = TopicPartition(where.topic, where.partition)
             try:
                 answer = future.result(max(0.0, deadline - time.monotonic()))
-                epoch = -1 if answer.leader_epoch is None else answer.leader_epoch
-                found[name] = LogEnd(epoch, answer.offset)
             except kafka.KafkaException as error:
                 found[name] = mapped(error.args[0], self._connection.bootstrap_servers, f"ask where {name} ends")
+                continue
             except TimeoutError:
+                answer = None
+            if answer is None or answer.offset < 0:  # librdkafka's own number beside the answers of other leaders
                 found[name] = StoreError(f"no broker told in {timeout:g} s where {name} ends", hint="It is asked again")
+            else:
+                found[name] = LogEnd(-1 if answer.leader_epoch is None else answer.leader_epoch, answer.offset)
         return found

@@ -9,13 +9,14 @@ from itertools import pairwise
 import pytest
 from kafka import KafkaAdminClient
 
+from compactor.metadata_topic.admin import KafkaAdmin
 from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.metadata_topic.connection import KafkaConnection
 from compactor.metadata_topic.follow import FollowedTopic
 from compactor.metadata_topic.kept import KeptStates
 from compactor.model.segment import SegmentState
 from tests.broker.test_compaction import BrokerTierCli, Onlooker, assert_compacted, cli
-from tests.support.kafka_admin import ClusterAdmin, wait_until
+from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_publishing import KeptNowhere
 from tests.support.kafka_story import TopicStory
@@ -108,6 +109,36 @@ def test_a_leader_that_rolls_elsewhere_tiers_the_same_offsets_again(
         assert problems(ours) <= {"txnindex"}
         assert [line for line in cluster.errors()[errors:] if "RemoteLogMetadata" in line or "ConsumerTask" in line] == []
         assert admin.metadata_events()
+
+
+@pytest.mark.slow_broker
+def test_while_brokers_are_killed_one_after_the_other_whoever_lives_is_asked_and_the_tier_is_compacted(
+    new_cluster: Callable[..., KafkaCluster], cli: Callable[..., BrokerTierCli]
+) -> None:
+    """A client goes on asking whom it has asked before: controller and leaders of its last look at the cluster, who may be dead."""
+    with new_cluster(brokers=2) as cluster, ClusterAdmin(cluster) as admin:
+        story = TopicStory(cluster, admin, "rolled").create(NOT_YET | {"remote.storage.enable": "true"}).tell()
+        tiers(admin, "rolled")
+        ours = cli(cluster, "rolled", cleaner={"segment_bytes": 40_000})
+        connection = KafkaConnection(cluster.bootstrap)
+        topic, facts = ConfluentMetadataTopic(connection), KafkaAdmin(connection)
+        before = (topic.identity(), facts.cluster().cluster_id)
+        numbers = set(range(before[0].partitions))
+        for node in cluster.node_ids:
+            whole = {number: bounds.end for number, bounds in topic.bounds().items()}
+            wait_until(lambda: set(admin.leadership(METADATA_TOPIC).in_sync) == {1, 2}, "both to be in sync")
+            cluster.nodes[node].kill()
+            for _ in range(6):  # as long as the dead one is still said to be alive, who is asked for the controller is a matter of chance
+                assert (topic.identity(), facts.cluster().cluster_id) == before
+                assert all(bounds.start >= 0 and bounds.end >= whole[number] for number, bounds in topic.bounds().items())
+            wait_until(lambda: topic.bounds().keys() == numbers, "all partitions to be led by the one that lives")
+            assert facts.metadata_topic(write=True).partitions.keys() == numbers
+            assert ours.process("run")["partitions"][0]["status"] in ("cleaned", "nothing_to_do")
+            cluster.start()
+        topic.close()
+        leaves(admin, "rolled")
+        [done] = ours.process("run", "--force")["partitions"]
+        assert_compacted(cluster, "rolled", story.partitions[0], done["next_dirty_offset"])
 
 
 @pytest.mark.slow_broker
