@@ -74,7 +74,8 @@ def publish(leadership: Leadership, intent: Intent, on_begun: Callable[[], None]
         leadership.append(_published(leadership, intent, replacements, cut_off), lambda state: was_published(state, run_id))
 
     leadership.foresee(_published(leadership, intent, replacements, ()))
-    leadership.ports.publisher.publish(leadership.state.name, replacements, begun, record, backwards=bool(intent.plan.restores))
+    way = {"backwards": bool(intent.plan.restores), "resumed": intent.begun_slot > 0}
+    leadership.ports.publisher.publish(leadership.state.name, replacements, begun, record, **way)
     return leadership.state
 
 

@@ -156,10 +156,12 @@ class SegmentPublisher(Protocol):
         record: Callable[[Collection[str]], None],
         *,
         backwards: bool = False,
+        resumed: bool = False,
     ) -> None:
         """Switches readers, calls ``record`` (the control log's *round published*) once they are. ``backwards``: the last group first.
 
-        Where switching takes several steps, ``begun`` (*publish begun*) comes before the first; from there the only way is on.
+        Where switching takes several steps, ``begun`` (*publish begun*) comes before the first; from there the only way is on. ``resumed``:
+        it stands already, so nothing may be refused that a rule refuses before it.
         ``record`` is told which new segments were cut off instead, because what they replace had gone.
         """
 

@@ -160,7 +160,7 @@ class Story:
                 publisher.begin(NAME, new.segment)
                 self.objects.add(new.segment.id)
         self.wait()
-        publisher.publish(NAME, control.plan, self.begun, self.published)
+        publisher.publish(NAME, control.plan, self.begun, self.published, resumed=control.begun)
         self.objects -= set(control.replaced)
         publisher.deleted(NAME, self.refs(control.replaced))
         control.replaced = []
@@ -339,7 +339,7 @@ class WayBack(Story):
                 publisher.begin(NAME, new.segment)
                 self.objects.add(new.segment.id)
         self.wait()
-        publisher.publish(NAME, control.plan, self.begun, self.published, backwards=backwards)
+        publisher.publish(NAME, control.plan, self.begun, self.published, backwards=backwards, resumed=control.begun)
 
     def run_back(self, *, backwards: bool = True) -> None:
         self.forward()

@@ -215,6 +215,21 @@ class TestTheBrokerTiersBetweenLookAndRecord:
         assert world.served() == [(late.id, 0, 55)]
 
 
+    def test_a_round_that_has_begun_and_said_nothing_yet_is_cut_off_where_one_that_has_not_is_refused(self) -> None:
+        world, live = tiered()
+        publisher, control = world.publisher(), Control()
+        round_ = [replacing(50, live[1:2]), replacing(51, live[2:4])]
+        for new in round_:
+            publisher.begin(NAME, new.segment)
+        late = world.tier(9, 0, 55)
+        with pytest.raises(Refused, match="R4: offset .* would have no segment"):
+            publisher.publish(NAME, round_, control.begun, control.record)
+        assert control.said == []
+        publisher.publish(NAME, round_, control.begun, control.record, resumed=True)
+        assert (control.said, control.cut) == (["publish begun", "round published"], [named(50), named(51)])
+        assert world.served() == [(late.id, 0, 55)]
+
+
 class TestStrays:
     def test_announced_ids_of_a_dead_compactor_are_introduced_and_cut_off(self) -> None:
         world, live = tiered()

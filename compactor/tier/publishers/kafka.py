@@ -103,6 +103,7 @@ class KafkaPublisher:
         record: Callable[[Collection[str]], None],
         *,
         backwards: bool = False,
+        resumed: bool = False,
     ) -> None:
         """Groups ascend, each is switched before the next one begins. Where the broker has deleted what a group replaces, it is cut off.
 
@@ -113,7 +114,8 @@ class KafkaPublisher:
         ordered = sorted(replacements, key=lambda each: each.segment.start_offset)
         if backwards:
             ordered.reverse()
-        self._rehearse(name, ordered)
+        if not resumed:
+            self._rehearse(name, ordered)
         begun()
         self._forestall(name, ordered)
         cut: list[str] = []
@@ -181,7 +183,7 @@ class KafkaPublisher:
         sources = [cache.segments.get(uuid_bytes(source)) for new in replacements for source in new.sources]
         here = [one for one in news if one is not None and one.state is _S.COPY_SEGMENT_STARTED]
         if len(here) < len(news) or any(one is None or one.state not in rules.READABLE for one in sources):
-            return  # it has begun, or groups will be cut off
+            return  # groups will be cut off
         last = max((new.segment.end_offset for new in replacements), default=-1)
         trial = rules.Trial(cache)
 
@@ -216,7 +218,10 @@ class KafkaPublisher:
         copies = rules.in_flight(cache, told_lineage(cache), last)
         self._say(where, cache, [self._update(one, _S.DELETE_SEGMENT_STARTED) for one in copies])
         for one in rules.hidden(cache, told_lineage(cache), last):
-            self._finish(where, one)
+            _, cache = self._folded_as(where)
+            # Brokers have tiered since the rehearsal where a rule stands against it: the group before it will not be switched, then.
+            if not rules.finish_refusal(cache, told_lineage(cache), one, self._clock_ms()):
+                self._finish(where, one)
 
     def _switched(self, name: TopicPartition, new: Replacement, *, give_up: bool) -> bool:
         """COPY_SEGMENT_FINISHED, look, DELETE_SEGMENT_STARTED of the sources; False where the group is cut off."""

@@ -37,6 +37,7 @@ class NobodyPublisher:
         record: Callable[[Collection[str]], None],
         *,
         backwards: bool = False,
+        resumed: bool = False,
     ) -> None:
         _refuse(name)
 

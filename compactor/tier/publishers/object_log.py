@@ -35,6 +35,7 @@ class ObjectLogPublisher:
         record: Callable[[Collection[str]], None],
         *,
         backwards: bool = False,
+        resumed: bool = False,
     ) -> None:
         """One record does it: there is nothing that could be begun and not done."""
         record(())
