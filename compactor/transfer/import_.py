@@ -56,7 +56,7 @@ from compactor.transfer.log_directory import (
     tail_of,
     told_lineage,
 )
-from compactor.transfer.seam import Listing, above, below, check_tail, listing, opened, parting
+from compactor.transfer.seam import Listing, above, below, check_tail, check_within, listing, opened, parting
 from compactor.transfer.truncation import accept_truncation
 
 LIVE_BYTES = 256 << 20
@@ -76,7 +76,8 @@ class ImportOptions:
     ``live``: a broker is at work there; its newest segment is left out. ``gaps``: the caller knows that the log was compacted before, so
     that gaps are in order. ``accept_truncation``: what the broker's leader epochs disown is discarded in the tier, too.
     ``below``: an exclusive bound, such as the high watermark; a segment that reaches it is left for later. ``lineage``: the
-    broker's, where the caller knows better than the directory's file. ``older``: offsets before the tier's first are wanted.
+    broker's, where the caller knows better than the directory's file. ``older``: offsets before the tier's first are wanted, and a
+    directory that ends before what is remembered is held against the tier's records; for an agent, who looks again and again, neither.
     ``refill``: a partition that was deleted is begun anew. ``may_be_empty``: a directory without records is nothing to say.
     """
 
@@ -194,9 +195,12 @@ class _Import:
         state = self.log.check_whole()
         self._check_refill(state)
         self._add_older(found, state)
+        last = replace(found, bases=found.bases[-1:])
         found = found.from_offset(self._seam(state))
         if state.live and not found.bases:
-            self._same_log(state, [], self._given([]))  # of a live log all that is sealed may lie below what was discarded
+            # Of a live log all that is sealed may lie below what was discarded, or below what is remembered.
+            state = self._same_log(state, [], self._given([]))
+            self._check_within(state, self._opened(last) if self.options.older else [])
         while found.bases:
             part = found.first(LIVE_BYTES) if self.options.live else found
             with self.company.large if part.size > LARGE_BYTES else nullcontext():
@@ -262,7 +266,8 @@ class _Import:
         """Raises BadData for another log. A tail that the broker has discarded is discarded, if that is accepted."""
         parted = parting(state, sources, given)
         if parted is None:
-            check_tail(state, sources)
+            if not check_tail(state, sources):
+                self._check_within(state, sources)
             return state
         if not (given or parted.newer) and check_tail(state, sources):
             return state  # epochs that only batches tell may go back (v0 and v1 have none): batches that are the same speak louder
@@ -272,6 +277,16 @@ class _Import:
         self.notes += accept_truncation(self.tier, self.log, parted.offset, epoch_at(parted.given, parted.offset), self.policy)
         self.company.note_change(self.log)
         return self.log.state
+
+    def _check_within(self, state: PartitionState, sources: Sequence[SourceSegment]) -> None:
+        if self.options.older:
+            check_within(state, sources, self._stored, self.policy.max_decompressed_batch_bytes)
+
+    @contextmanager
+    def _stored(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
+        """A segment as the tier has it."""
+        with self.tier.opening(self.name, [segment], "import") as reading, reading.opened(0, txn_index=False) as source:
+            yield source
 
     def _bounded(self, pieces: list[LogPiece]) -> list[LogPiece]:
         """Without the first segment that reaches the bound, and what follows it."""

@@ -6,7 +6,9 @@ segments say what is known: it is the last batches as they were imported, which 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,11 +17,13 @@ import numpy as np
 from checkpoint.lineage import Lineage, disowned
 from compactor.cleaner.offline import bases_in, open_segments
 from compactor.cleaner.passes.source import SourceSegment, cut_source
+from compactor.control.fold import TAIL
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.policy import CleanerPolicy
-from compactor.model.segment import EpochEntry
-from compactor.records.batches import Bytes, map_file, read_only
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only
+from compactor.records.rows import RowBuffers, parse
 from compactor.transfer.log_directory import CHECKPOINT, LogPiece, batch_of, log_path, told_lineage
 
 
@@ -182,14 +186,70 @@ def check_tail(state: PartitionState, sources: Sequence[SourceSegment], limit: i
             continue  # cut by retention, an older copy, or discarded
         place = int(np.searchsorted(holder.table.last_offset, known.last_offset))
         if place >= len(holder.table) or batch_of(holder, place) != known:
-            raise BadData(
-                f"what it has at offset {known.base_offset} is not what was imported as {state.name}: other content under known offsets",
-                segment=holder.name,
-                hint="This is another log, or one that its broker has compacted since. Import it under another name; `topics delete` "
-                "frees this one",
-            )
+            raise _other_content(state, known.base_offset, holder)
         seen = True
     return seen
+
+
+def check_within(
+    state: PartitionState,
+    sources: Sequence[SourceSegment],
+    opening: Callable[[RemoteLogSegmentMetadata], AbstractContextManager[SourceSegment]],
+    limit: int,
+) -> None:
+    """A directory that ends before the batches that are remembered: its last records must be those that the tier has there. Raises BadData.
+
+    What the tier has may be compacted: what is left of it is compared, if anything is.
+
+    :param limit: of a decompressed batch.
+    """
+    given = next((source for source in reversed(sources) if source.size), None)
+    if given is None or (end := int(given.table.last_offset[-1])) > state.end_offset:
+        return
+    for segment in reversed([one for one in state.live if one.end_offset >= given.base and one.start_offset <= end]):
+        with opening(segment) as source:
+            known = _records(source, given.base, end, limit, TAIL)
+        if not known:
+            continue
+        found = _records(given, min(known), max(known), limit)
+        other = next((offset for offset, record in known.items() if found.get(offset) != record), None)
+        if other is not None:
+            raise _other_content(state, other, given)
+        return
+
+
+_Record = tuple[int, bytes | None, bytes | None]
+
+
+def _records(source: SourceSegment, start: int, end: int, limit: int, batches: int = sys.maxsize) -> dict[int, _Record]:
+    """Timestamp, key and value by offset, of records within [start, end], or of those in the last batches with any."""
+    table, buffers = source.table, RowBuffers()
+    within = (table.last_offset >= start) & (table.base_offset <= end) & (table.control == NOT_CONTROL) & (table.count != 0)
+    chosen = np.flatnonzero(within)[-batches:]
+    wanted = np.zeros(len(table), np.bool_)
+    wanted[chosen] = True
+    records: dict[int, _Record] = {}
+    for first, last in source.ranges():
+        if not wanted[first:last].any():
+            continue
+        for chunk in source.chunks(first, last, wanted[first:last], limit, None):
+            rows, _ = parse(table, chunk, buffers, source.name)
+            for row in np.flatnonzero((rows.offset >= start) & (rows.offset <= end)).tolist():
+                key, value = (
+                    chunk.buf[int(begin) : int(begin) + int(size)].tobytes() if size >= 0 else None
+                    for begin, size in ((rows.key_start[row], rows.key_length[row]), (rows.value_start[row], rows.value_length[row]))
+                )
+                records[int(rows.offset[row])] = (int(rows.timestamp[row]), key, value)
+    return records
+
+
+def _other_content(state: PartitionState, offset: int, holder: SourceSegment) -> BadData:
+    return BadData(
+        f"what it has at offset {offset} is not what was imported as {state.name}: other content under known offsets",
+        segment=holder.name,
+        hint="This is another log, or one that its broker has compacted since. Import it under another name; `topics delete` "
+        "frees this one",
+    )
 
 
 def _told(lineage: Sequence[EpochEntry]) -> str:

@@ -126,6 +126,33 @@ def test_another_log_under_the_same_name(cli: TierCli, broker: Broker, tmp_path:
             assert cli.run("orders-0")["status"] == "cleaned"
 
 
+@pytest.mark.parametrize("batches", [3, 20, 40, 56, 80], ids="{} batches".format)
+def test_another_log_is_told_wherever_it_ends(batches: int, cli: TierCli, broker: Broker, tmp_path: Path) -> None:
+    """Sixteen batches are remembered: of a directory that ends before them, the records are compared."""
+    broker.write(56)
+    cli.do("import", broker.replica("a", 30, 70, 100))
+    stranger = Broker(tmp_path / "elsewhere")
+    stranger.log.time += 1
+    stranger.write(batches)
+    older = Broker(tmp_path / "older")
+    older.write()
+    older.write(batches)
+    for compacted in (False, True):
+        before = cli.digest()
+        for folder in (stranger.replica("a"), stranger.replica("b", 4)):
+            answer = cli.ask("import", folder)
+            assert (answer.code, answer.document) == (3, None)
+            assert "other content under known offsets" in answer.stderr
+        answer = cli.ask("import", stranger.replica("live", 2 * batches - 2), "--live")  # with one batch that is not sealed
+        assert (answer.code, answer.document) == (3, None)
+        assert cli.digest() == before
+        if batches <= 56:
+            assert cli.do("import", older.replica("live", 2 * batches), "--live")["segments"] == 0
+            assert cli.do("import", older.replica("a", 2))["segments"] == 0
+        if not compacted:
+            assert cli.run("orders-0")["status"] == "cleaned"
+
+
 def test_live_leaves_out_the_newest_segment(cli: TierCli, broker: Broker) -> None:
     folder = broker.replica("a", 4)
     assert cli.do("import", folder, "--live")["end_offset"] == 3

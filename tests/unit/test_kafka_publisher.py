@@ -214,7 +214,6 @@ class TestTheBrokerTiersBetweenLookAndRecord:
         assert control.cut == [named(50), named(51)]
         assert world.served() == [(late.id, 0, 55)]
 
-
     def test_a_round_that_has_begun_and_said_nothing_yet_is_cut_off_where_one_that_has_not_is_refused(self) -> None:
         world, live = tiered()
         publisher, control = world.publisher(), Control()
