@@ -6,6 +6,7 @@ import errno
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -18,15 +19,15 @@ from compactor.cleaner.keys.keysets import BoundedOffsetMap, KeySet
 from compactor.cleaner.keys.survivors import PassOne, Survivors, scan_backwards, scan_bounded
 from compactor.cleaner.passes.chunks import FinishedChunks
 from compactor.cleaner.passes.grouping import group
-from compactor.cleaner.passes.lanes import Lanes
+from compactor.cleaner.passes.lanes import Lane, Lanes
 from compactor.cleaner.passes.retention import RoundRules
-from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass, at_hand
+from compactor.cleaner.passes.rewrite import AtHand, CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import fold
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
 from compactor.records.balance import BalanceKey
-from compactor.records.batches import Bytes, map_file
+from compactor.records.batches import UNKNOWN_OFFSET, BatchTable, Bytes, map_file
 from compactor.records.indexes import build, read_txn_index
 from compactor.records.producers import ProducerStates, parse_snapshot
 
@@ -113,9 +114,9 @@ class OfflineRound:
     rules: RoundRules
 
 
-def open_round(log_dir: Path, request: CleanRequest) -> OfflineRound:
+def open_round(log_dir: Path, request: CleanRequest, lanes: Lanes | None = None) -> OfflineRound:
     """Raises UsageError, BadData as ``clean_directory`` does."""
-    sources = open_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes)
+    sources = open_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, lanes)
     log_start = sources[0].base
     end = max(sources[-1].end, request.first_uncleanable_offset or 0)
     sources[-1].end = end  # the last segment covers what is said to be the log's end, as in Kafka
@@ -140,13 +141,13 @@ def open_round(log_dir: Path, request: CleanRequest) -> OfflineRound:
 
 def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callable[[str], None]) -> CleanSummary:
     on_phase("index")
-    opened = open_round(log_dir, request)
-    sources, first_dirty, upper, rules = opened.sources, opened.first_dirty, opened.upper, opened.rules
-    verdicts = fold(sources)
     finished = FinishedChunks(_CACHE_BYTES)
     limit = request.max_decompressed_batch_bytes
     bounded = request.map_entries is not None
     with Lanes(request.threads) as lanes:
+        opened = open_round(log_dir, request, lanes)
+        sources, first_dirty, upper, rules = opened.sources, opened.first_dirty, opened.upper, opened.rules
+        verdicts = fold(sources)
         gate = None if bounded else _gate(request, opened, rules, folder)
         one = PassOne(sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate)
         survivors = _pass_one(one, request.map_entries, lanes)
@@ -156,7 +157,7 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
         rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished, gate)
         inputs = group([s for s in sources if s.base < next_dirty], request.segment_bytes, request.segment_index_bytes, upper)
         cleaned = [
-            rewriting.rewrite(members[0].base, [at_hand(s, verdicts[s.ordinal]) for s in members], folder, lanes) for members in inputs
+            rewriting.rewrite(members[0].base, [AtHand(s, verdicts[s.ordinal]) for s in members], folder, lanes) for members in inputs
         ]
     if bounded:
         gate = _gate(request, opened, rules, folder)
@@ -220,9 +221,9 @@ def _compare(
 # ---- reading a log directory ------------------------------------------------------------------------------------------------
 
 
-def open_directory(log_dir: Path, index_interval_bytes: int, inflate_limit: int) -> list[SourceSegment]:
+def open_directory(log_dir: Path, index_interval_bytes: int, inflate_limit: int, lanes: Lanes | None = None) -> list[SourceSegment]:
     """All segments of a Kafka log directory, ascending. Raises UsageError, BadData."""
-    return open_segments(log_dir, bases_in(log_dir), None, index_interval_bytes, inflate_limit)
+    return open_segments(log_dir, bases_in(log_dir), None, index_interval_bytes, inflate_limit, lanes=lanes)
 
 
 def bases_in(log_dir: Path, *, live: bool = False) -> list[int]:
@@ -250,18 +251,23 @@ def open_segments(
     index_interval_bytes: int,
     inflate_limit: int,
     read: Callable[[Path], Bytes] = map_file,
+    lanes: Lanes | None = None,
 ) -> list[SourceSegment]:
-    """Neighbouring segments by their bases. ``end``: base of the one behind them, None for the newest. Raises UsageError, BadData."""
+    """Neighbouring segments by their bases. ``end``: base of the one behind them, None for the newest. Raises UsageError, BadData.
+
+    :param lanes: where their headers are read; None: here.
+    """
     if not bases:
         raise UsageError(f"{log_dir} holds no segments", hint="Segments are called <20 digits>.log")
-    sources: list[SourceSegment] = []
-    previous_last = -1
-    for ordinal, (base, following) in enumerate(zip(bases, [*bases[1:], end], strict=True)):
-        path = log_dir / f"{base:020d}.log"
+
+    def opened(number: int, previous_last: int) -> SourceSegment:
+        path, following = log_dir / f"{bases[number]:020d}.log", bases[number + 1] if number + 1 < len(bases) else end
         mtime_ms = path.stat().st_mtime_ns // 1_000_000
         txn_entries = read_txn_index(path.with_suffix(".txnindex"))
-        source = open_source(ordinal, path, base, following, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries, read=read)
-        if len(source.table) and int(source.table.last_offset[-1]) - base > MAX32:
+        source = open_source(
+            number, path, bases[number], following, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries, read=read
+        )
+        if len(source.table) and int(source.table.last_offset[-1]) - source.base > MAX32:
             raise BadData(
                 "its last offset lies more than 2147483647 above its base, which no index can hold",
                 segment=path.name,
@@ -270,10 +276,31 @@ def open_segments(
                 hint="Kafka splits such a segment when it cleans it; let a broker do that first",
             )
         source.index_bytes, source.timeindex_bytes = _index_sizes(path, source, index_interval_bytes)
-        sources.append(source)
-        if len(source.table):
-            previous_last = int(source.table.last_offset[-1])
+        return source
+
+    def alone(lane: Lane, number: int) -> SourceSegment | None:
+        try:
+            return opened(number, -1)
+        except BadData:
+            return None
+
+    sources: list[SourceSegment] = []
+    previous_last = -1
+    with nullcontext(lanes) if lanes is not None else Lanes(1) as at_work:
+        for number, found in enumerate(at_work.run(alone, range(len(bases)))):
+            # What is wrong is said by one who knows what lies before it.
+            source = found if found is not None and _begins_behind(found.table, previous_last) else opened(number, previous_last)
+            sources.append(source)
+            if len(source.table):
+                previous_last = int(source.table.last_offset[-1])
     return sources
+
+
+def _begins_behind(table: BatchTable, previous_last: int) -> bool:
+    if not len(table):
+        return True
+    base = int(table.base_offset[0])
+    return (int(table.last_offset[0]) if base == UNKNOWN_OFFSET else base) > previous_last
 
 
 def _index_sizes(path: Path, source: SourceSegment, interval: int) -> tuple[int, int]:

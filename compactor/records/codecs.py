@@ -50,6 +50,8 @@ LZ4_PLAIN: Final = {_lz4_header(code): 1 << (8 + 2 * code) for code in (4, 5, 6,
 LZ4_BLOCK: Final = 64 * 1024
 LZ4_HEADER: Final = _lz4_header(4)
 
+_LARGE: Final = 1 << 22
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -74,7 +76,9 @@ class ByteBuffer:
     def room(self, nbytes: int) -> memoryview:
         """At least so many bytes to write to, behind what is there; what was written counts once ``size`` says so."""
         if self.size + nbytes > len(self.array):
-            grown = np.empty(max(self.size + nbytes, 2 * len(self.array)), np.uint8)
+            most = max(self.size + nbytes, 2 * len(self.array))
+            # From there on numpy asks for large pages, which are cheaper to get; those that nothing is written to cost nothing.
+            grown = np.empty(-most // _LARGE * -_LARGE if most > _LARGE // 8 else most, np.uint8)
             grown[: self.size] = self.array[: self.size]
             self.array = grown
             self._view = grown.data

@@ -18,7 +18,7 @@ from compactor.cleaner.offline import open_directory
 from compactor.cleaner.passes.chunks import FinishedChunks
 from compactor.cleaner.passes.lanes import Lanes
 from compactor.cleaner.passes.retention import RoundRules
-from compactor.cleaner.passes.rewrite import RewritePass, at_hand
+from compactor.cleaner.passes.rewrite import AtHand, RewritePass
 from compactor.cleaner.passes.transactions import fold
 from compactor.errors import BadData
 from compactor.records.producers import ProducerStates
@@ -87,7 +87,7 @@ class Log:
             folder = self.folder / f"out-{self.rounds}"
             folder.mkdir()
             rewriting = RewritePass(survivors, self.rules(), 4096, LIMIT, FinishedChunks(0))
-            member = at_hand(source, self.one.verdicts[source.ordinal])
+            member = AtHand(source, self.one.verdicts[source.ordinal])
             cleaned = rewriting.rewrite(source.base, [member], folder, self.lanes)
             written.append(cleaned.paths["log"].read_bytes())
         return written

@@ -6,7 +6,7 @@ answer for the dirty range is a bitmap. ``scan_bounded``: Kafka's own ascending 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -18,7 +18,7 @@ from bloom.siphash import key_halves, siphash128
 from compactor.cleaner.keys.keysets import BoundedOffsetMap, KeySet
 from compactor.cleaner.passes.chunks import FinishedChunks, clean_chunk
 from compactor.cleaner.passes.lanes import Lane, Lanes
-from compactor.cleaner.passes.retention import RoundRules, decide_batches
+from compactor.cleaner.passes.retention import BatchFates, RoundRules, decide_batches
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Flags, Verdicts
 from compactor.errors import OutOfBudget
@@ -202,6 +202,23 @@ class SegmentBits:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """A segment that is scanned. ``fates``: None where no chunk of it may be cleaned ahead."""
+
+    source: SourceSegment
+    bits: SegmentBits
+    fates: BatchFates | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ScanJob:
+    scanned: _Scanned
+    first: int
+    last: int
+    wanted: Flags
+
+
 class BackwardSurvivors:
     """Answers from bitmaps inside the dirty range and by probing the key set below it."""
 
@@ -227,44 +244,62 @@ class BackwardSurvivors:
 
         :param ahead: compressed chunks may be cleaned at once: of the verdicts on their batches more is known than what is aborted.
         """
+        self.scan_all([(source, wanted)], lanes, ahead=ahead)
+
+    def scan_all(self, segments: Iterable[tuple[SourceSegment, Flags]], lanes: Lanes, *, ahead: bool = True) -> None:
+        """The same for many that are at hand: lanes go on in the next one while the last chunks of this one are under way."""
+        one = self._one
+        begun: list[_Scanned] = []
+
+        def jobs() -> Iterator[_ScanJob]:
+            for source, wanted in segments:
+                begun.append(self._begin(source, ahead))
+                for first, last in reversed(source.ranges()):
+                    if wanted[first:last].any():
+                        yield _ScanJob(begun[-1], first, last, wanted[first:last])
+
+        def prepare(lane: Lane, job: _ScanJob) -> tuple[_Scanned, list[Hashed]]:
+            return job.scanned, one.hashed(lane, job.scanned.source, job.first, job.last, job.wanted, backwards=True)
+
+        def decide(prepared: tuple[_Scanned, list[Hashed]]) -> tuple[_Scanned, Hashed, Flags] | None:
+            scanned, pieces = prepared
+            marked = [(piece, *self._first_seen(piece)) for piece in pieces]
+            for piece in pieces:
+                if one.witness is not None and piece.looked is not None:
+                    one.witness.note(scanned.source, piece.looked)
+            for piece, survives, final in marked:
+                scanned.bits.add(piece, survives, one.first_dirty, scanned.source, final=final)
+            return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
+
+        for _ in lanes.run_in_steps(prepare, decide, self._clean_ahead, jobs()):
+            pass
+        for scanned in begun:
+            scanned.bits.close()
+
+    def _begin(self, source: SourceSegment, ahead: bool) -> _Scanned:
         one = self._one
         if one.witness is not None:
             one.witness.begin(source)
         bits = self._bits.setdefault(source.ordinal, SegmentBits(len(source.table)))
         fates = decide_batches(source.table, one.verdicts[source.ordinal], one.rules, source.name) if one.rules and ahead else None
+        return _Scanned(source, bits, fates)
 
-        def prepare(lane: Lane, job: tuple[int, int]) -> list[Hashed]:
-            first, last = job
-            return one.hashed(lane, source, first, last, wanted[first:last], backwards=True)
-
-        def decide(pieces: list[Hashed]) -> tuple[Hashed, Flags] | None:
-            marked = [(piece, *self._first_seen(piece)) for piece in pieces]
-            for piece in pieces:
-                if one.witness is not None and piece.looked is not None:
-                    one.witness.note(source, piece.looked)
-            for piece, survives, final in marked:
-                bits.add(piece, survives, one.first_dirty, source, final=final)
-            return marked[0][:2] if len(marked) == 1 and marked[0][2] else None
-
-        def finish(lane: Lane, decided: tuple[Hashed, Flags] | None) -> None:
-            if decided is None or one.rules is None or fates is None or not one.finished.has_room:
-                return
-            piece, survives = decided
-            chunk, rows = piece.chunk, piece.rows
-            some = slice(chunk.first, chunk.last)
-            if rows is None or not source.table.codec[chunk.first] or np.any(source.table.control[some] != NOT_CONTROL):
-                return
-            if np.any((fates.action[some] == FILTER) != chunk.wanted):
-                return
-            if rows.offset.min(initial=one.end) < one.first_dirty:
-                return  # older records are looked up when all keys are known
-            clean = clean_chunk(lane, source, chunk, rows, piece.first_row, ~survives, fates.part(some), one.rules)
-            one.finished.keep(source, chunk, clean)
-
-        jobs = [(first, last) for first, last in reversed(source.ranges()) if wanted[first:last].any()]
-        for _ in lanes.run_in_steps(prepare, decide, finish, jobs):
-            pass
-        bits.close()
+    def _clean_ahead(self, lane: Lane, decided: tuple[_Scanned, Hashed, Flags] | None) -> None:
+        """A compressed chunk of which everything is known is cleaned while it is inflated."""
+        one = self._one
+        if decided is None or one.rules is None or decided[0].fates is None or not one.finished.has_room:
+            return
+        scanned, piece, survives = decided
+        source, fates, chunk, rows = scanned.source, decided[0].fates, piece.chunk, piece.rows
+        some = slice(chunk.first, chunk.last)
+        if rows is None or not source.table.codec[chunk.first] or np.any(source.table.control[some] != NOT_CONTROL):
+            return
+        if np.any((fates.action[some] == FILTER) != chunk.wanted):
+            return
+        if rows.offset.min(initial=one.end) < one.first_dirty:
+            return  # older records are looked up when all keys are known
+        clean = clean_chunk(lane, source, chunk, rows, piece.first_row, ~survives, fates.part(some), one.rules)
+        one.finished.keep(source, chunk, clean)
 
     def _first_seen(self, hashed: Hashed) -> tuple[Flags, bool]:
         """One flag per row of the chunk: it may enter the map and none of its key was seen before. And whether that is the last word."""
@@ -301,8 +336,7 @@ class BackwardSurvivors:
 def scan_backwards(one: PassOne, keys: KeySet, lanes: Lanes) -> BackwardSurvivors:
     """Reads the dirty range from its end to its beginning. Raises BadData; OutOfBudget where the key set is full."""
     found = BackwardSurvivors(one, keys)
-    for source, wanted in reversed(one.dirty()):
-        found.scan(source, wanted, lanes)
+    found.scan_all(reversed(one.dirty()), lanes)
     return found
 
 

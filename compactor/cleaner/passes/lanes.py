@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,33 @@ class Lane:
         self.second_reader: Any = None  # what the gate keeps here
 
 
+class Pause:
+    """Stands between jobs: those behind it are asked for once the results of those before it were consumed."""
+
+
+PAUSE: Final = Pause()
+
+
+class _Coming(Generic[J]):
+    """Jobs, asked for one by one in the caller's thread."""
+
+    def __init__(self, jobs: Iterable[J | Pause]) -> None:
+        self._jobs = iter(jobs)
+        self._paused = False
+
+    def next(self, *, idle: bool) -> J | None:
+        """``idle``: nothing is under way any more. None: there is no job, or none yet."""
+        if self._paused and not idle:
+            return None
+        for job in self._jobs:
+            self._paused = isinstance(job, Pause)
+            if not isinstance(job, Pause):
+                return job
+            if not idle:
+                return None
+        return None
+
+
 class Lanes:
     """``threads`` workers; with one, everything runs in the caller's thread."""
 
@@ -56,51 +83,78 @@ class Lanes:
         for _ in range(2 * threads if threads > 1 else 1):
             self._free.put(Lane())
 
-    def run(self, work: Callable[[Lane, J], R], jobs: Sequence[J]) -> Iterator[R]:
+    def run(self, work: Callable[[Lane, J], R], jobs: Iterable[J | Pause]) -> Generator[R, None, None]:
         """Results in the order of the jobs. One consumer at a time; a result is valid until the next one is asked for."""
-        return self.run_in_steps(work, lambda result: result, lambda lane, result: result, jobs)
-
-    def run_in_steps(
-        self, prepare: Callable[[Lane, J], A], decide: Callable[[A], D], finish: Callable[[Lane, D], R], jobs: Sequence[J]
-    ) -> Iterator[R]:
-        """The same for jobs in three steps: ``prepare`` and ``finish`` run anywhere, ``decide`` here and in the order of the jobs."""
         if self._pool is None:
-            lane = self._free.get()
-            try:
-                for job in jobs:
-                    yield finish(lane, decide(prepare(lane, job)))
-            finally:
-                self._free.put(lane)
+            yield from self._one_by_one(work, jobs)
             return
-        prepared: deque[tuple[Lane, Future[A]]] = deque()
-        finished: deque[tuple[Lane, Future[R]]] = deque()
-        waiting = iter(jobs)
+        coming = _Coming(jobs)
+        running: deque[tuple[Lane, Future[R]]] = deque()
         try:
             while True:
-                while not self._free.empty() and (more := next(waiting, None)) is not None:
+                while not self._free.empty() and (job := coming.next(idle=not running)) is not None:
                     lane = self._free.get()
-                    prepared.append((lane, self._pool.submit(prepare, lane, more)))
-                if prepared:
+                    running.append((lane, self._pool.submit(work, lane, job)))
+                if not running:
+                    return
+                lane, done = running[0]
+                yield done.result()
+                running.popleft()
+                self._free.put(lane)
+        finally:
+            self._give_back(running)
+
+    def run_in_steps(
+        self, prepare: Callable[[Lane, J], A], decide: Callable[[A], D], finish: Callable[[Lane, D], R], jobs: Iterable[J | Pause]
+    ) -> Generator[R, None, None]:
+        """The same for jobs in three steps: ``prepare`` and ``finish`` run anywhere, ``decide`` here and in the order of the jobs."""
+        if self._pool is None:
+            yield from self._one_by_one(lambda lane, job: finish(lane, decide(prepare(lane, job))), jobs)
+            return
+        pool, coming = self._pool, _Coming(jobs)
+        prepared: deque[tuple[Lane, Future[A]]] = deque()
+        finished: deque[tuple[Lane, Future[R]]] = deque()
+        bell: SimpleQueue[Any] = SimpleQueue()  # rings when any step is done
+        try:
+            while True:
+                while not self._free.empty() and (job := coming.next(idle=not prepared and not finished)) is not None:
+                    lane = self._free.get()
+                    prepared.append((lane, pool.submit(prepare, lane, job)))
+                    prepared[-1][1].add_done_callback(bell.put)
+                if prepared and prepared[0][1].done():
                     lane, ahead = prepared[0]
                     decided = decide(ahead.result())
                     prepared.popleft()
-                    finished.append((lane, self._pool.submit(finish, lane, decided)))
-                elif not finished:
-                    return
-                while finished and (not prepared or finished[0][1].done()):
+                    finished.append((lane, pool.submit(finish, lane, decided)))
+                    finished[-1][1].add_done_callback(bell.put)
+                elif finished and finished[0][1].done():
                     lane, done = finished[0]
                     yield done.result()
                     finished.popleft()
                     self._free.put(lane)
-                    if not prepared:
-                        break  # a lane is free: there may be a job for it
+                elif prepared or finished:
+                    bell.get()
+                else:
+                    return
         finally:
-            left: list[tuple[Lane, Future[Any]]] = [*prepared, *finished]
-            for lane, future in left:
-                future.cancel()
-                if not future.cancelled():
-                    future.exception()
-                self._free.put(lane)
+            self._give_back([*prepared, *finished])
+
+    def _one_by_one(self, work: Callable[[Lane, J], R], jobs: Iterable[J | Pause]) -> Generator[R, None, None]:
+        lane = self._free.get()
+        try:
+            for job in jobs:
+                if not isinstance(job, Pause):
+                    yield work(lane, job)
+        finally:
+            self._free.put(lane)
+
+    def _give_back(self, running: Iterable[tuple[Lane, Future[Any]]]) -> None:
+        """The lanes of what is still under way, when it has ended."""
+        for lane, future in running:
+            future.cancel()
+            if not future.cancelled():
+                future.exception()
+            self._free.put(lane)
 
     def close(self) -> None:
         if self._pool is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -13,7 +13,7 @@ import numpy as np
 
 from compactor.cleaner.keys.survivors import KeptCounts, Survivors, Witness
 from compactor.cleaner.passes.chunks import CleanChunk, FinishedChunks, clean_chunk
-from compactor.cleaner.passes.lanes import Lane, Lanes
+from compactor.cleaner.passes.lanes import PAUSE, Lane, Lanes, Pause
 from compactor.cleaner.passes.retention import BatchFates, RoundRules, decide_batches
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Flags, Verdicts
@@ -58,6 +58,9 @@ class _Progress:
     records_kept: int = 0
     sources: Sum = field(default_factory=Sum)
     sums: Sums = field(default_factory=no_sums)
+    leader_epoch: int = -1
+    mtime_ms: int = 0
+    txnindex: bytes = b""
 
     def add(self, encoded: Encoded) -> None:
         self.anew.append(encoded.anew)
@@ -70,9 +73,25 @@ class _Progress:
 Member = Callable[[], AbstractContextManager[tuple[SourceSegment, Verdicts]]]
 
 
-def at_hand(source: SourceSegment, verdicts: Verdicts) -> Member:
-    """A member that has its bytes already."""
-    return lambda: nullcontext((source, verdicts))
+@dataclass(frozen=True, slots=True)
+class AtHand:
+    """A member that has its bytes, and keeps them: the next one is begun while its last chunks are under way."""
+
+    source: SourceSegment
+    verdicts: Verdicts
+
+    def __call__(self) -> AbstractContextManager[tuple[SourceSegment, Verdicts]]:
+        return nullcontext((self.source, self.verdicts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Batches [first, last) of a source, and what their headers say of them."""
+
+    source: SourceSegment
+    first: int
+    last: int
+    fates: BatchFates
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,64 +125,56 @@ class RewritePass:
         """
         done = _Progress()
         log = folder / f"{base:020d}.log"
-        leader_epoch, mtime_ms, txnindex = -1, 0, b""
         with log.open("xb") as file:
-            for member in group:
-                with member() as (source, verdicts):
-                    self._rewrite_source(source, verdicts, file, lanes, done, room)
-                    leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else -1
-                    mtime_ms = source.mtime_ms
-                    txnindex += verdicts.txn_entries.tobytes()
+            # Whatever happens, no lane is at work any more when a source loses its bytes.
+            with closing(self._ranges(group, done)) as ranges, closing(lanes.run(self._clean_range, ranges)) as cleaned:
+                for source, pieces in cleaned:
+                    for piece in pieces:
+                        _append(file, piece, source, done, room)
             if end_offset is not None:
-                self._fill(file, done, base, end_offset, leader_epoch, room)
+                _fill(file, done, base, end_offset, room)
         sizes, lasts, maxima = (
             np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps)
         )
         index, timeindex = build(base, sizes, lasts, maxima, self.index_interval_bytes)
         paths = {"log": log}
-        for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", txnindex)):
+        for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", done.txnindex)):
             if data or kind != "txnindex":
                 paths[kind] = folder / f"{base:020d}.{kind}"
                 room(len(data))
                 paths[kind].write_bytes(data)
         for path in paths.values():
-            os.utime(path, ns=(mtime_ms * 1_000_000,) * 2)
+            os.utime(path, ns=(done.mtime_ms * 1_000_000,) * 2)
         return CleanedSegment(
             base, paths, done.written, len(sizes), int(np.max(maxima, initial=-1)), done.records_read, done.records_kept,
             np.concatenate(done.anew), done.sources, done.sums,
         )  # fmt: skip
 
-    def _rewrite_source(
-        self, source: SourceSegment, verdicts: Verdicts, file: BinaryIO, lanes: Lanes, done: _Progress, room: Callable[[int], None]
-    ) -> None:
-        if self.witness is not None:
-            self.witness.begin(source)
-        fates = decide_batches(source.table, verdicts, self.rules, source.name)
-        counts = self.survivors.counts(source)
-        if counts is not None:
-            _settle_known(source.table, fates, counts, self.rules.now_ms)
-        if self.rules.balance_key is not None:
-            done.sources = done.sources.plus(content_sum(source.buf, self.rules.balance_key))
-        jobs = [(source, first, last, fates.part(slice(first, last))) for first, last in source.ranges()]
-        for pieces in lanes.run(self._clean_range, jobs):
-            for piece in pieces:
-                if done.written + len(piece.encoded.data) > MAX_SEGMENT:
-                    raise BadData(
-                        "the cleaned segment would exceed 2 GiB",
-                        segment=source.name,
-                        hint="Lower segment_bytes; recompression at the default level can make batches larger",
-                    )
-                room(len(piece.encoded.data))
-                _write(file, piece.encoded.data)
-                done.add(piece.encoded)
-                done.records_read += piece.records_read
-                done.records_kept += piece.records_kept
-                if piece.sums is not None:
-                    done.sums += piece.sums
+    def _ranges(self, group: Sequence[Member], done: _Progress) -> Generator[_Range | Pause, None, None]:
+        """Every range of every source, in order; a source is left when all its ranges were written."""
+        for member in group:
+            with member() as (source, verdicts):
+                if self.witness is not None:
+                    self.witness.begin(source)
+                fates = decide_batches(source.table, verdicts, self.rules, source.name)
+                counts = self.survivors.counts(source)
+                if counts is not None:
+                    _settle_known(source.table, fates, counts, self.rules.now_ms)
+                if self.rules.balance_key is not None:
+                    done.sources = done.sources.plus(content_sum(source.buf, self.rules.balance_key))
+                done.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else -1
+                done.mtime_ms = source.mtime_ms
+                done.txnindex += verdicts.txn_entries.tobytes()
+                for first, last in source.ranges():
+                    yield _Range(source, first, last, fates.part(slice(first, last)))
+                if not isinstance(member, AtHand):
+                    yield PAUSE
 
-    def _clean_range(self, lane: Lane, job: tuple[SourceSegment, int, int, BatchFates]) -> list[CleanChunk]:
+    def _clean_range(self, lane: Lane, job: _Range) -> tuple[SourceSegment, list[CleanChunk]]:
+        return job.source, self._cleaned(lane, job.source, job.first, job.last, job.fates)
+
+    def _cleaned(self, lane: Lane, source: SourceSegment, first: int, last: int, fates: BatchFates) -> list[CleanChunk]:
         """The chunks of one range: as pass 1 left it, from the batch headers alone, or read now."""
-        source, first, last, fates = job
         action = fates.action
         finished = self.finished.take(source, first)
         if finished is not None:
@@ -188,15 +199,32 @@ class RewritePass:
             found.append(clean if chunk.last == last else clean.detached())
         return found
 
-    def _fill(self, file: BinaryIO, done: _Progress, base: int, end_offset: int, leader_epoch: int, room: Callable[[int], None]) -> None:
-        last = max((int(lasts[-1]) for lasts in reversed(done.last_offsets) if len(lasts)), default=base - 1)
-        if last >= end_offset:
-            return
-        filler = empty_batch(end_offset, end_offset, leader_epoch)
-        room(len(filler))
-        _write(file, memoryview(filler))
-        size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
-        done.add(Encoded(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
+
+def _append(file: BinaryIO, piece: CleanChunk, source: SourceSegment, done: _Progress, room: Callable[[int], None]) -> None:
+    if done.written + len(piece.encoded.data) > MAX_SEGMENT:
+        raise BadData(
+            "the cleaned segment would exceed 2 GiB",
+            segment=source.name,
+            hint="Lower segment_bytes; recompression at the default level can make batches larger",
+        )
+    room(len(piece.encoded.data))
+    _write(file, piece.encoded.data)
+    done.add(piece.encoded)
+    done.records_read += piece.records_read
+    done.records_kept += piece.records_kept
+    if piece.sums is not None:
+        done.sums += piece.sums
+
+
+def _fill(file: BinaryIO, done: _Progress, base: int, end_offset: int, room: Callable[[int], None]) -> None:
+    last = max((int(lasts[-1]) for lasts in reversed(done.last_offsets) if len(lasts)), default=base - 1)
+    if last >= end_offset:
+        return
+    filler = empty_batch(end_offset, end_offset, done.leader_epoch)
+    room(len(filler))
+    _write(file, memoryview(filler))
+    size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
+    done.add(Encoded(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
 def _settle_known(table: BatchTable, fates: BatchFates, counts: KeptCounts, now_ms: int) -> None:
