@@ -18,7 +18,7 @@ from bloom.jit import kernel, leaf, load_u64
 from compactor.kernels.memory import address_of, call_c, copy_bytes
 from compactor.records import codecs
 from compactor.records.batches import Bytes, Int64s
-from compactor.records.codecs import LZ4
+from compactor.records.codecs import LZ4, ZSTD
 from compactor.stages import WorkStage, measured
 
 Codecs = npt.NDArray[np.int16]
@@ -105,6 +105,11 @@ def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: 
         _lz4(library.reset, library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, slot, packed)
         return packed
     source, target = memoryview(plain), memoryview(out)
+    if codecs.ZSTD_IN_BULK and len(size) and np.all(codec == ZSTD) and size.min() > 0:
+        for body, made in enumerate(codecs.zstd_in_bulk(source, np.column_stack((start, size)).tobytes())):
+            packed[body] = len(made)
+            target[slot[body] : slot[body] + len(made)] = memoryview(made)
+        return packed
     bodies = zip(codec.tolist(), start.tolist(), (start + size).tolist(), slot.tolist(), (slot + bound).tolist(), strict=True)
     compress: Any = codecs.compress_into
     packed[:] = [compress(kind, source[one:two], target[three:four]) for kind, one, two, three, four in bodies]

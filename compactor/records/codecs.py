@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Sequence
 from typing import Any, Final
 
 import cramjam
@@ -37,6 +38,7 @@ _LZ4_RATIO: Final = 256  # an lz4 byte never gives more than 255 bytes
 LZ4_STORED: Final = 1 << 31
 _LZ4_WORD: Final = struct.Struct("<I")
 LZ4_HEADER_BYTES: Final = 7
+_ZSTD_RATIO: Final = 12
 _ZSTD_WINDOW_LOG_MAX: Final = 27  # zstd's own default for decoders: 128 MiB
 
 
@@ -137,6 +139,18 @@ def compress_into(codec: int, data: memoryview, out: memoryview) -> int:
     if codec == NONE:
         return _put(data, out)
     raise CodecError(f"unknown compression codec {codec}")
+
+
+ZSTD_IN_BULK: Final = {"buffer_types", "multi_compress_to_buffer"} <= set(zstandard.backend_features)
+
+
+def zstd_in_bulk(data: memoryview, bodies: bytes) -> Sequence[Any]:
+    """What ``compress_into`` makes of each body, in one call that leaves the interpreter to others.
+
+    :param bodies: where each one begins in ``data`` and its size, which is not 0: pairs of 64-bit numbers.
+    """
+    made: Any = _local.zstd_compressor.multi_compress_to_buffer(zstandard.BufferWithSegments(data, bodies))
+    return list(made)
 
 
 def _put(data: Buffer, out: memoryview) -> int:
@@ -318,6 +332,19 @@ def _with_right_header_checksum(data: memoryview) -> memoryview:
 
 
 def _unzstd(data: memoryview, out: ByteBuffer, limit: int) -> None:
+    # What clients write is one frame of unknown content size: where it is not too large, one call reads it.
+    if len(data) > 8 and not data[4] & 0xE0 and _zstd_frame_end(data, 0) == len(data):
+        most = min(limit, max(_ZSTD_RATIO * len(data), 1 << 16))
+        try:
+            out.append(_local.zstd_decompressor.decompress(data, max_output_size=most))
+        except zstandard.ZstdError:
+            pass  # who reads it in pieces says what is wrong, or that there is more
+        else:
+            return
+    _unzstd_any(data, out, limit)
+
+
+def _unzstd_any(data: memoryview, out: ByteBuffer, limit: int) -> None:
     # Frames without a content size need the streaming reader; it also reads several frames, as Java does.
     reader = _local.zstd_decompressor.stream_reader(data, read_across_frames=True)
     left = limit
@@ -338,23 +365,28 @@ def _unzstd(data: memoryview, out: ByteBuffer, limit: int) -> None:
 
 
 def _whole_zstd_frames(data: memoryview) -> bool:
-    """Whether the frames end where the data does (RFC 8878, section 3: header, blocks up to the last one, checksum)."""
-    at, end = 0, len(data)
-    while at < end:
-        if at + 8 > end:
-            return False
-        if data[at] & 0xF0 == 0x50 and bytes(data[at + 1 : at + 4]) == b"\x2a\x4d\x18":  # a skippable frame
-            at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
-            continue
-        flags = data[at + 4]
-        single = flags >> 5 & 1
-        at += 5 + (1 - single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
-        last = 0
-        while not last:
-            if at + 3 > end:
-                return False
-            block = int.from_bytes(data[at : at + 3], "little")
-            last = block & 1
-            at += 3 + (1 if block >> 1 & 3 == 1 else block >> 3)
-        at += 4 * (flags >> 2 & 1)
-    return at == end
+    """Whether the frames end where the data does."""
+    at = 0
+    while 0 <= at < len(data):
+        at = _zstd_frame_end(data, at)
+    return at == len(data)
+
+
+def _zstd_frame_end(data: memoryview, at: int) -> int:
+    """Where the frame ends that begins there; -1: not in the data (RFC 8878, section 3: header, blocks up to the last one, checksum)."""
+    end = len(data)
+    if at + 8 > end:
+        return -1
+    if data[at] & 0xF0 == 0x50 and bytes(data[at + 1 : at + 4]) == b"\x2a\x4d\x18":  # a skippable frame
+        return at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
+    flags = data[at + 4]
+    single = flags >> 5 & 1
+    at += 5 + (1 - single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
+    last = 0
+    while not last:
+        if at + 3 > end:
+            return -1
+        block = int.from_bytes(data[at : at + 3], "little")
+        last = block & 1
+        at += 3 + (1 if block >> 1 & 3 == 1 else block >> 3)
+    return at + 4 * (flags >> 2 & 1)
