@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -57,8 +58,15 @@ SERVICES = ("compactor.cli.commands.daemon", "compactor.cli.commands.agent")
 """They work on for ever: what happens is told with the time."""
 
 
+def _start_lightly() -> None:
+    """A sixth of what a small command costs: threads for linear algebra that nobody does, and looking for garbage in what is imported."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    gc.set_threshold(20_000, 20, 20)
+
+
 def entry(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit code (compactor.errors; 130 after Ctrl-C, 143 after SIGTERM)."""
+    _start_lightly()
     arguments = sys.argv[1:] if argv is None else argv
     out = Output("table")
 
