@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from compactor.cleaner.passes.lanes import PAUSE, Lane, Lanes, Pause
+from compactor.cleaner.passes.lanes import DRAINED, Drain, Lane, Lanes
 
 pytestmark = pytest.mark.parametrize("threads", [1, 2, 3])
 
@@ -39,16 +39,16 @@ def test_decisions_are_made_here_and_in_order(threads: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [False, True])
-def test_behind_a_pause_nothing_is_asked_for_before_the_rest_was_consumed(threads: int, steps: bool) -> None:
+def test_behind_a_drain_nothing_is_asked_for_before_the_rest_was_consumed(threads: int, steps: bool) -> None:
     consumed: list[int] = []
     asked: list[tuple[int, int]] = []
 
-    def jobs() -> Iterator[int | Pause]:
+    def jobs() -> Iterator[int | Drain]:
         for segment in range(4):
             asked.append((segment, len(consumed)))
             yield from range(5 * segment, 5 * segment + 5)
-            yield PAUSE
-            yield PAUSE
+            yield DRAINED
+            yield DRAINED
 
     with Lanes(threads) as lanes:
         results = (

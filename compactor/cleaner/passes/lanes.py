@@ -47,27 +47,27 @@ class Lane:
         self.second_reader: Any = None  # what the gate keeps here
 
 
-class Pause:
+class Drain:
     """Stands between jobs: those behind it are asked for once the results of those before it were consumed."""
 
 
-PAUSE: Final = Pause()
+DRAINED: Final = Drain()
 
 
 class _Coming(Generic[J]):
     """Jobs, asked for one by one in the caller's thread."""
 
-    def __init__(self, jobs: Iterable[J | Pause]) -> None:
+    def __init__(self, jobs: Iterable[J | Drain]) -> None:
         self._jobs = iter(jobs)
-        self._paused = False
+        self._draining = False
 
     def next(self, *, idle: bool) -> J | None:
         """``idle``: nothing is under way any more. None: there is no job, or none yet."""
-        if self._paused and not idle:
+        if self._draining and not idle:
             return None
         for job in self._jobs:
-            self._paused = isinstance(job, Pause)
-            if not isinstance(job, Pause):
+            self._draining = isinstance(job, Drain)
+            if not isinstance(job, Drain):
                 return job
             if not idle:
                 return None
@@ -83,7 +83,7 @@ class Lanes:
         for _ in range(2 * threads if threads > 1 else 1):
             self._free.put(Lane())
 
-    def run(self, work: Callable[[Lane, J], R], jobs: Iterable[J | Pause]) -> Generator[R, None, None]:
+    def run(self, work: Callable[[Lane, J], R], jobs: Iterable[J | Drain]) -> Generator[R, None, None]:
         """Results in the order of the jobs. One consumer at a time; a result is valid until the next one is asked for."""
         if self._pool is None:
             yield from self._one_by_one(work, jobs)
@@ -105,7 +105,7 @@ class Lanes:
             self._give_back(running)
 
     def run_in_steps(
-        self, prepare: Callable[[Lane, J], A], decide: Callable[[A], D], finish: Callable[[Lane, D], R], jobs: Iterable[J | Pause]
+        self, prepare: Callable[[Lane, J], A], decide: Callable[[A], D], finish: Callable[[Lane, D], R], jobs: Iterable[J | Drain]
     ) -> Generator[R, None, None]:
         """The same for jobs in three steps: ``prepare`` and ``finish`` run anywhere, ``decide`` here and in the order of the jobs."""
         if self._pool is None:
@@ -139,11 +139,11 @@ class Lanes:
         finally:
             self._give_back([*prepared, *finished])
 
-    def _one_by_one(self, work: Callable[[Lane, J], R], jobs: Iterable[J | Pause]) -> Generator[R, None, None]:
+    def _one_by_one(self, work: Callable[[Lane, J], R], jobs: Iterable[J | Drain]) -> Generator[R, None, None]:
         lane = self._free.get()
         try:
             for job in jobs:
-                if not isinstance(job, Pause):
+                if not isinstance(job, Drain):
                     yield work(lane, job)
         finally:
             self._free.put(lane)

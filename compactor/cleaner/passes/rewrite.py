@@ -13,7 +13,7 @@ import numpy as np
 
 from compactor.cleaner.keys.survivors import KeptCounts, Survivors, Witness
 from compactor.cleaner.passes.chunks import CleanChunk, FinishedChunks, clean_chunk
-from compactor.cleaner.passes.lanes import PAUSE, Lane, Lanes, Pause
+from compactor.cleaner.passes.lanes import DRAINED, Drain, Lane, Lanes
 from compactor.cleaner.passes.retention import BatchFates, RoundRules, decide_batches
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Flags, Verdicts
@@ -150,7 +150,7 @@ class RewritePass:
             np.concatenate(done.anew), done.sources, done.sums,
         )  # fmt: skip
 
-    def _ranges(self, group: Sequence[Member], done: _Progress) -> Generator[_Range | Pause, None, None]:
+    def _ranges(self, group: Sequence[Member], done: _Progress) -> Generator[_Range | Drain, None, None]:
         """Every range of every source, in order; a source is left when all its ranges were written."""
         for member in group:
             with member() as (source, verdicts):
@@ -168,7 +168,7 @@ class RewritePass:
                 for first, last in source.ranges():
                     yield _Range(source, first, last, fates.part(slice(first, last)))
                 if not isinstance(member, AtHand):
-                    yield PAUSE
+                    yield DRAINED
 
     def _clean_range(self, lane: Lane, job: _Range) -> tuple[SourceSegment, list[CleanChunk]]:
         return job.source, self._cleaned(lane, job.source, job.first, job.last, job.fates)
