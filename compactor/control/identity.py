@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import islice
 
 from compactor.control import ordering
 from compactor.control.logs import open_catalog, open_partition
@@ -20,9 +21,12 @@ from compactor.control.ports import Ports
 from compactor.control.state import CatalogState
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
+from compactor.tier.names import foreign
 
 KEY = "tier-id.json"
 READS = 4
+FIRST_OBJECTS = 1_000
+"""So many are looked at for whose they are."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ class Ownership:
         found = read_root(ports)
         if found is not None:
             self._compare(ports, found)
+        refuse_foreign(ports)
         stranger = _unnamed(ports, catalog)
         if stranger:
             raise UsageError(
@@ -146,6 +151,13 @@ class Ownership:
         if found is None:
             raise Unavailable(f"{ports.data.url}/{KEY} was written and cannot be read", hint="Try again")
         return found
+
+
+def refuse_foreign(ports: Ports) -> None:
+    """Raises UsageError where the data root is one that brokers write: theirs would not be ours, and ours would be in their way."""
+    found = foreign(info.key for info in islice(ports.data.list(""), FIRST_OBJECTS))
+    if found is not None:
+        raise UsageError(f"there is no tier at {ports.data.url} that could be ours: it is {found.what}", hint=found.hint)
 
 
 def _unnamed(ports: Ports, catalog: CatalogState) -> str:

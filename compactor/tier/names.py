@@ -6,7 +6,7 @@ A broker makes them from ids of its own: a topic that is deleted and made again 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -34,6 +34,39 @@ class TopicIds:
             what = f"{found!r} is no id" if found else "nothing tells the id"
             raise UsageError(f"{what} of topic {name.topic}", hint="It comes from the brokers, or from a snapshot of their metadata")
         return found
+
+
+class Foreign(NamedTuple):
+    """What a broker has written to a place that is taken for a tier of ours, and what was meant then."""
+
+    what: str
+    hint: str
+
+
+_FOREIGN: Final = (
+    (
+        re.compile(rf"(kafka-tiered-storage/)?[^/]+-[0-9]+-{_UUID}/{_STEM.pattern}\.[a-z_]+"),
+        Foreign(
+            "a tier that brokers write (LocalTieredStorage)",
+            'Set kind = "kafka", layout = "kafka-local", url to the broker\'s rsm.config.dir and a control_url elsewhere, all under [tier]',
+        ),
+    ),
+    (
+        re.compile(rf".+-{_UUID}/[0-9]+/{_STEM.pattern}\.(log|indexes|rsm-manifest)"),
+        Foreign(
+            "a tier that brokers write (Aiven's plugin)", 'Set kind = "kafka", layout = "aiven" and a control_url elsewhere, all under [tier]'
+        ),
+    ),
+    (
+        re.compile(r"([^/]+-[0-9]+/)?[0-9]{20}\.(log|index|timeindex)"),
+        Foreign("a broker's log directory", "`import` takes segments from there; set url under [tier] to a place of its own"),
+    ),
+)
+
+
+def foreign(keys: Iterable[str]) -> Foreign | None:
+    """Whose these objects are, where a broker has written one of them."""
+    return next((who for key in keys for names, who in _FOREIGN if names.fullmatch(key)), None)
 
 
 class Stem(NamedTuple):
