@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from compactor.config import Cleaner, Limits, Settings
-from compactor.control.identity import Ownership, foreign_problem, refuse_foreign
+from compactor.control.identity import Ownership, foreign_problem
 from compactor.control.leadership import background_beats
 from compactor.control.logs import (
     HASH_KEY_BYTES,
@@ -189,8 +189,7 @@ class Tier:
         if not state.tier_id:
             self.catalog.check_whole()
             self.ownership.check(self.ports, state)
-            if self.ownership.ours:
-                refuse_foreign(self.ports)
+            self.ownership.refuse_foreign(self.ports)
             raise UsageError(
                 f"there is no tier at {self.ports.layout.url} yet", hint="`import` makes one; check tier.url in the configuration"
             )

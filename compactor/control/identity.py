@@ -108,13 +108,19 @@ class Ownership:
         found = read_root(ports)
         if found is not None:
             self._compare(ports, found)
-        refuse_foreign(ports)
+        self.refuse_foreign(ports)
         stranger = _unnamed(ports, catalog)
         if stranger:
             raise UsageError(
                 f"{ports.data.url} holds segments already ({stranger}), and the control store {ports.control.url} knows no tier",
                 hint="Nothing was changed. Correct tier.url or tier.control_url, or restore the control store from a backup",
             )
+
+    def refuse_foreign(self, ports: Ports) -> None:
+        """Raises UsageError where brokers write into what was named as a root of ours: its objects are theirs, and ours would be in their way."""
+        found = foreign(info.key for info in islice(ports.data.list(""), FIRST_OBJECTS)) if self.ours else None
+        if found is not None:
+            raise UsageError(f"there is no tier at {ports.data.url} that could be ours: it is {found.what}", hint=found.hint)
 
     def _compare(self, ports: Ports, found: RootId) -> None:
         if found.tier_id != self.tier_id:
@@ -151,13 +157,6 @@ class Ownership:
         if found is None:
             raise Unavailable(f"{ports.data.url}/{KEY} was written and cannot be read", hint="Try again")
         return found
-
-
-def refuse_foreign(ports: Ports) -> None:
-    """Raises UsageError where the data root is one that brokers write: theirs would not be ours, and ours would be in their way."""
-    found = foreign(info.key for info in islice(ports.data.list(""), FIRST_OBJECTS))
-    if found is not None:
-        raise UsageError(f"there is no tier at {ports.data.url} that could be ours: it is {found.what}", hint=found.hint)
 
 
 def _unnamed(ports: Ports, catalog: CatalogState) -> str:

@@ -54,7 +54,8 @@ _FOREIGN: Final = (
     (
         re.compile(rf".+-{_UUID}/[0-9]+/{_STEM.pattern}\.(log|indexes|rsm-manifest)"),
         Foreign(
-            "a tier that brokers write (Aiven's plugin)", 'Set kind = "kafka", layout = "aiven" and a control_url elsewhere, all under [tier]'
+            "a tier that brokers write (Aiven's plugin)",
+            'Set kind = "kafka", layout = "aiven" and a control_url elsewhere, all under [tier]',
         ),
     ),
     (
