@@ -19,6 +19,8 @@ RESERVED_MS = HOUR * MINUTE_MS
 """So long what is reserved for a partition stands after the last that was heard of it: its round may be another process's by now."""
 SILENT_MS = 15 * MINUTE_MS
 """Whoever has not asked again so long after its time holds up nobody: its partition may be paused. Its place it keeps, for a day."""
+ASKED_MS = HOUR * MINUTE_MS
+"""Whoever waits asks again at least so often: those before it may have no need any more, as others have done their rounds."""
 FORGOTTEN_MS = 24 * HOUR * MINUTE_MS
 
 
@@ -78,7 +80,8 @@ def asked(turns: Turns, said: Mapping[int, int], name: TopicPartition, records: 
     if not before and (not standing or standing + wanted <= per_hour):
         begun[name] = replace(mine, records=wanted, since_ms=since, heard_ms=now_ms)
         return Turns(waiting, begun), Admission(0, wanted)
-    until = max(_room_ms(used, [*(one[2] for one in before), wanted], per_hour, now_ms), now_ms + MINUTE_MS)
+    room = _room_ms(used, [*(one[2] for one in before), wanted], per_hour, now_ms)
+    until = min(max(room, now_ms + MINUTE_MS), now_ms + ASKED_MS)
     waiting[name] = Queued(wanted, since, until)
     return Turns(waiting, _ended(begun, name)), Admission(until, wanted, len(before))
 
@@ -101,9 +104,10 @@ def published(turns: Turns, name: TopicPartition, deletions: int, now_ms: int) -
     return replace(turns, begun={**turns.begun, name: left})
 
 
-def forgone(turns: Turns, name: TopicPartition) -> Turns:
-    """Its round has ended, whether or not anything was published."""
-    return replace(turns, begun=_ended(turns.begun, name))
+def forgone(turns: Turns, name: TopicPartition, *, due: bool) -> Turns:
+    """Its round has ended, whether or not anything was published. ``due``: there is to be another one, which keeps its place."""
+    waiting = turns.waiting if due else {of: one for of, one in turns.waiting.items() if of != name}
+    return Turns(waiting, _ended(turns.begun, name))
 
 
 def _ended(begun: Mapping[TopicPartition, Underway], name: TopicPartition) -> dict[TopicPartition, Underway]:

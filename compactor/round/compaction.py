@@ -148,11 +148,14 @@ class Round:
 
     def run(self, log: PartitionLog) -> RoundReport:
         """Raises Leased, Fenced, StoreError, OutOfBudget; bad data is a report with status quarantined."""
+        due = True
         try:
-            return _report(run_round(self._context.ports, log, self._context.lease, self), self._stats)
+            result = run_round(self._context.ports, log, self._context.lease, self)
+            due = result.status == "waiting"
+            return _report(result, self._stats)
         finally:
             if log.state.intent is None:  # else whoever goes on with it says the rest
-                self._context.ports.publisher.forgo(log.state.name)
+                self._context.ports.publisher.forgo(log.state.name, due=due)
 
     def due(self, state: PartitionState) -> bool:
         return self._assess(state, self._cleaner, self._now_ms).due

@@ -142,8 +142,11 @@ class SegmentPublisher(Protocol):
         ``per_hour``: records for all partitions together, 0: any number. May be asked again, once more is known of the round.
         """
 
-    def forgo(self, name: TopicPartition) -> None:
-        """What is left of that is reserved no more: the round has ended, whether or not readers were told anything."""
+    def forgo(self, name: TopicPartition, *, due: bool) -> None:
+        """What is left of that is reserved no more: the round has ended, whether or not readers were told anything.
+
+        ``due``: it has to be asked for again, and keeps its place among those that wait.
+        """
 
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Before the first object of a finished rewrite is uploaded: size and largest timestamp are final (COPY_SEGMENT_STARTED)."""

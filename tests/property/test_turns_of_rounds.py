@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compactor.metadata_topic.spending import HOUR, MINUTE_MS
-from compactor.metadata_topic.turns import FORGOTTEN_MS, RESERVED_MS, SILENT_MS, Turns, asked, forgone, published, spoken
+from compactor.metadata_topic.turns import ASKED_MS, FORGOTTEN_MS, RESERVED_MS, SILENT_MS, Turns, asked, forgone, published, spoken
 from compactor.model.ids import TopicPartition
 
 NOW = 30_000_000 * MINUTE_MS
@@ -29,7 +29,7 @@ def test_smaller_ones_that_come_later_wait_behind_it() -> None:
     said = {NOW // MINUTE_MS: 1}
     turns, _ = asked(Turns(), said, A, 1000, 10, NOW)
     turns, turn = asked(turns, said, B, 1, 10, NOW + 1)
-    assert (turn.ahead, turn.until_ms) == (1, NOW + 2 * HOUR * MINUTE_MS)
+    assert (turn.ahead, turn.until_ms) == (1, NOW + 1 + ASKED_MS)
     turns, _ = asked(turns, said, A, 1000, 10, NOW + HOUR * MINUTE_MS)
     _, turn = asked(turns, said, B, 1, 10, NOW + HOUR * MINUTE_MS)
     assert (turn.ahead, turn.until_ms) == (0, NOW + HOUR * MINUTE_MS + MINUTE_MS)
@@ -45,6 +45,18 @@ def test_whoever_does_not_come_back_holds_up_nobody_and_keeps_its_place_for_a_da
     assert turn.until_ms
     assert asked(turns, {}, A, 5, 10, until + SILENT_MS + 2)[1].until_ms == 0
     assert A not in asked(turns, {}, C, 5, 10, until + FORGOTTEN_MS)[0].waiting
+
+
+def test_whoever_is_not_due_any_more_holds_up_nobody_and_whoever_waits_asks_at_least_hourly() -> None:
+    """Another daemon has done its round."""
+    said = {NOW // MINUTE_MS: 9}
+    turns, _ = asked(Turns(), said, A, 5, 10, NOW)
+    for large in range(5):
+        turns, turn = asked(turns, said, TopicPartition("large", large), 1000, 10, NOW)
+        assert turn.until_ms == NOW + ASKED_MS
+    turns, turn = asked(forgone(turns, A, due=True), said, B, 1, 10, NOW)
+    assert turn.ahead == 6
+    assert asked(forgone(turns, A, due=False), said, B, 1, 10, NOW)[1].ahead == 5
 
 
 def test_what_the_plan_has_shown_is_not_forgotten_while_it_waits() -> None:
@@ -66,8 +78,8 @@ def test_what_a_round_has_still_to_say_is_reserved_until_nothing_was_heard_of_it
     left = published(spoken(turns, A, 4, 0, NOW), A, 2, NOW)
     assert asked(left, {}, B, 9, 10, NOW)[1].until_ms
     assert asked(spoken(left, A, 0, 2, NOW), {}, B, 9, 10, NOW)[1].until_ms == 0
-    assert asked(forgone(left, A), {}, B, 9, 10, NOW)[1].until_ms, "what it replaced is still to be deleted"
-    assert asked(forgone(turns, A), {}, B, 10, 10, NOW)[1].until_ms == 0
+    assert asked(forgone(left, A, due=False), {}, B, 9, 10, NOW)[1].until_ms, "what it replaced is still to be deleted"
+    assert asked(forgone(turns, A, due=True), {}, B, 10, 10, NOW)[1].until_ms == 0
     assert asked(turns, {}, B, 10, 10, NOW + RESERVED_MS)[1].until_ms == 0
 
 
@@ -113,11 +125,12 @@ def test_each_gets_its_turn_and_no_hour_gets_more_than_the_budget_or_one_round(a
                 said[now_ms // MINUTE_MS] += count
                 by_round[number][now_ms // MINUTE_MS] += count
             if one.fails:
-                turns = forgone(turns, names[number])
+                turns = forgone(turns, names[number], due=False)
             elif last:
                 turns = spoken(turns, names[number], 0, count, now_ms)
             else:
-                turns = forgone(published(spoken(turns, names[number], count, 0, now_ms), names[number], ends, now_ms), names[number])
+                turns = published(spoken(turns, names[number], count, 0, now_ms), names[number], ends, now_ms)
+                turns = forgone(turns, names[number], due=False)
                 speaks.setdefault(minute + one.grace, []).append((number, True))
         for number in sorted(number for number, at in asks.items() if at <= minute):
             one = arrivals[number]

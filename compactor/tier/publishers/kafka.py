@@ -76,9 +76,9 @@ class KafkaPublisher:
             self._turns, turn = turns.asked(self._turns, self._followed.ours(), name, records, per_hour, self._clock_ms())
         return Wait(turn.until_ms, turn.records, turn.ahead) if turn.until_ms else None
 
-    def forgo(self, name: TopicPartition) -> None:
+    def forgo(self, name: TopicPartition, *, due: bool) -> None:
         with self._appending:
-            self._turns = turns.forgone(self._turns, name)
+            self._turns = turns.forgone(self._turns, name, due=due)
 
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """COPY_SEGMENT_STARTED, unless it stands already."""

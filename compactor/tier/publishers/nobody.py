@@ -23,7 +23,7 @@ class NobodyPublisher:
     def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
         return None
 
-    def forgo(self, name: TopicPartition) -> None:
+    def forgo(self, name: TopicPartition, *, due: bool) -> None:
         """Nothing is counted."""
 
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:

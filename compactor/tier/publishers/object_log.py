@@ -21,7 +21,7 @@ class ObjectLogPublisher:
     def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
         return None
 
-    def forgo(self, name: TopicPartition) -> None:
+    def forgo(self, name: TopicPartition, *, due: bool) -> None:
         """Nothing is counted."""
 
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
