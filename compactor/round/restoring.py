@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoint.offsets import clean_up_to
-from compactor.cleaner.passes.describe import content_of, due_ms, negative_timestamps
+from compactor.cleaner.passes.describe import negative_timestamps
 from compactor.cleaner.passes.source import open_source
 from compactor.config import Cleaner
 from compactor.control.ordering import Stage, restorable_problem
@@ -33,7 +33,7 @@ from compactor.records.encode import empty_batch
 from compactor.records.indexes import TXN_ENTRY, build
 from compactor.round.compaction import disk_budget
 from compactor.round.ports import Check, Stats, WorkSession
-from compactor.round.rewrite import described, fingerprint
+from compactor.round.rewrite import deliver, fingerprint
 from compactor.round.sources import Reading, reading_over
 
 
@@ -179,35 +179,24 @@ class Restoring:
         for kind in ("snapshot", "leader-epoch-checkpoint"):  # they are of the end, which is the same
             if kind in made.files:
                 contents[kind] = reading.content(made, kind)
-        content = content_of(table)
-        metadata = RemoteLogSegmentMetadata(
-            id=task.new_segment_id,
-            start_offset=task.start_offset,
-            end_offset=task.end_offset,
-            size_bytes=output.size,
-            max_timestamp_ms=content.max_timestamp_ms,
-            mtime_ms=task.mtime_ms,
-            leader_epochs=task.leader_epochs,
-            files={kind: described(data) for kind, data in contents.items()},
-            first_timestamp_ms=content.first_timestamp_ms,
-            due_ms=due_ms(output, limit),
+        metadata, problem = deliver(
+            (self.ports.layout, self.ports.publisher),
+            name,
+            task,
+            (output, contents),
             open_txn_offset=made.open_txn_offset,
-            records=content.records,
             content=content_sum(output.buf, BalanceKey(self.hash_key)),
             negative_timestamps=negative_timestamps(output, limit),
+            limit=limit,
         )
-        told = self.ports.layout.custom_metadata(name, metadata, contents)
-        metadata = metadata.model_copy(update={"custom_metadata": told}) if told else metadata
-        self.ports.publisher.begin(name, metadata)
-        problem = self.ports.layout.upload(name, metadata, contents)
         if problem:
             return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=problem)
         return CompactionReceipt(
             run_id=plan.run_id,
             group=task.group,
             segment=metadata,
-            records_read=content.records,
-            records_kept=content.records,
+            records_read=metadata.records,
+            records_kept=metadata.records,
             bytes_read=sum(source.size_bytes for source in group.sources),
             bytes_written=output.size,
         )

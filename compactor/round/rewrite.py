@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.local.budget import BLOCK, Grant, Overrun
 from compactor.local.staging import Staging, group_room
-from compactor.model.balance import Balance
+from compactor.model.balance import Balance, Sum
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
@@ -261,28 +261,17 @@ class Execution:
         last = self._live[written.members[-1]]
         contents: dict[str, Path | bytes] = {**cleaned.paths, **self._beside(written)}
         output = open_source(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
-        content = content_of(output.table)
         negative = any(self._live[ordinal].negative_timestamps for ordinal in written.members)
-        metadata = RemoteLogSegmentMetadata(
-            id=task.new_segment_id,
-            start_offset=task.start_offset,
-            end_offset=task.end_offset,
-            size_bytes=cleaned.size,
-            max_timestamp_ms=content.max_timestamp_ms,
-            mtime_ms=task.mtime_ms,
-            leader_epochs=task.leader_epochs,
-            files={kind: described(data) for kind, data in contents.items()},
-            first_timestamp_ms=content.first_timestamp_ms,
-            due_ms=due_ms(output, self._limit),
+        metadata, problem = deliver(
+            (self._worker.layout, self._worker.publisher),
+            self._partition,
+            task,
+            (output, contents),
             open_txn_offset=last.open_txn_offset if not last.is_cut else -1,
-            records=content.records,
             content=written.balance.result,
             negative_timestamps=negative_timestamps(output, self._limit) if negative else 0,
+            limit=self._limit,
         )
-        told = self._worker.layout.custom_metadata(self._partition, metadata, contents)
-        metadata = metadata.model_copy(update={"custom_metadata": told}) if told else metadata
-        self._worker.publisher.begin(self._partition, metadata)
-        problem = self._worker.layout.upload(self._partition, metadata, contents)
         if problem:
             return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)
         self._portray(metadata, output)
@@ -359,6 +348,45 @@ def active_states(plan: CompactionPlan) -> ProducerStates:
         entries[row]["epoch"] = producer.epoch
         entries[row]["last_offset"] = producer.last_offset
     return ProducerStates(entries)
+
+
+def deliver(
+    where: tuple[SegmentLayout, SegmentPublisher],
+    name: TopicPartition,
+    task: CompactionTask,
+    made: tuple[SourceSegment, Mapping[str, Path | bytes]],
+    *,
+    open_txn_offset: int,
+    content: Sum,
+    negative_timestamps: int,
+    limit: int,
+) -> tuple[RemoteLogSegmentMetadata, str]:
+    """A new segment under its announced id: introduced first, then uploaded. Its metadata, and what the layout has against it.
+
+    :param made: its batches, and its files with those beside the log.
+    """
+    (layout, publisher), (output, contents) = where, made
+    about = content_of(output.table)
+    metadata = RemoteLogSegmentMetadata(
+        id=task.new_segment_id,
+        start_offset=task.start_offset,
+        end_offset=task.end_offset,
+        size_bytes=output.size,
+        max_timestamp_ms=about.max_timestamp_ms,
+        mtime_ms=task.mtime_ms,
+        leader_epochs=task.leader_epochs,
+        files={kind: described(data) for kind, data in contents.items()},
+        first_timestamp_ms=about.first_timestamp_ms,
+        due_ms=due_ms(output, limit),
+        open_txn_offset=open_txn_offset,
+        records=about.records,
+        content=content,
+        negative_timestamps=negative_timestamps,
+    )
+    told = layout.custom_metadata(name, metadata, contents)
+    metadata = metadata.model_copy(update={"custom_metadata": told}) if told else metadata
+    publisher.begin(name, metadata)
+    return metadata, layout.upload(name, metadata, contents)
 
 
 def described(content: Path | bytes) -> SegmentFile:
