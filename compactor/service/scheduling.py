@@ -163,7 +163,7 @@ class GenerationWatch:
     retry_at_ms: int = 0
 
     def is_due(self, seen: Sight, now_ms: int) -> bool:
-        return seen.segments > 0 and now_ms >= self.retry_at_ms and (seen.slot > self.shown_slot or now_ms >= self.again_ms)
+        return now_ms >= self.retry_at_ms and (seen.slot > self.shown_slot or now_ms >= self.again_ms)
 
 
 @dataclass(frozen=True)

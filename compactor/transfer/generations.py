@@ -53,8 +53,8 @@ SAY_MS = 60_000
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """``status``: written (a new generation), appended, up_to_date, empty: a view without a record has no place in that layout; or
-    superseded: a new generation is due, and only appending was asked for.
+    """``status``: written (a new generation), appended, up_to_date, empty: a view without a record has no place in that layout; removed:
+    the partition was deleted, and readers are led nowhere; or superseded: a new generation is due, and only appending was asked for.
 
     ``objects`` and ``bytes``: what was created now; offsets are those of the generation's first name and last record. ``slot``: of the
     control log whose view it is now.
@@ -182,6 +182,8 @@ class _Writer:
                 return self._recorded("appended", self.known.next_step(current, self.state.slot, parts), (*current.parts, *parts), parts)
         if current and self.how.append_only:
             return self._report("superseded", current)
+        if current and self.state.deleted_slot and not self.state.live:
+            return self._removed()
         for attempt in range(NAMES):
             generation = generation_name(self.known.next_number, attempt)
             self._say_begun(generation)
@@ -192,6 +194,13 @@ class _Writer:
                 return GenerationReport(*self.state.name, "empty", slot=self.state.slot)
             return self._recorded("written", self.known.first_step(generation, self.state.slot, parts), parts, parts)
         raise BadData(f"{NAMES} generations of step {self.known.next_number} differ", segment=str(self.state.name))
+
+    def _removed(self) -> GenerationReport | None:
+        """A generation of nothing follows. Its step stays when all others are deleted: names and numbers are not given out again."""
+        taken = {one.generation for one in self.known.begun}
+        names = (generation_name(self.known.next_number, attempt) for attempt in range(len(taken) + 1))
+        generation = next(name for name in names if name not in taken)
+        return self._recorded("removed", self.known.first_step(generation, self.state.slot, ()), (), ())
 
     def _say_begun(self, generation: str) -> None:
         """What nobody may ever record is found by it. Raises Leased where somebody else is at this step, and that is to be respected."""
@@ -217,7 +226,7 @@ class _Writer:
     def _report(self, status: str, generation: Generation, created: Sequence[Part] = ()) -> GenerationReport:
         objects = generation.objects
         size = sum(part.log_bytes for part in created)
-        offsets = (objects[0].base, objects[-1].last)
+        offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
         return GenerationReport(*self.state.name, status, generation.name, len(created), size, *offsets, self.state.slot)
 
     def _parts(self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, before: Sequence[Part]) -> list[Part] | None:
@@ -281,14 +290,27 @@ def tell(target: Target, log: GenerationLog) -> Generations:
         if current is None:
             return known
         folder = target.folder(current.name, log.name)
-        changed = _put(target.store, folder + METADATA, format_metadata(log.name, current.times))
-        changed |= _put(target.store, folder + WATERMARK, format_watermark(current.objects[-1].base))
-        changed |= _put(target.store, log.pointer, target.pointer(log.name, current))
+        if current.objects:
+            changed = _put(target.store, folder + METADATA, format_metadata(log.name, current.times))
+            changed |= _put(target.store, folder + WATERMARK, format_watermark(current.objects[-1].base))
+            changed |= _put(target.store, log.pointer, target.pointer(log.name, current))
+        else:
+            changed = _take_away(target.store, log.pointer)
         if current.began not in known.told_ms:
             create(target.store, log.told_key(current.began), b"")
         delete_keys(target.store, [log.step_key(number) for number in known.needless()])
         if not changed:
             return known
+
+
+def _take_away(store: ObjectStore, key: str) -> bool:
+    """Whether it was there."""
+    try:
+        store.get(key)
+    except NotFound:
+        return False
+    delete_keys(store, [key])
+    return True
 
 
 def _put(store: ObjectStore, key: str, data: bytes) -> bool:

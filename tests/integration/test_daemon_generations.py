@@ -86,6 +86,24 @@ def test_what_was_superseded_goes_when_its_time_has_come(house: House, monkeypat
     house.check()
 
 
+def test_the_generation_of_a_deleted_partition_goes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = house.write()["generation"]
+    monkeypatch.setattr(daemons, "target_of", lambda tier: replace(target_of(tier), keep_ms=0))
+    house.cli.do("topics", "delete", "orders-0")
+    daemon = Daemon(house.opened()[0], seed=1)
+    work(daemon, {("generation", "removed"): 1})
+    assert not (house.target / ".generations" / "prod" / "orders-0" / "current.json").exists()
+    deadline = time.monotonic() + 60
+    while list((house.target / first).rglob("*.log")):
+        idle(daemon)
+        time.sleep(0.1)
+        assert time.monotonic() < deadline
+    before = daemon.status().usage.total_requests
+    daemon.scan()
+    assert daemon.dispatch() == []
+    assert daemon.status().usage.total_requests - before <= 4
+
+
 class Refusing:
     """A store that takes nothing."""
 

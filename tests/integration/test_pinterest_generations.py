@@ -182,6 +182,34 @@ def test_a_tier_of_the_layout_like_any_other(house: House, tmp_path: Path) -> No
     assert row["status"] == "imported"
 
 
+def test_a_deleted_partition_loses_its_pointer_then_its_generation_and_is_begun_anew(house: House) -> None:
+    first = house.write()["generation"]
+    house.segment("f=1")
+    house.bring()
+    house.write()
+    folder = house.folder_now()
+    before = house.expected()
+    house.cli.do("topics", "delete", "orders-0")
+    removed = house.write()
+    assert (removed["status"], removed["objects"], removed["generation"] > first) == ("removed", 0, True)
+    pointer = house.target / ".generations" / "prod" / "orders-0" / "current.json"
+    assert not pointer.exists()
+    house.check(folder, before)  # whoever reads it goes on
+    assert house.write()["status"] == "up_to_date"
+    _, target = house.opened()
+    (waits,) = retire_generations(target, ORDERS)
+    assert (waits.generation, waits.deleted) == (first, False)
+    (gone,) = retire_generations(replace(target, keep_ms=0), ORDERS)
+    assert (gone.generation, gone.deleted) == (first, True)
+    assert not folder.exists() or not list(folder.iterdir())
+    assert generations_of(target, ORDERS).numbers == (3,)
+    assert house.cli.do("generations", "list") == {"generations": []}
+    assert house.write()["status"] == "up_to_date"
+    house.bring()
+    assert house.write()["generation"] == removed["generation"]
+    house.check()
+
+
 def test_a_superseded_generation_goes_when_its_time_has_come(house: House) -> None:
     first = house.write()["generation"]
     house.cli.run()

@@ -46,8 +46,10 @@ def test_whatever_the_log_has_beyond_what_was_shown() -> None:
     assert wanted(watch(generation=GenerationWatch(shown_slot=6)), NOW) is Action.GENERATION
 
 
-def test_an_empty_partition_has_none() -> None:
-    assert wanted(replace(watch(), sight=Sight(A, 7)), NOW) is None
+def test_an_empty_partition_is_looked_at_as_what_it_had_may_have_been_deleted() -> None:
+    empty = replace(watch(), sight=Sight(A, 7))
+    assert wanted(empty, NOW) is Action.GENERATION
+    assert wanted(end(empty, "removed", shown_slot=7), NOW) is None
 
 
 def test_a_round_goes_first_but_not_two() -> None:

@@ -86,7 +86,8 @@ def run_list(args: argparse.Namespace, out: Output) -> int:
         about = {"topic": name.topic, "partition": name.partition}
         found += [{**about, "generation": one.name, "current": False, "objects": None, "bytes": None} for one in earlier]
         total = sum(part.log_bytes for part in objects)
-        found.append({**about, "generation": current.name, "current": True, "objects": len(objects), "bytes": total})
+        if objects:
+            found.append({**about, "generation": current.name, "current": True, "objects": len(objects), "bytes": total})
     rows = [
         (f"{r['topic']}-{r['partition']}", r["generation"], "current" if r["current"] else "superseded",
          r["objects"] if r["current"] else "", size(r["bytes"]) if r["current"] else "")

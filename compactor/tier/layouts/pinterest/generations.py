@@ -6,6 +6,8 @@
     .generations/<cluster>/<topic>-<partition>/<generation>.begun   somebody writes, or has written, a generation: who
     .generations/<cluster>/<topic>-<partition>/current.json         for readers: where the current generation lies
 
+Of a partition that was deleted the last step is one of a generation without parts; there is no pointer then.
+
 A generation is called after the number of the step that may begin it. Once another step has that number, nobody can make it count any more.
 
 The consumer's position is the last record that it was given, plus one, and it reads the object with the greatest base at or below that.
