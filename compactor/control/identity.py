@@ -117,7 +117,7 @@ class Ownership:
             )
 
     def refuse_foreign(self, ports: Ports) -> None:
-        """Raises UsageError where brokers write into what was named as a root of ours: its objects are theirs, and ours would be in their way."""
+        """Raises UsageError where brokers write into what is named as ours: the objects are theirs, and ours would be in their way."""
         found = foreign(info.key for info in islice(ports.data.list(""), FIRST_OBJECTS)) if self.ours else None
         if found is not None:
             raise UsageError(f"there is no tier at {ports.data.url} that could be ours: it is {found.what}", hint=found.hint)
