@@ -144,6 +144,11 @@ class Run(Value):
     balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
     content: Sum | None = Field(default=None, exclude_if=lambda value: value is None)
 
+    @property
+    def stands(self) -> bool:
+        """Whether it was published, and not taken back since, not even in part."""
+        return bool(self.published_slot) and not self.status.startswith("reverted")
+
 
 class Quarantine(Value):
     """Why this partition is left alone, and how often in a row it has failed."""

@@ -54,7 +54,7 @@ from compactor.transfer.generations import Target, target_of
 from compactor.upkeep.retire import RetireReport
 from compactor.upkeep.uploads import LEAST_AGE_MS, sweep_uploads
 
-PROBE_MS = 300_000
+PROBE_MS = 30_000
 """So often it tries whether it may write into state_dir, where nothing says otherwise."""
 LOOKERS = 16
 """Partitions that are looked at at once: a look is a handful of small requests, one after the other."""

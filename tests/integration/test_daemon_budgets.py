@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from compactor.config import Settings, TierSettings
+from compactor.errors import UsageError
 from compactor.service.daemon import Daemon
 from compactor.service.jobs import shared_settings
 from compactor.service.scheduling import Action
@@ -83,3 +85,24 @@ def test_nothing_begins_after_the_end(deployment: Deployment) -> None:
     assert not daemon.status().ready
     assert all(watch.sight is not None and watch.sight.due for watch in daemon.status().watches)
     assert Action.ROUND.value not in [action for action, _ in daemon.status().tallies.jobs]
+
+
+def test_a_directory_that_takes_nothing_any_more_is_noticed_by_an_idle_daemon(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, later = deployment.opened(), 0
+    begun = opened.ports.clock_ms()
+    daemon = Daemon(replace(opened, ports=replace(opened.ports, clock_ms=lambda: begun + later)), seed=1, tell=Told())
+    daemon.scan()
+    assert daemon.status().ready
+
+    def refuse(folder: Path) -> None:
+        raise UsageError(f"state_dir cannot be written: {folder}: Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("compactor.service.daemon.try_folder", refuse)
+        later = 30_000
+        daemon.scan()
+        assert (daemon.status().ready, "Read-only file system" in daemon.status().problem, daemon.dispatch()) == (False, True, [])
+    daemon.scan()
+    assert daemon.status().ready

@@ -67,7 +67,7 @@ def _spans(segments: Sequence[SegmentSummary], dirty: int, uncleanable: int, spa
 
 def last_left_alone(runs: Sequence[Run]) -> list[LeftAlone]:
     """What the last round that was published did not read, whoever did it. ``runs``: newest last."""
-    last = next((run for run in reversed(runs) if run.published_slot and not run.status.startswith("reverted")), None)
+    last = next((run for run in reversed(runs) if run.stands), None)
     return read(str(last.stats.get(STAT, ""))) if last else []
 
 
