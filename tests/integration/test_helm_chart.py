@@ -13,6 +13,7 @@ import yaml
 from compactor.config import load
 from tests.support.go_tools import Unbuildable, go_tool
 
+pytestmark = pytest.mark.timeout(1_200)  # the first of them waits for Helm to be built
 CHART = Path(__file__).parents[2] / "conf" / "helm" / "tiered-compactor"
 HELM = "v3.22.0"
 VERSIONS = ("1.25", "1.34")
