@@ -6,7 +6,7 @@ import errno
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -91,7 +91,8 @@ def clean_directory(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        summary = _clean(log_dir, partial, request, on_phase)
+        with ExitStack() as files:
+            summary = _clean(log_dir, partial, request, on_phase, files)
         partial.rename(out_dir)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -139,7 +140,8 @@ def open_round(log_dir: Path, request: CleanRequest, lanes: Lanes | None = None)
     return OfflineRound(sources, first_dirty, upper, rules)
 
 
-def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callable[[str], None]) -> CleanSummary:
+def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callable[[str], None], files: ExitStack) -> CleanSummary:
+    """``files``: closes what the gate has on the disk, however this ends."""
     on_phase("index")
     finished = FinishedChunks(_CACHE_BYTES)
     limit = request.max_decompressed_batch_bytes
@@ -148,7 +150,7 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
         opened = open_round(log_dir, request, lanes)
         sources, first_dirty, upper, rules = opened.sources, opened.first_dirty, opened.upper, opened.rules
         verdicts = fold(sources)
-        gate = None if bounded else _gate(request, opened, rules, folder)
+        gate = None if bounded else _gate(request, opened, rules, folder, files)
         one = PassOne(sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate)
         survivors = _pass_one(one, request.map_entries, lanes)
         next_dirty = survivors.latest_offset + 1 if first_dirty < upper else 0
@@ -160,7 +162,7 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
             rewriting.rewrite(members[0].base, [AtHand(s, verdicts[s.ordinal]) for s in members], folder, lanes) for members in inputs
         ]
     if bounded:
-        gate = _gate(request, opened, rules, folder)
+        gate = _gate(request, opened, rules, folder, files)
     if gate is not None:
         _compare(gate, inputs, cleaned, limit, rules.balance_key, read=bounded)
     on_phase("done")
@@ -176,7 +178,7 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
     )
 
 
-def _gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules, folder: Path) -> Gate | None:
+def _gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules, folder: Path, files: ExitStack) -> Gate | None:
     if not request.gate_budget_bytes:
         return None
 
@@ -184,7 +186,9 @@ def _gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules, folder
         return RowSpool(folder / "gate", NO_LIMIT, ranges=ranges, part=part, parts=parts)
 
     terms = GateTerms(rules, opened.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
-    return Gate.over(opened.sources, terms, request.gate_budget_bytes, open_spool)
+    gate = Gate.over(opened.sources, terms, request.gate_budget_bytes, open_spool)
+    files.callback(gate.close)
+    return gate
 
 
 def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from pathlib import Path
 
@@ -175,6 +177,22 @@ def test_hashes_that_no_range_can_tell_apart_end_in_an_error_not_in_a_loop() -> 
     hashes[:, 1] = np.random.default_rng(1).integers(0, 2**64, size=3_000, dtype=np.uint64)
     with pytest.raises(OutOfBudget, match="not uniform"):
         on_disk(hashes, hashes[:0], 1, Budget(), map_budget_bytes=LEAST, expected_rows=0)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_is_an_error_that_says_what_to_do(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    budget = Budget()
+    with KeyBuckets(tmp_path / "b", budget, map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
+        engine.add(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
+        monkeypatch.setattr("compactor.cleaner.keys.buckets.os.pwrite", full)
+        with pytest.raises(OutOfBudget, match="no space is left for the keys that are written to .*/b") as error:
+            engine.finish(100)
+        assert "Free space there" in error.value.hint
+    assert budget.used == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_somebody_cut_is_an_error_not_an_answer() -> None:

@@ -22,7 +22,7 @@ from compactor.cleaner.gate.spool import DIRTY, NO_LIMIT, RowSpool
 from compactor.cleaner.gate.table import ABSENT, DUE, KeyTable, marks_of, rows_of
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_directory
 from compactor.cleaner.passes.transactions import fold
-from compactor.errors import BadData, CompactorError, OutOfBudget, StoreError
+from compactor.errors import BadData, CompactorError, OutOfBudget, StoreError, UsageError
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LogBuilder, entry, wrapper
 from tests.support.damage import AMPLE, TINY, Round, open_spool, settled
@@ -119,6 +119,25 @@ def test_a_disk_that_is_full_is_an_error_in_words(many: Round, monkeypatch: pyte
     monkeypatch.setattr("compactor.cleaner.gate.spool.os.pwrite", full)
     with pytest.raises(OutOfBudget, match="no space is left for what the gate writes"):
         many.judged(budget_bytes=TINY)
+
+
+def test_what_it_has_on_the_disk_is_closed_where_the_clean_up_fails(many: Round, tmp_path: Path) -> None:
+    """The file's name goes with its folder; its space does only when nobody has it open any more."""
+    held: list[list[str]] = []
+
+    def spools() -> list[str]:
+        links = (Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+        return [to for link in links if link.is_symlink() and (to := os.readlink(link)).startswith(f"{tmp_path}/") and "/gate" in to]
+
+    def fails(phase: str) -> None:
+        if phase == "rewrite":
+            held.append(spools())
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(UsageError):
+        clean_directory(many.log_dir, tmp_path / "cleaned", CleanRequest(now_ms=1, gate_budget_bytes=TINY), fails)
+    assert len(held[0]) == 1
+    assert spools() == []
 
 
 # ---- what it is given -------------------------------------------------------------------------------------------------------

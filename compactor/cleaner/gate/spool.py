@@ -80,7 +80,7 @@ class RowSpool:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def add(self, section: int, rows: Rows) -> None:
-        """Raises OutOfBudget when the room is used up, OSError when the disk is."""
+        """Raises OutOfBudget when the room is used up, or the disk is."""
         if section != self._section:
             self._flush()
             self._section = section

@@ -105,7 +105,7 @@ class KeyBuckets:
     def add(self, hashes: Hashes, ordinals: Ordinals) -> None:
         """Rows of shape (n, 2) of the dirty range, newest first over all calls; ordinals below SEEN.
 
-        Raises OutOfBudget when the disk share is used up, OSError when the disk is.
+        Raises OutOfBudget when the disk share is used up, or the disk is.
         """
         self._append(self._dirty, hashes, self._checked(ordinals))
 
@@ -184,8 +184,16 @@ class KeyBuckets:
         begins = scatter(self._buffer, self._fill, self._all_ranges, self._first_range, self._ranges, self._sorted)
         data = self._sorted[: self._fill].reshape(-1).view(np.uint8).data
         written = 0
-        while written < size:
-            written += os.pwrite(self._file, data[written:], self.disk_bytes + written)
+        try:
+            while written < size:
+                written += os.pwrite(self._file, data[written:], self.disk_bytes + written)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise OutOfBudget(
+                f"no space is left for the keys that are written to {self._path}",
+                hint="Free space there, or raise map_budget_bytes so that they stay in memory, and run it again; nothing was published",
+            ) from error
         self._section.append(_Block(self.disk_bytes, begins))
         self.disk_bytes += size
         self._fill = 0
