@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from compactor.control import records
@@ -39,6 +40,9 @@ TRIES = 6
 CUT_EVERY = 64
 """Slots after which a snapshot pays: starting up then reads at most about this many records, one after the other."""
 DELETE_BATCH = 1000
+KINDS = ("boundary", "log", "snapshot")
+PAGE = 1000
+"""Keys that a store lists at once."""
 _NUMBERED = re.compile(r"\d{20}\.json")
 
 
@@ -186,10 +190,10 @@ class ControlLog(Generic[S]):
 
         Nobody leaves a number out, so what is listed is within what a later fold reaches, unless something before it was lost: a fold
         takes the gap for the tail. Asked before anything is decided that could not be taken back, and where no record is known at all.
+        A state that was folded before is the tail's, where nothing is listed behind it.
         """
-        self.refresh()
-        beyond = {kind: self._beyond(kind) for kind in ("log", "snapshot", "boundary")}
-        if any(beyond.values()):
+        beyond = self._beyond()
+        if beyond:
             self.refresh()
         for kind, key in beyond.items():
             if key > self._last_key(kind):
@@ -198,11 +202,18 @@ class ControlLog(Generic[S]):
                 raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint=hint)
         return self.state
 
-    def _beyond(self, kind: str) -> str:
-        """The last key of this kind that is listed behind what the present state knows; empty where there is none."""
-        prefix = f"{self.prefix}/{kind}/"
-        keys = (info.key for info in self.store.list(prefix, after=self._last_key(kind)))
-        return max((key for key in keys if _NUMBERED.fullmatch(key.removeprefix(prefix))), default="")
+    def _beyond(self) -> dict[str, str]:
+        """By kind the last key that is listed behind what the present state knows. One page, unless other objects fill it."""
+        last = {kind: self._last_key(kind) for kind in KINDS}
+        keys = [info.key for info in islice(self.store.list(f"{self.prefix}/", after=min(last.values())), PAGE)]
+        if len(keys) == PAGE:  # scratch and sidecars of a large partition
+            keys += [info.key for kind in KINDS for info in self.store.list(f"{self.prefix}/{kind}/", after=last[kind])]
+        found: dict[str, str] = {}
+        for key in keys:
+            kind, _, name = key.removeprefix(f"{self.prefix}/").partition("/")
+            if kind in last and key > last[kind] and _NUMBERED.fullmatch(name):
+                found[kind] = max(key, found.get(kind, ""))
+        return found
 
     def _last_key(self, kind: str) -> str:
         number = self._boundary.number if kind == "boundary" else self.state.slot
@@ -297,8 +308,11 @@ class ControlLog(Generic[S]):
     def cut(self, minimum: int = CUT_EVERY) -> bool:
         """Snapshot, boundary, deletion; where at least ``minimum`` slots have come since the last boundary.
 
-        Anybody may do this, at any time, in any number. Returns whether old slots were deleted.
+        Anybody may do this, at any time, in any number. Returns whether old slots were deleted. Whether it is time yet is asked of the
+        present state first: who has made the log longer knows it.
         """
+        if self._folded.slot - self._boundary.slot < max(minimum, 1):
+            return False
         self.refresh()
         state, known = self._folded, self._boundary
         if state.slot - known.slot < max(minimum, 1):
@@ -384,9 +398,16 @@ class ControlLog(Generic[S]):
         return bool(found)
 
     def _restart(self) -> None:
-        """From the snapshot of the highest boundary, or from nothing."""
+        """From the snapshot of the highest boundary, or from nothing.
+
+        A log that is known to be short is begun from nothing without that question: it is asked after the fold in any case, and where
+        the log was cut nevertheless, the fold starts over.
+        """
         self._last = None
         boundary = self._boundary
+        if boundary.slot == 0 and 0 < self.floor < CUT_EVERY:
+            self._state = self._empty
+            return
         for _ in range(TRIES):
             boundary = self._read_boundary()
             if boundary.slot == 0:

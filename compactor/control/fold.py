@@ -353,7 +353,8 @@ def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPu
     runs = _run_changed(
         state,
         body.run_id,
-        status="published",
+        status=body.status or "published",
+        stats=body.stats,
         leader_epoch=body.leader_epoch,
         ended_ms=record.at_ms,
         published_slot=record.slot,

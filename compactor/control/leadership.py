@@ -46,6 +46,8 @@ class Pulse:
     steps: int = 0
     heard: int = 0
     silent_beats: int = 0
+    beaten: bool = False
+    """Whether there may be an object of heartbeats: a short round has none."""
 
     def beats_on(self, most: int) -> bool:
         """Asked once per heartbeat: False once there was no step for more than ``most`` of them. A step brings it back."""
@@ -106,6 +108,7 @@ class Leadership:
 
     def beat(self) -> None:
         """Says "alive" to those who wait. Nothing depends on it."""
+        self.pulse.beaten = True
         body = {"epoch": self.epoch, "holder": self.ports.holder, "incarnation": self.log.incarnation}
         (self.ports.urgent or self.ports.control).put(_heartbeat_key(self.log, self.epoch), json.dumps(body).encode())
 
@@ -117,7 +120,8 @@ class Leadership:
             return leader is not None and leader.released and (leader.epoch, leader.incarnation) == (self.epoch, self.log.incarnation)
 
         self.append(LeadershipReleased(leader_epoch=self.epoch), counted)
-        self.ports.control.delete([_heartbeat_key(self.log, self.epoch)])
+        if self.pulse.beaten:
+            self.ports.control.delete([_heartbeat_key(self.log, self.epoch)])
 
 
 def check_before_append(log: PartitionLog, state: PartitionState, body: Any) -> str:

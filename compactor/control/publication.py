@@ -7,6 +7,7 @@ after such a state says that the ids are unusable for ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from compactor.control import balancing, ordering
 from compactor.control.leadership import Leadership
@@ -56,8 +57,16 @@ def store_survivors(leadership: Leadership, run_id: str, objects: Sequence[Scrat
     return leadership.append(body, lambda state: _is_open(state, run_id) and state.intent.survivors == body.objects)  # type: ignore[union-attr]
 
 
-def publish(leadership: Leadership, intent: Intent, on_begun: Callable[[], None] = lambda: None) -> PartitionState:
-    """Switches readers, then one record: all replacements of the round and its cleaner offsets.
+@dataclass(frozen=True)
+class Told:
+    """What run history says of a round that is published."""
+
+    status: str
+    stats: dict[str, int | float | str]
+
+
+def publish(leadership: Leadership, intent: Intent, told: Told, on_begun: Callable[[], None] = lambda: None) -> PartitionState:
+    """Switches readers, then one record: all replacements of the round, its cleaner offsets, and what run history has of it.
 
     Raises RequirementFailed where a rule stands against it. ``on_begun``: called once *publish begun* stands (not without a broker).
     """
@@ -71,15 +80,17 @@ def publish(leadership: Leadership, intent: Intent, on_begun: Callable[[], None]
         on_begun()
 
     def record(cut_off: Collection[str]) -> None:
-        leadership.append(_published(leadership, intent, replacements, cut_off), lambda state: was_published(state, run_id))
+        leadership.append(_published(leadership, intent, replacements, cut_off, told), lambda state: was_published(state, run_id))
 
-    leadership.foresee(_published(leadership, intent, replacements, ()))
+    leadership.foresee(_published(leadership, intent, replacements, (), told))
     way = {"backwards": bool(intent.plan.restores), "resumed": intent.begun_slot > 0}
     leadership.ports.publisher.publish(leadership.state.name, replacements, begun, record, **way)
     return leadership.state
 
 
-def _published(leadership: Leadership, intent: Intent, replacements: Sequence[Replacement], cut_off: Collection[str]) -> RoundPublished:
+def _published(
+    leadership: Leadership, intent: Intent, replacements: Sequence[Replacement], cut_off: Collection[str], told: Told
+) -> RoundPublished:
     state, ports = leadership.state, leadership.ports
     kept = tuple(new for new in replacements if new.segment.id not in cut_off)
     return RoundPublished(
@@ -93,6 +104,8 @@ def _published(leadership: Leadership, intent: Intent, replacements: Sequence[Re
         undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,
         balance=balancing.of_round(intent, kept),
         content=balancing.content_after(state, kept),
+        status=told.status,
+        stats=told.stats,
     )
 
 
@@ -113,6 +126,8 @@ def _outlast_predecessors(leadership: Leadership) -> None:
 
 def cut_off_strays(leadership: Leadership) -> int:
     """What dead compactors have left among readers is taken from them. Raises Fenced."""
+    if leadership.ports.brokers is None:
+        return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.check()
     live = [segment for segment in state.live if segment.id in state.published_by]
     return leadership.ports.publisher.cut_off(state.name, live, ordering.known(state))
@@ -133,7 +148,7 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
 
 
 def end_run(leadership: Leadership, ended: RunEnded) -> PartitionState:
-    """Run history."""
+    """Run history of a run that published nothing."""
 
     def counted(state: PartitionState) -> bool:
         run = state.run(ended.run_id)

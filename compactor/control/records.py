@@ -194,7 +194,8 @@ class RoundPublished(Value):
     ``cut_off``: groups that are not among the replacements, because a broker had deleted what they replace; the cleaner offset then stays.
     ``grace_ms``, ``undo_window_ms``: [publish] of who published, here and in other records after which something waits; nobody may keep it
     for less. None: a record of version 1, which did not say. ``balance``: of all its groups, ``content``: of all batches that readers
-    have after it; None where they are not known of every group or segment.
+    have after it; None where they are not known of every group or segment. ``status``, ``stats``: as *run ended* says them of a run that
+    published nothing; of a record without them it follows.
     """
 
     type: Literal["round_published"] = "round_published"
@@ -208,6 +209,8 @@ class RoundPublished(Value):
     cut_off: tuple[int, ...] = Field(default=(), exclude_if=lambda groups: not groups)
     balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
     content: Sum | None = Field(default=None, exclude_if=lambda value: value is None)
+    status: str = Field(default="", exclude_if=lambda value: not value)
+    stats: dict[str, int | float | str] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
 
 class RetireBegun(Value):

@@ -26,6 +26,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey
+from compactor.records.producers import ProducerStates
 from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import Engine
 from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one, what_is_left
@@ -34,8 +35,7 @@ from compactor.round.ports import Check, Postponed, Stats, WorkSession, WorkStat
 from compactor.round.rewrite import LocalWorker, fingerprint, rules_of
 from compactor.round.roles import RoundExtent
 from compactor.round.skip import FilterRecord, filter_for, filter_record, filter_stats, keys_to_come, record_of
-from compactor.round.sources import Reading, producers_at_end, reading_of
-from compactor.tier.ports import SegmentLayout
+from compactor.round.sources import Reading, parsed_at_end, reading_of, snapshot_at_end
 from compactor.tier.sidecars import Sidecars
 
 OnStage = Callable[[Stage, CompactionPlan], None]
@@ -177,8 +177,10 @@ class Round:
         at_least = [s for s in assessment.segments if s in assessment.dirty or s.id in assessment.horizon_due]
         self._admit(state.name, 2 * (1 + len(at_least)))
         cleaner = self._cleaner
-        producers = live_producers(self._context.ports.layout, state, now_ms, cleaner.producer_id_expiration_ms)
-        facts = RoundFacts(state, assessment, cleaner, now_ms, producers, fingerprint(), self._map_engine)
+        layout = self._context.ports.layout
+        snapshot = snapshot_at_end(layout, state)
+        producers = live_producers(parsed_at_end(layout, state, snapshot), now_ms, cleaner.producer_id_expiration_ms)
+        facts = RoundFacts(state, assessment, cleaner, now_ms, producers, fingerprint(), self._map_engine, snapshot=snapshot)
         if self._remote is not None:
             try:
                 yield GatheredRound(replace(facts, clean=self._remote.scout(facts, check)))
@@ -228,7 +230,7 @@ class Round:
         if self._remote is not None:
             try:
                 for outcome in self._remote(plan, tasks, session):
-                    if isinstance(outcome, CompactionReceipt):
+                    if isinstance(outcome, CompactionReceipt) and self._context.ports.brokers is not None:
                         session.check()  # executors tell readers nothing: only who leads does
                         self._context.ports.publisher.begin(TopicPartition(plan.topic, plan.partition), outcome.segment)
                     yield outcome
@@ -328,12 +330,9 @@ def check_disk(plan: CompactionPlan, state: PartitionState, disk_bytes: int) -> 
         )
 
 
-def live_producers(layout: SegmentLayout, state: PartitionState, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
-    """Producers at the tier's end that a broker would still know: in a transaction, or seen within ``expiration_ms``.
-
-    Raises BadData where the snapshot of the last segment is missing or cannot be read.
-    """
-    entries = producers_at_end(layout, state).entries
+def live_producers(at_end: ProducerStates, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
+    """Producers that a broker would still know: in a transaction, or seen within ``expiration_ms``."""
+    entries = at_end.entries
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
     return tuple(ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive)
 

@@ -1,7 +1,7 @@
 """One round over one partition: recover, gather, plan, announce, work, verify, publish, note what it cost.
 
-refresh -> acquire -> open intent? -> resume it or record it undone
-                   -> facts -> plan -> announce -> work -> receipts -> verify -> publish -> run history -> release
+due? -> acquire -> open intent? -> resume it or record it undone
+                -> facts -> plan -> announce -> work -> receipts -> verify -> publish (with run history) -> release
 """
 
 from __future__ import annotations
@@ -80,18 +80,20 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[Fac
     process then leaves everything as it is), StoreError and OutOfBudget where trying again may help (the intent stays open
     for the next run). Bad data is no exception here: the partition is left as it was, and its run history says why.
     """
-    state = log.refresh()
-    if state.intent is None:
-        try:
-            # Without leadership: a partition with nothing to do is not worth a record.
-            if not work.due(mirroring.seen(ports, state)):
-                return RoundResult("nothing_to_do", state)
-        except BadData:
-            pass  # met again below, where it can be written down
+    # Without leadership: a partition with nothing to do is not worth a record. Who leads sees what came since the log was folded.
+    if not _is_due(ports, log.state, work) and not _is_due(ports, log.refresh(), work):
+        return RoundResult("nothing_to_do", log.state)
     with lead(ports, log, lease) as leadership:
         result = led_round(leadership, work)
         tidy(log)
         return result
+
+
+def _is_due(ports: Ports, state: PartitionState, work: RoundWork[FactsT]) -> bool:
+    try:
+        return state.intent is not None or work.due(mirroring.seen(ports, state))
+    except BadData:
+        return True  # met again under leadership, where it can be written down
 
 
 def led_round(leadership: Leadership, work: RoundWork[FactsT]) -> RoundResult:
@@ -160,7 +162,11 @@ def settle(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResul
 
 
 def _finish(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, steps: Steps, undone: str) -> RoundResult:
-    """Works on what the open intent still needs, then verifies and publishes. ``facts``: None for a plan that was found open."""
+    """Works on what the open intent still needs, then verifies and publishes. ``facts``: None for a plan that was found open.
+
+    Raises Fenced where somebody has taken the plan over since it was announced, and may have added receipts to it.
+    """
+    leadership.require(leadership.state)
     intent = _intent(leadership.state)
     plan = intent.plan
     try:
@@ -209,8 +215,10 @@ def _published(
     gone = mirroring.round_problem(leadership.ports, leadership.state) if not intent.begun_slot else ""
     if gone:
         return RoundResult("nothing_to_do", _undone(leadership, steps, intent, gone), plan, undone=gone)
+    status = "resumed" if facts is None else "cleaned"
+    stats = work.stats(plan, intent.receipts) if work is not None else {}
     try:
-        publication.publish(leadership, intent, begun)
+        publication.publish(leadership, intent, publication.Told("restored" if plan.restores else status, stats), begun)
     except RequirementFailed as refused:
         if steps.stage is Stage.PUBLISH_BEGUN:
             raise CompactorError(f"a round that has to go on cannot: {refused}", hint="This is a bug; please report it") from refused
@@ -218,10 +226,6 @@ def _published(
     steps.to(Stage.PUBLISHED)
     if work is not None:
         work.reached(Stage.PUBLISHED, plan)
-    status = "resumed" if facts is None else "cleaned"
-    stats = work.stats(plan, intent.receipts) if work is not None else {}
-    told = "restored" if plan.restores else status
-    publication.end_run(leadership, RunEnded(leader_epoch=leadership.epoch, run_id=plan.run_id, status=told, stats=stats))
     publication.forget_scratch(leadership, intent)
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone)
 

@@ -114,7 +114,7 @@ class RoundFacts:
     """All that a plan is made of, gathered once. ``producers``: live ones at the tier's end; ``fingerprint``: see CompactionPlan.
 
     ``clean``: what pass 1 says of clean segments; as long as it says nothing, the plan leaves out nothing. ``left``: what
-    is left of segments, by id, where pass 1 knows it and groups go by it.
+    is left of segments, by id, where pass 1 knows it and groups go by it. ``snapshot``: the last segment's producers, as they were read.
     """
 
     state: PartitionState
@@ -126,6 +126,7 @@ class RoundFacts:
     map_engine: str
     clean: CleanVerdicts = field(default_factory=CleanVerdicts)
     left: Mapping[str, Left] = field(default_factory=dict)
+    snapshot: bytes = b""
 
 
 @dataclass(frozen=True)

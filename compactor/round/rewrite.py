@@ -17,7 +17,7 @@ import numpy as np
 
 from bloom.sizing import FilterDesign
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
-from checkpoint.lineage import cut
+from checkpoint.lineage import EpochEntry, cut
 from compactor import __version__
 from compactor.cleaner.gate.balance import ResultTally
 from compactor.cleaner.gate.judge import Gate, GateFailed
@@ -57,7 +57,7 @@ def fingerprint() -> str:
 
 @dataclass(frozen=True)
 class LocalWorker:
-    """Worker (round.ports) by threads of this process. ``stats`` is filled in as the round goes.
+    """Worker (round.ports) by threads of this process. ``stats`` is filled in as the round goes; ``known``: as Reading takes it.
 
     :param publisher: is told of each new segment before its first object is created.
     :param engine: auto, memory or partitioned, for a plan whose pass 1 is not at hand.
@@ -79,6 +79,7 @@ class LocalWorker:
     found: PassOneFound | None = None
     lanes: Lanes | None = None
     stats: WorkStats = field(default_factory=WorkStats)
+    known: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
 
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
@@ -90,7 +91,8 @@ class LocalWorker:
         live = session.state.live
         try:
             with nullcontext(self.lanes) if self.lanes else Lanes(self.threads) as lanes:
-                reading = Reading(self.staging, TopicPartition(plan.topic, plan.partition), live, plan.policy.max_decompressed_batch_bytes)
+                name, limit = TopicPartition(plan.topic, plan.partition), plan.policy.max_decompressed_batch_bytes
+                reading = Reading(self.staging, name, live, limit, self.known)
                 found = self.found or self._pass_one(plan, tasks, session, reading, lanes)
                 self.stats.peak_map_bytes = found.survivors.peak_bytes
                 self.stats.map_entries = found.survivors.keys
@@ -290,9 +292,11 @@ class Execution:
         """Producer states and lineage at the group's end: the last source's, up to where it is read."""
         ordinal = written.members[-1]
         last, end = self._live[ordinal], written.task.end_offset
-        found: dict[str, bytes] = {
-            kind: self._reading.content(last, kind) for kind in ("snapshot", "leader-epoch-checkpoint") if kind in last.files
-        }
+        found: dict[str, bytes] = {}
+        if "snapshot" in last.files:
+            found["snapshot"] = self._reading.content(last, "snapshot")
+        if "leader-epoch-checkpoint" in last.files:
+            found["leader-epoch-checkpoint"] = self._lineage(ordinal)
         if last.is_cut and "snapshot" in found:
             copied = parse_snapshot(found["snapshot"], self._reading.where(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
@@ -306,6 +310,15 @@ class Execution:
             lineage = parse_leader_epoch_checkpoint(found["leader-epoch-checkpoint"].decode(), where)
             found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(cut(lineage, end + 1)).encode()
         return found
+
+    def _lineage(self, ordinal: int) -> bytes:
+        """A segment's lineage. Nobody asks the store for it where its digest says that it is what the segments' epochs make of it."""
+        segment, kind = self._live[ordinal], "leader-epoch-checkpoint"
+        known: dict[int, EpochEntry] = {}
+        for entry in (entry for before in self._live[: ordinal + 1] for entry in before.leader_epochs):
+            known.setdefault(entry.epoch, entry)
+        made = format_leader_epoch_checkpoint(list(known.values())).encode()
+        return made if described(made) == segment.files[kind] else self._reading.content(segment, kind)
 
     def _portray(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
         """The new segment's sidecar, while its bytes are in the page cache."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,24 +66,43 @@ def producers_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerSt
 
     Raises BadData where the snapshot of the last segment is missing or cannot be read.
     """
+    return parsed_at_end(layout, state, snapshot_at_end(layout, state))
+
+
+def parsed_at_end(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
+    return parse_snapshot(snapshot, layout.where(state.name, state.live[-1], "snapshot")) if snapshot else ProducerStates.none()
+
+
+def snapshot_at_end(layout: SegmentLayout, state: PartitionState) -> bytes:
+    """The last segment's producer snapshot; empty where it has none. Raises BadData where it is missing or not what was recorded."""
     if not state.live:
-        return ProducerStates.none()
+        return b""
     last = state.live[-1]
-    key = layout.where(state.name, last, "snapshot")
     try:
         files = layout.files(state.name, last)
         if "snapshot" not in files:
-            return ProducerStates.none()
-        return parse_snapshot(content(layout, state.name, last.model_copy(update={"files": dict(files)}), "snapshot"), key)
+            return b""
+        return content(layout, state.name, last.model_copy(update={"files": dict(files)}), "snapshot")
     except NotFound:
+        key = layout.where(state.name, last, "snapshot")
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
 
 
 class Reading:
-    """:param live: the partition's segments; a source's ordinal is its place in here."""
+    """:param live: the partition's segments; a source's ordinal is its place in here.
+    :param known: small files that somebody has read already, by segment id and kind.
+    """
 
-    def __init__(self, staging: Staging, partition: TopicPartition, live: Sequence[RemoteLogSegmentMetadata], inflate_limit: int) -> None:
+    def __init__(
+        self,
+        staging: Staging,
+        partition: TopicPartition,
+        live: Sequence[RemoteLogSegmentMetadata],
+        inflate_limit: int,
+        known: Mapping[tuple[str, str], bytes] | None = None,
+    ) -> None:
         self.staging = staging
+        self.known = known or {}
         self.live = live
         self.inflate_limit = inflate_limit
         self.partition = partition
@@ -136,7 +155,8 @@ class Reading:
 
     def content(self, metadata: RemoteLogSegmentMetadata, kind: str) -> bytes:
         """A small object besides the log. Raises BadData, StoreError."""
-        return self.staging.content(self.wanted(metadata, kind))
+        known = self.known.get((metadata.id, kind))
+        return known if known is not None else self.staging.content(self.wanted(metadata, kind))
 
     def txn_entries(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
         if "txnindex" not in metadata.files:

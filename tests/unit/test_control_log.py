@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from compactor.control import control_log
 from compactor.control.leadership import background_beats
 from compactor.control.logs import CatalogLog, create_tier, note_change, open_catalog
 from compactor.control.ports import Ports
@@ -145,6 +146,50 @@ class TestCut:
         assert error.value.segment.endswith("catalog/snapshot/00000000000000000002.json")
 
 
+class TestShortLogs:
+    """A log that is known to be short is begun from its first slot, and whether it was cut is asked once, behind the last."""
+
+    def opened(self, play: Play, floor: int) -> CatalogLog:
+        log = catalog(play)
+        log.floor = floor
+        return log
+
+    def test_it_is_read_without_a_search_for_the_boundary(self, play: Play) -> None:
+        append(catalog(play), 3)
+        play.requests.clear()
+        assert self.opened(play, 2).refresh().slot == 3
+        assert [what.rpartition("/")[0] for what in play.requests] == [*["get catalog/log"] * 4, "get catalog/boundary"]
+
+    def test_it_was_cut_nevertheless(self, play: Play) -> None:
+        log = catalog(play)
+        append(log, 5)
+        log.cut(1)
+        append(log, 2)
+        assert self.opened(play, 5).refresh() == log.state
+        assert self.opened(play, 5).check_whole() == log.state
+
+    def test_what_a_sleeper_writes_below_the_boundary_is_not_believed(self, play: Play) -> None:
+        log, sleeper = catalog(play), catalog(play)
+        sleeper.refresh()
+        for _ in range(6):
+            play.hold("create catalog/log/")
+        with pytest.raises(Unavailable):
+            append(sleeper, 1)
+        append(log, 5)
+        log.cut(1)
+        play.land()
+        assert log.record_key(1) in play.world.control.objects
+        assert self.opened(play, 5).refresh() == log.refresh()
+
+
+def test_a_cut_that_is_not_due_asks_for_nothing(play: Play) -> None:
+    log = catalog(play)
+    append(log, 63)
+    play.requests.clear()
+    assert not log.cut()
+    assert play.requests == []
+
+
 class TestLostObjects:
     """A fold takes a gap for the tail; ``check_whole`` does not."""
 
@@ -189,10 +234,32 @@ class TestLostObjects:
     def test_a_log_that_grows_meanwhile_has_no_gap(self, play: Play) -> None:
         log, other = catalog(play), catalog(play)
         append(log, 3)
-        play.before("list catalog/log", lambda: append(other, 70))
-        play.before("list catalog/snapshot", lambda: other.cut(1))
-        play.before("list catalog/boundary", lambda: append(other, 2))
+
+        def grow() -> None:
+            append(other, 70)
+            other.cut(1)
+            append(other, 2)
+
+        play.before("list catalog/", grow)
         assert log.check_whole() == other.state
+
+    def test_a_folded_state_costs_one_list(self, play: Play) -> None:
+        log = catalog(play)
+        append(log, 3)
+        play.requests.clear()
+        log.check_whole()
+        assert play.requests == ["list catalog/"]
+
+    def test_where_other_objects_fill_the_page_each_kind_is_listed(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(control_log, "PAGE", 4)
+        log = catalog(play)
+        append(log, 7)
+        for number in range(4):
+            play.world.control.objects[f"catalog/inbox/{number}.json"] = play.world.control.objects[log.record_key(1)]
+        assert catalog(play).check_whole().slot == 7
+        play.world.control.objects.pop("catalog/log/00000000000000000005.json")
+        with pytest.raises(BadControlRecord, match="what can be read ends at catalog/log/00000000000000000004.json"):
+            catalog(play).check_whole()
 
     def test_what_is_no_object_of_ours_is_none_of_ours(self, play: Play) -> None:
         append(catalog(play), 2)

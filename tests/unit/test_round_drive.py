@@ -69,7 +69,7 @@ class TestTheTable:
         assert run_round(b.ports, b.log, LEASE, work).status == "cleaned"
         published = b.log.state
         with pytest.raises(Fenced):
-            publication.publish(late, intent.model_copy(update={"receipts": tuple(outcomes)}))
+            publication.publish(late, intent.model_copy(update={"receipts": tuple(outcomes)}), publication.Told("cleaned", {}))
         state = play.process("reader").state()
         assert (state.live, state.vector) == (published.live, published.vector)
 

@@ -10,7 +10,7 @@ import os
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -129,7 +129,9 @@ def sidecars_of(shared: Shared) -> Sidecars | None:
     return Sidecars(tier_of(shared).ports.control, filters.log_prefix, shared.hash_key) if filters else None
 
 
-def local_worker(shared: Shared, staging: Staging, stats: WorkStats | None = None) -> LocalWorker:
+def local_worker(
+    shared: Shared, staging: Staging, stats: WorkStats | None = None, known: Mapping[tuple[str, str], bytes] | None = None
+) -> LocalWorker:
     filters = shared.filters
     cleaner = shared.settings.cleaner_for(shared.plan.topic)
     ports = tier_of(shared).ports
@@ -145,6 +147,7 @@ def local_worker(shared: Shared, staging: Staging, stats: WorkStats | None = Non
         sidecars=sidecars_of(shared),
         filter_for=partial(filter_for, cleaner, filters.record, filters.probes) if filters else _no_filter,
         stats=stats or WorkStats(),
+        known=known or {},
     )
 
 

@@ -37,6 +37,9 @@ from compactor.spark.round.worker import note, shared_by
 GATHER_S: Final = 0.2
 """How long the first that is ready waits for company: a job costs more than a small partition."""
 
+MOST_SNAPSHOT: Final = 64 << 10
+"""Bytes of a producer snapshot that travel with the work; a larger one is read again."""
+
 BINS_PER_SLOT: Final = 2
 """More bins than slots: sizes in bytes only estimate the work."""
 
@@ -147,20 +150,22 @@ def clean_bin(place: int, items: Sequence[tuple[int, ToClean]], cost: Cost) -> l
     return [attempt(number, partial(clean_partition, item), item.shared.plan) for number, item in items]
 
 
-@dataclass(frozen=True)
+@dataclass
 class FlowWorker:
     """RemoteWorker (round.engines) of one participant."""
 
     flow: Flow
     cleaner: Cleaner
     stats: WorkStats
+    _snapshot: bytes = field(default=b"", init=False)
 
     def begun_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
         """Nothing is read before a plan."""
         return now_ms
 
     def scout(self, facts: RoundFacts, check: Check) -> CleanVerdicts:
-        """The executor that gets the partition reads all of it."""
+        """The executor that gets the partition reads all of it, but for what was read to plan it."""
+        self._snapshot = facts.snapshot if len(facts.snapshot) <= MOST_SNAPSHOT else b""
         return CleanVerdicts()
 
     def close(self) -> None:
@@ -171,7 +176,7 @@ class FlowWorker:
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         flow, live = self.flow, session.state.live
         shared = shared_by(flow.cluster, flow.tier, self.cleaner, plan, session.scratch_key(""), session.state)
-        ticket = _Ticket(ToClean(shared, tuple(tasks), live), sum(segment.size_bytes for segment in live))
+        ticket = _Ticket(ToClean(shared, tuple(tasks), live, self._snapshot), sum(segment.size_bytes for segment in live))
         flow.submit(ticket)
         outcome = self._answer(ticket, session)
         note(self.stats, outcome.cost)

@@ -86,18 +86,20 @@ def _stored_answers(shared: Shared, item: ToRewrite, reading: Reading) -> Stored
 
 @dataclass(frozen=True)
 class ToClean:
-    """All that is left to do of one partition's plan, for one executor."""
+    """All that is left to do of one partition's plan, for one executor. ``snapshot``: of the last segment, where the driver has it."""
 
     shared: Shared
     tasks: tuple[CompactionTask, ...]
     live: tuple[RemoteLogSegmentMetadata, ...]
+    snapshot: bytes = b""
 
 
 def clean_partition(item: ToClean, cost: Cost) -> list[CompactionReceipt | CompactionFailure]:
     """What a local worker would do, on an executor. Raises BadData, StoreError, OutOfBudget."""
     shared, stats = item.shared, WorkStats()
+    known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
     with workplace(shared, cost) as staging:
-        outcomes = list(local_worker(shared, staging, stats)(shared.plan, item.tasks, _Detached(shared, item.live)))
+        outcomes = list(local_worker(shared, staging, stats, known)(shared.plan, item.tasks, _Detached(shared, item.live)))
     cost.map_entries += stats.map_entries
     cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)
     cost.gate_keys, cost.gate_disk_bytes, cost.sidecar_bytes = stats.gate_keys, stats.gate_disk_bytes, stats.sidecar_bytes_written

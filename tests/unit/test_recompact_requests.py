@@ -1,0 +1,53 @@
+"""What a full re-compaction of many small partitions asks of the store: each request has its reason in docs/spark.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from compactor.bootstrap import open_tier
+from compactor.config import load
+from compactor.model.ids import TopicPartition
+from compactor.spark.cluster.executor import Cost
+from compactor.spark.cluster.jobs import Cluster, JobWatch
+from compactor.spark.recompaction import Listener, recompact
+from compactor.storage.counting import Counters
+from compactor.transfer.import_ import import_directory
+from tests.builders import LogBuilder
+from tests.support.spark_tier import NOW_MS, HereCluster
+from tests.support.tier_cli import MADE, typed
+
+PARTITIONS = 32
+MOST = 30.5
+"""Half of the 61 that it took once."""
+
+
+def two_segments(folder: Path) -> Path:
+    log = LogBuilder()
+    for turn in range(2):
+        log.put(*(f"key-{number}={turn}" for number in range(20)), pid=7)
+        log.roll()
+    return log.write(folder)
+
+
+def test_a_small_partition_of_two_segments_takes_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.toml"
+    # One after the other, so that whose the tier is, is asked once.
+    file.write_text(f'[tier]\nurl = "{(tmp_path / "tier").as_uri()}"\nstate_dir = "{tmp_path}/state"\n[spark]\nled_at_once = 1\n')
+    MADE.append(lambda: typed(file, "verify"))
+    tier = open_tier(load(str(file), {}))
+    names = [TopicPartition("orders", number) for number in range(PARTITIONS)]
+    log_dir = two_segments(tmp_path / "log")
+    for name in names:
+        import_directory(tier, log_dir, name, tier.settings.cleaner.policy())
+    asked: Counter[str] = Counter()
+    monkeypatch.setattr(Counters, "request", lambda self, kind: asked.update([kind]))
+    done = recompact(tier, cast(Cluster, HereCluster()), names, NOW_MS, Cost(), Listener(JobWatch(), lambda finished: None), min_benefit=1)
+    assert [finished.report.status for finished in done if finished.report] == ["cleaned"] * PARTITIONS
+    assert sum(asked.values()) <= MOST * PARTITIONS, asked
+    # Before a round is published each of its five objects is compared with its receipt, digests of indexes included.
+    assert asked["head"] == 5 * PARTITIONS
+    assert asked["list"] == PARTITIONS, "before leading, whether the log has a gap"
