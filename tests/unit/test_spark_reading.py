@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from compactor.bootstrap import Tier, open_tier
+from compactor.cleaner.keys import buckets
 from compactor.consumer import outcomes, pieces
 from compactor.consumer.columns import COLUMNS, LATEST_MS, batch_of
 from compactor.consumer.reading import Reader
@@ -312,9 +313,22 @@ def test_the_latest_view(seed: int, twins: Twins, tmp_path: Path, monkeypatch: p
         assert {row[0]: row[1] for row in rows} == truth
 
 
-def test_values_are_read_once_whatever_the_number_of_keys(numbered: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And keys once before them: what was fetched is twice the segments, at most."""
-    monkeypatch.setattr(datasource, "KEY_BYTES", 10**9)
+@pytest.mark.parametrize(("ranges", "times"), [(1, 1), (8, 2), (32, 2)])
+def test_values_are_read_once_whatever_the_number_of_ranges(
+    ranges: int, times: int, numbered: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the keys do not fit the memory, their hashes once before: twice the segments are fetched, not once for each range."""
+    records = sum(segment.records for segment in state_of(numbered).live)
+    monkeypatch.setattr(datasource, "KEY_BYTES", ranges * numbered.settings.cleaner.map_budget_bytes // records)
+    monkeypatch.setattr(buckets, "CACHE_BYTES", max(1, records * buckets.KEY_BYTES // ranges))
+    looked_at: set[int] = set()
+    answer = buckets.KeyBuckets._answer
+
+    def told(self: Any, bucket: int, *arguments: Any) -> None:
+        looked_at.add(bucket)
+        answer(self, bucket, *arguments)
+
+    monkeypatch.setattr(buckets.KeyBuckets, "_answer", told)
     fetched: list[int] = []
     get = type(numbered.ports.data).get
 
@@ -325,7 +339,8 @@ def test_values_are_read_once_whatever_the_number_of_keys(numbered: Tier, monkey
 
     monkeypatch.setattr(type(numbered.ports.data), "get", watched)
     assert len(read(numbered, view="latest")) == 7
-    assert sum(fetched) == 2 * sum(segment.size_bytes for segment in state_of(numbered).live)
+    assert sum(fetched) == times * sum(segment.size_bytes for segment in state_of(numbered).live)
+    assert len(looked_at) >= ranges - 1, "of one range in memory none"
 
 
 def test_the_latest_view_of_a_range_is_that_of_its_end(numbered: Tier) -> None:
