@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +13,33 @@ from compactor.errors import Refused
 from compactor.metadata_topic.leaders import LogEnd
 from compactor.model.ids import TopicPartition
 from compactor.service.agent import Agent
-from compactor.service.agent_plan import Trouble, UploadWatch
+from compactor.service.agent_plan import Trouble
 from compactor.service.pages.agent_pages import AgentPages
 from compactor.service.pages.console import Console
 from compactor.storage.port import ObjectInfo
 from compactor.transfer import import_
 from compactor.transfer.log_directory import CheckedPiece, check
-from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle, watch_of
+from tests.support.side_broker import (
+    ORDERS,
+    PartitionStory,
+    SideBroker,
+    SideCluster,
+    SideScene,
+    metric,
+    settle,
+    stands,
+    watch_of,
+)
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
 
-@dataclass
-class Scene:
-    """Broker 1 leads ``orders-0`` and has written ten records: segments of four, the newest with two."""
-
-    tier: SideTier
-    cluster: SideCluster
-    one: SideBroker
-    story: PartitionStory
-    replica: Replica
-
-    def agent(self, **rules: Any) -> Agent:
-        return self.tier.agent(self.one, self.cluster, **rules)
-
-
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    cluster = SideCluster()
-    one = SideBroker(tmp_path / "broker one", 1)
-    story = PartitionStory(cluster)
-    story.lead(1)
-    replica = one.replica()
-    story.write(replica)
-    return Scene(SideTier(tmp_path), cluster, one, story, replica)
+def scene(tmp_path: Path) -> SideScene:
+    return SideScene.in_folder(tmp_path)
 
 
-def metric(agent: Agent, name: str) -> float:
-    """The sum over its labels."""
-    text = Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/metrics")[2].decode()
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
-
-
-def stands(watch: UploadWatch | None) -> tuple[int | None, Trouble | None]:
-    assert watch is not None
-    return watch.position, watch.trouble
-
-
-def test_sealed_segments_go_up_and_the_newest_stays(scene: Scene) -> None:
+def test_sealed_segments_go_up_and_the_newest_stays(scene: SideScene) -> None:
     agent = scene.agent()
     assert stands(settle(agent)) == (8, None)
     assert scene.tier.held() == scene.story.written[:8]
@@ -73,7 +51,7 @@ def test_sealed_segments_go_up_and_the_newest_stays(scene: Scene) -> None:
     assert metric(agent, "tiered_compactor_agent_total_lag_bytes") == 0
 
 
-def test_nothing_above_the_high_watermark_goes_up(scene: Scene) -> None:
+def test_nothing_above_the_high_watermark_goes_up(scene: SideScene) -> None:
     scene.cluster.ends_of[ORDERS] = LogEnd(1, 7)
     agent = scene.agent()
     assert stands(settle(agent)) == (4, None)
@@ -82,7 +60,7 @@ def test_nothing_above_the_high_watermark_goes_up(scene: Scene) -> None:
     assert stands(settle(agent)) == (8, None)
 
 
-def test_what_this_broker_does_not_lead_is_left_alone(scene: Scene) -> None:
+def test_what_this_broker_does_not_lead_is_left_alone(scene: SideScene) -> None:
     scene.cluster.leaders_of[ORDERS] = 2
     agent = scene.agent()
     assert stands(settle(agent)) == (None, None)
@@ -90,7 +68,7 @@ def test_what_this_broker_does_not_lead_is_left_alone(scene: Scene) -> None:
     assert metric(agent, "tiered_compactor_agent_partitions_led") == 0
 
 
-def test_idle_it_asks_the_tier_for_nothing_and_brokers_once_a_minute(scene: Scene) -> None:
+def test_idle_it_asks_the_tier_for_nothing_and_brokers_once_a_minute(scene: SideScene) -> None:
     for number in range(1, 20):
         story = PartitionStory(scene.cluster, TopicPartition("orders", number))
         story.lead(1)
@@ -107,7 +85,7 @@ def test_idle_it_asks_the_tier_for_nothing_and_brokers_once_a_minute(scene: Scen
     assert 2 <= scene.cluster.asked - asked <= 6
 
 
-def test_brokers_are_asked_about_many_partitions_at_once(scene: Scene) -> None:
+def test_brokers_are_asked_about_many_partitions_at_once(scene: SideScene) -> None:
     for number in range(1, 30):
         story = PartitionStory(scene.cluster, TopicPartition("orders", number))
         story.lead(1)
@@ -118,7 +96,7 @@ def test_brokers_are_asked_about_many_partitions_at_once(scene: Scene) -> None:
     assert scene.cluster.asked <= 8
 
 
-def test_two_agents_on_one_partition(scene: Scene) -> None:
+def test_two_agents_on_one_partition(scene: SideScene) -> None:
     """Both believe that they lead: one finds it done, whatever the order, and nothing is there twice."""
     agents = [scene.agent(), scene.agent()]
     for _ in range(4):
@@ -136,7 +114,7 @@ def test_two_agents_on_one_partition(scene: Scene) -> None:
     assert scene.tier.cli.do("verify")["ok"]
 
 
-def test_a_new_leader_whose_segments_roll_elsewhere(scene: Scene, tmp_path: Path) -> None:
+def test_a_new_leader_whose_segments_roll_elsewhere(scene: SideScene, tmp_path: Path) -> None:
     two = SideBroker(tmp_path / "broker two", 2)
     other = two.replica()
     agents = {1: scene.agent(), 2: scene.tier.agent(two, scene.cluster)}
@@ -153,7 +131,7 @@ def test_a_new_leader_whose_segments_roll_elsewhere(scene: Scene, tmp_path: Path
         assert scene.tier.held() == scene.story.written[: replica.bases[-1]]
 
 
-def test_an_agent_that_sleeps_through_a_leader_change(scene: Scene, tmp_path: Path) -> None:
+def test_an_agent_that_sleeps_through_a_leader_change(scene: SideScene, tmp_path: Path) -> None:
     """It still believes that it leads, and its replica has what no other has: above the old high watermark, below the new one."""
     two = SideBroker(tmp_path / "broker two", 2)
     other = two.replica()
@@ -183,7 +161,7 @@ def _never_committed(story: PartitionStory, count: int) -> list[tuple[int, bytes
     return [(int.from_bytes(raw[:8], "big"), raw) for raw in branch.written]
 
 
-def test_a_log_that_an_unclean_election_truncated(scene: Scene) -> None:
+def test_a_log_that_an_unclean_election_truncated(scene: SideScene) -> None:
     agent = scene.agent()
     assert stands(settle(agent)) == (8, None)
     scene.story.truncate(6)
@@ -203,7 +181,7 @@ def test_a_log_that_an_unclean_election_truncated(scene: Scene) -> None:
     assert scene.tier.held() == scene.story.written[: scene.replica.bases[-1]]
 
 
-def test_a_truncated_log_that_has_not_grown_again(scene: Scene) -> None:
+def test_a_truncated_log_that_has_not_grown_again(scene: SideScene) -> None:
     agent = scene.agent(accept_truncation=True)
     assert stands(settle(agent)) == (8, None)
     scene.story.truncate(6)
@@ -215,7 +193,7 @@ def test_a_truncated_log_that_has_not_grown_again(scene: Scene) -> None:
     assert scene.tier.held() == scene.story.written[:6]
 
 
-def test_a_topic_that_was_made_anew_under_its_old_name(scene: Scene) -> None:
+def test_a_topic_that_was_made_anew_under_its_old_name(scene: SideScene) -> None:
     """Its log ends below the tier's, and no leader epoch says that anything was discarded: nothing is taken, nothing is thrown away."""
     before = settle(scene.agent())
     assert stands(before) == (8, None)
@@ -235,7 +213,7 @@ def test_a_topic_that_was_made_anew_under_its_old_name(scene: Scene) -> None:
     assert scene.tier.held() == held
 
 
-def test_retention_that_has_overtaken_the_upload(scene: Scene) -> None:
+def test_retention_that_has_overtaken_the_upload(scene: SideScene) -> None:
     agent = scene.agent()
     assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 12)
@@ -252,7 +230,7 @@ def test_retention_that_has_overtaken_the_upload(scene: Scene) -> None:
     assert scene.tier.held() == [*scene.story.written[:8], *scene.story.written[12:20]]
 
 
-def test_a_topic_that_the_broker_compacts_itself(scene: Scene) -> None:
+def test_a_topic_that_the_broker_compacts_itself(scene: SideScene) -> None:
     agent = scene.agent()
     assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 8)
@@ -264,7 +242,7 @@ def test_a_topic_that_the_broker_compacts_itself(scene: Scene) -> None:
     assert any("cleanup.policy=delete" in text for text in scene.tier.told)
 
 
-def test_a_cleaner_that_passes_while_segments_are_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cleaner_that_passes_while_segments_are_read(scene: SideScene, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = scene.agent()
     assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 8)
@@ -279,7 +257,7 @@ def test_a_cleaner_that_passes_while_segments_are_read(scene: Scene, monkeypatch
     assert stands(settle(agent)) == (8, Trouble.COMPACTED)
 
 
-def test_another_clusters_log_under_the_same_name(scene: Scene, tmp_path: Path) -> None:
+def test_another_clusters_log_under_the_same_name(scene: SideScene, tmp_path: Path) -> None:
     assert stands(settle(scene.agent())) == (8, None)
     cluster = SideCluster()
     stranger = SideBroker(tmp_path / "stranger", 1)
@@ -292,7 +270,7 @@ def test_another_clusters_log_under_the_same_name(scene: Scene, tmp_path: Path) 
     assert scene.tier.held() == before
 
 
-def test_a_partition_that_was_deleted_from_the_tier(scene: Scene) -> None:
+def test_a_partition_that_was_deleted_from_the_tier(scene: SideScene) -> None:
     agent = scene.agent()
     assert stands(settle(agent)) == (8, None)
     scene.tier.cli.do("topics", "delete", "orders-0")
@@ -305,7 +283,7 @@ def test_a_partition_that_was_deleted_from_the_tier(scene: Scene) -> None:
     assert scene.tier.held() == scene.story.written[:16]
 
 
-def test_no_broker_answers(scene: Scene) -> None:
+def test_no_broker_answers(scene: SideScene) -> None:
     scene.cluster.down = True
     agent = scene.agent()
     settle(agent)
@@ -321,7 +299,7 @@ def test_no_broker_answers(scene: Scene) -> None:
     assert agent.status().ready
 
 
-def test_a_tier_that_cannot_be_made(scene: Scene, tmp_path: Path) -> None:
+def test_a_tier_that_cannot_be_made(scene: SideScene, tmp_path: Path) -> None:
     (tmp_path / "a file").write_text("no directory")
     scene.tier.cli.set(tier={"url": (tmp_path / "a file" / "tier").as_uri()})
     agent = scene.agent()
@@ -333,7 +311,7 @@ def test_a_tier_that_cannot_be_made(scene: Scene, tmp_path: Path) -> None:
     assert agent.status().ready
 
 
-def test_brokers_of_another_cluster(scene: Scene) -> None:
+def test_brokers_of_another_cluster(scene: SideScene) -> None:
     scene.cluster.cluster_id = "another"
     agent = scene.agent()
     settle(agent)
@@ -341,7 +319,7 @@ def test_brokers_of_another_cluster(scene: Scene) -> None:
     assert scene.tier.opened().catalog.refresh().names == []
 
 
-def test_a_directory_that_is_no_brokers_does_not_stop_the_others(scene: Scene, tmp_path: Path) -> None:
+def test_a_directory_that_is_no_brokers_does_not_stop_the_others(scene: SideScene, tmp_path: Path) -> None:
     agent = scene.agent(log_dirs=(str(tmp_path / "nowhere"), str(scene.one.root)))
     assert stands(settle(agent)) == (8, None)
     assert "not a broker's log directory" in agent.status().problem
@@ -353,11 +331,11 @@ def test_a_directory_that_is_no_brokers_does_not_stop_the_others(scene: Scene, t
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_directory_that_may_not_be_read(scene: Scene) -> None:
+def test_a_directory_that_may_not_be_read(scene: SideScene) -> None:
     _reads_nothing(scene)
 
 
-def test_a_directory_that_the_system_refuses_to_list(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_the_system_refuses_to_list(scene: SideScene, monkeypatch: pytest.MonkeyPatch) -> None:
     scan = os.scandir
 
     def refused(path: Any) -> Any:
@@ -378,7 +356,7 @@ def test_a_directory_that_the_system_refuses_to_list(scene: Scene, monkeypatch: 
     assert stands(settle(agent)) == (8, None)
 
 
-def _reads_nothing(scene: Scene) -> None:
+def _reads_nothing(scene: SideScene) -> None:
     scene.replica.folder.chmod(0)
     try:
         assert stands(settle(scene.agent())) == (None, Trouble.UNREADABLE)
@@ -387,7 +365,7 @@ def _reads_nothing(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("change", ["shrinks", "vanishes", "is renamed"])
-def test_files_that_change_while_they_are_read(scene: Scene, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_change_while_they_are_read(scene: SideScene, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read, first = check, scene.replica.folder / f"{0:020}.log"
     changed: list[bytes] = []
 
@@ -438,14 +416,14 @@ class Faulty:
         return created
 
 
-def _faulty(scene: Scene) -> tuple[Agent, Faulty]:
+def _faulty(scene: SideScene) -> tuple[Agent, Faulty]:
     opened = scene.tier.opened()
     store = Faulty(opened.ports.data)
     opened = opened.over(data=store)
     return scene.tier.agent(scene.one, scene.cluster, opened), store
 
 
-def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: Scene) -> None:
+def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: SideScene) -> None:
     agent, store = _faulty(scene)
     store.broken = (".index",)
     assert stands(settle(agent)) == (None, Trouble.STORE)
@@ -462,7 +440,7 @@ def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: Scene) -> Non
 
 
 @pytest.mark.parametrize("uploaded", range(1, 14, 3))
-def test_a_crash_between_any_two_objects(scene: Scene, uploaded: int) -> None:
+def test_a_crash_between_any_two_objects(scene: SideScene, uploaded: int) -> None:
     """Whatever was uploaded before the crash, also of a later segment: the next start goes on at the tier's end."""
     agent, store = _faulty(scene)
     store.left = uploaded

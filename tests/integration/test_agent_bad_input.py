@@ -14,27 +14,30 @@ from typing import Any
 import pytest
 
 from compactor.model.ids import TopicPartition
-from compactor.service.agent import BROKER_RETRY_MS, Agent
+from compactor.service.agent import BROKER_RETRY_MS
 from compactor.service.agent_plan import RETRY_MS, Trouble
 from compactor.service.pages.agent_pages import AgentPages
 from compactor.service.pages.console import Console
 from compactor.transfer import import_
 from compactor.transfer.log_directory import CheckedPiece, check
-from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle, watch_of
+from tests.support.side_broker import (
+    PartitionStory,
+    SideBroker,
+    SideCluster,
+    SideScene,
+    metric,
+    settle,
+    watch_of,
+)
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 SOUND = TopicPartition("orders", 1)
 
 
 @dataclass
-class Scene:
-    """Broker 1 leads two partitions, with ten records each in segments of four. Something is wrong with ``orders-0``."""
+class Scene(SideScene):
+    """The same with a second partition. Something is wrong with ``orders-0``."""
 
-    tier: SideTier
-    cluster: SideCluster
-    one: SideBroker
-    story: PartitionStory
-    replica: Replica
     monkeypatch: pytest.MonkeyPatch
 
     def file(self, base: int = 4) -> Path:
@@ -43,19 +46,11 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    cluster = SideCluster()
-    one = SideBroker(tmp_path / "broker one", 1)
-    stories = [PartitionStory(cluster, name) for name in (ORDERS, SOUND)]
-    replicas = [one.replica(story.name) for story in stories]
-    for story, replica in zip(stories, replicas, strict=True):
-        story.lead(1)
-        story.write(replica)
-    return Scene(SideTier(tmp_path), cluster, one, stories[0], replicas[0], monkeypatch)
-
-
-def metric(agent: Agent, name: str) -> float:
-    text = Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/metrics")[2].decode()
-    return next(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name} "))
+    made = Scene.in_folder(tmp_path, monkeypatch=monkeypatch)
+    sound = PartitionStory(made.cluster, SOUND)
+    sound.lead(1)
+    sound.write(made.one.replica(SOUND))
+    return made
 
 
 Mend = Callable[[], object]

@@ -18,15 +18,12 @@ from compactor.bootstrap import Tier
 from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
 from compactor.service import agent_jobs
-from compactor.service.agent import Agent
 from compactor.service.agent_plan import Trouble
-from compactor.service.pages.agent_pages import AgentPages
-from compactor.service.pages.console import Console
 from compactor.storage.port import ObjectInfo
 from compactor.transfer.generations import target_of
 from tests.plain_format import read_batches
 from tests.support.plain_pinterest import PlainConsumer, folder_of
-from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle
+from tests.support.side_broker import ORDERS, PartitionStory, SideBroker, SideScene, metric, settle, stands
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -55,14 +52,9 @@ class Breakable:
 
 
 @dataclass
-class Scene:
-    """Broker 1 leads ``orders-0`` and has written ten records: segments of four, the newest with two. All stores can be broken."""
+class Scene(SideScene):
+    """All of its stores can be broken."""
 
-    tier: SideTier
-    cluster: SideCluster
-    one: SideBroker
-    story: PartitionStory
-    replica: Replica
     broken: tuple[str, ...] = ()
     left: int = 1 << 30
 
@@ -76,9 +68,6 @@ class Scene:
 
     def _breakable(self, store: Any) -> Any:
         return Breakable(store, self)
-
-    def agent(self, broker: SideBroker | None = None, **rules: Any) -> Agent:
-        return self.tier.agent(broker or self.one, self.cluster, self.opened(), **rules)
 
     def folder(self) -> Path:
         """Where the pointer sends consumers."""
@@ -97,13 +86,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    cluster = SideCluster()
-    one = SideBroker(tmp_path / "broker one", 1)
-    story = PartitionStory(cluster)
-    story.lead(1)
-    replica = one.replica()
-    story.write(replica)
-    made = Scene(SideTier(tmp_path), cluster, one, story, replica)
+    made = Scene.in_folder(tmp_path)
     made.tier.cli.set(**{"tier.pinterest": {"cluster": "prod", "entropy_bits": 3, "target": made.root.as_uri()}})
 
     def breakable(opened: Tier) -> Any:
@@ -114,25 +97,14 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return made
 
 
-def metric(agent: Agent, line: str) -> float:
-    text = Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/metrics")[2].decode()
-    return next(float(one.rpartition(" ")[2]) for one in text.splitlines() if one.startswith(line))
-
-
-def stands(agent: Agent) -> tuple[int | None, Trouble | None]:
-    watch = settle(agent)
-    assert watch is not None
-    return watch.position, watch.trouble
-
-
 def test_what_is_sealed_is_read_by_consumers_of_the_layout(scene: Scene) -> None:
     agent = scene.agent()
-    assert stands(agent) == (8, None)
+    assert stands(settle(agent)) == (8, None)
     scene.check(8)
     first = scene.folder()
     for end in (12, 20):
         scene.story.write(scene.replica, end - 8 if end == 12 else 8)
-        assert stands(agent) == (scene.replica.bases[-1], None)
+        assert stands(settle(agent)) == (scene.replica.bases[-1], None)
         scene.check(scene.replica.bases[-1])
     assert scene.folder() == first
     assert {path.suffix for path in first.iterdir()} == {".log", ".index", ".timeindex", ".wm", ""}
@@ -150,7 +122,7 @@ def test_logs_come_from_the_brokers_directory_and_not_by_way_of_the_tier(scene: 
         return size
 
     store.store.download = noted
-    assert stands(scene.tier.agent(scene.one, scene.cluster, opened)) == (8, None)
+    assert stands(settle(scene.tier.agent(scene.one, scene.cluster, opened))) == (8, None)
     scene.check(8)
     assert fetched == []
 
@@ -158,22 +130,22 @@ def test_logs_come_from_the_brokers_directory_and_not_by_way_of_the_tier(scene: 
 def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: Scene) -> None:
     """Nothing of the segment counts, nor of what follows, until it can."""
     agent = scene.agent()
-    assert stands(agent) == (8, None)
+    assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 4)
     scene.broken = (f"{8:020d}.index",)
-    assert stands(agent) == (12, Trouble.GENERATION)
+    assert stands(settle(agent)) == (12, Trouble.GENERATION)
     assert "access denied" in agent.status().problem
     assert not agent.status().ready
     assert metric(agent, 'tiered_compactor_agent_partitions_refused{reason="generation"}') == 1
     scene.check(8)
     scene.story.write(scene.replica, 4)
     scene.tier.hurry()
-    assert stands(agent) == (16, Trouble.GENERATION)
+    assert stands(settle(agent)) == (16, Trouble.GENERATION)
     scene.check(8)
     assert metric(agent, "tiered_compactor_agent_segments_total") == 4
     scene.broken = ()
     scene.tier.hurry()
-    assert stands(agent) == (16, None)
+    assert stands(settle(agent)) == (16, None)
     assert agent.status().ready
     scene.check(16)
 
@@ -181,7 +153,7 @@ def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: Scene) -> Non
 @pytest.mark.parametrize("before", range(0, 25, 2))
 def test_a_crash_between_any_two_changes(scene: Scene, before: int) -> None:
     """Of tier, control log or layout; a later segment may have come up by then, and the next agent rolls elsewhere."""
-    assert stands(scene.agent()) == (8, None)
+    assert stands(settle(scene.agent())) == (8, None)
     scene.story.write(scene.replica, 9)
     scene.left = before
     settle(scene.agent())
@@ -195,7 +167,7 @@ def test_a_crash_between_any_two_changes(scene: Scene, before: int) -> None:
     scene.story.lead(2)
     scene.story.write(other, 5, per_segment=3)
     scene.tier.hurry(90_000_000)
-    assert stands(scene.agent(two)) == (other.bases[-1], None)
+    assert stands(settle(scene.agent(two))) == (other.bases[-1], None)
     scene.check(other.bases[-1])
     assert scene.tier.cli.do("verify")["ok"]
 
@@ -213,7 +185,7 @@ def test_a_new_leader_whose_segments_roll_elsewhere(scene: Scene) -> None:
         scene.story.write(replica, 9, per_segment=rolls)
         for agent in agents.values():
             scene.tier.hurry(70_000)
-            assert stands(agent)[1] is None
+            assert stands(settle(agent))[1] is None
         scene.check(replica.bases[-1])
 
 
@@ -228,31 +200,31 @@ def test_two_agents_on_one_partition(scene: Scene) -> None:
                 agent.collect(30)
         scene.tier.hurry()
         for agent in agents:
-            assert stands(agent)[1] is None
+            assert stands(settle(agent))[1] is None
         scene.check(scene.replica.bases[-1])
         scene.story.write(scene.replica, 7)
 
 
 def test_a_restart_brings_what_an_earlier_agent_left_behind(scene: Scene) -> None:
     scene.broken = ("_metadata",)
-    assert stands(scene.agent()) == (8, Trouble.GENERATION)
+    assert stands(settle(scene.agent())) == (8, Trouble.GENERATION)
     scene.broken = ()
-    assert stands(scene.agent()) == (8, None)
+    assert stands(settle(scene.agent())) == (8, None)
     scene.check(8)
 
 
 def test_what_a_round_has_superseded_is_left_to_others(scene: Scene) -> None:
     agent = scene.agent()
-    assert stands(agent) == (8, None)
+    assert stands(settle(agent)) == (8, None)
     before = scene.folder()
     assert scene.tier.cli.run("--force")["status"] == "cleaned"
     scene.story.write(scene.replica, 4)
-    assert stands(agent) == (12, None)
+    assert stands(settle(agent)) == (12, None)
     assert any("left to a daemon" in line for line in scene.tier.told)
     assert scene.folder() == before
     assert scene.tier.cli.do("generations", "write")["partitions"][0]["status"] == "written"
     scene.story.write(scene.replica, 4)
-    assert stands(agent) == (16, None)
+    assert stands(settle(agent)) == (16, None)
     offsets = [offset for offset, _, _ in PlainConsumer(scene.folder(), 0).read_all(16)]
     assert offsets[-4:] == [12, 13, 14, 15]
     assert scene.folder() != before

@@ -11,7 +11,6 @@ from compactor.bootstrap import open_tier
 from compactor.config import load
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.errors import Refused
-from compactor.service.agent import Agent
 from compactor.service.agent_plan import MOST_RETRY_MS, RETRY_MS, Trouble
 from compactor.service.pages.agent_pages import AgentPages
 from compactor.service.pages.console import Console
@@ -20,7 +19,7 @@ from compactor.storage.settings import Retries
 from tests.plain_format import read_batches
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import Bucket
-from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle
+from tests.support.side_broker import ORDERS, SideScene, metric, settle, stands
 
 pytestmark = pytest.mark.damages  # the proxy before the store is gone when the test is over
 
@@ -28,18 +27,10 @@ QUICK = Retries(deadline_s=0.5, base_s=0.001, cap_s=0.01)
 
 
 @dataclass
-class Scene:
-    """Broker 1 leads ``orders-0``, ten records in segments of four; the tier is a bucket behind a proxy."""
+class Scene(SideScene):
+    """The tier is a bucket behind a proxy."""
 
-    tier: SideTier
-    cluster: SideCluster
-    one: SideBroker
-    story: PartitionStory
-    replica: Replica
     proxy: FaultProxy
-
-    def agent(self) -> Agent:
-        return self.tier.agent(self.one, self.cluster)
 
     def values(self, end: int) -> list[bytes | None]:
         return [record.value for raw in self.story.written[:end] for batch in read_batches(raw) for record in batch.records]
@@ -51,26 +42,9 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     proxy, bucket = request.getfixturevalue("s3_proxy" if request.param == "moto" else "versity_proxy")
     assert isinstance(proxy, FaultProxy)
     assert isinstance(bucket, Bucket)
-    tier = SideTier(tmp_path)
-    tier.cli.set(tier={"url": bucket.url}, s3={"endpoint_url": bucket.server.endpoint, "region": bucket.server.region})
-    cluster = SideCluster()
-    one = SideBroker(tmp_path / "broker one", 1)
-    story = PartitionStory(cluster)
-    story.lead(1)
-    replica = one.replica()
-    story.write(replica)
-    return Scene(tier, cluster, one, story, replica, proxy)
-
-
-def metric(agent: Agent, name: str) -> float:
-    text = Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/metrics")[2].decode()
-    return next(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
-
-
-def stands(agent: Agent) -> tuple[int | None, Trouble | None]:
-    watch = settle(agent)
-    assert watch is not None
-    return watch.position, watch.trouble
+    made = Scene.in_folder(tmp_path, proxy=proxy)
+    made.tier.cli.set(tier={"url": bucket.url}, s3={"endpoint_url": bucket.server.endpoint, "region": bucket.server.region})
+    return made
 
 
 def test_a_busy_store_is_asked_again_and_it_shows(scene: Scene) -> None:
@@ -82,10 +56,10 @@ def test_a_busy_store_is_asked_again_and_it_shows(scene: Scene) -> None:
     ]
     agent = scene.agent()
     for _ in range(20):
-        if stands(agent) == (8, None):
+        if stands(settle(agent)) == (8, None):
             break
         scene.tier.hurry()
-    assert stands(agent) == (8, None)
+    assert stands(settle(agent)) == (8, None)
     assert agent.status().ready
     assert metric(agent, "tiered_compactor_repeated_requests_total") >= sum(scene.proxy.seen.faults.values()) / 2 > 0
     scene.proxy.faults = []
@@ -97,7 +71,7 @@ def test_a_busy_store_is_asked_again_and_it_shows(scene: Scene) -> None:
 def test_a_bucket_that_takes_nothing(scene: Scene, kind: str) -> None:
     """Named; tried again after five seconds, then ten, and not in between; it goes on by itself."""
     agent = scene.agent()
-    assert stands(agent) == (8, None)
+    assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 4)
     scene.proxy.faults = [Fault(kind, ("put",))]
     pauses = []
@@ -119,14 +93,14 @@ def test_a_bucket_that_takes_nothing(scene: Scene, kind: str) -> None:
     assert metric(agent, 'tiered_compactor_agent_refusals_total{reason="store"}') == 3
     assert metric(agent, "tiered_compactor_agent_total_lag_segments") == 1
     scene.proxy.faults = []
-    assert stands(agent) == (12, None)
+    assert stands(settle(agent)) == (12, None)
     assert agent.status().ready
     assert metric(agent, 'tiered_compactor_agent_partitions_refused{reason="store"}') == 0
     assert scene.tier.held() == scene.story.written[:12]
 
 
 def test_a_consumer_on_a_busy_store_has_every_record_once(scene: Scene) -> None:
-    assert stands(scene.agent()) == (8, None)
+    assert stands(settle(scene.agent())) == (8, None)
     scene.proxy.faults = [Fault("slow_down", rate=0.3), Fault("cut", ("get",), rate=0.1), Fault("reset", rate=0.1)]
     found: list[bytes | None] = []
     with TieredConsumer(open_tier(load(str(scene.tier.cli.config), {})), options=ConsumerOptions(refresh_s=0.01)) as consumer:
@@ -138,12 +112,12 @@ def test_a_consumer_on_a_busy_store_has_every_record_once(scene: Scene) -> None:
 
 
 def test_a_consumer_whose_credentials_end_goes_on_where_it_was(scene: Scene) -> None:
-    assert stands(scene.agent()) == (8, None)
+    assert stands(settle(scene.agent())) == (8, None)
     with TieredConsumer(open_tier(load(str(scene.tier.cli.config), {})), options=ConsumerOptions(refresh_s=0.01)) as consumer:
         consumer.assign([Place(*ORDERS, 0)])
         found = [message.value() for message in consumer.consume(8, timeout=30)]
         scene.story.write(scene.replica, 4)
-        assert stands(scene.agent()) == (12, None)
+        assert stands(settle(scene.agent())) == (12, None)
         scene.proxy.faults = [Fault("denied", ("get", "list", "head"))]
         with pytest.raises(Refused, match="access denied"):
             consumer.consume(4, timeout=30)

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from compactor.bootstrap import Tier, open_tier
 from compactor.config import load
@@ -14,7 +14,9 @@ from compactor.errors import StoreError, Unavailable
 from compactor.metadata_topic.leaders import ClusterLeaders, LogEnd
 from compactor.model.ids import TopicPartition
 from compactor.service.agent import Agent
-from compactor.service.agent_plan import UploadWatch
+from compactor.service.agent_plan import Trouble, UploadWatch
+from compactor.service.pages.agent_pages import AgentPages
+from compactor.service.pages.console import Console
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli, batches_of
 from tests.support.told import Told
@@ -213,3 +215,43 @@ def settle(agent: Agent) -> UploadWatch | None:
 
 def watch_of(agent: Agent, name: TopicPartition = ORDERS) -> UploadWatch | None:
     return next((watch for watch in agent.status().watches if watch.name == name), None)
+
+
+def stands(watch: UploadWatch | None) -> tuple[int | None, Trouble | None]:
+    assert watch is not None
+    return watch.position, watch.trouble
+
+
+def metric(agent: Agent, name: str) -> float:
+    """With ``name``'s labels, or the sum over all."""
+    text = Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/metrics")[2].decode()
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+
+
+@dataclass
+class SideScene:
+    """Broker 1 leads ``orders-0`` and has written ten records: segments of four, the newest with two."""
+
+    tier: SideTier
+    cluster: SideCluster
+    one: SideBroker
+    story: PartitionStory
+    replica: Replica
+
+    @classmethod
+    def in_folder(cls, folder: Path, **more: Any) -> Self:
+        """``more``: of those that have more."""
+        cluster = SideCluster()
+        one = SideBroker(folder / "broker one", 1)
+        story = PartitionStory(cluster)
+        story.lead(1)
+        replica = one.replica()
+        story.write(replica)
+        return cls(SideTier(folder), cluster, one, story, replica, **more)
+
+    def agent(self, broker: SideBroker | None = None, **rules: Any) -> Agent:
+        """``rules``: of [agent]."""
+        return self.tier.agent(broker or self.one, self.cluster, self.opened(), **rules)
+
+    def opened(self) -> Tier:
+        return self.tier.opened()
