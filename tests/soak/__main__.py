@@ -5,8 +5,9 @@
 An S3 server stands behind a proxy that injects faults (503, resets, slow and truncated answers, lost ones, damaged bodies). Importers
 keep appending, and are killed now and then. Two daemons, each with a small disk, share the tier; they are stopped for longer than
 their leases, their disks are full for a while, and one of them is killed again and again (the other is not: what it uses is watched
-for the whole time). Checked all the time: what an export and what a consumer reads against a naive model; the balance of each round;
-`verify --deep`. At the end faults cease, every quarantine must heal, and the tier must hold what is live and nothing else.
+for the whole time). Now and then everything that is read of one partition's logs is damaged, until a round has found it. Checked all
+the time: what an export and what a consumer reads against a naive model; the balance of each round; `verify --deep`. At the end faults
+cease, every quarantine must heal, and the tier must hold what is live and nothing else.
 
 Writes soak.json and soak.svg. Ends with exit code 1 and a line for each thing that is wrong.
 """
