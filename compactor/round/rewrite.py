@@ -235,6 +235,7 @@ class Execution:
             folder,
             self._lanes,
             end_offset=task.end_offset,
+            end_epoch=task.leader_epochs[-1].epoch if task.leader_epochs else -1,
             room=grant.take,
         )
         tally = ResultTally(cleaned, self._key, self._limit)

@@ -112,6 +112,43 @@ def test_a_leader_that_rolls_elsewhere_tiers_the_same_offsets_again(
 
 
 @pytest.mark.slow_broker
+def test_a_leader_that_tiers_again_what_was_compacted(new_cluster: Callable[..., KafkaCluster], cli: Callable[..., BrokerTierCli]) -> None:
+    """Its segments are larger: the first one that it copies begins in the midst of what was compacted."""
+    with new_cluster(brokers=2) as cluster, ExitStack() as stack:
+        story = TopicStory(cluster, stack.enter_context(ClusterAdmin(cluster)), "again").create(NOT_YET)
+        cluster.nodes[2].stop()
+        story.admin = stack.enter_context(ClusterAdmin(cluster))
+        story.tell().tell()
+        story.admin.set_config("again", small(cluster, 200_000))
+        cluster.start()
+        admin = story.admin = stack.enter_context(ClusterAdmin(cluster))
+        wait_until(lambda: admin.leadership("again").in_sync == (1, 2), "broker 2 to have followed")
+        admin.set_config("again", {"remote.storage.enable": "true"})
+        tiers(admin, "again")
+        ours = cli(cluster, "again", cleaner={"segment_bytes": 40_000})
+        [before] = ours.process("run")["partitions"]
+        assert before["status"] == "cleaned", before
+        ours.process("retire")
+        compacted = segments(cluster, "again")
+        admin.set_config("again", small(cluster, 16_384))
+        admin.move_leader("again", 0, 2)
+        story.tell()
+        tiers(admin, "again")
+        after = segments(cluster, "again")
+        late = [one for one in after if one not in compacted and one[0] < before["next_dirty_offset"]]
+        assert late, (compacted, after)
+        leaves(admin, "again")
+        with Onlooker(story):
+            [done] = ours.process("run")["partitions"]
+            assert done["status"] == "cleaned", done
+            assert done["first_dirty_offset"] == late[0][0]
+            assert_compacted(cluster, "again", story.partitions[0], done["next_dirty_offset"])
+            ours.process("retire")
+        assert_compacted(cluster, "again", story.partitions[0], done["next_dirty_offset"])
+        assert problems(ours) <= {"txnindex"}
+
+
+@pytest.mark.slow_broker
 def test_while_brokers_are_killed_one_after_the_other_whoever_lives_is_asked_and_the_tier_is_compacted(
     new_cluster: Callable[..., KafkaCluster], cli: Callable[..., BrokerTierCli]
 ) -> None:

@@ -19,6 +19,7 @@ from compactor.cleaner.passes.chunks import FinishedChunks
 from compactor.cleaner.passes.lanes import Lanes
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import AtHand, RewritePass
+from compactor.cleaner.passes.source import cut_source, open_source
 from compactor.cleaner.passes.transactions import fold
 from compactor.errors import BadData
 from compactor.records.producers import ProducerStates
@@ -184,3 +185,22 @@ def test_bad_data_gives_the_disk_back(tmp_path: Path) -> None:
         log.spilling(None)
     assert log.disk.used == 0
     assert not (tmp_path / "buckets").exists()
+
+
+def test_a_filler_behind_a_source_without_a_batch_is_of_the_epoch_at_the_end(tmp_path: Path) -> None:
+    """Brokers have tiered again what follows, and the source that is cut there has no batch left before the cut."""
+    log = LogBuilder()
+    log.put("a=1")
+    log.roll()
+    log.put("b=1")
+    log.write(tmp_path / "log")
+    opened = Log(tmp_path, 0, 1)
+    cut = cut_source(opened.sources[1], 0, 0, 1, 2)
+    verdicts = fold([opened.sources[0], cut])
+    out = tmp_path / "out"
+    out.mkdir()
+    rewriting = RewritePass(opened.in_memory(), opened.rules(), 4096, LIMIT, FinishedChunks(0))
+    members = [AtHand(source, verdict) for source, verdict in zip((opened.sources[0], cut), verdicts, strict=True)]
+    cleaned = rewriting.rewrite(0, members, out, opened.lanes, end_offset=5, end_epoch=7)
+    table = open_source(0, cleaned.paths["log"], 0, 6, 0, -1, LIMIT).table
+    assert (table.last_offset.tolist(), table.leader_epoch.tolist()[-1]) == ([0, 5], 7)

@@ -59,6 +59,7 @@ class _Progress:
     sources: Sum = field(default_factory=Sum)
     sums: Sums = field(default_factory=no_sums)
     leader_epoch: int = -1
+    end_epoch: int = -1
     mtime_ms: int = 0
     txnindex: bytes = b""
 
@@ -113,6 +114,7 @@ class RewritePass:
         lanes: Lanes,
         *,
         end_offset: int | None = None,
+        end_epoch: int = -1,
         room: Callable[[int], None] = lambda size: None,
     ) -> CleanedSegment:
         """Writes the group's new segment into ``folder``, under ``base``, its first source's base offset.
@@ -121,9 +123,10 @@ class RewritePass:
         :param room: asked for the bytes of each write before it is done; what it raises ends the pass.
         :param end_offset: a published segment must end here (inclusive; I1): where its last batch would end below, a filler
             batch is added. None: as Kafka's cleaner leaves it, be it empty.
+        :param end_epoch: the leader epoch there: that of the filler where the last source, which may be cut, has no batch that tells it.
         :raises BadData: a source that cannot be cleaned; what was written so far stays for the caller to remove.
         """
-        done = _Progress()
+        done = _Progress(end_epoch=end_epoch)
         log = folder / f"{base:020d}.log"
         with log.open("xb") as file:
             # Whatever happens, no lane is at work any more when a source loses its bytes.
@@ -162,7 +165,7 @@ class RewritePass:
                     _settle_known(source.table, fates, counts, self.rules.now_ms)
                 if self.rules.balance_key is not None:
                     done.sources = done.sources.plus(content_sum(source.buf, self.rules.balance_key))
-                done.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else -1
+                done.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else done.end_epoch
                 done.mtime_ms = source.mtime_ms
                 done.txnindex += verdicts.txn_entries.tobytes()
                 for first, last in source.ranges():
