@@ -101,6 +101,11 @@ def inflate_into(
 def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, bound: Int64s) -> Int64s:
     """Compresses each body ``plain[start : start + size]`` into its slot, which has ``bound`` bytes: how many each one took."""
     packed = np.empty(len(size), np.int64)
+    kinds = np.unique(codec)
+    if len(kinds) > 1:
+        for some in (codec == kind for kind in kinds):
+            packed[some] = deflate_into(plain, codec[some], start[some], size[some], out, slot[some], bound[some])
+        return packed
     if library.compress and len(size) and np.all(codec == LZ4):
         _lz4(library.reset, library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, slot, packed)
         return packed

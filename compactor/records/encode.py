@@ -91,7 +91,7 @@ def encode(
         anew = np.zeros(len(action), np.bool_)
         return Encoded(memoryview(raw)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some], anew)
     buf = chunk.buf
-    compressed = bool(table.codec[chunk.first])
+    compressed = bool(table.codec[some].any())
     bound = HEADER * len(action) + chunk.body_bytes + _LONGEST_HEAD * len(rows)
     if not compressed:
         bound += int(table.size[some][action == COPY].sum())

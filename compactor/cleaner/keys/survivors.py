@@ -292,7 +292,7 @@ class BackwardSurvivors:
         scanned, piece, survives = decided
         source, fates, chunk, rows = scanned.source, decided[0].fates, piece.chunk, piece.rows
         some = slice(chunk.first, chunk.last)
-        if rows is None or not source.table.codec[chunk.first] or np.any(source.table.control[some] != NOT_CONTROL):
+        if rows is None or not source.table.codec[some].any() or np.any(source.table.control[some] != NOT_CONTROL):
             return
         if np.any((fates.action[some] == FILTER) != chunk.wanted):
             return

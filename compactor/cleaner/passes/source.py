@@ -12,7 +12,19 @@ import numpy.typing as npt
 
 from compactor.errors import BadData
 from compactor.records import codecs
-from compactor.records.batches import HEADER, MALFORMED, PACKED, BatchTable, Bytes, Int64s, check_crcs, map_file, read_only, scan_batches
+from compactor.records.batches import (
+    HEADER,
+    MALFORMED,
+    NOT_CONTROL,
+    PACKED,
+    BatchTable,
+    Bytes,
+    Int64s,
+    check_crcs,
+    map_file,
+    read_only,
+    scan_batches,
+)
 from compactor.records.bulk import BatchUnreadable, inflate_into
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.rows import Chunk, RowBuffers, parse, plain_chunk
@@ -24,6 +36,7 @@ PLAIN_CHUNK: Final = 1 << 22
 """Bytes of uncompressed batches handled at once: small enough to stay in the processor's cache, large enough to hide Python."""
 
 PACKED_CHUNK: Final = 1 << 21
+_CRUMB: Final = 1 << 18
 INFLATED_CHUNK: Final = 1 << 26
 """More inflated bytes than this are not held at once, unless a single batch has them."""
 
@@ -57,11 +70,24 @@ class SourceSegment:
         return len(self.buf)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The batches in runs of one kind (magic, compressed or not) and of bounded size, in file order."""
+        """The batches in runs of one kind (magic, compressed or not) and of bounded size, in file order.
+
+        Markers, which nobody compresses, are taken along with the compressed batches around them where they would cut these into crumbs.
+        """
         table = self.table
         if not len(table):
             return []
         kind = table.magic.astype(np.int16) * 2 + (table.codec > 0)
+        if self.size < _CRUMB * np.count_nonzero(np.diff(kind)):
+            after = (
+                np.flatnonzero(
+                    (table.control[1:] != NOT_CONTROL) & (table.codec[1:] == 0) & (table.magic[1:] == 2) & (table.magic[:-1] == 2)
+                )
+                + 1
+            )
+            where = np.arange(len(table))
+            where[after] = 0
+            kind = kind[np.maximum.accumulate(where)]
         cuts = np.flatnonzero(np.diff(kind)) + 1
         found: list[tuple[int, int]] = []
         for begin, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(table)], strict=True):
@@ -96,7 +122,7 @@ class SourceSegment:
         :raises BadData: a wrong CRC, a body that cannot be inflated or grows beyond ``limit``.
         """
         self.verify(first, last)
-        if not self.table.codec[first]:
+        if not self.table.codec[first:last].any():
             yield plain_chunk(self.buf, self.table, first, last, wanted)
             return
         if bodies is None:
