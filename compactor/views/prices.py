@@ -10,8 +10,8 @@ from typing import Any
 from compactor.errors import UsageError
 
 GIB = 2**30
-CONTROL_WRITES = 6
-"""Records of a round: leadership taken and given back, plan, publication, history, hint; one receipt a group comes on top."""
+CONTROL_WRITES = 5
+"""Records of a round: leadership taken and given back, plan, publication with history, hint; one receipt a group comes on top."""
 OBJECTS = 5
 """Of a segment: log, three indexes, sidecar."""
 
