@@ -19,6 +19,8 @@ import pytest
 
 from tests.builders import LogBuilder
 from tests.support.deployment import Deployment, GrowingLog, Running
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.s3_server import S3Server
 
 FAST: dict[str, dict[str, Any]] = {
     "daemon": {"interval_ms": 200, "listen": "127.0.0.1:0"},
@@ -242,3 +244,17 @@ def test_sighup_rereads_the_configuration(service: Service) -> None:
     assert "only for the next start: limits.max_requests_per_s: 0 -> 10000" in daemon.process.said()
     wait_for(lambda: service.is_clean(log))
     assert daemon.end() == 0
+
+
+@pytest.mark.damages
+def test_a_store_that_refuses_at_the_start_is_waited_for(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in S3Server("").environment().items():
+        monkeypatch.setenv(name, value)
+    with FaultProxy("http://127.0.0.1:1").running() as proxy:
+        proxy.faults = [Fault("denied")]
+        service.deployment.set(tier={"url": "s3://bucket/tier"}, s3={"endpoint_url": proxy.url})
+        daemon = service.start()
+        wait_for(lambda: "the tier cannot be read" in daemon.process.said())
+        assert "; waiting for it" in daemon.process.said()
+        assert daemon.get("readyz")[0] == 503
+        assert daemon.process.poll() is None

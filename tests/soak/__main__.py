@@ -131,6 +131,8 @@ class Soak:
             before = requests
             self.samples.add(self.elapsed(), {machine.name: machine.daemon.pid for machine in self.stage.machines}, more)
             for machine in self.stage.machines:
+                if machine.ended_by_itself():
+                    self.story.wrong.append(f"{machine.name} ended by itself: {machine.daemon.said()[-1500:]}")
                 pid = machine.daemon.pid
                 used[pid] = max(used.get(pid, 0.0), processor_seconds(pid))
             self.figures["processor seconds of daemons"] = round(sum(used.values()), 1)

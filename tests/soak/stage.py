@@ -41,11 +41,19 @@ class Machine:
     disk: Path
     daemon: Running
     said: list[Path] = field(default_factory=list)
+    killed: bool = False
+
+    def kill(self) -> None:
+        self.killed = True
+        self.daemon.put_down()
+
+    def ended_by_itself(self) -> bool:
+        return not self.killed and self.daemon.poll() is not None
 
     def restart(self) -> None:
-        """After SIGKILL, whatever it is doing."""
-        self.daemon.put_down()
+        """After ``kill``."""
         self.daemon = self.deployment.start("daemon")
+        self.killed = False
         self.said.append(self.daemon.file)
 
     def stop(self) -> None:

@@ -68,7 +68,7 @@ class Trouble:
     def kill(self) -> None:
         machine = self.dice.choice(self.stage.machines[1:])
         self.note("daemons killed")
-        machine.daemon.put_down()
+        machine.kill()
         self.over.wait(self.dice.uniform(0, 2 * TTL_S))
         machine.restart()
 

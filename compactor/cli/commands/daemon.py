@@ -7,7 +7,7 @@ import logging
 
 from compactor.cli import frame, serving, tiers
 from compactor.cli.output import Output
-from compactor.errors import UsageError
+from compactor.errors import StoreError, UsageError
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     opened = tiers.opened(args, local_state=True, writes="daemon")
     try:
         opened.identity()
-    except UsageError as error:
+    except (UsageError, StoreError) as error:
         tell(f"{error.message}; waiting for it", level=logging.WARNING)
     daemon = Daemon(opened, tell=tell)
     settings = opened.settings.daemon
