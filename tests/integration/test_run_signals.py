@@ -28,7 +28,7 @@ def test_a_run_that_is_told_to_end_gives_its_lease_back(
 ) -> None:
     deployment = Deployment(tmp_path, {"cleaner": {"segment_bytes": 16_384}})
     log = GrowingLog("orders", 0, tmp_path, random.Random(1))
-    deployment.do("import", log.write_part(16), "--topic", "orders", "--partition", 0)
+    deployment.do("import", log.write_part(32), "--topic", "orders", "--partition", 0)
     monkeypatch.setenv("TIERED_COMPACTOR__LIMITS__MAX_REQUESTS_PER_S", "6")  # it alone is slow
     running = deployment.start("run", "--force")
     monkeypatch.undo()
