@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Container
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, NoReturn
 
 from compactor import __version__
 from compactor.cli.frame import DEBUG, Parser, asks_for_json, command_first, known
@@ -66,15 +67,18 @@ def _start_lightly() -> None:
 
 def entry(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit code (compactor.errors; 130 after Ctrl-C, 143 after SIGTERM)."""
-    _start_lightly()
-    arguments = sys.argv[1:] if argv is None else argv
+    with _ended_by_exception():
+        _start_lightly()
+        return _entered(sys.argv[1:] if argv is None else argv)
+
+
+def _entered(arguments: list[str]) -> int:
     out = Output("table")
 
     def note() -> Note:
         return out.note
 
     remarks = Remarks(note)
-    before = _end_by_exception()
     if asks_for_json(arguments):
         out = Output("json")
     try:
@@ -100,8 +104,6 @@ def entry(argv: list[str] | None = None) -> int:
         out.failure(told)
         return told.exit_code
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         remarks.close()
         out.close()
 
@@ -114,8 +116,12 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C. Python forgets the exit code of a KeyboardInterrupt itself that has come through an ``exec``, even where it was caught."""
 
 
-def _end_by_exception() -> dict[signal.Signals, Any]:
-    """What the signals did before; nothing where this thread may not say what they do. A second SIGTERM ends the process at once."""
+@contextmanager
+def _ended_by_exception() -> Iterator[None]:
+    """SIGTERM and Ctrl-C as exceptions, where this thread may say what they do. A second SIGTERM ends the process at once.
+
+    Python drops what is raised while it calls a finalizer, or back from a library: then the signal comes once more, a moment later.
+    """
 
     def terminate(number: int, frame: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -124,12 +130,27 @@ def _end_by_exception() -> dict[signal.Signals, Any]:
     def interrupt(number: int, frame: object) -> NoReturn:
         raise Interrupted
 
+    def dropped(what: sys.UnraisableHookArgs) -> None:
+        number = signal.SIGTERM if what.exc_type is Terminated else signal.SIGINT if what.exc_type is Interrupted else None
+        if number is None or threading.current_thread() is not threading.main_thread():
+            hook(what)
+            return
+        signal.signal(number, terminate if number == signal.SIGTERM else interrupt)
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+
     if threading.current_thread() is not threading.main_thread():
-        return {}
+        yield
+        return
+    hook, sys.unraisablehook = sys.unraisablehook, dropped
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored here, and stays so
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
-    return before
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sys.unraisablehook = hook
 
 
 def _parser(arguments: list[str]) -> Parser:

@@ -39,7 +39,7 @@ def test_a_run_that_is_told_to_end_gives_its_lease_back(
             assert time.monotonic() < until, "it announced nothing"
             time.sleep(0.1)
         running.send_signal(sent)
-        assert running.wait(60) == code
+        assert running.wait(60) == code, running.said()
     finally:
         running.put_down()
     assert running.said().splitlines()[-1] == said

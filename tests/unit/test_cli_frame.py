@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -359,3 +360,28 @@ def test_times_that_stand_for_themselves() -> None:
     for text in ("", "2h", "in 2h ago", "yesterday", "-5", "2026-13-01"):
         with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
             frame.moment(text)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_that_comes_while_something_is_finalized_counts(
+    sent: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python drops what is raised there; the command must not go on to its end."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(sent)
+
+    def work(args: object, out: object) -> int:
+        one = Finalized()
+        del one
+        time.sleep(30)
+        return 0
+
+    ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(main, "_parser", lambda arguments: SimpleNamespace(parse_args=lambda words: Namespace(run=work)))
+        assert entry(["topics"]) == code
+    finally:
+        signal.signal(signal.SIGINT, ctrl_c)
+    assert capsys.readouterr().err.splitlines() == ["terminated" if code == 143 else "interrupted"]
