@@ -1,6 +1,6 @@
 """Compiles the kernels, or loads them from the cache, before anybody looks at the clock.
 
-Without those that few logs need, which are compiled when they are met: of message formats v0 and v1, and of a bounded map.
+Without those that few logs need, which are compiled when they are met: of message formats v0 and v1, of snappy, and of a bounded map.
 """
 
 from __future__ import annotations

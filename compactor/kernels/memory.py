@@ -49,6 +49,33 @@ def _store(bits: int, kind: Any) -> Any:
     return store
 
 
+def _load_plain(bits: int) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def load(typing_context: Any, array: Any, position: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bits)
+            return builder.zext(builder.load(pointer, align=1), ir.IntType(64))
+
+        return (types.int64(array, types.intp), codegen) if _is_bytes(array) else None
+
+    return load
+
+
+def _store_plain(bits: int) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bits)
+            builder.store(builder.trunc(args[2], ir.IntType(bits)), pointer, align=1)
+            return context.get_dummy_value()
+
+        return (types.void(array, types.intp, types.int64), codegen) if _is_bytes(array) else None
+
+    return store
+
+
+get_8, get_16, get_32 = _load_plain(8), _load_plain(16), _load_plain(32)
+put_8, put_16 = _store_plain(8), _store_plain(16)
 load_i64 = _load(64, types.int64)
 load_i32 = _load(32, types.int32)
 load_u32 = _load(32, types.uint32)
@@ -71,6 +98,35 @@ def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: A
     if not (_is_bytes(target) and _is_bytes(source)):
         return None
     return types.void(target, types.intp, source, types.intp, types.intp), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def count_zeros(typing_context: Any, word: Any) -> Any:
+    """How many of the lowest bits are 0; ``word`` is not 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), codegen
+
+
+def _copy(bits: int) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def copy(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            to = _pointer(context, builder, signature.args[0], args[0], args[1], bits)
+            of = _pointer(context, builder, signature.args[2], args[2], args[3], bits)
+            builder.store(builder.load(of, align=1), to, align=1)
+            return context.get_dummy_value()
+
+        if not (_is_bytes(target) and _is_bytes(source)):
+            return None
+        return types.void(target, types.intp, source, types.intp), codegen
+
+    return copy
+
+
+copy_8, copy_16 = _copy(64), _copy(128)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -1,7 +1,8 @@
 """Many batches through their codec at once: what ``codecs`` does for one batch, without Python in between, without the GIL.
 
-The lz4 package's library is called from kernels, by the addresses of its own functions; where it exports none (a build against another
-library may hide them), and for every batch that is not the plain case, ``codecs`` does the work: both give the same bytes.
+The lz4 package's library is called from kernels, by the addresses of its own functions; snappy is kernels of ours, as no package shows its
+library. Where lz4 exports none (a build against another library may hide them), and for every batch that is not the plain case, ``codecs``
+does the work: both give the same bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import numpy.typing as npt
 
 from bloom.jit import kernel, leaf, load_u64
 from compactor.kernels.memory import address_of, call_c, copy_bytes
-from compactor.records import codecs
+from compactor.records import codecs, snappy
 from compactor.records.batches import Bytes, Int64s
-from compactor.records.codecs import LZ4, ZSTD
+from compactor.records.codecs import LZ4, SNAPPY, ZSTD
 from compactor.stages import WorkStage, measured
 
 Codecs = npt.NDArray[np.int16]
@@ -84,6 +85,8 @@ def inflate_into(
     while batch < len(wanted):
         if library.decompress and codec[batch] == LZ4:
             batch, out.size = _unlz4(library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, limit, most, ends)
+        elif codec[batch] == SNAPPY:
+            batch, out.size = snappy.inflate(buf, codec, start, end, wanted, batch, out.array, out.size, limit, most, ends)
         if batch < len(wanted) and out.size <= most:
             if wanted[batch]:
                 try:
@@ -108,6 +111,9 @@ def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: 
         return packed
     if library.compress and len(size) and np.all(codec == LZ4):
         _lz4(library.reset, library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, slot, packed)
+        return packed
+    if len(size) and np.all(codec == SNAPPY):
+        snappy.deflate(plain, start, size, out, slot, packed)
         return packed
     source, target = memoryview(plain), memoryview(out)
     if codecs.ZSTD_IN_BULK and len(size) and np.all(codec == ZSTD) and size.min() > 0:

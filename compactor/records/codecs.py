@@ -31,8 +31,8 @@ ZSTD: Final = 4
 NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
-_XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
-_XERIAL_BLOCK: Final = 32 * 1024
+XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+XERIAL_BLOCK: Final = 32 * 1024
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_RATIO: Final = 256  # an lz4 byte never gives more than 255 bytes
 LZ4_STORED: Final = 1 << 31
@@ -122,7 +122,7 @@ def compress(codec: int, data: Buffer) -> bytes:
 
 def compressed_bound(size: Any) -> Any:
     """The most bytes that ``size`` bytes become, whatever the codec. Takes arrays too."""
-    return size + size // 6 + 64 * (size // _XERIAL_BLOCK) + 128
+    return size + size // 6 + 64 * (size // XERIAL_BLOCK) + 128
 
 
 def compress_into(codec: int, data: memoryview, out: memoryview) -> int:
@@ -177,10 +177,10 @@ def _compress_lz4(data: memoryview, out: memoryview) -> int:
 
 
 def _compress_xerial(data: memoryview, out: memoryview) -> int:
-    at = len(_XERIAL_HEADER)
-    out[:at] = _XERIAL_HEADER
-    for start in range(0, len(data), _XERIAL_BLOCK):
-        size = cramjam.snappy.compress_raw_into(data[start : start + _XERIAL_BLOCK], out[at + 4 :])
+    at = len(XERIAL_HEADER)
+    out[:at] = XERIAL_HEADER
+    for start in range(0, len(data), XERIAL_BLOCK):
+        size = cramjam.snappy.compress_raw_into(data[start : start + XERIAL_BLOCK], out[at + 4 :])
         out[at : at + 4] = size.to_bytes(4, "big")
         at += 4 + size
     return at
@@ -249,10 +249,10 @@ def _unsnappy(data: memoryview, out: ByteBuffer, limit: int) -> None:
         _unsnappy_block(data, out, limit, limit)
         return
     left = limit
-    position = len(_XERIAL_HEADER)
+    position = len(XERIAL_HEADER)
     while position < len(data):
         if bytes(data[position : position + 8]) == _XERIAL_MAGIC:  # streams written one after the other
-            position += len(_XERIAL_HEADER)
+            position += len(XERIAL_HEADER)
             continue
         if position + 4 > len(data):
             raise CodecError("snappy frame ends early")
