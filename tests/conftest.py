@@ -7,6 +7,7 @@ Property tests try the same examples each time, so that a run says something of 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from hypothesis import HealthCheck, settings
 pytest_plugins = ["tests.support.servers", "tests.support.bucket_cli", "tests.support.broker_fixtures", "tests.simulation.play"]
 
 TESTS = Path(__file__).parent
+
+UNBLOCKED = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 _SLOW = [HealthCheck.too_slow]  # a busy machine is no fault of the test
 settings.register_profile("search", deadline=None, print_blob=True, suppress_health_check=_SLOW)
@@ -32,3 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test in tests/contract is marked ``contract``: ``pytest -m "contract and not slow"``."""
     for item in items:
         item.add_marker(item.path.relative_to(TESTS).parts[0])
+
+
+def pytest_runtest_setup() -> None:
+    """A daemon that was tried in this process leaves signals blocked, and processes that are started from here would inherit that."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, UNBLOCKED)

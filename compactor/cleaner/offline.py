@@ -14,7 +14,7 @@ from typing import Final
 
 from compactor.cleaner.gate.balance import ResultTally
 from compactor.cleaner.gate.judge import Gate, GateFailed, GateTerms
-from compactor.cleaner.gate.spool import NO_LIMIT, RowSpool
+from compactor.cleaner.gate.spool import RowSpool
 from compactor.cleaner.keys.keysets import BoundedOffsetMap, KeySet
 from compactor.cleaner.keys.survivors import PassOne, Survivors, scan_backwards, scan_bounded
 from compactor.cleaner.passes.chunks import FinishedChunks
@@ -24,6 +24,7 @@ from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import AtHand, CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import fold
+from compactor.cleaner.spool_file import NO_LIMIT
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
 from compactor.records.balance import BalanceKey

@@ -15,12 +15,9 @@ from tests.support.deployment import Deployment, GrowingLog
 
 @pytest.fixture(autouse=True)
 def _heard() -> Iterator[None]:
-    """A shell that starts the tests in the background has them, and what they start, ignore Ctrl-C; a daemon that was tried in this
-    process has left signals blocked, for processes that are started from here, too."""
+    """A shell that starts the tests in the background has them, and what they start, ignore Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     yield
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     signal.signal(signal.SIGINT, before)
 
 

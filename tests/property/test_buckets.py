@@ -187,7 +187,7 @@ def test_a_disk_that_is_full_is_an_error_that_says_what_to_do(number: int, tmp_p
     budget = Budget()
     with KeyBuckets(tmp_path / "b", budget, map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
         engine.add(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
-        monkeypatch.setattr("compactor.cleaner.keys.buckets.os.pwrite", full)
+        monkeypatch.setattr("compactor.cleaner.spool_file.os.pwrite", full)
         with pytest.raises(OutOfBudget, match="no space is left for the keys that are written to .*/b") as error:
             engine.finish(100)
         assert "Free space there" in error.value.hint

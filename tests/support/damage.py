@@ -14,11 +14,12 @@ import pytest
 
 from compactor.cleaner.gate.judge import Gate, GateFailed, GateReport, GateTerms
 from compactor.cleaner.gate.ranges import OpenSpool
-from compactor.cleaner.gate.spool import NO_LIMIT, RowSpool
+from compactor.cleaner.gate.spool import RowSpool
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_round
 from compactor.cleaner.passes.grouping import group
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.spool_file import NO_LIMIT
 from compactor.records.build import Producer, Row, batch, seal
 from compactor.records.codecs import compress
 from compactor.round import rewrite as worker

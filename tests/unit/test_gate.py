@@ -18,10 +18,11 @@ from compactor.cleaner.gate import spool
 from compactor.cleaner.gate.batches import fates_of
 from compactor.cleaner.gate.judge import GateFailed
 from compactor.cleaner.gate.ranges import LastRecords, _OfSpool, judge_range, no_sums
-from compactor.cleaner.gate.spool import DIRTY, NO_LIMIT, RowSpool
+from compactor.cleaner.gate.spool import DIRTY, RowSpool
 from compactor.cleaner.gate.table import ABSENT, DUE, KeyTable, marks_of, rows_of
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_directory
 from compactor.cleaner.passes.transactions import fold
+from compactor.cleaner.spool_file import NO_LIMIT
 from compactor.errors import BadData, CompactorError, OutOfBudget, StoreError, UsageError
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LogBuilder, entry, wrapper
@@ -106,7 +107,7 @@ def test_rows_that_the_disk_has_changed_are_an_error_in_words(many: Round, monke
         written.append(position)
         return pwrite(file, bytes(data[:-1]) + bytes([data[-1] ^ 1]) if len(written) == 2 else data, position)
 
-    monkeypatch.setattr("compactor.cleaner.gate.spool.os.pwrite", flipped)
+    monkeypatch.setattr("compactor.cleaner.spool_file.os.pwrite", flipped)
     with pytest.raises(StoreError, match=r"what the gate wrote to .* has changed on the disk"):
         many.judged(budget_bytes=TINY)
     assert len(written) > 2
@@ -116,7 +117,7 @@ def test_a_disk_that_is_full_is_an_error_in_words(many: Round, monkeypatch: pyte
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("compactor.cleaner.gate.spool.os.pwrite", full)
+    monkeypatch.setattr("compactor.cleaner.spool_file.os.pwrite", full)
     with pytest.raises(OutOfBudget, match="no space is left for what the gate writes"):
         many.judged(budget_bytes=TINY)
 

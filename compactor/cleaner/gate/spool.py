@@ -8,44 +8,24 @@ sections: rows of the dirty range, whose keys' last ones are wanted, and rows ou
 
 from __future__ import annotations
 
-import errno
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final, Protocol, Self
+from typing import BinaryIO, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from bloom.jit import kernel
 from compactor.cleaner.gate.table import ROW_BYTES, WORDS, Rows, range_of
-from compactor.errors import OutOfBudget, StoreError
+from compactor.cleaner.spool_file import Room, SpoolFile
+from compactor.errors import StoreError
 from compactor.records.batches import Int64s
 
 BLOCK_ROWS: Final = 1 << 19
 DIRTY, BELOW = SECTIONS = range(2)
-
-
-class Room(Protocol):
-    """The disk budget. ``reserve`` raises OutOfBudget; what it grants is given back by ``release``."""
-
-    def reserve(self, nbytes: int) -> None: ...
-
-    def release(self, nbytes: int) -> None: ...
-
-
-class _NoLimit:
-    def reserve(self, nbytes: int) -> None:
-        pass
-
-    def release(self, nbytes: int) -> None:
-        pass
-
-
-NO_LIMIT: Final = _NoLimit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +48,12 @@ class RowSpool:
         self.ranges = ranges
         self.first, self.all_ranges = part * ranges, parts * ranges
         """What ``read`` calls range 0 is this one of so many."""
-        self.disk_bytes = 0
         self._blocks: tuple[list[_SortedBlock], ...] = ([], [])
         self._section = DIRTY
         self._buffer: Rows = np.empty((BLOCK_ROWS, WORDS), np.uint64)
         self._sorted: Rows = np.empty((BLOCK_ROWS, WORDS), np.uint64)
         self._fill = 0
-        self._path = path
-        self._room = room
-        self._reserved = 0
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._file = SpoolFile(path, room, "what the gate writes to", "Free space there and run it again; nothing was published")
 
     def add(self, section: int, rows: Rows) -> None:
         """Raises OutOfBudget when the room is used up, or the disk is."""
@@ -89,6 +65,10 @@ class RowSpool:
             row, self._fill = _take(rows, row, self.all_ranges, self.first, self.ranges, self._buffer, self._fill)
             if self._fill == len(self._buffer):
                 self._flush()
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._file.size
 
     @property
     def rows_written(self) -> int:
@@ -109,10 +89,10 @@ class RowSpool:
                 continue
             rows = self._buffer[: end - begin]
             data = _bytes(rows)
-            self._fetch(data, block.position + begin * ROW_BYTES)
+            self._file.fetch(data, block.position + begin * ROW_BYTES)
             if zlib.crc32(data) != block.crcs[number]:
                 raise StoreError(
-                    f"what the gate wrote to {self._path} has changed on the disk",
+                    f"what the gate wrote to {self._file.path} has changed on the disk",
                     hint="Nothing was published. Check the disk below state_dir (SPARK_LOCAL_DIRS on executors), then run it again",
                 )
             yield rows
@@ -137,12 +117,7 @@ class RowSpool:
 
     def close(self) -> None:
         """Removes the file and gives its room back. A second call does nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-            self._path.unlink(missing_ok=True)
-            self._room.release(self._reserved)
-            self._reserved = 0
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -153,34 +128,12 @@ class RowSpool:
     def _flush(self) -> None:
         if not self._fill:
             return
-        size = self._fill * ROW_BYTES
-        self._room.reserve(size)
-        self._reserved += size
         begins = _scatter(self._buffer, self._fill, self.all_ranges, self.first, self.ranges, self._sorted)
         pieces = zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True)
         crcs = np.array([zlib.crc32(_bytes(self._sorted[begin:end])) for begin, end in pieces], np.uint32)
-        data, written = _bytes(self._sorted[: self._fill]), 0
-        try:
-            while written < size:
-                written += os.pwrite(self._file, data[written:], self.disk_bytes + written)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise OutOfBudget(
-                f"no space is left for what the gate writes to {self._path}",
-                hint="Free space there and run it again; nothing was published",
-            ) from error
-        self._blocks[self._section].append(_SortedBlock(self.disk_bytes, begins, crcs))
-        self.disk_bytes += size
+        position = self._file.append(_bytes(self._sorted[: self._fill]))
+        self._blocks[self._section].append(_SortedBlock(position, begins, crcs))
         self._fill = 0
-
-    def _fetch(self, data: memoryview, position: int) -> None:
-        got = 0
-        while got < len(data):
-            size = os.preadv(self._file, [data[got:]], position + got)
-            if size == 0:
-                raise OSError(errno.EIO, "a file of the gate's rows has become shorter while it was in use", str(self._path))
-            got += size
 
 
 def _bytes(rows: Rows) -> memoryview:

@@ -12,13 +12,11 @@ small for all the rows, the scan is made in several passes, each of which takes 
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +24,7 @@ import numpy.typing as npt
 from bloom.jit import kernel, leaf, prefetch
 from bloom.siphash import tag_of
 from compactor.cleaner.keys.keysets import AHEAD, CAPACITY, Hashes, KeySet, State, Table, holds, home_of, put
+from compactor.cleaner.spool_file import Room, SpoolFile
 from compactor.errors import OutOfBudget
 from compactor.stages import WorkStage, measured
 
@@ -45,14 +44,6 @@ Bitmap = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
 
-class Reservation(Protocol):
-    """The disk budget. ``reserve`` raises OutOfBudget; what it grants is given back by ``release``."""
-
-    def reserve(self, nbytes: int) -> None: ...
-
-    def release(self, nbytes: int) -> None: ...
-
-
 def passes_needed(rows: int, disk_share_bytes: int, row_bytes: int = ROW_BYTES) -> int:
     """How often the log must be scanned so that one pass's rows fit the share, with a tenth of it for uneven parts."""
     return max(1, -(-rows * row_bytes * 11 // (max(1, disk_share_bytes) * 10)))
@@ -67,9 +58,7 @@ def keys_of(rows: Rows) -> Hashes:
 class KeyBuckets:
     """Answers, for every record of a backwards scan, what a KeySet would have answered. Close it, or use it in a ``with``."""
 
-    def __init__(
-        self, path: Path, reservation: Reservation, *, map_budget_bytes: int, expected_rows: int, part: int = 0, parts: int = 1
-    ) -> None:
+    def __init__(self, path: Path, room: Room, *, map_budget_bytes: int, expected_rows: int, part: int = 0, parts: int = 1) -> None:
         """
         :param path: the file to write; it exists until ``close``.
         :param map_budget_bytes: for one range's set; OutOfBudget where KeySet would raise it.
@@ -79,7 +68,6 @@ class KeyBuckets:
             raise ValueError(f"part {part} of {parts}")
         KeySet(map_budget_bytes)  # a budget that no set can live in is refused before the scan, not after it
         self._map_budget_bytes = map_budget_bytes
-        self._reservation = reservation
         expected_bytes = -(-expected_rows // parts) * KEY_BYTES
         self._ranges = min(MOST_RANGES, max(1, -(-expected_bytes // min(map_budget_bytes, CACHE_BYTES))))
         self._first_range, self._all_ranges = part * self._ranges, parts * self._ranges
@@ -89,13 +77,10 @@ class KeyBuckets:
         self._buffer: Rows = np.empty((BLOCK_ROWS, 4), dtype=np.uint32)
         self._sorted: Rows = np.empty((BLOCK_ROWS, 4), dtype=np.uint32)
         self._fill = 0
-        self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        self._reserved = 0
+        hint = "Free space there, or raise map_budget_bytes so that they stay in memory, and run it again; nothing was published"
+        self._file = SpoolFile(path, room, "the keys that are written to", hint)
         self._guess = 0
         self._most = -1
-        self.disk_bytes = 0
-        """Bytes written so far."""
         self.entries = 0
         """Keys, known after ``finish``."""
         self.peak_bytes = 0
@@ -117,6 +102,11 @@ class KeyBuckets:
     def add_clean(self, hashes: Hashes, ordinals: Ordinals) -> None:
         """Rows below the dirty range, in any order: they survive where no row of ``add`` or ``add_seen`` has their key."""
         self._append(self._clean, hashes, self._checked(ordinals))
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._file.size
 
     def takes(self, hashes: Hashes) -> Flags:
         """Which of these rows belong to this part of the keys."""
@@ -144,12 +134,7 @@ class KeyBuckets:
 
     def close(self) -> None:
         """Removes the file and gives the reservation back. A second call does nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-            self._path.unlink(missing_ok=True)
-            self._reservation.release(self._reserved)
-            self._reserved = 0
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -178,24 +163,9 @@ class KeyBuckets:
     def _flush(self) -> None:
         if not self._fill:
             return
-        size = self._fill * ROW_BYTES
-        self._reservation.reserve(size)
-        self._reserved += size
         begins = scatter(self._buffer, self._fill, self._all_ranges, self._first_range, self._ranges, self._sorted)
-        data = self._sorted[: self._fill].reshape(-1).view(np.uint8).data
-        written = 0
-        try:
-            while written < size:
-                written += os.pwrite(self._file, data[written:], self.disk_bytes + written)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise OutOfBudget(
-                f"no space is left for the keys that are written to {self._path}",
-                hint="Free space there, or raise map_budget_bytes so that they stay in memory, and run it again; nothing was published",
-            ) from error
-        self._section.append(_Block(self.disk_bytes, begins))
-        self.disk_bytes += size
+        position = self._file.append(self._sorted[: self._fill].reshape(-1).view(np.uint8).data)
+        self._section.append(_Block(position, begins))
         self._fill = 0
 
     def _answer(self, bucket: int, ranges: int, wanted: int, bitmap: Bitmap) -> None:
@@ -231,13 +201,7 @@ class KeyBuckets:
     def _rows_at(self, position: int, count: int) -> Rows:
         """Rows of the file, in the buffer: nothing may be waiting there to be written."""
         rows = self._buffer[:count]
-        data = rows.reshape(-1).view(np.uint8).data
-        got = 0
-        while got < len(data):
-            size = os.preadv(self._file, [data[got:]], position + got)
-            if size == 0:
-                raise OSError(errno.EIO, "a bucket file has become shorter while it was in use", str(self._path))
-            got += size
+        self._file.fetch(rows.reshape(-1).view(np.uint8).data, position)
         return rows
 
 

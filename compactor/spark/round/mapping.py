@@ -118,7 +118,7 @@ def index_bundle(shared: Shared, items: tuple[ToIndex, ...], cost: Cost) -> Inde
 
 @dataclass(frozen=True)
 class _Reserved:
-    """Room (cleaner.gate.spool) that is given back when the task ends."""
+    """Room (cleaner.spool_file) that is given back when the task ends."""
 
     reserve: Callable[[int], None]
 
