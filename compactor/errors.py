@@ -6,7 +6,7 @@ CompactorError (1: a bug)
 +-- Fenced            4   another compactor has taken over; this process changed nothing since
 |   +-- Leased        4   another compactor holds the lease and is alive
 +-- StoreError        5   object store, broker or network
-|   +-- NotFound, AlreadyExists, Unavailable (try again), Refused (it will not get better by itself)
+|   +-- NotFound, AlreadyExists, Unavailable (try again), Refused (it will not get better by itself), CannotCopy (there is another way)
 +-- OutOfBudget       6   disk or memory budget too small, or the disk is full
 """
 
@@ -91,6 +91,10 @@ class Unavailable(StoreError):
 
 class Refused(StoreError):
     """Credentials, permissions, a missing bucket, a wrong region, an archived object: trying again does not help."""
+
+
+class CannotCopy(StoreError):
+    """The store does not copy ranges of objects: what was to be copied has to be fetched and sent."""
 
 
 class OutOfBudget(CompactorError):

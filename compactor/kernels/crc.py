@@ -83,6 +83,14 @@ def _after_zeros(count: int) -> Table:
     return table
 
 
+def joined(first: int, second: int, size: int) -> int:
+    """The checksum of bytes of which the first ones have the checksum ``first``, and the last ``size`` ones ``second``."""
+    table = _after_zeros(size)
+    for byte in range(4):
+        second ^= int(table[byte, first >> 8 * byte & 255])
+    return second
+
+
 def _after_zero_byte(crc: int) -> int:
     for _ in range(8):
         crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)

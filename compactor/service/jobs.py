@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,7 @@ from compactor.local.budget import Budget
 from compactor.model.plan import CompactionPlan
 from compactor.round.compaction import OnStage, RoundReport
 from compactor.service.scheduling import Action, Job
-from compactor.storage.port import ObjectInfo, ObjectStore, Unfinished
+from compactor.storage.port import ObjectInfo, ObjectStore, Piece, RangeCopies, Unfinished
 from compactor.transfer.generation_upkeep import GenerationUpkeep, keep_generation
 from compactor.transfer.generations import Target, Writing
 from compactor.upkeep.retire import RetireReport, retire
@@ -83,6 +83,14 @@ class Interruptible:
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         self._stop.check()
         return self._store.create_from_file(key, path, metadata)
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        return self._store.copies
+
+    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        self._stop.check()
+        return self._store.compose(key, pieces, metadata)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         self._stop.check()

@@ -18,7 +18,7 @@ from compactor.storage.counting import Usage
 OWN = "tiered_compactor"
 MOST_LABELLED = 500
 """Partitions with series of their own: those that matter most. The totals are about all."""
-REQUESTS = ("get", "head", "put", "list", "delete", "multipart")
+REQUESTS = ("get", "head", "put", "copy", "list", "delete", "multipart")
 
 
 def exposed(families: Iterable[Metric]) -> bytes:

@@ -16,7 +16,7 @@ from compactor.model.base import Value
 
 class Meter(Protocol):
     def request(self, kind: str) -> None:
-        """Called before each request; kinds: get, head, put, list, delete, multipart."""
+        """Called before each request; kinds: get, head, put, copy, list, delete, multipart."""
 
     def repeated(self) -> None:
         """Called before each request that is made again."""

@@ -14,7 +14,7 @@ from compactor.storage.local import LocalStore
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import Contact, Retrier, RetryingStore
 from compactor.storage.s3 import S3Store
-from compactor.storage.s3_requests import Etags, S3Requests
+from compactor.storage.s3_requests import S3Requests, Traits
 from compactor.storage.settings import Limits, Retries, S3Settings, Transfers
 from compactor.storage.throttled import Buckets, Throttled
 
@@ -49,7 +49,7 @@ def open_store(
     bucket, prefix = s3_location(url)
     settings = s3 or S3Settings()
     policy = (retries or Retries()).model_copy(update={"first_answer_s": settings.first_answer_ms / 1000})
-    requests = S3Requests(bucket, prefix, settings, Retrier(policy, contact=contact or Contact()), meter, _etags(bucket, s3))
+    requests = S3Requests(bucket, prefix, settings, Retrier(policy, contact=contact or Contact()), meter, _traits(bucket, s3))
     return S3Store(requests, transfers or Transfers())
 
 
@@ -84,9 +84,9 @@ def local_path(url: str) -> Path:
 
 
 @lru_cache(maxsize=64)
-def _etags(bucket: str, s3: S3Settings | None) -> Etags:
+def _traits(bucket: str, s3: S3Settings | None) -> Traits:
     """All stores of this process in one bucket learn from each other."""
-    return Etags()
+    return Traits()
 
 
 @lru_cache(maxsize=8)

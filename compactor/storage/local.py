@@ -20,7 +20,7 @@ import json
 import os
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -29,12 +29,15 @@ from compactor.errors import AlreadyExists, Refused, Unavailable
 from compactor.storage.counting import Counters, Meter
 from compactor.storage.keys import RESERVED, check_key, check_metadata, check_prefix, check_range, part_fault
 from compactor.storage.os_errors import FULL, file_errors
-from compactor.storage.port import ObjectInfo, Unfinished
+from compactor.storage.port import CopiedRange, FileRange, ObjectInfo, Piece, RangeCopies, Unfinished
 from compactor.storage.reserve import Reserve
 
 _CHUNK = 1 << 20
 _LONG = 200
 _STALE_NS = 3_600 * 1_000_000_000
+_MOST = 1 << 30
+_NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
+"""What ``copy_file_range`` says where the file systems, the kernel or a sandbox do not do it: then bytes are read and written."""
 
 
 class LocalStore:
@@ -76,20 +79,37 @@ class LocalStore:
             return self._info(key, status, _read_companion(path, status))
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._create(key, lambda: iter((data,)), metadata)
+        return self._create(key, lambda file: self._write(file, (data,)), metadata)
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        def chunks() -> Iterator[bytes]:
+        def fill(file: BinaryIO) -> None:
             with open(path, "rb") as source:
-                while chunk := source.read(_CHUNK):
-                    yield chunk
+                self._write(file, _chunks(source, None))
 
-        return self._create(key, chunks, metadata)
+        return self._create(key, fill, metadata)
+
+    @property
+    def copies(self) -> RangeCopies:
+        return RangeCopies(least_bytes=0, most_bytes=_MOST)
+
+    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Where the file system can, a copied range shares its blocks with the source (reflink)."""
+        for piece in pieces:
+            check_range(piece.start, piece.length)
+
+        def fill(file: BinaryIO) -> None:
+            for piece in pieces:
+                if isinstance(piece, CopiedRange):
+                    self._copy(piece, file)
+                else:
+                    self._insert(piece, file)
+
+        return self._create(key, fill, metadata)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         target = self._path(key)
         self._meter.request("put")
-        with file_errors("write", target), self._staged(iter((data,))) as staged:
+        with file_errors("write", target), self._staged(lambda file: self._write(file, (data,))) as staged:
             _make_directories(target.parent)
             os.replace(staged, target)
             _sync_directory(target.parent)
@@ -155,7 +175,7 @@ class LocalStore:
 
     def clock_ms(self) -> int:
         self._meter.request("head")
-        with file_errors("write", self._root), self._staged(iter(()), durable=False) as staged:
+        with file_errors("write", self._root), self._staged(lambda file: None, durable=False) as staged:
             return staged.lstat().st_mtime_ns // 1_000_000
 
     def _path(self, key: str) -> Path:
@@ -170,21 +190,55 @@ class LocalStore:
             raise Refused(f"{folder} leads out of the store {self._root}, to {real}", hint="Remove the symbolic link")
         return folder
 
-    def _create(self, key: str, chunks: Callable[[], Iterator[bytes]], metadata: Mapping[str, str] | None) -> ObjectInfo:
+    def _write(self, file: BinaryIO, chunks: Iterable[bytes]) -> None:
+        for chunk in chunks:
+            self._meter.wrote(len(chunk))
+            file.write(chunk)
+
+    def _insert(self, piece: FileRange, file: BinaryIO) -> None:
+        with open(piece.path, "rb") as source:
+            source.seek(piece.start)
+            before = file.tell()
+            self._write(file, _chunks(source, piece.length))
+        if file.tell() - before != piece.length:
+            raise Unavailable(f"{piece.path} is shorter than what was to be taken of it")
+
+    def _copy(self, piece: CopiedRange, file: BinaryIO) -> None:
+        """Only of the version that is meant: looked at before and after, as a stranger may write into the file."""
+        path = self._path(piece.key)
+        self._meter.request("copy")
+        with file_errors("read", path):
+            source = _open_object(path)
+        with source:
+            _require_version(path, source, piece)
+            file.flush()
+            done = _copied_by_the_system(source, piece, file)
+            file.seek(0, os.SEEK_END)
+            source.seek(piece.start + done)
+            for chunk in _chunks(source, piece.length - done):
+                self._meter.read(len(chunk))
+                self._write(file, (chunk,))
+                done += len(chunk)
+            _require_version(path, source, piece)
+        if done != piece.length:
+            raise ValueError(f"{path} ends before byte {piece.start + piece.length}, up to which it was to be copied")
+
+    def _create(self, key: str, fill: Callable[[BinaryIO], None], metadata: Mapping[str, str] | None) -> ObjectInfo:
+        """``fill`` writes the content; once more where a reserve made room."""
         described = check_metadata(metadata)
         target = self._path(key)
         self._meter.request("put")
         with file_errors("write", target):
             while True:
                 try:
-                    return self._linked(key, target, chunks, described)
+                    return self._linked(key, target, fill, described)
                 except OSError as error:
                     if error.errno not in FULL or self._reserve is None or not self._reserve.spend():
                         raise
 
-    def _linked(self, key: str, target: Path, chunks: Callable[[], Iterator[bytes]], described: dict[str, str]) -> ObjectInfo:
+    def _linked(self, key: str, target: Path, fill: Callable[[BinaryIO], None], described: dict[str, str]) -> ObjectInfo:
         _refuse_existing(target)  # before a gigabyte is staged for nothing; the link below decides
-        with self._staged(chunks()) as staged:
+        with self._staged(fill) as staged:
             _make_directories(target.parent)
             companion = _write_companion(staged, target, described) if described else None
             try:
@@ -203,20 +257,17 @@ class LocalStore:
 
     def _info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
         """A link changes a file's status, not its modification time: that is of the staging."""
-        etag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
         modified_ns = max(status.st_mtime_ns, status.st_ctime_ns) if self._records else status.st_mtime_ns
-        return ObjectInfo(key, status.st_size, modified_ns // 1_000_000, etag, metadata)
+        return ObjectInfo(key, status.st_size, modified_ns // 1_000_000, _etag(status), metadata)
 
     @contextmanager
-    def _staged(self, chunks: Iterator[bytes], durable: bool = True) -> Iterator[Path]:
+    def _staged(self, fill: Callable[[BinaryIO], None], durable: bool = True) -> Iterator[Path]:
         folder = self._root / RESERVED / "tmp"
         _make_directories(folder)
         staged = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
             with open(staged, "xb") as file:
-                for chunk in chunks:
-                    self._meter.wrote(len(chunk))
-                    file.write(chunk)
+                fill(file)
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
@@ -266,6 +317,41 @@ def _open_object(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def _etag(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+def _require_version(path: Path, source: BinaryIO, piece: CopiedRange) -> None:
+    if _etag(os.fstat(source.fileno())) != piece.etag:
+        raise Unavailable(f"{path} is another object than the one to be copied", hint="Something else writes to this tier; run verify")
+
+
+def _chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
+    """From where it stands; fewer where it ends."""
+    while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length)):
+        length = None if length is None else length - len(chunk)
+        yield chunk
+
+
+def _copied_by_the_system(source: BinaryIO, piece: CopiedRange, file: BinaryIO) -> int:
+    """How many bytes of the range the kernel has appended to ``file``: all, or as many as it would."""
+    done = 0
+    if not hasattr(os, "copy_file_range"):
+        return done
+    end = os.fstat(file.fileno()).st_size
+    try:
+        while done < piece.length:
+            wanted = min(_MOST, piece.length - done)
+            copied = os.copy_file_range(source.fileno(), file.fileno(), wanted, piece.start + done, end + done)
+            if not copied:
+                break
+            done += copied
+    except OSError as error:
+        if error.errno not in _NO_COPY:
+            raise
+    return done
 
 
 def _refuse_existing(target: Path) -> None:

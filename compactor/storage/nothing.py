@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from compactor.errors import NotFound, UsageError
-from compactor.storage.port import ObjectInfo, Unfinished
+from compactor.storage.port import ObjectInfo, Piece, Unfinished
 
 
 class NothingStore:
@@ -35,6 +35,13 @@ class NothingStore:
         raise self._refusal()
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        raise self._refusal()
+
+    @property
+    def copies(self) -> None:
+        return None
+
+    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         raise self._refusal()
 
     def put(self, key: str, data: bytes) -> ObjectInfo:

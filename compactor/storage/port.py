@@ -1,14 +1,14 @@
 """The object-store port: the few requests that everything else is built on.
 
 Every adapter passes tests/contract/test_object_store.py. What servers do differently (spec: S3, versitygw, MinIO, moto) is
-not used: no rename, no conditional copy, no conditional delete, no key that is a "directory" of another.
+not used: no rename, no conditional delete, no key that is a "directory" of another. Copying a range is used where there is such a thing.
 
 Keys are relative to the store's root: ``/``-separated, no empty, ``.`` or ``..`` part, at most 255 bytes a part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -34,6 +34,45 @@ class Unfinished:
     begun_ms: int
 
 
+@dataclass(frozen=True)
+class CopiedRange:
+    """Bytes [start, start + length) of an object of the same store, in the version that has this ``etag`` (ObjectInfo.etag).
+
+    ``crc32c``: what their CRC-32C must be, where the caller knows it: compared with the copy's receipt by stores that give one (S3).
+    """
+
+    key: str
+    start: int
+    length: int
+    etag: str
+    crc32c: int | None = None
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes [start, start + length) of a local file."""
+
+    path: Path
+    start: int
+    length: int
+
+
+Piece = CopiedRange | FileRange
+
+
+@dataclass(frozen=True)
+class RangeCopies:
+    """What ``ObjectStore.compose`` can do.
+
+    :param least_bytes: of everything between two changes from copied to local bytes, the object's end apart; shorter ranges that lie
+        between local bytes have to be local, and neighbouring local pieces count together. 0: any length.
+    :param most_bytes: that one request copies; longer ranges are split.
+    """
+
+    least_bytes: int
+    most_bytes: int
+
+
 class ObjectStore(Protocol):
     """All methods raise NotFound, AlreadyExists, Unavailable or Refused (compactor.errors), or OutOfBudget for a full disk."""
 
@@ -56,6 +95,18 @@ class ObjectStore(Protocol):
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Like ``create`` for a file of any size (multipart, streamed)."""
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        """None: this store cannot copy ranges, as far as is known: what it refused once it is not asked again by this process."""
+
+    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Like ``create``, of these pieces, one behind the other. Copied bytes do not pass through this machine where it can be helped.
+
+        Raises NotFound or Unavailable where a source is gone or has another ``etag``, CannotCopy where it turns out that the store does
+        not copy ranges (then ``copies`` is None from here on), ValueError for pieces that ``copies`` does not allow. Nothing is left
+        behind, and never is an object put together from two versions.
+        """
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """Writes or overwrites, atomically. Only for heartbeats and hints, which nothing depends on."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from compactor.errors import CompactorError
-from compactor.storage.port import ObjectInfo, ObjectStore, Unfinished
+from compactor.storage.port import ObjectInfo, ObjectStore, Piece, RangeCopies, Unfinished
 
 
 class ReadOnly:
@@ -36,6 +36,13 @@ class ReadOnly:
         _refuse("create", key)
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        _refuse("create", key)
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        return self._store.copies
+
+    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         _refuse("create", key)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from compactor.errors import Unavailable
-from compactor.storage.port import ObjectInfo, ObjectStore, Unfinished
+from compactor.storage.port import ObjectInfo, ObjectStore, Piece, RangeCopies, Unfinished
 from compactor.storage.settings import Retries
 
 T = TypeVar("T")
@@ -119,6 +119,13 @@ class RetryingStore:
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self._retrier.call(lambda _: self._store.create_from_file(key, path, metadata))
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        return self._store.copies
+
+    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._retrier.call(lambda _: self._store.compose(key, pieces, metadata))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         return self._retrier.call(lambda _: self._store.put(key, data))

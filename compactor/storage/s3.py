@@ -13,22 +13,23 @@ store has one. A flipped bit in a range goes unnoticed here: callers know the di
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from compactor.errors import AlreadyExists, NotFound, Refused, Unavailable
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_fault
 from compactor.storage.os_errors import file_errors
-from compactor.storage.port import ObjectInfo, Unfinished
+from compactor.storage.port import CopiedRange, FileRange, ObjectInfo, Piece, RangeCopies, Unfinished
 from compactor.storage.s3_errors import NoSuchUpload, OutOfRange, PreconditionFailed, answered
+from compactor.storage.s3_parts import COPIES, parts_of, parts_of_file, unlike
 from compactor.storage.s3_requests import S3Requests, byte_range, span_of
-from compactor.storage.s3_transfer import MultipartUpload, crc32, download, md5
+from compactor.storage.s3_transfer import MultipartUpload, changed_source, crc32, download, md5
 from compactor.storage.settings import Transfers
 
 _MARK = "written-by"
@@ -84,7 +85,33 @@ class S3Store:
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
         if data is not None:
             return self._put_new(key, data, described)
-        return self._upload(key, path, size, described)
+        parts = parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes)
+        return self._upload(key, size, described, "CRC32", lambda upload: upload.put_together(parts))
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        return COPIES if self._requests.traits.copies else None
+
+    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """A source has to be the same before and after, whether or not the server knows the condition of a copy."""
+        check_key(key)
+        described = check_metadata(metadata)
+        parts = parts_of(pieces, self._transfers.part_bytes)
+        if not parts:
+            return self._put_new(key, b"", described)
+        size = sum(piece.length for piece in pieces)
+        self._require_sources(pieces)
+
+        def put_together(upload: MultipartUpload) -> list[dict[str, Any]]:
+            done = upload.put_together(parts)
+            self._require_sources(pieces)
+            wrong = unlike(pieces, parts, [str(part.get("ChecksumCRC32C", "")) for part in done])
+            if wrong:
+                where = self._requests.where(wrong.key)
+                raise Unavailable(f"{where}: what was copied of it has another checksum than it must have", hint="Run verify --deep")
+            return done
+
+        return self._upload(key, size, described, "CRC32C", put_together)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         check_key(key)
@@ -222,7 +249,7 @@ class S3Store:
 
         One that is not was seen by nobody who could have believed it, and is removed. Raises Unavailable.
         """
-        known = self._requests.etags
+        known = self._requests.traits
         if checksum == crc32(data) or known.md5 is False:
             return
         if etag == md5(data):
@@ -234,14 +261,31 @@ class S3Store:
         self._delete_batch((key,))
         raise Unavailable(f"cannot write {self._requests.where(key)}: it arrived damaged, and the store took it")
 
-    def _upload(self, key: str, path: Path, size: int, metadata: dict[str, str]) -> ObjectInfo:
+    def _require_sources(self, pieces: Sequence[Piece]) -> None:
+        """One request a source. Raises NotFound, Unavailable, ValueError for ranges that no longer are, or never were, in it."""
+        copied = [piece for piece in pieces if isinstance(piece, CopiedRange) and piece.length]
+        for key in dict.fromkeys(piece.key for piece in copied):
+            found = self._head(key)
+            if any(piece.etag != found.etag for piece in copied if piece.key == key):
+                raise changed_source(self._requests.where(key))
+            if any(piece.start + piece.length > found.size for piece in copied if piece.key == key):
+                raise ValueError(f"{self._requests.where(key)} ends before what was to be copied of it")
+
+    def _upload(
+        self,
+        key: str,
+        size: int,
+        metadata: dict[str, str],
+        algorithm: Literal["CRC32", "CRC32C"],
+        fill: Callable[[MultipartUpload], Sequence[dict[str, Any]]],
+    ) -> ObjectInfo:
         if self._present(key):  # before a gigabyte travels for nothing; the completion decides
             raise AlreadyExists(f"{self._requests.where(key)} exists already")
         token = uuid.uuid4().hex
         for _ in range(_RESTARTS):
-            upload = MultipartUpload(self._requests, self._transfers, key, {**metadata, _MARK: token})
+            upload = MultipartUpload(self._requests, self._transfers, key, {**metadata, _MARK: token}, algorithm)
             try:
-                return _written(key, size, upload.complete(upload.send(path, size)), metadata)
+                return _written(key, size, upload.complete(fill(upload)), metadata)
             except (PreconditionFailed, NoSuchUpload) as error:
                 upload.abort()
                 if own := self._own(key, token):

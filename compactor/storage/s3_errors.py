@@ -74,9 +74,13 @@ _REFUSALS: dict[str, tuple[str, str]] = {
     ),
     "InvalidRequest": ("the store refuses the request as such", "Run config check"),
     "400": ("the store refuses the request as such", "Check [s3] region and endpoint_url, and this machine's clock"),
+    "MethodNotAllowed": ("the store does not know this request", "Run config check"),
+    "405": ("the store does not know this request", "Run config check"),
+    "501": ("the store does not know this request", "Run config check"),
     "QuotaExceeded": ("the bucket's quota is used up", "Raise it or free space"),
 }
 
+_NO_COPIES = {"NotImplemented", "XNotImplemented", "MethodNotAllowed", "InvalidArgument", "InvalidRequest", "400", "405", "501"}
 _TRANSIENT = {
     "SlowDown",
     "503",
@@ -138,6 +142,14 @@ def translated(error: Exception, verb: str, where: str, *, met: bool = False) ->
         return UsageError(f"{what}: {error}".rstrip("."), hint="Check [tier] url and [s3]")
     unreached = isinstance(error, boto.EndpointConnectionError) and not met
     return Unavailable(f"{what}: {error}".rstrip("."), hint=_NOBODY if unreached else _AGAIN)
+
+
+def refuses_copies(error: BaseException) -> bool:
+    """Whether the answer to UploadPartCopy says that there is no such thing here, not that this one may not be."""
+    from botocore import exceptions as boto
+
+    cause = error.__cause__
+    return isinstance(cause, boto.ClientError) and str(cause.response.get("Error", {}).get("Code", "")) in _NO_COPIES
 
 
 def _is_unknown_host(error: BaseException) -> bool:

@@ -29,6 +29,7 @@ KINDS = {
     "HeadObject": "head",
     "PutObject": "put",
     "UploadPart": "put",
+    "UploadPartCopy": "copy",
     "ListObjectsV2": "list",
     "DeleteObjects": "delete",
     "CreateMultipartUpload": "multipart",
@@ -41,13 +42,16 @@ _POOL = 64
 
 
 @dataclass
-class Etags:
-    """Whether a store's ETags are the MD5 of what it has stored; None until an object without a checksum has shown it.
+class Traits:
+    """What a server has shown of itself.
 
-    The only word about what arrived there from a store that sends no checksum back.
+    :param md5: whether its ETags are the MD5 of what it has stored; None until an object without a checksum has shown it. The only word
+        about what arrived there from a store that sends no checksum back.
+    :param copies: whether it copies ranges, until it has refused to.
     """
 
     md5: bool | None = None
+    copies: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,15 @@ class Span:
 class S3Requests:
     """:param prefix: empty, or what every key begins with, ending in a slash."""
 
-    def __init__(self, bucket: str, prefix: str, settings: S3Settings, retrier: Retrier, meter: Meter, etags: Etags | None = None) -> None:
+    def __init__(
+        self, bucket: str, prefix: str, settings: S3Settings, retrier: Retrier, meter: Meter, traits: Traits | None = None
+    ) -> None:
         self.bucket = bucket
         self.prefix = prefix
         self.meter = meter
         self.retrier = retrier
         self.bucket_seen = False
-        self.etags = etags or Etags()
+        self.traits = traits or Traits()
         self.settings = settings
         self._lock = threading.Lock()
         self._made: Any = None

@@ -1,4 +1,4 @@
-"""Large objects to and from S3: parallel ranged GETs into one file, multipart uploads from one."""
+"""Large objects to and from S3: parallel ranged GETs into one file, multipart uploads of local and of copied bytes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import logging
 import os
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from compactor.errors import StoreError, Unavailable
+import crc32c as castagnoli
+
+from compactor.errors import CannotCopy, Refused, StoreError, Unavailable
 from compactor.storage.os_errors import file_errors
-from compactor.storage.s3_errors import NoSuchUpload, OutOfRange, PreconditionFailed
+from compactor.storage.port import CopiedRange, FileRange
+from compactor.storage.s3_errors import NoSuchUpload, OutOfRange, PreconditionFailed, refuses_copies
+from compactor.storage.s3_parts import Part, SentPart, parts_of_file
 from compactor.storage.s3_requests import S3Requests, Span, byte_range, span_of
 from compactor.storage.settings import Transfers
 
-_MAX_PARTS = 10_000
 _ABORT_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -28,6 +31,14 @@ _log = logging.getLogger(__name__)
 def crc32(data: bytes) -> str:
     """As S3 writes it: base64 of the big-endian CRC-32."""
     return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+
+
+def crc32c(data: bytes) -> str:
+    """Likewise, of CRC-32C."""
+    return base64.b64encode(castagnoli.crc32c(data).to_bytes(4, "big")).decode()
+
+
+_CHECKSUMS: dict[str, Callable[[bytes], str]] = {"CRC32": crc32, "CRC32C": crc32c}
 
 
 def md5(data: bytes) -> str:
@@ -137,39 +148,83 @@ def in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> 
 
 
 class MultipartUpload:
-    """One upload, from CreateMultipartUpload to its completion or abortion. The algorithm is named in both calls."""
+    """One upload, from CreateMultipartUpload to its completion or abortion. The algorithm is named in both calls.
 
-    def __init__(self, requests: S3Requests, transfers: Transfers, key: str, metadata: Mapping[str, str]) -> None:
+    ``CRC32C``: for parts that are copied, of which a caller may know it already.
+    """
+
+    def __init__(
+        self,
+        requests: S3Requests,
+        transfers: Transfers,
+        key: str,
+        metadata: Mapping[str, str],
+        algorithm: Literal["CRC32", "CRC32C"] = "CRC32",
+    ) -> None:
         self._requests = requests
         self._transfers = transfers
         self._key = key
+        self._algorithm = algorithm
         about = {"Metadata": dict(metadata), **transfers.of_new_objects}
-        answer = requests.call("create_multipart_upload", "write", key, ChecksumAlgorithm="CRC32", **about)
+        answer = requests.call("create_multipart_upload", "write", key, ChecksumAlgorithm=algorithm, **about)
         self._id = answer.get("UploadId", "")
         if not self._id:
             raise Unavailable(f"cannot write {requests.where(key)}: the store began no upload")
 
     def send(self, path: Path, size: int) -> list[dict[str, Any]]:
-        """All parts; returns what completion needs."""
-        part = max(self._transfers.part_bytes, -(-size // _MAX_PARTS))
+        """A file, whole; returns what completion needs."""
+        return self.put_together(parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes))
 
-        def one(number: int, at: int) -> Callable[[threading.Event], dict[str, Any]]:
-            return lambda stop: self._send_part(path, number, at, min(part, size - at), stop)
+    def put_together(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """All parts; returns what completion needs, of copied ones with the checksum that the store tells, if it tells any."""
 
-        return in_parallel(self._transfers.threads, [one(number, at) for number, at in enumerate(range(0, size, part), start=1)])
+        def one(number: int, part: Part) -> Callable[[threading.Event], dict[str, Any]]:
+            if isinstance(part, CopiedRange):
+                return lambda stop: self._copy_part(part, number, stop)
+            return lambda stop: self._send_part(part, number, stop)
 
-    def _send_part(self, path: Path, number: int, at: int, length: int, stop: threading.Event) -> dict[str, Any]:
-        with file_errors("read", path), open(path, "rb") as file:
-            file.seek(at)
-            data = file.read(length)
-        if len(data) != length:
-            raise Unavailable(f"{path} became shorter while it was uploaded")
-        checksum = crc32(data)
+        return in_parallel(self._transfers.threads, [one(number, part) for number, part in enumerate(parts, start=1)])
+
+    def _copy_part(self, part: CopiedRange, number: int, stop: threading.Event) -> dict[str, Any]:
+        """Raises NotFound, Unavailable where the source is another version, CannotCopy."""
+        checksum = f"Checksum{self._algorithm}"
 
         def attempt(_: int) -> dict[str, Any]:
             if stop.is_set():
                 raise CancelledError
-            self._requests.meter.wrote(length)
+            answer = self._requests.once(
+                "upload_part_copy",
+                "copy to",
+                self._key,
+                UploadId=self._id,
+                PartNumber=number,
+                CopySource={"Bucket": self._requests.bucket, "Key": self._requests.prefix + part.key},
+                CopySourceRange=byte_range(part.start, part.length),
+                CopySourceIfMatch=f'"{part.etag}"',
+            ).get("CopyPartResult", {})
+            if not answer.get("ETag"):  # a copy that fails late says so in a body below 200, which may be cut off
+                raise Unavailable(f"cannot copy to {self._requests.where(self._key)}: the store's answer is incomplete")
+            told = {checksum: answer[checksum]} if answer.get(checksum) else {}
+            return {"PartNumber": number, "ETag": answer["ETag"], **told}
+
+        try:
+            return self._requests.retry(attempt)
+        except (PreconditionFailed, OutOfRange) as error:
+            raise changed_source(self._requests.where(part.key)) from error
+        except Refused as error:
+            if not refuses_copies(error):
+                raise
+            self._requests.traits.copies = False
+            raise CannotCopy(f"cannot copy a range of {self._requests.where(part.key)}: {error.message}") from error
+
+    def _send_part(self, part: SentPart, number: int, stop: threading.Event) -> dict[str, Any]:
+        data = b"".join(_content(piece) for piece in part)
+        checksum = _CHECKSUMS[self._algorithm](data)
+
+        def attempt(_: int) -> dict[str, Any]:
+            if stop.is_set():
+                raise CancelledError
+            self._requests.meter.wrote(len(data))
             answer = self._requests.once(
                 "upload_part",
                 "write",
@@ -177,17 +232,16 @@ class MultipartUpload:
                 UploadId=self._id,
                 PartNumber=number,
                 Body=data,
-                ChecksumAlgorithm="CRC32",
-                ChecksumCRC32=checksum,
+                **{f"Checksum{self._algorithm}": checksum},
             )
             # Where ETags have proved to be digests they count: moto sends the request's own checksum back.
-            if self._requests.etags.md5 and answer["ETag"].strip('"') != md5(data):
+            if self._requests.traits.md5 and answer["ETag"].strip('"') != md5(data):
                 raise Unavailable(f"cannot write {self._requests.where(self._key)}: part {number} arrived damaged")
-            return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": checksum}
+            return {"PartNumber": number, "ETag": answer["ETag"], f"Checksum{self._algorithm}": checksum}
 
         return self._requests.retry(attempt)
 
-    def complete(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    def complete(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Only if the key is free. Raises PreconditionFailed, or NoSuchUpload; either may mean that an earlier attempt came through."""
 
         def attempt(_: int) -> dict[str, Any]:
@@ -196,7 +250,7 @@ class MultipartUpload:
                 "write",
                 self._key,
                 UploadId=self._id,
-                MultipartUpload={"Parts": parts},
+                MultipartUpload={"Parts": list(parts)},
                 IfNoneMatch="*",
             )
             if not answer.get("ETag"):
@@ -215,3 +269,16 @@ class MultipartUpload:
             return
         except StoreError as error:
             _log.warning("an unfinished upload of %s is left behind (%s)", self._requests.where(self._key), error)
+
+
+def changed_source(where: str) -> Unavailable:
+    return Unavailable(f"{where} is another object than the one to be copied", hint="Something else writes to this tier; run verify")
+
+
+def _content(piece: FileRange) -> bytes:
+    with file_errors("read", piece.path), open(piece.path, "rb") as file:
+        file.seek(piece.start)
+        data = file.read(piece.length)
+    if len(data) != piece.length:
+        raise Unavailable(f"{piece.path} became shorter while it was uploaded")
+    return data

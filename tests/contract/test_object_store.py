@@ -9,18 +9,21 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
-from compactor.errors import AlreadyExists, NotFound, Refused
+from compactor.errors import AlreadyExists, NotFound, Refused, Unavailable
+from compactor.storage import s3_parts
 from compactor.storage.counting import Counters
 from compactor.storage.factory import local_path, open_store
 from compactor.storage.keys import RESERVED
-from compactor.storage.port import ObjectInfo, ObjectStore, Unfinished
+from compactor.storage.port import CopiedRange, FileRange, ObjectInfo, ObjectStore, Piece, RangeCopies, Unfinished
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.settings import Retries, Transfers
@@ -139,6 +142,119 @@ class TestCreate:
         assert before <= made.modified_ms <= after
         assert before <= store.head("k").modified_ms <= after
         assert before <= next(store.list("k")).modified_ms <= after
+
+
+class TestCompose:
+    """An object of ranges of others and of local files. Read as ranges: of those a server says how long they are, whatever its body is."""
+
+    @pytest.fixture
+    def source(self, store: ObjectStore, tmp_path: Path) -> Source:
+        return made_as(store, "old/source", pattern(3 * PART + 77), tmp_path)
+
+    @pytest.fixture
+    def local(self, tmp_path: Path) -> Path:
+        (tmp_path / "local").write_bytes(pattern(2 * PART)[::-1])
+        return tmp_path / "local"
+
+    def test_copied_and_local_ranges(self, store: ObjectStore, source: Source, local: Path) -> None:
+        sent = [FileRange(local, 3, PART), FileRange(local, 1, 0), FileRange(local, 1, 2)]
+        pieces: list[Piece] = [source.range(3, PART), FileRange(local, 7, PART), source.range(PART + 9, PART + 1), *sent]
+        made = store.compose("new/object", pieces, {"batches": "abc"})
+        expected = b"".join(source.of(piece) for piece in pieces)
+        assert (made.key, made.size, dict(made.metadata)) == ("new/object", len(expected), {"batches": "abc"})
+        found = store.head("new/object")
+        assert (found.size, found.etag, dict(found.metadata)) == (len(expected), made.etag, {"batches": "abc"})
+        assert found.etag
+        assert store.get("new/object", 0, len(expected) + 1) == expected
+        store.delete([source.key])
+        assert store.get("new/object", PART - 3, 9) == expected[PART - 3 : PART + 6]
+
+    @pytest.mark.parametrize("what", ["all copied", "all local", "whole", "short", "nothing", "of two"])
+    def test_of_one_kind(self, store: ObjectStore, source: Source, local: Path, tmp_path: Path, what: str) -> None:
+        other = made_as(store, "old/other", source.data[::-1], tmp_path)
+        ways: dict[str, Sequence[Piece]] = {
+            "all copied": [source.range(PART, PART), source.range(0, PART), source.range(2 * PART, PART + 77)],
+            "all local": [FileRange(local, 5, 3), FileRange(local, 2, 2 * PART - 2), FileRange(local, 0, 1)],
+            "whole": [source.range(0, len(source.data))],
+            "short": [source.range(0, 0), FileRange(local, 5, 3), FileRange(local, 0, 0)],
+            "nothing": [source.range(0, 0)],
+            "of two": [source.range(0, PART), other.range(5, PART), source.range(1, PART)],
+        }
+        pieces = ways[what]
+        expected = b"".join((other if isinstance(piece, CopiedRange) and piece.key == other.key else source).of(piece) for piece in pieces)
+        assert store.compose("new", pieces).size == len(expected)
+        assert store.get("new", 0, len(expected) + 1) == expected
+        assert dict(store.head("new").metadata) == {}
+
+    def test_long_ranges_are_split(self, store: ObjectStore, source: Source, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(s3_parts, "COPIES", RangeCopies(least_bytes=PART, most_bytes=PART + 100))
+        crc = google_crc32c.value(source.data[1:])
+        pieces: list[Piece] = [replace(source.range(1, 3 * PART + 76), crc32c=crc), FileRange(local, 0, 2 * PART), FileRange(local, 0, 11)]
+        store.compose("new", pieces)
+        expected = b"".join(source.of(piece) for piece in pieces)
+        assert store.get("new", 0, len(expected) + 1) == expected
+
+    def test_an_existing_object_stays_as_it_is(self, store: ObjectStore, source: Source, local: Path) -> None:
+        store.create("new", b"first", {"by": "one"})
+        with pytest.raises(AlreadyExists, match="new exists already"):
+            store.compose("new", [source.range(0, PART), FileRange(local, 0, 9)], {"by": "two"})
+        with pytest.raises(AlreadyExists):
+            store.compose(source.key, [source.range(0, PART)])
+        assert (store.get("new"), dict(store.head("new").metadata)) == (b"first", {"by": "one"})
+        assert store.get(source.key, 0, len(source.data) + 1) == source.data
+
+    def test_one_of_several_wins(self, store: ObjectStore, source: Source, tmp_path: Path) -> None:
+        paths = []
+        for me in range(3):
+            paths.append(tmp_path / str(me))
+            paths[me].write_bytes(bytes([me]))
+        won = race(3, lambda me: store.compose("new", [source.range(0, PART), FileRange(paths[me], 0, 1)], {"by": str(me)}))
+        assert len(won) == 1
+        assert store.get("new", PART) == bytes([won[0]])
+        assert store.head("new").metadata["by"] == str(won[0])
+
+    def test_another_version_of_the_source_is_not_taken(self, store: ObjectStore, source: Source, local: Path, tmp_path: Path) -> None:
+        store.delete([source.key])
+        made_as(store, source.key, source.data[::-1], tmp_path)
+        with pytest.raises(Unavailable, match="old/source is another object than the one to be copied"):
+            store.compose("new", [FileRange(local, 0, PART), source.range(0, PART)])
+        assert keys(store.list("")) == [source.key]
+
+    def test_a_source_that_is_gone(self, store: ObjectStore, source: Source, local: Path) -> None:
+        store.delete([source.key])
+        with pytest.raises(NotFound, match="old/source"):
+            store.compose("new", [FileRange(local, 0, PART), source.range(0, PART)])
+        assert keys(store.list("")) == []
+
+    def test_ranges_that_are_none_are_bugs(self, store: ObjectStore, source: Source, local: Path) -> None:
+        with pytest.raises(ValueError, match="not a range"):
+            store.compose("new", [FileRange(local, -1, 4)])
+        with pytest.raises(ValueError, match="ends before"):
+            store.compose("new", [source.range(PART, 3 * PART)])
+        assert keys(store.list("")) == [source.key]
+
+
+@dataclass(frozen=True)
+class Source:
+    """An object of a store, and what it holds."""
+
+    key: str
+    data: bytes
+    etag: str
+
+    def range(self, start: int, length: int) -> CopiedRange:
+        return CopiedRange(self.key, start, length, self.etag)
+
+    def of(self, piece: Piece) -> bytes:
+        data = self.data if isinstance(piece, CopiedRange) else piece.path.read_bytes()
+        return data[piece.start : piece.start + piece.length]
+
+
+def made_as(store: ObjectStore, key: str, data: bytes, folder: Path) -> Source:
+    """In parts: a server that refuses a large body before it has read all of it closes the connection."""
+    (folder / "made").write_bytes(data)
+    store.create_from_file(key, folder / "made", {"by": "one"})
+    return Source(key, data, store.head(key).etag)
 
 
 class TestRead:
@@ -311,6 +427,7 @@ class TestKeys:
         uses: list[Callable[[], object]] = [
             lambda: store.create(key, b""),
             lambda: store.create_from_file(key, tmp_path / "in"),
+            lambda: store.compose(key, []),
             lambda: store.put(key, b""),
             lambda: store.get(key),
             lambda: store.head(key),

@@ -37,7 +37,7 @@ class Breakable:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.store, name)
-        return self._counted(found) if name in ("create", "create_from_file", "put") else found
+        return self._counted(found) if name in ("create", "create_from_file", "compose", "put") else found
 
     def _counted(self, change: Callable[..., ObjectInfo]) -> Callable[..., ObjectInfo]:
         def call(key: str, *arguments: Any, **named: Any) -> ObjectInfo:

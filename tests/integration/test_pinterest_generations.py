@@ -245,7 +245,7 @@ class Breaking:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        return self._counted(found) if name in ("create", "create_from_file", "put", "delete") else found
+        return self._counted(found) if name in ("create", "create_from_file", "compose", "put", "delete") else found
 
     def _counted(self, change: Callable[..., ObjectInfo]) -> Callable[..., ObjectInfo]:
         def call(*arguments: Any, **named: Any) -> ObjectInfo:
@@ -399,7 +399,7 @@ def test_the_files_of_a_segment_in_the_order_in_which_readers_need_them(house: H
     class Noting:
         def __getattr__(self, name: str) -> Any:
             found: Callable[..., ObjectInfo] = getattr(target.store, name)
-            if name not in ("create", "create_from_file", "put"):
+            if name not in ("create", "create_from_file", "compose", "put"):
                 return found
 
             def call(key: str, *arguments: Any) -> ObjectInfo:

@@ -183,6 +183,7 @@ class TestLeastPolicy:
             "HeadObject": "s3:GetObject",
             "PutObject": "s3:PutObject",
             "UploadPart": "s3:PutObject",
+            "UploadPartCopy": "s3:PutObject",
             "CreateMultipartUpload": "s3:PutObject",
             "CompleteMultipartUpload": "s3:PutObject",
             "AbortMultipartUpload": "s3:AbortMultipartUpload",

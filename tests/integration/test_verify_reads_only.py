@@ -47,7 +47,7 @@ def notes(cli: TierCli) -> set[str]:
 
 def test_nothing_is_written_to_the_store(cli: TierCli, monkeypatch: pytest.MonkeyPatch) -> None:
     wrote: list[str] = []
-    for name in ("create", "create_from_file", "put", "delete", "clock_ms"):
+    for name in ("create", "create_from_file", "compose", "put", "delete", "clock_ms"):
 
         def refused(self: LocalStore, *arguments: Any, name: str = name) -> None:
             wrote.append(name)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from compactor.errors import CompactorError
+from compactor.storage.port import FileRange
 from compactor.storage.readonly import ReadOnly
 from tests.support.deployment import Deployment, GrowingLog, Running
 
@@ -99,6 +100,7 @@ class TestLooking:
         for write in (
             lambda: store.create("a", b""),
             lambda: store.create_from_file("a", deployment.config),
+            lambda: store.compose("a", [FileRange(deployment.config, 0, 1)]),
             lambda: store.put("a", b""),
             lambda: store.delete(["a"]),
             store.clock_ms,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from greenlet import getcurrent, greenlet
 
 from compactor.control.ports import Ports, Retention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
-from compactor.storage.port import ObjectInfo, Unfinished
+from compactor.storage.port import FileRange, ObjectInfo, Piece, RangeCopies, Unfinished
 from compactor.storage.retrying import Contact, Retrier, RetryingStore
 from compactor.storage.settings import Retries
 from compactor.tier.layouts.native import NativeLayout
@@ -353,6 +354,13 @@ class SimStore:
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self.create(key, path.read_bytes(), metadata)
 
+    @property
+    def copies(self) -> RangeCopies:
+        return RangeCopies(least_bytes=0, most_bytes=1 << 30)
+
+    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self.create(key, b"".join(self._content(piece) for piece in pieces), metadata)
+
     def put(self, key: str, data: bytes) -> ObjectInfo:
         def effect() -> ObjectInfo:
             self.objects[key] = Stored(data, int(self.world.now_ms))
@@ -391,6 +399,17 @@ class SimStore:
     def clock_ms(self) -> int:
         return self.world.call("clock", lambda: int(self.world.now_ms), changes=False)
 
+    def _content(self, piece: Piece) -> bytes:
+        if isinstance(piece, FileRange):
+            return piece.path.read_bytes()[piece.start : piece.start + piece.length]
+
+        def effect() -> bytes:
+            if self._info(piece.key).etag != piece.etag:
+                raise Unavailable(f"{piece.key} is another object than the one to be copied")
+            return self._at(piece.key).data[piece.start : piece.start + piece.length]
+
+        return self.world.call(f"copy {piece.key}", effect, changes=False)
+
     def _at(self, key: str) -> Stored:
         if key not in self.objects:
             raise NotFound(f"{key} is not there")
@@ -398,4 +417,4 @@ class SimStore:
 
     def _info(self, key: str) -> ObjectInfo:
         stored = self._at(key)
-        return ObjectInfo(key, len(stored.data), stored.modified_ms, metadata=stored.metadata)
+        return ObjectInfo(key, len(stored.data), stored.modified_ms, f"{stored.modified_ms}-{zlib.crc32(stored.data)}", stored.metadata)

@@ -1,6 +1,7 @@
 """An HTTP proxy before an S3 server that fails by rule and seed, and counts what goes through.
 
-Faults: ``slow_down`` (503), ``internal`` (500), ``denied`` (403), ``expired`` (400): answered, not forwarded. ``reset``: connection
+Faults: ``slow_down`` (503), ``internal`` (500), ``unknown`` (501), ``late`` (200 over an
+error), ``denied`` (403), ``expired`` (400): answered, not forwarded. ``reset``: connection
 reset, not forwarded. ``lost``: done, but the answer is dropped. ``cut``: the body breaks off. ``short``, ``long``: a body shorter or
 longer than the range that the answer names. ``flip``: one bit of the answer's body; ``flip_sent``: one bit of the request's body.
 ``delay``: ``seconds`` before it.
@@ -27,6 +28,8 @@ REFUSALS = {
     "slow_down": (503, b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"),
     "denied": (403, b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"),
     "expired": (400, b"<?xml version='1.0'?><Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"),
+    "unknown": (501, b"<?xml version='1.0'?><Error><Code>NotImplemented</Code><Message>Not here.</Message></Error>"),
+    "late": (200, b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>We encountered an error.</Message></Error>"),
     "internal": (500, b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>We encountered an error.</Message></Error>"),
 }
 _HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-length"}
@@ -103,7 +106,7 @@ class FaultProxy:
         return bytes(damaged)
 
 
-def kind_of(method: str, target: str) -> str:
+def kind_of(method: str, target: str, copies: bool = False) -> str:
     """The same names that the stores count by."""
     parts = urlsplit(target)
     query = parse_qs(parts.query, keep_blank_values=True)
@@ -116,7 +119,7 @@ def kind_of(method: str, target: str) -> str:
         return "list"
     if method == "HEAD":
         return "head"
-    return {"GET": "get", "PUT": "put"}.get(method, "other") if is_object else "other"
+    return {"GET": "get", "PUT": "copy" if copies else "put"}.get(method, "other") if is_object else "other"
 
 
 class _Server(ThreadingHTTPServer):
@@ -133,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_request(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        request = kind_of(self.command, self.path)
+        request = kind_of(self.command, self.path, "x-amz-copy-source" in self.headers)
         fault = self.proxy.choose(request, self.path)
         kind = fault.kind if fault else ""
         if request == "put":

@@ -5,17 +5,17 @@ from __future__ import annotations
 import secrets
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 from compactor.control.ports import Ports
-from compactor.errors import AlreadyExists, NotFound, Unavailable
+from compactor.errors import AlreadyExists, CannotCopy, NotFound, Unavailable
 from compactor.storage.counting import Counters
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range
-from compactor.storage.port import ObjectInfo, Unfinished
+from compactor.storage.port import FileRange, ObjectInfo, Piece, RangeCopies, Unfinished
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 
@@ -31,7 +31,10 @@ class Clock:
 
 
 class MemoryStore:
-    """``down``: no request is answered any more. ``begun``: uploads that somebody left unfinished; it makes none by itself."""
+    """``down``: no request is answered any more. ``begun``: uploads that somebody left unfinished; it makes none by itself.
+
+    ``copies``: None makes it a store that cannot copy ranges.
+    """
 
     def __init__(self, clock: Clock, counters: Counters) -> None:
         self._clock = clock
@@ -41,6 +44,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._numbers = count(1)
         self.down = False
+        self.copies: RangeCopies | None = RangeCopies(least_bytes=0, most_bytes=1 << 30)
         self.begun: list[Unfinished] = []
 
     @property
@@ -70,6 +74,14 @@ class MemoryStore:
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self.create(key, path.read_bytes(), metadata)
+
+    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        check_key(key)
+        check_metadata(metadata)
+        with self._lock:
+            if key in self._objects:
+                raise AlreadyExists(f"{key} exists already")
+        return self.create(key, b"".join(self._content(piece) for piece in pieces), metadata)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         check_key(key)
@@ -119,6 +131,20 @@ class MemoryStore:
         self._meter.request(kind)
         if self.down:
             raise Unavailable("the store does not answer")
+
+    def _content(self, piece: Piece) -> bytes:
+        check_range(piece.start, piece.length)
+        if isinstance(piece, FileRange):
+            return piece.path.read_bytes()[piece.start : piece.start + piece.length]
+        self._ask("copy")
+        if self.copies is None:
+            raise CannotCopy("this store copies no ranges")
+        data, info = self._found(piece.key)
+        if info.etag != piece.etag:
+            raise Unavailable(f"{piece.key} is another object than the one to be copied")
+        if piece.start + piece.length > len(data):
+            raise ValueError(f"{piece.key} ends before what was to be copied of it")
+        return data[piece.start : piece.start + piece.length]
 
     def _found(self, key: str) -> tuple[bytes, ObjectInfo]:
         with self._lock:

@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compactor.errors import AlreadyExists, CompactorError, NotFound, OutOfBudget, Refused, Unavailable
+from compactor.storage.counting import Counters
 from compactor.storage.factory import local_path, open_store
 from compactor.storage.keys import RESERVED, key_fault
 from compactor.storage.local import LocalStore
+from compactor.storage.port import CopiedRange, FileRange, Piece
 from compactor.storage.reserve import RESERVE_BYTES
 
 
@@ -175,10 +177,17 @@ class TestErrors:
             from pathlib import Path
             from compactor.errors import OutOfBudget
             from compactor.storage.local import LocalStore
+            from compactor.storage.port import CopiedRange
             root = Path(sys.argv[1])
             store = LocalStore(root / "tier")
             store.create("half", bytes(120 << 10))
-            for attempt in (lambda: store.create("large", bytes(1 << 20)), lambda: store.download("half", root / "copy")):
+            etag = store.head("half").etag
+            attempts = (
+                lambda: store.create("large", bytes(1 << 20)),
+                lambda: store.compose("large", [CopiedRange("half", 0, 120 << 10, etag)]),
+                lambda: store.download("half", root / "copy"),
+            )
+            for attempt in attempts:
                 try:
                     attempt()
                 except OutOfBudget as error:
@@ -222,6 +231,115 @@ class TestErrors:
         with pytest.raises(Unavailable, match="nowhere"):
             LocalStore(tmp_path / "tier").create_from_file("k", tmp_path / "nowhere")
         assert keys(LocalStore(tmp_path / "tier")) == []
+
+
+class TestCompose:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> LocalStore:
+        store = LocalStore(tmp_path / "tier", self.counters)
+        store.create("source", bytes(range(256)) * 10_000)
+        return store
+
+    @pytest.fixture(autouse=True)
+    def _counters(self) -> None:
+        self.counters = Counters()
+
+    def pieces(self, store: LocalStore, tmp_path: Path) -> list[Piece]:
+        (tmp_path / "local").write_bytes(b"0123456789")
+        etag = store.head("source").etag
+        return [CopiedRange("source", 3, 2_000_000, etag), FileRange(tmp_path / "local", 2, 5), CopiedRange("source", 7, 9, etag)]
+
+    EXPECTED = (bytes(range(256)) * 10_000)[3:2_000_003] + b"23456" + bytes(range(7, 16))
+
+    def test_copied_bytes_are_neither_read_nor_written(self, store: LocalStore, tmp_path: Path) -> None:
+        pieces, before = self.pieces(store, tmp_path), self.counters.usage()
+        store.compose("k", pieces)
+        used = self.counters.usage().since(before)
+        assert (used.requests, used.bytes_read, used.bytes_written) == ({"put": 1, "copy": 2}, 0, 5)
+        assert store.get("k") == self.EXPECTED
+
+    @pytest.mark.parametrize("code", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM])
+    @pytest.mark.parametrize("first", [0, 1, 1_500_000])
+    def test_where_the_system_does_not_copy_bytes_are_read_and_written(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, first: int
+    ) -> None:
+        """Not at all, or no further than ``first``."""
+        real, left = os.copy_file_range, [first]
+
+        def refuse(source: int, target: int, count: int, at: int, to: int) -> int:
+            if not left[0]:
+                raise OSError(code, os.strerror(code))
+            done = real(source, target, min(count, left[0]), at, to)
+            left[0] -= done
+            return done
+
+        monkeypatch.setattr(os, "copy_file_range", refuse)
+        pieces, before = self.pieces(store, tmp_path), self.counters.usage()
+        store.compose("k", pieces)
+        used = self.counters.usage().since(before)
+        assert (used.bytes_read, used.bytes_written) == (2_000_009 - first, 2_000_014 - first)
+        assert store.get("k") == self.EXPECTED
+
+    def test_a_system_that_copies_nothing_or_knows_no_such_call(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "copy_file_range", lambda *_: 0)
+        store.compose("k", self.pieces(store, tmp_path))
+        monkeypatch.delattr(os, "copy_file_range")
+        store.compose("l", self.pieces(store, tmp_path))
+        assert store.get("k") == store.get("l") == self.EXPECTED
+
+    @pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, OutOfBudget), (errno.EDQUOT, OutOfBudget), (errno.EIO, Unavailable)])
+    def test_what_the_system_refuses(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[CompactorError]
+    ) -> None:
+        def refuse(*_: int) -> int:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "copy_file_range", refuse)
+        with pytest.raises(kind, match=os.strerror(code)):
+            store.compose("k", self.pieces(store, tmp_path))
+        assert (keys(store), staged(tmp_path / "tier")) == (["source"], [])
+
+    def test_a_source_that_is_written_to_while_it_is_copied(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = os.copy_file_range
+
+        def stranger(*arguments: int) -> int:
+            with open(tmp_path / "tier" / "source", "ab") as file:
+                file.write(b"more")
+            return real(*arguments)
+
+        pieces = self.pieces(store, tmp_path)
+        monkeypatch.setattr(os, "copy_file_range", stranger)
+        with pytest.raises(Unavailable, match="another object than the one to be copied"):
+            store.compose("k", pieces)
+        assert (keys(store), staged(tmp_path / "tier")) == (["source"], [])
+
+    def test_a_source_that_is_replaced_while_it_is_copied_is_the_old_one(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who has opened it reads on in what was deleted: one version, and the one that was meant."""
+        real, pieces = os.copy_file_range, self.pieces(store, tmp_path)[:2]
+
+        def replaced(*arguments: int) -> int:
+            store.put("source", b"anew")
+            return real(*arguments)
+
+        monkeypatch.setattr(os, "copy_file_range", replaced)
+        store.compose("k", pieces)
+        assert store.get("k") == self.EXPECTED[:-9]
+
+    def test_a_local_file_that_is_too_short_or_absent(self, store: LocalStore, tmp_path: Path) -> None:
+        pieces = self.pieces(store, tmp_path)
+        (tmp_path / "local").write_bytes(b"0123")
+        with pytest.raises(Unavailable, match="shorter"):
+            store.compose("k", pieces)
+        (tmp_path / "local").unlink()
+        with pytest.raises(Unavailable, match="local"):
+            store.compose("k", pieces)
+        assert (keys(store), staged(tmp_path / "tier")) == (["source"], [])
 
 
 class TestLinks:

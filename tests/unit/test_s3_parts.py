@@ -1,0 +1,93 @@
+"""Into which parts of an upload pieces go, and what copied parts come to together."""
+
+from __future__ import annotations
+
+import base64
+from itertools import accumulate
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from compactor.errors import Refused
+from compactor.storage import s3_parts
+from compactor.storage.port import CopiedRange, FileRange, Piece, RangeCopies
+from compactor.storage.s3_parts import LEAST_BYTES, MAX_PARTS, Part, length_of, parts_of, parts_of_file, unlike
+
+MIB = 1 << 20
+BIG = st.integers(LEAST_BYTES, 3 << 30)
+PIECES = st.lists(
+    st.one_of(
+        st.builds(CopiedRange, st.sampled_from("ab"), st.integers(0, 9), st.one_of(BIG, st.just(0)), st.just("e")),
+        st.builds(FileRange, st.just(Path("f")), st.integers(0, 9), st.one_of(BIG, st.integers(0, 9))),
+    ),
+    max_size=8,
+)
+
+
+def flat(pieces: list[Piece] | list[Part]) -> list[tuple[str | Path, int, int]]:
+    """Source and range of all bytes in order, neighbours of one source joined."""
+    joined: list[tuple[str | Path, int, int]] = []
+    for piece in [one for each in pieces for one in (each if isinstance(each, tuple) else (each,))]:
+        source = piece.key if isinstance(piece, CopiedRange) else piece.path
+        if joined and joined[-1][::2] == (source, piece.start):
+            joined[-1] = (source, joined[-1][1], piece.start + piece.length)
+        elif piece.length:
+            joined.append((source, piece.start, piece.start + piece.length))
+    return joined
+
+
+@given(PIECES, st.integers(LEAST_BYTES, 64 * MIB))
+def test_parts_are_the_pieces_in_sizes_that_s3_takes(pieces: list[Piece], part_bytes: int) -> None:
+    try:
+        parts = parts_of(pieces, part_bytes)
+    except ValueError:
+        assume(False)
+    assert flat(parts) == flat(pieces)
+    assert all(length_of(part) >= LEAST_BYTES for part in parts[:-1])
+    for part in parts:
+        assert 0 < length_of(part) <= (s3_parts.COPIES.most_bytes if isinstance(part, CopiedRange) else max(2 * part_bytes, LEAST_BYTES))
+
+
+def test_a_short_local_range_between_copies_is_refused_and_at_the_end_is_not() -> None:
+    copied, short = CopiedRange("a", 0, LEAST_BYTES, "e"), FileRange(Path("f"), 0, LEAST_BYTES - 1)
+    assert len(parts_of([copied, short], LEAST_BYTES)) == 2
+    assert len(parts_of([copied, short, FileRange(Path("g"), 4, 1), copied], LEAST_BYTES)) == 3
+    wrong: list[list[Piece]] = [[short, copied], [copied, short, copied], [CopiedRange("a", 0, LEAST_BYTES - 1, "e"), short]]
+    for pieces in wrong:
+        with pytest.raises(ValueError, match=f"a part of {LEAST_BYTES - 1} bytes"):
+            parts_of(pieces, LEAST_BYTES)
+
+
+def test_a_file_of_more_than_ten_thousand_parts_gets_larger_ones() -> None:
+    parts = parts_of_file(FileRange(Path("f"), 0, 5 << 40), LEAST_BYTES)
+    assert len(parts) == MAX_PARTS
+    assert sum(map(length_of, parts)) == 5 << 40
+
+
+def test_more_copies_than_an_upload_has_parts_are_refused() -> None:
+    with pytest.raises(Refused, match="10001 parts"):
+        parts_of([CopiedRange("a", 0, LEAST_BYTES, "e")] * (MAX_PARTS + 1), LEAST_BYTES)
+
+
+@given(st.binary(min_size=1, max_size=200), st.integers(1, 60), st.integers(0, 3), st.data())
+def test_what_split_copies_come_to_is_compared(content: bytes, most: int, flip: int, data: st.DataObject) -> None:
+    """The checksum of the whole is that of its parts one behind the other, unless a receipt has none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(s3_parts, "COPIES", RangeCopies(0, most))
+        patch.setattr(s3_parts, "LEAST_BYTES", 0)
+        piece = CopiedRange("a", 0, len(content), "e", google_crc32c.value(content) ^ flip)
+        pieces: list[Piece] = [FileRange(Path("f"), 0, 3), CopiedRange("b", 0, 0, "e", 7), piece, FileRange(Path("f"), 0, 3)]
+        parts = parts_of(pieces, 5)
+    ends = list(accumulate(part.length for part in parts if isinstance(part, CopiedRange)))
+    told = [
+        base64.b64encode(google_crc32c.value(content[first:last]).to_bytes(4, "big")).decode()
+        for first, last in zip([0, *ends], ends, strict=False)
+    ]
+    receipts = [told.pop(0) if isinstance(part, CopiedRange) else "AAAA" for part in parts]
+    assert unlike(pieces, parts, receipts) == (piece if flip else None)
+    silent = data.draw(st.sampled_from([number for number, part in enumerate(parts) if isinstance(part, CopiedRange)]))
+    receipts[silent] = ""
+    assert unlike(pieces, parts, receipts) is None
