@@ -6,6 +6,7 @@ checksums are joined by a table that says what a checksum becomes after so many 
 
 from __future__ import annotations
 
+import functools
 import platform
 from typing import Any, Final
 
@@ -76,6 +77,22 @@ def _after_zeros(count: int) -> Table:
             bits = [_applied(squared, bit) for bit in bits]
         squared = [_applied(squared, bit) for bit in squared]
         count >>= 1
+    return _table(bits)
+
+
+@functools.cache
+def zeros_by_power() -> Table:
+    """For ``after_zeros``: what each byte of a checksum contributes after 1, 2, 4, ... zero bytes, shape (32, 4, 256)."""
+    tables = []
+    bits = [_after_zero_byte(1 << bit) for bit in range(32)]
+    for _ in range(32):
+        tables.append(_table(bits))
+        bits = [_applied(bits, bit) for bit in bits]
+    return np.stack(tables)
+
+
+def _table(bits: list[int]) -> Table:
+    """``bits`` has the image of each bit; of each byte's values: shape (4, 256)."""
     table = np.zeros((4, 256), np.uint64)
     for bit, contribution in enumerate(bits):
         byte, value = bit // 8, 1 << bit % 8
@@ -115,6 +132,21 @@ def _shift(table: Table, crc: np.uint64) -> np.uint64:
         ^ table[2, (crc >> np.uint64(16)) & low]
         ^ table[3, (crc >> np.uint64(24)) & low]
     )
+
+
+@leaf
+def after_zeros(powers: Table, crc: np.uint64, count: int) -> np.uint64:
+    """The checksum after so many zero bytes, less than 2^32. ``joined``, for kernels, is this of the first one ^ the second one.
+
+    :param powers: ``zeros_by_power()``.
+    """
+    power = 0
+    while count > 0:
+        if count & 1:
+            crc = _shift(powers[power], crc)
+        count >>= 1
+        power += 1
+    return crc
 
 
 _step64 = _step(64)

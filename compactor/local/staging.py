@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import threading
 import time
@@ -21,6 +20,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.stages import WorkStage, measured
 from compactor.tier import recorded
+from compactor.tier.contents import Digests
 from compactor.tier.ports import SegmentLayout
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Wanted:
 class Staging:
     """One round's folder; removed with everything in it by ``close``. Usable by several threads, an object by one at a time.
 
-    :param local_log_dirs: brokers' log directories on this machine; what lies there with the digest that was recorded is not fetched.
+    :param local_log_dirs: brokers' log directories on this machine; what lies there with a digest that was recorded is not fetched.
     :param sleep: waits while somebody else's files fill the disk; ``on_pause`` is told.
     """
 
@@ -229,29 +229,29 @@ class Staging:
 
     def _from_log_directory(self, wanted: Wanted, path: Path) -> bool:
         """Copies the file, so that the broker may do with it what it likes; the copy is what is checked."""
-        for folder in self._local if wanted.local_name else ():
+        for folder in self._local if wanted.local_name and wanted.file.has_digest else ():
             source = folder / wanted.local_name
             try:
                 if source.stat().st_size != wanted.file.size:
                     continue
                 with source.open("rb") as file:
-                    found = _copy(file.read, path)
+                    found = _copy(file.read, path, wanted.file)
             except (FileNotFoundError, PermissionError):
                 continue
-            if wanted.file.sha256 and found == wanted.file.sha256:
+            if found.is_same(wanted.file):
                 return True
             path.unlink()
         return False
 
 
-def _copy(read: Callable[[int], bytes], path: Path) -> str:
-    """Writes what ``read`` gives; returns its SHA-256."""
-    sha256 = hashlib.sha256()
+def _copy(read: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
+    """Writes what ``read`` gives; what that is, with the digest that can be compared."""
+    digests = Digests(expected)
     with path.open("wb") as target:
         while data := read(READ_BYTES):
-            sha256.update(data)
+            digests.update(data)
             target.write(data)
-    return sha256.hexdigest()
+    return digests.found()
 
 
 def group_room(

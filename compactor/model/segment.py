@@ -35,10 +35,33 @@ FILE_KINDS = ("log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch
 
 
 class SegmentFile(Value):
-    """One file of a segment. ``sha256`` as hex digits; empty: no digest of ours (a broker wrote it), only the size is compared."""
+    """One file of a segment. Without a digest of ours (a broker wrote it) only the size is compared.
+
+    ``sha256``, as hex digits: of its bytes; empty where nobody read them all. ``batches``: of a log of v2 batches, over their headers
+    (compactor.records.headers); a log that was put together of copies of other objects' ranges has this one alone. A log that was written
+    whole has both, where its layout keeps digests and it has no older messages.
+    """
 
     size: int
     sha256: str = ""
+    batches: str = Field(default="", exclude_if=lambda value: not value)
+
+    @property
+    def has_digest(self) -> bool:
+        return bool(self.sha256 or self.batches)
+
+    def is_comparable(self, other: SegmentFile) -> bool:
+        """Whether both have a digest of one kind."""
+        return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
+
+    def is_same(self, other: SegmentFile) -> bool:
+        """By size and by every digest that both have; where they have none in common they are not known to be the same."""
+        pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
+        return self.size == other.size and self.is_comparable(other) and all(one == two for one, two in pairs if one and two)
+
+    def is_met_by(self, found: SegmentFile) -> bool:
+        """Whether what was found is what was recorded here."""
+        return self.is_same(found) if self.has_digest else self.size == found.size
 
 
 class RemoteLogSegmentMetadata(Value):

@@ -38,6 +38,7 @@ from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionRe
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records import codecs
 from compactor.records.balance import BalanceKey
+from compactor.records.headers import digest_of_headers, headers_of
 from compactor.records.producers import ENTRY, ProducerStates, format_snapshot, parse_snapshot
 from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one
 from compactor.round.ports import WorkSession, WorkStats
@@ -319,7 +320,7 @@ class Execution:
         for entry in (entry for before in self._live[: ordinal + 1] for entry in before.leader_epochs):
             known.setdefault(entry.epoch, entry)
         made = format_leader_epoch_checkpoint(list(known.values())).encode()
-        return made if described(made) == segment.files[kind] else self._reading.content(segment, kind)
+        return made if described(made).is_same(segment.files[kind]) else self._reading.content(segment, kind)
 
     def _portray(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
         """The new segment's sidecar, while its bytes are in the page cache."""
@@ -389,7 +390,7 @@ def deliver(
         max_timestamp_ms=about.max_timestamp_ms,
         mtime_ms=task.mtime_ms,
         leader_epochs=task.leader_epochs,
-        files={kind: described(data) for kind, data in contents.items()},
+        files={kind: described(data) for kind, data in contents.items()} | ({"log": described_log(output)} if layout.keeps_digests else {}),
         first_timestamp_ms=about.first_timestamp_ms,
         due_ms=due_ms(output, limit),
         open_txn_offset=open_txn_offset,
@@ -408,3 +409,10 @@ def described(content: Path | bytes) -> SegmentFile:
     if isinstance(content, bytes):
         return SegmentFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
     return SegmentFile(size=content.stat().st_size, sha256=digest(content))
+
+
+def described_log(source: SourceSegment) -> SegmentFile:
+    """What is recorded of a new log, whose CRCs all fit: with the digest of its batches' headers, unless there are older messages."""
+    sha256 = hashlib.sha256(source.buf.data).hexdigest()
+    batches = digest_of_headers(headers_of(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
+    return SegmentFile(size=source.size, sha256=sha256, batches=batches)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from compactor.errors import AlreadyExists, NotFound
-from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.errors import AlreadyExists, BadData, NotFound
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.port import ObjectStore
 
 FileContent = Path | bytes
@@ -41,6 +41,44 @@ def digest_of(content: FileContent) -> str:
     return digest.hexdigest()
 
 
+class Digests:
+    """Of bytes that come in pieces: the digest by which they can be compared with what was ``recorded``, SHA-256 before ``batches``."""
+
+    def __init__(self, recorded: SegmentFile) -> None:
+        self._size = 0
+        self._sha256 = hashlib.sha256() if recorded.sha256 else None
+        self._batches = None
+        if recorded.batches and not recorded.sha256:
+            from compactor.records.headers import DigestInPieces  # loads the compiler, which few commands need
+
+            self._batches = DigestInPieces()
+
+    def update(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._sha256 is not None:
+            self._sha256.update(data)
+        if self._batches is not None:
+            self._batches.update(data)
+
+    def found(self) -> SegmentFile:
+        """Without a digest where none was recorded, or where what came is no log of sound v2 batches and has to be one."""
+        sha256 = self._sha256.hexdigest() if self._sha256 is not None else ""
+        return SegmentFile(size=self._size, sha256=sha256, batches=self._batches.digest() if self._batches is not None else "")
+
+
+def damaged(key: str, found: SegmentFile, recorded: SegmentFile) -> BadData:
+    what = (
+        f"it has {found.size} bytes, recorded are {recorded.size}"
+        if found.size != recorded.size
+        else "its digest is not the one that was recorded"
+    )
+    return BadData(
+        f"the object was changed or damaged: {what}",
+        segment=key,
+        hint="Restore it from the store's versions or a backup; nothing was changed",
+    )
+
+
 def create(store: ObjectStore, key: str, content: FileContent) -> bool:
     """A new object without metadata. False: one with other content is there already. Raises StoreError."""
     try:
@@ -53,12 +91,12 @@ def create(store: ObjectStore, key: str, content: FileContent) -> bool:
     return True
 
 
-def stored_digest(store: ObjectStore, key: str, size: int) -> str:
-    """SHA-256 of an object of ``size`` bytes. Raises NotFound, StoreError."""
-    digest = hashlib.sha256()
+def stored_file(store: ObjectStore, key: str, size: int, recorded: SegmentFile) -> SegmentFile:
+    """What lies there, by reading it: ``size`` bytes, with the digest that can be compared. Raises NotFound, StoreError."""
+    digests = Digests(recorded)
     for start in range(0, size, PIECE_BYTES):
-        digest.update(store.get(key, start, min(PIECE_BYTES, size - start)))
-    return digest.hexdigest()
+        digests.update(store.get(key, start, min(PIECE_BYTES, size - start)))
+    return digests.found()
 
 
 def stored_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetadata, kind: str) -> str:
@@ -69,7 +107,7 @@ def stored_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetada
         info = store.head(key)
         if size not in (-1, info.size):
             return f"{store.url}/{key} has {info.size} bytes, recorded are {size}"
-        if recorded and recorded.sha256 and stored_digest(store, key, info.size) != recorded.sha256:
+        if recorded and recorded.has_digest and not recorded.is_same(stored_file(store, key, info.size, recorded)):
             return f"{store.url}/{key} has another digest than was recorded"
     except NotFound:
         return f"{store.url}/{key} is missing"

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from compactor.storage.port import Piece, RangeCopies
 
 
 class SegmentRef(Protocol):
@@ -80,6 +81,31 @@ class SegmentLayout(Protocol):
 
     def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         """Creates a segment's objects. What exists with equal content is done; the answer names what differs (I7), or is empty."""
+
+    @property
+    def keeps_digests(self) -> bool:
+        """Whether the objects bear digests of ours, so that a new log's ``batches`` is worth recording: it finds its like put together."""
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        """What ``compose`` may be asked for now; None: logs are uploaded whole. Never where objects are no plain logs."""
+
+    def version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+        """The version (ObjectInfo.etag) of the log's object, for CopiedRange.
+
+        Raises BadData where it is not as it was recorded, as far as the store can tell without reading it.
+        """
+
+    def compose(
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[Piece], contents: Mapping[str, Path | bytes]
+    ) -> str:
+        """Like ``upload``, with the log put together of pieces (ObjectStore.compose); keys of copied ranges are those of ``where``.
+
+        Raises CannotCopy, before anything exists, where it turns out that the store does not copy ranges; NotFound or Unavailable where
+        a source is gone or has changed.
+
+        :param log: what the segment's ``log`` has to be; what else there is of it is in ``contents``.
+        """
 
     def upload_room(self, log_bytes: int) -> int:
         """Bytes of local disk that ``upload`` writes beside a log of this size, and frees when it ends."""

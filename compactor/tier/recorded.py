@@ -1,6 +1,7 @@
 """Files of segments as they were recorded. A bit that flips on its way is no damage in the store: what arrives so is fetched once more.
 
-Where no digest was recorded (objects that a broker wrote), the size is all that is compared.
+Compared are SHA-256; of a log that was put together of copies, which has none, its batches, each by its CRC and all by the digest of their
+headers; and where no digest was recorded (objects that a broker wrote) the size alone.
 """
 
 from __future__ import annotations
@@ -9,37 +10,30 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.tier.contents import Digests, damaged
 from compactor.tier.ports import SegmentLayout
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """What came of a file in the end; ``sha256``: empty where none was recorded. ``travelled``: bytes of all attempts."""
+    """What came of a file in the end, with the digest that can be compared. ``travelled``: bytes of all attempts."""
 
-    size: int
-    sha256: str
+    found: SegmentFile
     travelled: int
 
+    @property
+    def size(self) -> int:
+        return self.found.size
+
     def is_recorded(self, file: SegmentFile) -> bool:
-        return (self.size, self.sha256) == (file.size, file.sha256)
+        return file.is_met_by(self.found)
 
     def require(self, key: str, file: SegmentFile) -> None:
         """Raises BadData where it is not what was recorded."""
-        if self.is_recorded(file):
-            return
-        what = (
-            f"it has {self.size} bytes, recorded are {file.size}"
-            if self.size != file.size
-            else "its digest is not the one that was recorded"
-        )
-        raise BadData(
-            f"the object was changed or damaged: {what}",
-            segment=key,
-            hint="Restore it from the store's versions or a backup; nothing was changed",
-        )
+        if not self.is_recorded(file):
+            raise damaged(key, self.found, file)
 
 
 def download(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Arrived:
@@ -63,11 +57,18 @@ def content(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegme
 
 
 def _downloaded(travelled: int, path: Path, file: SegmentFile) -> Arrived:
-    return Arrived(path.stat().st_size, digest(path) if file.sha256 else "", travelled)
+    found = SegmentFile(size=path.stat().st_size, sha256=digest(path) if file.sha256 else "")
+    if file.batches and not file.sha256:
+        from compactor.records.headers import checked_digest  # loads the compiler, which few commands need
+
+        found = SegmentFile(size=found.size, batches=checked_digest(path))
+    return Arrived(found, travelled)
 
 
 def _of(data: bytes, file: SegmentFile) -> Arrived:
-    return Arrived(len(data), hashlib.sha256(data).hexdigest() if file.sha256 else "", len(data))
+    digests = Digests(file)
+    digests.update(data)
+    return Arrived(digests.found(), len(data))
 
 
 def digest(path: Path) -> str:

@@ -21,6 +21,7 @@ from compactor.storage.port import ObjectStore
 from compactor.tier.contents import create, stored_problem
 from compactor.tier.names import Stem, TopicIdOf, stem
 from compactor.tier.ports import ListedObject, SegmentRef
+from compactor.tier.whole import WrittenWhole
 
 ROOT: Final = "kafka-tiered-storage"
 
@@ -32,7 +33,7 @@ _OPTIONAL: Final = frozenset({"txnindex"})
 _FOLDER: Final = re.compile(rf"{ROOT}/(.+-\d+)-[A-Za-z0-9_-]{{22}}/[^/]+")
 
 
-class KafkaLocalLayout:
+class KafkaLocalLayout(WrittenWhole):
     """SegmentLayout. Usable by as many threads as the store."""
 
     def __init__(self, store: ObjectStore, topic_id: TopicIdOf) -> None:

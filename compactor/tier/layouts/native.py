@@ -1,12 +1,13 @@
 """This program's own layout: every file of a segment is one object as it is on a broker's disk, ``orders-0/00000000000000000042-<id>.log``.
 
-SHA-256 and the broker's modification time go along as the object's metadata (``sha256``, ``mtime-ms``).
+The digests that are known and the broker's modification time go along as the object's metadata (``sha256``, ``batches``, ``mtime-ms``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +15,16 @@ from compactor.errors import AlreadyExists, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.deleting import delete_keys
-from compactor.storage.port import ObjectStore
-from compactor.tier.contents import stored_digest
+from compactor.storage.port import ObjectInfo, ObjectStore, Piece, RangeCopies
+from compactor.tier.contents import damaged, stored_file
 from compactor.tier.ports import ListedObject, SegmentRef
 
 _OBJECT: Final = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")
 _FOLDER: Final = re.compile(r"([^/]+-\d+)/[^/]+")
+
+
+_Write = Callable[[str, Mapping[str, str]], ObjectInfo]
+"""(key, metadata) -> a new object. Raises AlreadyExists."""
 
 
 class NativeLayout:
@@ -52,18 +57,30 @@ class NativeLayout:
         return self._store.download(self.where(name, segment, kind), path)
 
     def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        for kind, content in contents.items():
-            key, file = self.where(name, segment, kind), segment.files[kind]
-            about = {"sha256": file.sha256, "mtime-ms": str(segment.mtime_ms)}
-            try:
-                if isinstance(content, bytes):
-                    self._store.create(key, content, about)
-                else:
-                    self._store.create_from_file(key, content, about)
-            except AlreadyExists:
-                if not self._same(key, file):
-                    return f"{key} exists already with other content"
-        return ""
+        return self._create(name, segment, {kind: partial(self._write, content) for kind, content in contents.items()})
+
+    @property
+    def keeps_digests(self) -> bool:
+        return True
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        return self._store.copies
+
+    def version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+        key, recorded = self.where(name, segment, "log"), segment.file("log")
+        info = self._store.head(key)
+        told = _told(info)
+        if told.size != recorded.size or (told.is_comparable(recorded) and not told.is_same(recorded)):
+            raise damaged(key, told, recorded)
+        return info.etag
+
+    def compose(
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[Piece], contents: Mapping[str, Path | bytes]
+    ) -> str:
+        """The log first: where the store turns out not to copy, nothing is there yet."""
+        beside = {kind: partial(self._write, content) for kind, content in contents.items()}
+        return self._create(name, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
 
     def upload_room(self, log_bytes: int) -> int:
         return 0
@@ -81,7 +98,7 @@ class NativeLayout:
                 return f"{self.url}/{key} is missing"
             if info.size != expected.size:
                 return f"{self.url}/{key} has {info.size} bytes, its receipt says {expected.size}"
-            if expected.sha256 and (info.metadata.get("sha256") or stored_digest(self._store, key, info.size)) != expected.sha256:
+            if expected.has_digest and not self._found(info, expected).is_same(expected):
                 return f"{self.url}/{key} has another digest than its receipt says"
         return ""
 
@@ -100,9 +117,36 @@ class NativeLayout:
         match = _FOLDER.fullmatch(key)
         return match[1] if match else ""
 
-    def _same(self, key: str, file: SegmentFile) -> bool:
+    def _create(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _Write]) -> str:
+        """An object for each file; what exists and is not the same is named, and nothing is written after it."""
+        for kind, write in writes.items():
+            key, file = self.where(name, segment, kind), segment.files[kind]
+            about = {"sha256": file.sha256, "batches": file.batches, "mtime-ms": str(segment.mtime_ms)}
+            try:
+                write(key, {what: told for what, told in about.items() if told})
+            except AlreadyExists:
+                if not self._is_there(key, file):
+                    return f"{key} exists already with other content"
+        return ""
+
+    def _write(self, content: Path | bytes, key: str, about: Mapping[str, str]) -> ObjectInfo:
+        if isinstance(content, bytes):
+            return self._store.create(key, content, about)
+        return self._store.create_from_file(key, content, about)
+
+    def _is_there(self, key: str, file: SegmentFile) -> bool:
         try:
-            info = self._store.head(key)
+            return self._found(self._store.head(key), file).is_same(file)
         except NotFound:
             return False
-        return info.size == file.size and info.metadata.get("sha256") == file.sha256
+
+    def _found(self, info: ObjectInfo, expected: SegmentFile) -> SegmentFile:
+        """What an object is by its own metadata, as the store has it from the upload; it is read where that has no digest to compare."""
+        told = _told(info)
+        if told.size != expected.size or told.is_comparable(expected):
+            return told
+        return stored_file(self._store, info.key, info.size, expected)
+
+
+def _told(info: ObjectInfo) -> SegmentFile:
+    return SegmentFile(size=info.size, sha256=info.metadata.get("sha256", ""), batches=info.metadata.get("batches", ""))

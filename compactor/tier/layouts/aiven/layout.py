@@ -34,6 +34,7 @@ from compactor.tier.layouts.aiven.packing import Packer
 from compactor.tier.layouts.aiven.transform import ChunkCipher, restore
 from compactor.tier.names import TopicIdOf
 from compactor.tier.ports import ListedObject, SegmentRef
+from compactor.tier.whole import WrittenWhole
 
 _T = TypeVar("_T")
 _KEPT: Final = 256
@@ -49,7 +50,7 @@ class OpenedSegment:
     cipher: ChunkCipher | None
 
 
-class AivenLayout:
+class AivenLayout(WrittenWhole):
     """SegmentLayout. Usable by as many threads as the store. Manifests never change, so a few are kept."""
 
     def __init__(self, store: ObjectStore, topic_id: TopicIdOf, settings: Aiven) -> None:

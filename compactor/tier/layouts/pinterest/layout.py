@@ -17,9 +17,10 @@ from compactor.storage.port import ObjectStore
 from compactor.tier.contents import create, stored_problem
 from compactor.tier.layouts.pinterest.keys import KINDS, METADATA, WATERMARK, PartitionKeys, id_of, parsed
 from compactor.tier.ports import ListedObject, SegmentRef
+from compactor.tier.whole import WrittenWhole
 
 
-class PinterestLayout:
+class PinterestLayout(WrittenWhole):
     """SegmentLayout. Usable by as many threads as the store."""
 
     def __init__(self, store: ObjectStore, keys: PartitionKeys) -> None:
