@@ -16,12 +16,14 @@ from Crypto.PublicKey import RSA
 
 from compactor.bootstrap import KINDS
 from compactor.config import Aiven, Settings, TierSettings
-from compactor.errors import NotFound
+from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from compactor.records.build import NO_PRODUCER, seal
+from compactor.records.headers import checked_digest
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
-from compactor.storage.port import ObjectStore
+from compactor.storage.port import CopiedRange, FileRange, ObjectStore, Piece
 from compactor.tier import recorded
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.layouts.pinterest.keys import PartitionKeys, id_of
@@ -109,7 +111,11 @@ RIGS: dict[str, Callable[[ObjectStore, Path], Rig]] = {
 STORES = ("directory", "memory", "moto")
 
 
-@pytest.fixture(params=[f"{layout} in {store}" for layout in RIGS for store in STORES])
+def rigs(*layouts: str) -> list[str]:
+    return [f"{layout} in {store}" for layout in layouts for store in STORES]
+
+
+@pytest.fixture(params=rigs(*RIGS))
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     layout, _, kind = request.param.partition(" in ")
     if kind == "directory":
@@ -262,6 +268,170 @@ class TestWriting:
         rig.layout.delete(NAME, segments[:1])  # absent ones are fine
         assert known(rig.layout.list(NAME)) == {segments[1].id}
         assert known(rig.layout.list(OTHER)) == {segments[0].id}
+
+
+class TestPuttingTogether:
+    """A new log of an old one's range and of local bytes."""
+
+    def test_only_plain_objects_with_digests_of_ours_are_copied(self, rig: Rig) -> None:
+        segment = rig.segment(0, rig.contents(1))
+        rig.stored(segment, rig.contents(1))
+        is_native = isinstance(rig.layout, NativeLayout)
+        assert rig.layout.keeps_digests == is_native
+        assert rig.layout.copies == (rig.store.copies if is_native else None)
+        if not is_native:
+            with pytest.raises(CannotCopy, match="no log is put together"):
+                rig.layout.version(NAME, segment)
+            with pytest.raises(CannotCopy, match="no log is put together"):
+                rig.layout.compose(NAME, segment, [], rig.contents(1))
+
+    @pytest.fixture
+    def spliced(self, rig: Rig, tmp_path: Path) -> Spliced:
+        """Its source is there already."""
+        old, new = log_of(b"old", b"end"), log_of(b"old", b"new", b"and newer")
+        beside = rig.contents(1, without=("log",))
+        source = rig.segment(0, {"log": old, **beside})
+        source = with_log(source, source.files["log"].model_copy(update={"batches": digest_of(tmp_path, old)}))
+        rig.stored(source, {"log": old, **beside})
+        kept = len(old) - len(log_of(b"end"))
+        (tmp_path / "anew").write_bytes(new[kept:])
+        made = rig.segment(100, {"log": new, **beside})
+        made = with_log(made, SegmentFile(size=len(new), batches=digest_of(tmp_path, new)))
+        return Spliced(rig, source, made, new, beside, kept, tmp_path / "anew")
+
+    @pytest.mark.parametrize("rig", rigs("native"), indirect=True)
+    def test_it_reads_back_without_a_problem(self, spliced: Spliced, tmp_path: Path) -> None:
+        layout, made = spliced.rig.layout, spliced.made
+        assert spliced.compose() == ""
+        assert layout.problem(NAME, made) == ""
+        assert layout.read(NAME, made, "log", 0, len(spliced.log) + 1) == spliced.log
+        assert {kind: layout.read(NAME, made, kind) for kind in spliced.beside} == spliced.beside
+        assert recorded.download(layout, NAME, made, "log", tmp_path / "down").is_recorded(made.files["log"])
+        assert recorded.content(layout, NAME, made, "log") == spliced.log
+        about = spliced.rig.store.head(layout.where(NAME, made, "log")).metadata
+        assert about == {"batches": made.files["log"].batches, "mtime-ms": "1700000000001"}
+        of_source = spliced.source.files["log"]
+        about = spliced.rig.store.head(layout.where(NAME, spliced.source, "log")).metadata
+        assert about == {"sha256": of_source.sha256, "batches": of_source.batches, "mtime-ms": "1700000000001"}
+
+    @pytest.mark.parametrize("rig", rigs("native"), indirect=True)
+    @pytest.mark.parametrize("by", ["the same way", "whole", "whole, by an earlier program", "whole, by somebody else"])
+    def test_what_exists_with_the_same_content_is_done(self, by: str, spliced: Spliced) -> None:
+        layout, made = spliced.rig.layout, spliced.made
+        file = SegmentFile(size=len(spliced.log), sha256=hashlib.sha256(spliced.log).hexdigest())
+        if by == "the same way":
+            assert spliced.compose() == ""
+        elif by == "whole, by somebody else":
+            spliced.rig.store.create(layout.where(NAME, made, "log"), spliced.log)
+        else:
+            file = file.model_copy(update={"batches": made.files["log"].batches}) if by == "whole" else file
+            assert layout.upload(NAME, with_log(made, file), {"log": spliced.log, **spliced.beside}) == ""
+        assert spliced.compose() == ""
+        assert layout.problem(NAME, made) == ""
+        assert layout.upload(NAME, with_log(made, file), {"log": spliced.log, **spliced.beside}) == ""
+        assert layout.problem(NAME, with_log(made, file)) == ""
+
+    @pytest.mark.parametrize("rig", rigs("native"), indirect=True)
+    @pytest.mark.parametrize("known", ["both", "sha256", "batches", ""])
+    def test_other_content_is_named_and_stays(self, known: str, spliced: Spliced, tmp_path: Path) -> None:
+        layout, made = spliced.rig.layout, spliced.made
+        other = log_of(b"odd", b"new", b"and newer")
+        assert len(other) == len(spliced.log)
+        about = {"sha256": hashlib.sha256(other).hexdigest(), "batches": digest_of(tmp_path, other)}
+        key = layout.where(NAME, made, "log")
+        spliced.rig.store.create(key, other, {what: told for what, told in about.items() if known in ("both", what)})
+        assert spliced.compose() == f"{key} exists already with other content"
+        assert layout.problem(NAME, made) == f"{spliced.rig.store.url}/{key} has another digest than its receipt says"
+        assert spliced.rig.store.get(key, 0, len(other) + 1) == other
+        assert not spliced.rig.objects() & {layout.where(NAME, made, kind) for kind in spliced.beside}
+
+    @pytest.mark.parametrize("rig", rigs("native"), indirect=True)
+    def test_damage_in_an_object_that_does_not_say_what_it_is(self, spliced: Spliced) -> None:
+        layout, made = spliced.rig.layout, spliced.made
+        key = layout.where(NAME, made, "log")
+        assert spliced.compose() == ""
+        spliced.rig.store.delete([key])
+        spliced.rig.store.create(key, flipped(spliced.log))
+        assert layout.problem(NAME, made) == f"{spliced.rig.store.url}/{key} has another digest than its receipt says"
+        with pytest.raises(BadData, match="its digest is not the one that was recorded"):
+            recorded.content(layout, NAME, made, "log")
+
+    @pytest.mark.parametrize("rig", rigs("native"), indirect=True)
+    def test_a_version_is_of_what_was_recorded(self, spliced: Spliced) -> None:
+        layout, source = spliced.rig.layout, spliced.source
+        key = layout.where(NAME, source, "log")
+        assert layout.version(NAME, source) == spliced.rig.store.head(key).etag != ""
+        spliced.rig.replace(key, lambda data: data[:-1])
+        with pytest.raises(BadData, match=f"it has {source.size_bytes - 1} bytes, recorded are {source.size_bytes}"):
+            layout.version(NAME, source)
+        spliced.rig.store.delete([key])
+        with pytest.raises(NotFound):
+            layout.version(NAME, source)
+        data = spliced.log[: source.size_bytes].ljust(source.size_bytes)
+        spliced.rig.store.create(key, data, {"sha256": hashlib.sha256(data).hexdigest()})
+        with pytest.raises(BadData, match="its digest is not the one"):
+            layout.version(NAME, source)
+
+    @pytest.mark.parametrize("rig", rigs("native"), indirect=True)
+    def test_a_source_that_was_replaced_meanwhile(self, spliced: Spliced) -> None:
+        pieces = spliced.pieces()
+        spliced.rig.replace(pieces[0].key, flipped)
+        before = spliced.rig.objects()
+        with pytest.raises(Unavailable, match="is another object than the one to be copied"):
+            spliced.rig.layout.compose(NAME, spliced.made, pieces, spliced.beside)
+        assert spliced.rig.objects() == before
+
+    @pytest.mark.parametrize("rig", ["native in memory"], indirect=True)
+    def test_a_store_that_turns_out_not_to_copy(self, spliced: Spliced) -> None:
+        pieces, before = spliced.pieces(), spliced.rig.objects()
+        assert isinstance(spliced.rig.store, MemoryStore)
+        spliced.rig.store.copies = None
+        assert spliced.rig.layout.copies is None
+        with pytest.raises(CannotCopy):
+            spliced.rig.layout.compose(NAME, spliced.made, pieces, spliced.beside)
+        assert spliced.rig.objects() == before
+
+
+@dataclass(frozen=True)
+class Spliced:
+    """``made``: its log is the first ``kept`` bytes of the source's log, and those of the file ``anew``."""
+
+    rig: Rig
+    source: RemoteLogSegmentMetadata
+    made: RemoteLogSegmentMetadata
+    log: bytes
+    beside: Contents
+    kept: int
+    anew: Path
+
+    def pieces(self) -> tuple[CopiedRange, FileRange]:
+        layout, source = self.rig.layout, self.source
+        copied = CopiedRange(layout.where(NAME, source, "log"), 0, self.kept, layout.version(NAME, source))
+        return copied, FileRange(self.anew, 0, len(self.log) - self.kept)
+
+    def compose(self) -> str:
+        pieces: tuple[Piece, ...] = self.pieces()
+        return self.rig.layout.compose(NAME, self.made, pieces, self.beside)
+
+
+def log_of(*texts: bytes) -> bytes:
+    """A batch for each; that of b"o..." is large enough to be copied."""
+    sizes = [5 << 20 if text.startswith(b"o") else 3000 for text in texts]
+    bodies = [(text * size)[:size] for text, size in zip(texts, sizes, strict=True)]
+    return b"".join(seal(offset, 0, 0, 0, 0, 0, NO_PRODUCER, 1, body) for offset, body in enumerate(bodies))
+
+
+def digest_of(scratch: Path, log: bytes) -> str:
+    (scratch / "digested").write_bytes(log)
+    return checked_digest(scratch / "digested")
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def with_log(segment: RemoteLogSegmentMetadata, file: SegmentFile) -> RemoteLogSegmentMetadata:
+    return segment.model_copy(update={"files": {**segment.files, "log": file}})
 
 
 def known(listed: Iterator[ListedObject]) -> set[str]:

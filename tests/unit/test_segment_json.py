@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 
 WRITTEN = (
@@ -40,3 +42,45 @@ def test_a_file_without_a_digest_of_ours_comes_back() -> None:
     bare = SEGMENT.model_copy(update={"files": {"log": SegmentFile(size=100)}})
     assert RemoteLogSegmentMetadata.model_validate_json(bare.model_dump_json()) == bare
     assert RemoteLogSegmentMetadata.model_validate_json(WRITTEN.replace(',"sha256":"ab"', "")) == bare
+
+
+def test_a_log_that_was_put_together_of_copies_comes_back() -> None:
+    both = SEGMENT.model_copy(update={"files": {"log": SegmentFile(size=100, sha256="ab", batches="cd")}})
+    assert both.model_dump_json() == WRITTEN.replace('"sha256":"ab"', '"sha256":"ab","batches":"cd"')
+    assert RemoteLogSegmentMetadata.model_validate_json(both.model_dump_json()) == both
+    spliced = SEGMENT.model_copy(update={"files": {"log": SegmentFile(size=100, batches="cd")}})
+    assert RemoteLogSegmentMetadata.model_validate_json(spliced.model_dump_json()) == spliced
+
+
+def file(sha256: str = "", batches: str = "", size: int = 100) -> SegmentFile:
+    return SegmentFile(size=size, sha256=sha256, batches=batches)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "comparable", "same"),
+    [
+        (file("a"), file("a"), True, True),
+        (file("a"), file("b"), True, False),
+        (file("a"), file("a", size=99), True, False),
+        (file(batches="a"), file(batches="a"), True, True),
+        (file(batches="a"), file(batches="b"), True, False),
+        (file("a", "b"), file("a"), True, True),
+        (file("a", "b"), file(batches="b"), True, True),
+        (file("a", "b"), file("a", "c"), True, False),
+        (file("a", "b"), file("c", "b"), True, False),
+        (file("a"), file(batches="a"), False, False),
+        (file("a", "b"), file(), False, False),
+        (file(), file(), False, False),
+    ],
+)
+def test_files_are_compared_by_the_digests_that_both_have(one: SegmentFile, other: SegmentFile, *, comparable: bool, same: bool) -> None:
+    for a, b in ((one, other), (other, one)):
+        assert (a.is_comparable(b), a.is_same(b)) == (comparable, same)
+
+
+def test_without_a_digest_the_size_is_what_counts() -> None:
+    assert (file().has_digest, file("a").has_digest, file(batches="a").has_digest) == (False, True, True)
+    assert file().is_met_by(file("a"))
+    assert not file().is_met_by(file(size=99))
+    assert not file("a").is_met_by(file())
+    assert file("a").is_met_by(file("a", "b"))
