@@ -39,7 +39,8 @@ class Holder:
 
     ``what``: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed
     hash, or unknown. ``until_ms``: no earlier than that it can be gone; None where no time is known. ``waits_for``: what has to happen.
-    ``sha256``: of the plain log, where it was recorded. ``run_id``: of the round that took it from readers.
+    ``sha256``: of the plain log, where it was recorded (not of one that was put together of copies). ``run_id``: of the round that took
+    it from readers.
     """
 
     partition: str
