@@ -19,7 +19,6 @@ from bloom.jit import kernel, load_u64
 from compactor.kernels.crc import START, Table, after_zeros, extend, extend_word, zeros_by_power
 from compactor.kernels.memory import load_i32, load_u32
 from compactor.records.batches import FRAME, HEADER, Bytes, Int64s, map_file, read_only
-from compactor.stages import WorkStage, measured
 
 HEADER_BYTES: Final = HEADER
 
@@ -68,7 +67,6 @@ class DigestInPieces:
         self._between = np.zeros(3, np.int64)
         self._is_sound = True
 
-    @measured(WorkStage.CHECK, lambda self, data: len(data))
     def update(self, data: bytes | Bytes) -> None:
         if not self._is_sound:
             return
