@@ -84,7 +84,7 @@ class SegmentLayout(Protocol):
 
     @property
     def keeps_digests(self) -> bool:
-        """Whether the objects bear digests of ours, so that a new log's ``batches`` is worth recording: it finds its like put together."""
+        """Whether a new log's ``batches`` is worth recording: the same log may be put together of copies, which have no other digest."""
 
     @property
     def copies(self) -> RangeCopies | None:
