@@ -88,6 +88,7 @@ class Sidecar:
         the number of keyed records where the keys were not looked at (then ``sketch`` is all zeros).
     :param made_for: what the filter was designed for; None where none pays, or where the segment has no key.
     :param filter: None where there is none, and in what ``read_head`` returns.
+    :param inherited: filter and sketch are those of the segment that this one was made from, with keys that may be gone.
     """
 
     segment_id: str
@@ -99,6 +100,7 @@ class Sidecar:
     sketch: Registers
     made_for: FilterDesign | None = None
     filter: KeyFilter | None = field(default=None, repr=False)
+    inherited: bool = False
 
     def useless_rate(self, probes: int) -> float:
         """The probability that so many keys, none of them in the segment, do not let it be skipped."""
@@ -168,6 +170,7 @@ def write(sidecar: Sidecar, hash_key: bytes) -> bytes:
         "made_for": asdict(sidecar.made_for) if sidecar.made_for else None,
         "runs": len(sidecar.producer_runs),
         "markers": len(sidecar.markers),
+        **({"inherited": True} if sidecar.inherited else {}),
     }
     text = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
     head = b"".join([_COUNT.pack(len(text)), text, sidecar.producer_runs.tobytes(), sidecar.markers.tobytes(), sidecar.sketch.tobytes()])
@@ -245,4 +248,5 @@ def _parse_head(head: memoryview) -> Sidecar:
         markers=markers,
         sketch=sketch.view(np.uint8),
         made_for=FilterDesign(**about["made_for"]) if about["made_for"] else None,
+        inherited=about.get("inherited", False),
     )

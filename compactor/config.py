@@ -198,6 +198,7 @@ class Cleaner(_Section):
     max_decompressed_batch_bytes: int = Field(1 << 30, ge=1, le=1 << 40)
     bloom: bool = True
     bloom_design_keys: int = Field(0, ge=0, le=10**10)
+    splice: bool = True
     local_log_dirs: tuple[Annotated[str, AfterValidator(_not_empty)], ...] = Field((), strict=False)
     verify_before_publish: bool = True
 

@@ -28,7 +28,7 @@ from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.deleting import delete_keys
 from compactor.tier.ports import Announced, SegmentRef
-from compactor.tier.sidecars import sidecar_key
+from compactor.tier.sidecars import sidecar_keys
 
 LOOK_EVERY_MS = 1000
 
@@ -170,7 +170,7 @@ def delete_objects(leadership: Leadership, state: PartitionState, segments: Sequ
     ordering.require_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
     ports.layout.delete(state.name, segments)
-    delete_keys(ports.control, [sidecar_key(leadership.log.prefix, segment.id) for segment in segments])
+    delete_keys(ports.control, [key for segment in segments for key in sidecar_keys(leadership.log.prefix, segment.id)])
     ports.publisher.deleted(state.name, segments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -9,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import TypeVar
 
-from compactor.errors import OutOfBudget
+from compactor.errors import BadData, OutOfBudget
 from compactor.local.budget import BLOCK, Account, Grant, Kept, blocks, patiently
 from compactor.local.budget import Budget as Budget
 from compactor.model.ids import TopicPartition
@@ -29,16 +30,23 @@ FileOf = tuple[str, str]
 """Segment id and kind."""
 
 READ_BYTES = 1 << 20
+RANGE_BYTES = 8 << 20
+RANGES_AT_ONCE = 4
+"""Requests of one file whose parts are fetched, of so many bytes at most: they are in memory on their way."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One file of a segment, and the name that it has below a broker's log directory (empty: none)."""
+    """One file of a segment, and the name that it has below a broker's log directory (empty: none).
+
+    ``ranges``: positions and lengths of what is wanted of it, one behind the other; of these nobody has recorded a digest. None: all.
+    """
 
     name: TopicPartition
     segment: RemoteLogSegmentMetadata
     kind: str
     local_name: str = ""
+    ranges: tuple[tuple[int, int], ...] | None = None
 
     @property
     def file(self) -> SegmentFile:
@@ -47,11 +55,15 @@ class Wanted:
 
     @property
     def what(self) -> FileOf:
-        return self.segment.id, self.kind
+        return self.segment.id, self.kind if self.ranges is None else f"part of {self.kind}"
+
+    @property
+    def size(self) -> int:
+        return self.file.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
     def room(self) -> int:
-        return blocks(self.file.size)
+        return blocks(self.size)
 
 
 class Staging:
@@ -214,9 +226,12 @@ class Staging:
     def _bring(self, wanted: Wanted, path: Path) -> None:
         self.patiently(lambda: self._once(wanted, path))
 
-    @measured(WorkStage.FETCH, lambda self, wanted, path: wanted.file.size)
+    @measured(WorkStage.FETCH, lambda self, wanted, path: wanted.size)
     def _once(self, wanted: Wanted, path: Path) -> None:
         try:
+            if wanted.ranges is not None:
+                self._fetch_ranges(wanted, wanted.ranges, path)
+                return
             if self._from_log_directory(wanted, path):
                 return
             arrived = recorded.download(self.layout, wanted.name, wanted.segment, wanted.kind, path)
@@ -226,6 +241,32 @@ class Staging:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
+
+    def _fetch_ranges(self, wanted: Wanted, ranges: Sequence[tuple[int, int]], path: Path) -> None:
+        """Into one file, one behind the other, some requests at a time. Raises BadData where the object ends before a range does."""
+        places = [0, *accumulate(length for _, length in ranges)]
+        pieces = [
+            (place + at, start + at, min(RANGE_BYTES, length - at))
+            for place, (start, length) in zip(places, ranges, strict=False)
+            for at in range(0, length, RANGE_BYTES)
+        ]
+
+        def fetch(piece: tuple[int, int, int]) -> None:
+            place, start, length = piece
+            data = self.layout.read(wanted.name, wanted.segment, wanted.kind, start, length)
+            if len(data) != length:
+                raise BadData("the object ends before its recorded size", segment=self.where(wanted), position=start + len(data))
+            write_at(file.fileno(), data, place)
+            with self._lock:
+                self.bytes_fetched += length
+
+        pool = ThreadPoolExecutor(min(len(pieces), RANGES_AT_ONCE) or 1, "ranges")
+        with path.open("xb") as file:
+            try:
+                for done in [pool.submit(fetch, piece) for piece in pieces]:
+                    done.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def _from_log_directory(self, wanted: Wanted, path: Path) -> bool:
         """Copies the file, so that the broker may do with it what it likes; the copy is what is checked."""
@@ -242,6 +283,14 @@ class Staging:
                 return True
             path.unlink()
         return False
+
+
+def write_at(file: int, data: bytes, position: int) -> None:
+    """All of it."""
+    left = memoryview(data)
+    while left:
+        done = os.pwrite(file, left, position)
+        left, position = left[done:], position + done
 
 
 def _copy(read: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
@@ -270,7 +319,5 @@ def group_room(
     written = most_bytes or sum(source.size_bytes for source in sources)
     # Index entries have 8 and 12 bytes, at most one of each every interval, and no batch has fewer than 61 bytes.
     indexes = written // max(index_interval_bytes, 61) * 20
-    largest = (
-        max((source.size_bytes for source in sources), default=0) if to_fetch is None else max((w.file.size for w in to_fetch), default=0)
-    )
+    largest = max((source.size_bytes for source in sources), default=0) if to_fetch is None else max((w.size for w in to_fetch), default=0)
     return blocks(largest) + blocks(written) + blocks(indexes) + len(FILE_KINDS) * BLOCK

@@ -23,7 +23,10 @@ class ActiveProducer(Value):
 
 
 class CompactionTask(Value):
-    """One group of neighbouring segments that becomes one new segment. ``most_bytes``: no more is left of it; 0: all of its sources."""
+    """One group of neighbouring segments that becomes one new segment. ``most_bytes``: no more is left of it; 0: all of its sources.
+
+    ``in_part``: a part of its one source is enough to make it; whoever reads all of it makes the same.
+    """
 
     group: int
     sources: tuple[str, ...]
@@ -33,6 +36,7 @@ class CompactionTask(Value):
     leader_epochs: tuple[EpochEntry, ...]
     mtime_ms: int
     most_bytes: int = Field(default=0, exclude_if=lambda value: not value)
+    in_part: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
 class SkippedSegment(Value):

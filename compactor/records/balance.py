@@ -17,7 +17,7 @@ from bloom.jit import kernel, leaf, load_u64
 from bloom.siphash import key_halves
 from compactor.kernels.memory import load_i32
 from compactor.model.balance import Sum
-from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, Int64s
+from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, Int64s, read_only
 from compactor.records.encode import COPY, FILTER, Actions, Mask
 from compactor.records.rows import Chunk, Int32s, Rows
 from compactor.stages import WorkStage, measured
@@ -53,6 +53,13 @@ def content_sum(buf: Bytes, key: BalanceKey) -> Sum:
     """All batches of a segment's bytes, by a walk over their headers; they must have been found to be batches."""
     out = np.zeros(3, np.uint64)
     _walk(buf, *key.halves, out)
+    return as_sum(out)
+
+
+def sum_of_headers(headers: Bytes, key: BalanceKey) -> Sum:
+    """The same of v2 batches by their headers, of shape (batches, HEADER)."""
+    out = np.zeros(3, np.uint64)
+    _add_headers(read_only(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
     return as_sum(out)
 
 
@@ -144,6 +151,12 @@ def second_half(digest: np.uint64, k1: np.uint64) -> np.uint64:
     """No sum of first halves says anything of the sum of these."""
     state = (digest ^ k1) * np.uint64(0x9FB21C651E98DF25)
     return state ^ (state >> np.uint64(31))
+
+
+@kernel
+def _add_headers(raw: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+    for position in range(0, raw.size, HEADER):
+        add_batch(raw, position, 2, k0, k1, out)
 
 
 @kernel

@@ -247,6 +247,7 @@ class Round:
             "records_read": sum(r.records_read for r in receipts),
             "records_kept": sum(r.records_kept for r in receipts),
             "bytes_read": self._stats.bytes_fetched,
+            **({"bytes_copied": self._stats.bytes_copied} if self._stats.bytes_copied else {}),
             "bytes_before": sum(r.bytes_read for r in receipts),
             "bytes_written": sum(r.bytes_written for r in receipts),
             "peak_disk_bytes": self._stats.peak_disk_bytes,
@@ -278,7 +279,8 @@ class Round:
             cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, lanes, cleaner.verify_before_publish, check
         )
         extent = RoundExtent(assessment.first_dirty, end, rules_of(draft(facts), BalanceKey(context.hash_key)))
-        return run_pass_one(reading, extent, settings, CleanInquiry(context.sidecars, filter_record(facts.state.runs)))
+        parts = None if cleaner.splice else frozenset[str]()
+        return run_pass_one(reading, extent, settings, CleanInquiry(context.sidecars, filter_record(facts.state.runs), in_part=parts))
 
     def _worked(
         self,
@@ -304,6 +306,7 @@ class Round:
             filter_for=partial(filter_for, cleaner, filter_record(state.runs), keys_to_come(cleaner, state.runs, keys)),
             found=found,
             lanes=lanes,
+            splices=cleaner.splice,
             stats=self._stats,
         )(plan, tasks, session)
         if found is not None:

@@ -4,6 +4,7 @@
     dirty              fetched, newest first          each is read once: headers, outcomes known so far, keys
     fold               over segments and stand-ins    the verdict on every batch; what the fold makes due
     clean              sidecar heads, then filters    what must be read is read in pass 2 (on disk: its rows are looked up here, too)
+                       key directories                where one says so, a part of it is enough (splice.py), or nothing
 
 The offset map is a set of keys while ``map_budget_bytes`` allows, rows on local disk otherwise, or from the moment on when an estimate
 turns out wrong; with several parts of the keys, one scan a part, where the disk has no room for all rows. The gate's keys are kept in
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from bloom.directory import distinct_pieces
 from bloom.filter import Hashes
 from bloom.producer_runs import due_by_fold
 from compactor.cleaner.gate.ahead import GateAhead
@@ -53,6 +55,8 @@ from compactor.round.skip import (
     look_at,
 )
 from compactor.round.sources import Reading
+from compactor.round.splice import objection
+from compactor.round.splicing import Directories, PartSearch, SegmentPart
 from compactor.tier.sidecars import Sidecars
 
 MOST_PASSES = 64
@@ -64,6 +68,8 @@ LEAST_GATE_SHARE = 8
 """The gate gets at least this part of the map budget, on top where the keys need all of it: for one range of its keys at a time."""
 
 PLANNED = "the plan says so"
+
+MEETS_NONE = "its key directory has none of the keys"
 
 
 @dataclass(frozen=True)
@@ -88,11 +94,13 @@ class CleanInquiry:
     :param sidecars: None: there are none to be used (``bloom = false``).
     :param record: what filters have brought on this partition.
     :param only: ids of those that will be read, where that is settled (a resumed plan); None: to be found out.
+    :param in_part: ids of those that may be read in part; None: whichever can.
     """
 
     sidecars: Sidecars | None
     record: FilterRecord
     only: frozenset[str] | None = None
+    in_part: frozenset[str] | None = frozenset()
 
 
 @dataclass(frozen=True)
@@ -117,12 +125,18 @@ class PassOneFound:
 
     @contextmanager
     def source(self, ordinal: int, grant: Grant | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
-        """A segment with its bytes and the verdicts on its batches. Raises BadData, StoreError, OutOfBudget."""
-        known = self.opened.is_open(ordinal)
+        """A segment with its bytes and the verdicts on its batches. Raises BadData, StoreError, OutOfBudget, NotInPart."""
+        known, part = self.opened.is_open(ordinal), self.part(ordinal)
         with self.opened.mapped(ordinal, grant) as source:
             if not known and self.gate is not None:
                 self.gate.refold(self.sources)
-            yield source, self.opened.verdicts[ordinal]
+            if part is not None and self.gate is not None:
+                self.gate.narrow(source, part.rows)
+            yield source, self.opened.verdicts[ordinal] if part is None else part.verdicts
+
+    def part(self, ordinal: int) -> SegmentPart | None:
+        """What is read of a segment; None: all of it."""
+        return self.opened.parts.get(ordinal)
 
 
 @dataclass(frozen=True)
@@ -240,6 +254,7 @@ def _in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneFound:
         _fold(scan)
         looks = _looks(job, _keys_on_disk(job, rows) if survivors.on_disk else survivors.keys)
         answers = _look_up(scan, looks, _FilterAnswers())
+        answers = _take_parts(scan, looks, answers)
         _finish(scan)
     finally:
         _close(scan)
@@ -430,6 +445,44 @@ def _look_up(scan: _Scan, looks: Mapping[int, SidecarLook], before: _FilterAnswe
     )
 
 
+def _take_parts(scan: _Scan, looks: dict[int, SidecarLook], answers: _FilterAnswers) -> _FilterAnswers:
+    """Of clean segments that must be read, those of which a part is enough. Never where keys are on the disk: these need all rows now.
+
+    Those of which nothing is due, and whose directory has none of the keys, need not be read, whatever their filters say: that of a segment
+    that was put together has keys that are gone, which would come up round after round.
+    """
+    job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
+    if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.on_disk or (scan.gate is not None and scan.gate.on_disk):
+        return answers
+    copies, opened = job.reading.staging.layout.copies, job.opened
+
+    def may_be(ordinal: int, look: SidecarLook) -> bool:
+        segment = job.roles.live[ordinal]
+        is_read = (look.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
+        if not is_read or opened.is_open(ordinal):
+            return False
+        return not objection(segment, job.roles.head(ordinal).sidecar, survivors.keys, copies)
+
+    asked = [ordinal for ordinal, look in looks.items() if may_be(ordinal, look)]
+    if not asked:
+        return answers
+    met = dict(answers.met)
+    directories = Directories(inquiry.sidecars)
+    search = PartSearch(job.reading, job.extent.rules, distinct_pieces(survivors.dirty_keys()), directories)
+    for ordinal, (directory, fetched) in zip(asked, directories.each([job.roles.live[n] for n in asked]), strict=True):
+        job.cost.bytes += fetched
+        job.settings.check()
+        if directory is None:
+            continue
+        found, look = search.part(directory, opened.sources[ordinal], opened.verdicts[ordinal]), looks[ordinal]
+        if found.meets_none and (look.for_keys or not look.must):
+            looks[ordinal] = replace(look, must="", may=MEETS_NONE, for_keys=False)
+            met.pop(ordinal, None)
+        elif found.part is not None:
+            opened.take_part(ordinal, found.part)
+    return replace(answers, met=met)
+
+
 def _finish(scan: _Scan) -> None:
     """Ends a part of the keys."""
     if scan.gate is not None and scan.gate.sees_again:
@@ -477,6 +530,7 @@ def _found(scan: _Scan, looks: Mapping[int, SidecarLook], answers: _FilterAnswer
             keys=survivors.keys,
             sidecar_bytes=job.cost.bytes,
             settled=scan.gate is not None and scan.gate.on_disk,
+            in_part=(live[n].id for n in job.opened.parts),
         ),
         gate=scan.gate.gate if scan.gate else None,
     )

@@ -189,7 +189,7 @@ def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) 
         map_engine=facts.map_engine,
         fingerprint=facts.fingerprint,
         producers=facts.producers,
-        tasks=tuple(_task(number, members, facts.left, new_id()) for number, members in enumerate(groups)),
+        tasks=tuple(_task(number, members, facts, new_id()) for number, members in enumerate(groups)),
         skipped=tuple(SkippedSegment(id=s.id, reason=clean.skip.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
         read=tuple(
             ReadSegment(id=s.id, reason=MERGED if s.id in merged else clean.read.get(s.id, "it is clean, and its keys may be superseded"))
@@ -245,7 +245,10 @@ def _groups(found: _Assessed, clean: CleanVerdicts, rules: _Grouping) -> tuple[l
             members = [segments[n] for _, n in together]
             groups += [[member.metadata for member in one] for one in rules.of(members, members[-1].end_offset + 1)]
         return groups, set()
-    for (skippable, _), run in groupby(range(len(segments)), lambda n: (segments[n].id in clean.skip, parts[n])):
+    # What is read in part becomes a segment of its own: its neighbours' bytes are no reason to read the rest of it.
+    for (skippable, _, _), run in groupby(
+        range(len(segments)), lambda n: (segments[n].id in clean.skip, parts[n], segments[n].id if segments[n].id in clean.in_part else "")
+    ):
         numbers = list(run)
         end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else found.end
         for grouped in rules.of([segments[n] for n in numbers], end):
@@ -273,9 +276,9 @@ def metadata_records(tasks: Sequence[CompactionTask]) -> int:
     return 2 * segments + 4 * ends
 
 
-def _task(number: int, members: Sequence[RemoteLogSegmentMetadata], left: Mapping[str, Left], new_segment_id: str) -> CompactionTask:
+def _task(number: int, members: Sequence[RemoteLogSegmentMetadata], facts: RoundFacts, new_segment_id: str) -> CompactionTask:
     whole = sum(member.size_bytes for member in members)
-    most = sum(Grouped(member, left.get(member.id)).size for member in members)
+    most = sum(Grouped(member, facts.left.get(member.id)).size for member in members)
     return CompactionTask(
         group=number,
         sources=tuple(member.id for member in members),
@@ -285,4 +288,5 @@ def _task(number: int, members: Sequence[RemoteLogSegmentMetadata], left: Mappin
         leader_epochs=union([member.leader_epochs for member in members]),
         mtime_ms=members[-1].mtime_ms,
         most_bytes=most if most < whole else 0,
+        in_part=len(members) == 1 and members[0].id in facts.clean.in_part,
     )

@@ -68,9 +68,10 @@ class Worker(Protocol):
 @dataclass
 class WorkStats:
     """What a round cost, beyond what the receipts say. Bytes; ``gate_keys``: whose last records the gate looked up; ``gate_disk_bytes``:
-    what it had on the disk at once, 0 where its keys fit the memory."""
+    what it had on the disk at once, 0 where its keys fit the memory; ``bytes_copied``: by the store, within itself."""
 
     bytes_fetched: int = 0
+    bytes_copied: int = 0
     peak_disk_bytes: int = 0
     peak_map_bytes: int = 0
     map_entries: int = 0

@@ -32,8 +32,9 @@ from compactor.records.batches import check_crcs
 from compactor.records.encode import empty_batch
 from compactor.records.indexes import TXN_ENTRY, build
 from compactor.round.compaction import disk_budget
+from compactor.round.delivery import Made, deliver
 from compactor.round.ports import Check, Stats, WorkSession
-from compactor.round.rewrite import deliver, fingerprint
+from compactor.round.rewrite import fingerprint
 from compactor.round.sources import Reading, reading_over
 
 
@@ -183,11 +184,10 @@ class Restoring:
             (self.ports.layout, self.ports.publisher),
             name,
             task,
-            (output, contents),
+            Made.whole(output, contents, limit, digests=self.ports.layout.keeps_digests),
             open_txn_offset=made.open_txn_offset,
             content=content_sum(output.buf, BalanceKey(self.hash_key)),
             negative_timestamps=negative_timestamps(output, limit),
-            limit=limit,
         )
         if problem:
             return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=problem)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,14 @@ from compactor.cleaner.passes.portraits import NOTHING, stand_in, verdicts_for
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts, fold
+from compactor.errors import BadData
 from compactor.local.budget import Grant, blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from compactor.round.skip import keys_expected, records_about
 from compactor.round.sources import Reading
+from compactor.round.splicing import NotInPart, SegmentPart
 from compactor.tier.sidecars import Head, Sidecars
 
 
@@ -79,14 +81,25 @@ class SourceTable:
         self.sources = [_stand_in(reading, roles, ordinal) for ordinal in range(len(roles.live))]
         self.verdicts = [_no_verdicts() for _ in roles.live]
         self.folded = False
+        self.parts: dict[int, SegmentPart] = {}
         self._opened: set[int] = set()
 
     @contextmanager
     def mapped(self, ordinal: int, grant: Grant | None) -> Iterator[SourceSegment]:
         """A segment with its headers, and its bytes while the block runs; with verdicts once they are folded.
 
-        Raises BadData, StoreError, OutOfBudget.
+        Of one that is taken in part: what is read of it. Raises BadData, StoreError, OutOfBudget, NotInPart.
         """
+        part = self.parts.get(ordinal)
+        if part is not None:
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(self.reading.mapped(part.source, grant))
+                except BadData as wrong:
+                    raise NotInPart(str(wrong)) from None
+                part.require_same()
+                yield part.source
+            return
         if ordinal in self._opened:
             with self.reading.mapped(self.sources[ordinal], grant):
                 yield self.sources[ordinal]
@@ -97,6 +110,13 @@ class SourceTable:
             self.sources[ordinal] = source
             self._opened.add(ordinal)
             yield source
+
+    def take_part(self, ordinal: int, part: SegmentPart) -> None:
+        """Once verdicts are folded: no more than this is read of a segment from here on."""
+        self.parts[ordinal] = part
+        self.sources[ordinal], self.verdicts[ordinal] = part.whole, part.whole_verdicts
+        self.reading.ranges[ordinal] = part.splice.ranges
+        self._opened.add(ordinal)
 
     def is_open(self, ordinal: int) -> bool:
         return ordinal in self._opened

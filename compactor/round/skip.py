@@ -121,12 +121,14 @@ class SidecarLook:
     One of: ``must`` (why it is read), ``may`` (why it is skipped), neither.
 
     ``askable``: its filter may know that it has none of the keys.
+    ``for_keys``: ``must`` for want of a filter alone; who knows its keys otherwise may say that it need not be read.
     """
 
     sidecar: Sidecar | None = field(repr=False)
     must: str = ""
     may: str = ""
     askable: bool = False
+    for_keys: bool = False
 
 
 def horizon_passed(segment: SegmentFacts, now_ms: int) -> str:
@@ -148,11 +150,12 @@ def look_at(head: Head, due: str, *, keys: int, record: FilterRecord, now_ms: in
     if must or keys == 0 or sidecar.distinct_keys == 0:
         return SidecarLook(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)
     if sidecar.made_for is None:
-        return SidecarLook(sidecar, must="no filter pays for it")
+        return SidecarLook(sidecar, must="no filter pays for it", for_keys=True)
     if not record.pays:
-        return SidecarLook(sidecar, must=f"filters do not pay on this partition and are off: {record.text()}")
+        return SidecarLook(sidecar, must=f"filters do not pay on this partition and are off: {record.text()}", for_keys=True)
     if not askable:
-        return SidecarLook(sidecar, must=f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {keys}")
+        must = f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {keys}"
+        return SidecarLook(sidecar, must=must, for_keys=True)
     return SidecarLook(sidecar, askable=True)
 
 
@@ -161,6 +164,7 @@ class CleanVerdicts:
     """What pass 1 says of clean segments, id -> why: those to be read, those that need not be, and in which the transaction fold finds
     something to do (``due``). ``asked``: those whose filter alone decided; ``sidecar_bytes``: fetched for it.
     ``settled``: the gate was shown what is to be read, and can be shown no more: nothing else may be rewritten.
+    ``in_part``: those of ``read`` of which a part is enough.
     """
 
     read: Mapping[str, str] = field(default_factory=dict)
@@ -169,6 +173,7 @@ class CleanVerdicts:
     asked: frozenset[str] = frozenset()
     sidecar_bytes: int = 0
     settled: bool = False
+    in_part: frozenset[str] = frozenset()
 
 
 def clean_verdicts(
@@ -180,11 +185,12 @@ def clean_verdicts(
     keys: int,
     sidecar_bytes: int,
     settled: bool = False,
+    in_part: Iterable[str] = (),
 ) -> CleanVerdicts:
     """By segment id. ``met``: why filters that were asked do not let a segment be skipped; ``keys``: how many they were asked about."""
     read = {name: look.must or met[name] for name, look in looks.items() if look.must or name in met}
     skip = {name: look.may or f"its filter meets none of {keys} keys" for name, look in looks.items() if name not in read}
-    return CleanVerdicts(read, skip, due, frozenset(asked), sidecar_bytes, settled)
+    return CleanVerdicts(read, skip, due, frozenset(asked), sidecar_bytes, settled, frozenset(in_part))
 
 
 def filter_stats(

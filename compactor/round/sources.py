@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,8 @@ def snapshot_at_end(layout: SegmentLayout, state: PartitionState) -> bytes:
 class Reading:
     """:param live: the partition's segments; a source's ordinal is its place in here.
     :param known: small files that somebody has read already, by segment id and kind.
+
+    ``ranges``: of the log of segments that are read in part, by ordinal.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Reading:
         self.live = live
         self.inflate_limit = inflate_limit
         self.partition = partition
+        self.ranges: dict[int, tuple[tuple[int, int], ...]] = {}
 
     @contextmanager
     def opened(self, ordinal: int, grant: Grant | None = None, *, txn_index: bool = True) -> Iterator[SourceSegment]:
@@ -147,7 +151,7 @@ class Reading:
         return self.staging.layout.where(self.partition, metadata, kind)
 
     def log(self, ordinal: int) -> Wanted:
-        return self.wanted(self.live[ordinal], "log")
+        return replace(self.wanted(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
 
     def wanted(self, metadata: RemoteLogSegmentMetadata, kind: str) -> Wanted:
         local = f"{self.partition}/{metadata.start_offset:020d}.log" if kind == "log" else ""

@@ -86,7 +86,7 @@ def tally(so_far: Tallies, done: Done, map_budget: int) -> Tallies:
             "saved_bytes": so_far.saved_bytes + (0 if report.expected_saving_bytes is None else report.saved_bytes),
             "expected_saving_bytes": so_far.expected_saving_bytes + (report.expected_saving_bytes or 0),
             "last_round_seconds": done.seconds,
-            "last_recopy_percent": 100 * report.bytes_written / report.bytes_read if report.bytes_read else 0.0,
+            "last_recopy_percent": 100 * report.bytes_written / before if (before := report.bytes_written + report.saved_bytes) else 0.0,
             "last_map_percent": 100 * report.peak_map_bytes / map_budget if map_budget else 0.0,
             "phases": so_far.phases | taken,
         }

@@ -1,5 +1,7 @@
 """Sidecars in the control store: ``partitions/<topic-partition>/sidecars/<segment id>.bloom``, one for each segment that has one.
 
+Beside it ``<segment id>.keys``, the segment's key directory, where a later round may read a part of it alone.
+
 They can be dropped at any time. What is missing or cannot be used costs a read of the segment, never a record. What reads them is imported
 late: it brings numba, and many commands never ask for a sidecar.
 """
@@ -9,18 +11,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from compactor.errors import AlreadyExists, NotFound, StoreError
 from compactor.storage.port import ObjectStore
 
 if TYPE_CHECKING:
+    from bloom.directory import KeyDirectory
     from bloom.filter import Hashes, KeyFilter
     from bloom.sidecar import Sidecar
+
+T = TypeVar("T")
 
 MISSING = "it has no sidecar"
 MET = "its filter meets a key of the dirty range"
@@ -30,7 +35,7 @@ REQUESTS = 16
 FILTER_BYTES = 64 << 20
 """Filters that are in memory at a time, besides those that are on their way."""
 AHEAD = 4
-"""Filters on their way at a time: they are large."""
+"""Filters or key directories on their way at a time: they are large."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +54,9 @@ def sidecar_prefix(log_prefix: str) -> str:
     return f"{log_prefix}/sidecars/"
 
 
-def sidecar_key(log_prefix: str, segment_id: str) -> str:
-    return f"{sidecar_prefix(log_prefix)}{segment_id}.bloom"
+def sidecar_keys(log_prefix: str, segment_id: str) -> tuple[str, str]:
+    """Of what there may be of a segment: sidecar and key directory."""
+    return f"{sidecar_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_prefix(log_prefix)}{segment_id}.keys"
 
 
 class KeptHeads(Protocol):
@@ -72,7 +78,7 @@ class Sidecars:
         self.hash_key = hash_key
 
     def key(self, segment_id: str) -> str:
-        return sidecar_key(self._log_prefix, segment_id)
+        return sidecar_keys(self._log_prefix, segment_id)[0]
 
     def heads(self, segment_ids: Sequence[str]) -> dict[str, Head]:
         """What they say without their filters. One that is there and cannot be used is told once. Raises StoreError."""
@@ -129,45 +135,69 @@ class Sidecars:
                         break
         return met, fetched
 
-    def _loaded(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
-        """As ``load``, in this order, some of them ahead."""
-        rest = iter(segment_ids)
-        with ThreadPoolExecutor(AHEAD, "filters") as pool:
-            coming = deque((name, pool.submit(self.load, name)) for name in islice(rest, AHEAD))
-            while coming:
-                name, one = coming.popleft()
-                yield name, one.result()
-                coming.extend((after, pool.submit(self.load, after)) for after in islice(rest, 1))
+    def directories(self, segment_ids: Sequence[str]) -> Iterator[tuple[KeyDirectory | None, int]]:
+        """Key directories, in this order, and the bytes that were fetched for each; None where there is none to use. Raises StoreError."""
+        with contextlib.closing(_ahead(segment_ids, self._directory)) as found:
+            yield from (each for _, each in found)
 
-    def save(self, sidecar: Sidecar) -> int:
-        """Writes or replaces it; its size in bytes. Raises StoreError."""
+    def _loaded(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
+        return _ahead(segment_ids, self.load)
+
+    def save(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> int:
+        """Writes or replaces them; their size in bytes. Raises StoreError."""
+        from bloom import directory as directories
         from bloom import sidecar as sidecars
 
         data = sidecars.write(sidecar, self.hash_key)
+        keys = directories.write(directory, self.hash_key) if directory is not None else b""
+        if keys:
+            self._control.put(sidecar_keys(self._log_prefix, sidecar.segment_id)[1], keys)
         self._control.put(self.key(sidecar.segment_id), data)
         if self._kept is not None:
             self._kept.keep_heads({sidecar.segment_id: data[: sidecars.head_length(data)]})
-        return len(data)
+        return len(data) + len(keys)
 
     def add(self, sidecar: Sidecar) -> int:
         """Writes it where there is none. A store that does not take it costs a later read, not the round."""
         from bloom import sidecar as sidecars
 
-        data = sidecars.write(sidecar, self.hash_key)
+        return self._added(self.key(sidecar.segment_id), sidecars.write(sidecar, self.hash_key))
+
+    def add_directory(self, directory: KeyDirectory) -> int:
+        """Likewise."""
+        from bloom import directory as directories
+
+        return self._added(sidecar_keys(self._log_prefix, directory.segment_id)[1], directories.write(directory, self.hash_key))
+
+    def _directory(self, segment_id: str) -> tuple[KeyDirectory | None, int]:
+        from bloom import directory as directories
+        from bloom.sidecar import SidecarUnusable
+
+        key = sidecar_keys(self._log_prefix, segment_id)[1]
         try:
-            self._control.create(self.key(sidecar.segment_id), data)
+            data = self._control.get(key)
+        except NotFound:
+            return None, 0
+        try:
+            return directories.read(data, segment_id, self.hash_key), len(data)
+        except SidecarUnusable as unusable:
+            _log.warning("%s is ignored: %s; the whole segment is read", key, unusable)
+            return None, len(data)
+
+    def _added(self, key: str, data: bytes) -> int:
+        try:
+            self._control.create(key, data)
             return len(data)
         except AlreadyExists:
             return 0  # of another process at the same plan
         except StoreError as error:
-            _log.warning("%s is not written: %s", self.key(sidecar.segment_id), error)
+            _log.warning("%s is not written: %s", key, error)
             return 0
 
     def ids(self) -> dict[str, int]:
         """Segment ids that have an object here, with its size. Raises StoreError."""
-        return {
-            segment_id_of(info.key): info.size for info in self._control.list(sidecar_prefix(self._log_prefix)) if segment_id_of(info.key)
-        }
+        listed = self._control.list(sidecar_prefix(self._log_prefix))
+        return {segment_id_of(info.key): info.size for info in listed if info.key.endswith(".bloom") and segment_id_of(info.key)}
 
     def _remembered(self, segment_ids: Sequence[str]) -> dict[str, Head]:
         from bloom import sidecar as sidecars
@@ -193,7 +223,18 @@ class Sidecars:
             return Head(None, str(unusable), 0), b""
 
 
+def _ahead(segment_ids: Sequence[str], fetch: Callable[[str], T]) -> Generator[tuple[str, T], None, None]:
+    """What ``fetch`` brings of each, in this order, some of them ahead."""
+    rest = iter(segment_ids)
+    with ThreadPoolExecutor(AHEAD, "sidecars") as pool:
+        coming = deque((name, pool.submit(fetch, name)) for name in islice(rest, AHEAD))
+        while coming:
+            name, one = coming.popleft()
+            yield name, one.result()
+            coming.extend((after, pool.submit(fetch, after)) for after in islice(rest, 1))
+
+
 def segment_id_of(key: str) -> str:
-    """The segment that a sidecar's key names; empty for what is no such key."""
+    """The segment that the key of a sidecar or of a key directory names; empty for what is no such key."""
     name, dot, kind = key.rpartition("/")[2].rpartition(".")
-    return name if dot and kind == "bloom" else ""
+    return name if dot and kind in ("bloom", "keys") else ""

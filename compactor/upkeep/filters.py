@@ -15,13 +15,14 @@ import numpy as np
 from bloom.sidecar import NEVER_MS, Sidecar
 from compactor.bootstrap import Tier
 from compactor.cleaner.passes.lanes import Lanes
-from compactor.cleaner.passes.portraits import portray
+from compactor.cleaner.passes.portraits import Sitting, sat
 from compactor.control.state import PartitionState
 from compactor.errors import NotFound
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.skip import filter_for, filter_record, keys_to_come
+from compactor.round.splice import worth_a_directory
 from compactor.tier.sidecars import Head
 
 
@@ -118,13 +119,16 @@ def rebuild(
                         records = segment.records or int(source.table.count.sum())  # brokers do not say it
                         counted = not np.any((source.table.magic < 2) & (source.table.codec > 0))
                         design = filter_for(cleaner, record, probes, records, segment.size_bytes) if counted else None
-                        made = portray(segment.id, source, design, opened.hash_key(), reading.inflate_limit, lanes, sketch=True)
+                        directory = cleaner.splice and worth_a_directory(segment, len(source.table), opened.ports.layout.copies)
+                        sitting = Sitting(source, design, opened.hash_key(), sketch=True, directory=directory)
+                        sat(sitting, source, reading.inflate_limit, lanes)
+                        keys = sitting.directory(segment.id) if directory else None
                 except NotFound:
                     if segment.id in opened.open(name).refresh().live_by_id():
                         raise
                     continue  # replaced and retired meanwhile
                 reading.staging.forget([reading.log(ordinal)])
-                size += sidecars.save(made)
+                size += sidecars.save(sitting.sidecar(segment.id), keys)
                 written.append(segment.id)
                 on_segment(segment.size_bytes)
         return Rebuilt(tuple(written), len(state.live) - len(wanted), reading.staging.bytes_fetched, size)

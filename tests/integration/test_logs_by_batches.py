@@ -11,7 +11,7 @@ import pytest
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.model.segment import SegmentFile
 from compactor.records.headers import checked_digest
-from compactor.round import rewrite
+from compactor.round import delivery
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectInfo
 from tests.builders import LogBuilder, entry, live
@@ -26,12 +26,12 @@ def cli(tmp_path: Path) -> TierCli:
 @pytest.fixture
 def batches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds know of their logs what they would know of those put together of copies."""
-    whole = rewrite.described_log
+    whole = delivery.described_log
 
     def described_log(source: SourceSegment) -> SegmentFile:
         return whole(source).model_copy(update={"sha256": ""})
 
-    monkeypatch.setattr(rewrite, "described_log", described_log)
+    monkeypatch.setattr(delivery, "described_log", described_log)
 
 
 def brought(cli: TierCli) -> LogBuilder:
@@ -74,7 +74,7 @@ def test_logs_with_older_messages_have_sha256_alone(magic: int, tmp_path: Path) 
     log.put("a=1")
     log.raw(entry(magic, 1, "old=1"), 1)
     (path,) = log.write(tmp_path / "log").glob("*.log")
-    described = rewrite.described_log(open_source(0, path, 0, None, 0, -1, 1 << 20))
+    described = delivery.described_log(open_source(0, path, 0, None, 0, -1, 1 << 20))
     assert described == SegmentFile(size=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 

@@ -75,6 +75,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "cleaner.min_cleanable_dirty_ratio": "0.25",
         "cleaner.max_compaction_lag_ms": "5",
         "cleaner.bloom": "false",
+        "cleaner.splice": "false",
         "cleaner.verify_before_publish": "false",
         "cleaner.map_engine": "memory",
         "cleaner.local_log_dirs": '["/var/kafka"]',

@@ -111,6 +111,10 @@ class Fates:
     idle: Flags
     began: Int64s
 
+    def at(self, rows: Int64s) -> Fates:
+        """Of some batches alone."""
+        return Fates(self.aborted[rows], self.idle[rows], self.began[rows])
+
 
 def fates_of(sources: Sequence[SourceSegment], opened: Mapping[int, int]) -> list[Fates]:
     """:param opened: producer id -> first offset of the transaction that it had open where the first source begins."""
@@ -176,6 +180,21 @@ class Group:
     output: Headers
     origin: Int64s
     rules: RoundRules
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Batches of one source that are left in the output: their numbers in the source, and their new headers."""
+
+    source: SourceSegment
+    origin: Int64s
+    output: Headers
+
+    @staticmethod
+    def of(group: Group, source: SourceSegment, begin: int, chosen: Flags) -> Pairs:
+        """The ``chosen`` ones (a flag per source batch of the group); the source's first batch is the group's batch ``begin``."""
+        mine = np.flatnonzero((group.origin >= begin) & (group.origin < begin + len(source.table)) & chosen[group.origin])
+        return Pairs(source, group.origin[mine] - begin, group.output[:, mine])
 
 
 def verbatim(of: Headers, out: Headers) -> Flags:

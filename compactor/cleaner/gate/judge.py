@@ -33,6 +33,7 @@ from compactor.cleaner.gate.batches import (
     Fates,
     Flags,
     Group,
+    Pairs,
     SourceBatches,
     copy_problems,
     counts_from_zero,
@@ -111,21 +112,6 @@ class _Told:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Batches of one source that are left in the output: their numbers in the source, and their new headers."""
-
-    source: SourceSegment
-    origin: Int64s
-    output: Headers
-
-    @staticmethod
-    def of(group: Group, source: SourceSegment, begin: int, chosen: Flags) -> _Pairs:
-        """The ``chosen`` ones (a flag per source batch of the group); the source's first batch is the group's batch ``begin``."""
-        mine = np.flatnonzero((group.origin >= begin) & (group.origin < begin + len(source.table)) & chosen[group.origin])
-        return _Pairs(source, group.origin[mine] - begin, group.output[:, mine])
-
-
-@dataclass(frozen=True, slots=True)
 class GateTerms:
     """What a round's segments are held against.
 
@@ -168,6 +154,7 @@ class Gate:
         self._first_dirty = terms.first_dirty
         self._opened = terms.opened
         self._fates = dict(fates or {})
+        self._whole: dict[int, Fates] = {}
         self._seen: dict[int, SourceSegment] = {}
         self._dirty: dict[int, SourceSegment] = {}
         self._noted: Counter[tuple[int, bool]] = Counter()
@@ -235,6 +222,12 @@ class Gate:
     def refold(self, sources: Sequence[SourceSegment]) -> None:
         """What became of all transactions, by the fold over all segments, or what stands in for the batches of some."""
         self._fates = {source.ordinal: fates for source, fates in zip(sources, fates_of(sources, self._opened), strict=True)}
+        self._whole.clear()
+
+    def narrow(self, source: SourceSegment, rows: Int64s) -> None:
+        """A segment of which some batches alone are looked at: these rows of the one that was folded are ``source``."""
+        whole = self._whole.setdefault(source.ordinal, self._fates[source.ordinal])
+        self._fates[source.ordinal] = whole.at(rows)
 
     def aborted(self, source: SourceSegment) -> Flags:
         """By the fates that are known now."""
@@ -473,8 +466,8 @@ class Gate:
                 with mapped(source):
                     self.begin(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
-            self._compare_markers(_Pairs.of(group, source, begin, dated), output, mapped)
-            records += self._compare(_Pairs.of(group, source, begin, data), output, mapped)
+            self._compare_markers(Pairs.of(group, source, begin, dated), output, mapped)
+            records += self._compare(Pairs.of(group, source, begin, data), output, mapped)
             begin += len(source.table)
         for cause, offset in copy_problems(group):
             raise GateFailed(cause, segment=name, offset=offset)
@@ -522,7 +515,7 @@ class Gate:
             raise GateFailed(problem[0], segment=name, offset=problem[1])
         return Group(source, fates, output, origin, self._rules)
 
-    def _compare(self, pairs: _Pairs, output: Bytes, mapped: Mapped) -> int:
+    def _compare(self, pairs: Pairs, output: Bytes, mapped: Mapped) -> int:
         """The records that are left of a segment are those that must be."""
         found = np.zeros(2, np.uint64)
         for _, records in self._written(pairs, output):
@@ -535,7 +528,7 @@ class Gate:
                 )
         return int(found[0])
 
-    def _compare_markers(self, pairs: _Pairs, output: Bytes, mapped: Mapped) -> None:
+    def _compare_markers(self, pairs: Pairs, output: Bytes, mapped: Mapped) -> None:
         """Markers that got their horizon in this round: the same records in a new header."""
         if not len(pairs.origin):
             return
@@ -559,7 +552,7 @@ class Gate:
 
     # ---- output
 
-    def _written(self, pairs: _Pairs, output: Bytes) -> Iterator[tuple[Int64s, Records]]:
+    def _written(self, pairs: Pairs, output: Bytes) -> Iterator[tuple[Int64s, Records]]:
         """The records of these output batches in chunks, found to fit their batches' headers, and the numbers of their source batches."""
         name, sources = pairs.source.name, SourceBatches([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
@@ -579,7 +572,7 @@ class Gate:
 
     # ---- what to say
 
-    def _explain(self, pairs: _Pairs, output: Bytes, wanting: Wanting) -> NoReturn:
+    def _explain(self, pairs: Pairs, output: Bytes, wanting: Wanting) -> NoReturn:
         """Reads a segment and what is left of it once more, for the record that is wrong."""
         source, name = pairs.source, pairs.source.name
         headers = headers_of(source.table)

@@ -146,6 +146,7 @@ def local_worker(
         verify_before_publish=shared.gate,
         sidecars=sidecars_of(shared),
         filter_for=partial(filter_for, cleaner, filters.record, filters.probes) if filters else _no_filter,
+        splices=cleaner.splice,
         stats=stats or WorkStats(),
         known=known or {},
     )

@@ -54,6 +54,9 @@ class StoredAnswers:
         with self.reading.mapped(self.sources[ordinal], grant):
             yield self.sources[ordinal], self.verdicts[ordinal]
 
+    def part(self, ordinal: int) -> None:
+        """Segments are read whole."""
+
 
 def rewrite_group(shared: Shared, item: ToRewrite, cost: Cost) -> CompactionReceipt | CompactionFailure:
     """One group's new segment, uploaded under the announced id. Raises BadData, StoreError, OutOfBudget, GateFailed."""

@@ -10,6 +10,7 @@ Reads only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -49,6 +50,7 @@ READS = 3
 """As for every reader: on a missing object fold again."""
 ENDLESS = 2**62
 NEXT_RETIRE = "the next `retire`"
+NEW_FILTER = "`bloom rebuild`, or a round that reads the whole segment"
 RECORD = "record"
 CUT_OFF = "a round over its segment, of which this part is not read, and grace after it"
 
@@ -268,15 +270,24 @@ class _KeyLook:
         control, state = self.opened.ports.control, self.state
         holding = {holder.segment: holder for holder in self.holders if holder.certain}
         known = ordering.known(state)
-        for info in control.list(sidecar_prefix(self.log.prefix)):
+        listed = list(control.list(sidecar_prefix(self.log.prefix)))
+        inherited = self._inherited({segment_id_of(info.key) for info in listed} & known - holding.keys())
+        for info in listed:
             segment_id = segment_id_of(info.key)
             if segment_id in holding:
                 self._trace(info.key, info.size, HolderState.SIDECAR, holding[segment_id].waits_for, holding[segment_id].until_ms)
             elif segment_id and segment_id not in known and self._filter_meets(segment_id):
                 self._trace(info.key, info.size, HolderState.SIDECAR, NEXT_RETIRE)
+            elif segment_id in inherited and info.key == self.opened.sidecars(self.name).key(segment_id) and self._filter_meets(segment_id):
+                self._trace(info.key, info.size, HolderState.SIDECAR, NEW_FILTER)
         for info in control.list(scratch_prefix(self.log)):
             waits_for = "the end of its run, then `retire`" if state.intent else NEXT_RETIRE
             self._trace(info.key, info.size, HolderState.SCRATCH, waits_for)
+
+    def _inherited(self, segment_ids: AbstractSet[str]) -> set[str]:
+        """Those whose filters are of the segments that they were put together from, with keys that are gone."""
+        heads = self.opened.sidecars(self.name).heads(sorted(segment_ids))
+        return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
 
     def _filter_meets(self, segment_id: str) -> bool:
         sidecars = self.opened.sidecars(self.name)

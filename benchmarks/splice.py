@@ -1,0 +1,174 @@
+"""What a large clean segment costs that meets few dirty keys: read in part and put together by the store, against read and written whole.
+
+    python -m benchmarks.splice [--mib 256] [--percent 0.01 0.1 1 10] [--store directory s3] [--dir D]
+
+One segment (records of 1 KB, 15 to a batch) is imported and cleaned once. For each share of its batches a tail is imported that has one key
+of each of those batches again, all over the segment (``spread``) or next to each other (``together``); the round over it is run on two
+copies of the tier, with ``splice`` on and off. ``through`` is what this machine fetched and sent, of segments, sidecars and records;
+``copied`` what the store copied within itself; USD are of S3's requests. S3 is versitygw, whose own processor time is not in ``CPU``; it
+reads and writes what it copies, where S3 itself does not: the seconds of S3 are not these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.logs import write_log
+from compactor.bootstrap import Tier, open_tier
+from compactor.config import load
+from compactor.model.ids import TopicPartition
+from compactor.transfer.import_ import import_directory
+from compactor.views.prices import S3_STANDARD
+from tests.support.s3_server import running_versitygw, versitygw_binary
+
+NAME = TopicPartition("orders", 0)
+NOW_MS = 1_900_000_000_000
+VALUE_BYTES, PER_BATCH = 1_000, 15
+BATCH_BYTES = 15_600
+MIB = 1 << 20
+WRITES = ("put", "copy", "list", "delete")
+"""Requests that S3 bills as such; deleting is free, and few."""
+
+
+class Cost(NamedTuple):
+    through: int
+    copied: int
+    requests: int
+    usd: float
+    cpu: float
+    wall: float
+
+
+Place = Callable[[str], str]
+"""Name of a copy of the tier -> its URL."""
+
+
+def opened(url: str, folder: Path, *, splice: bool) -> Tier:
+    name = url.rstrip("/").rpartition("/")[2]
+    config = folder / f"{name}-{splice}.toml"
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", "")
+    config.write_text(
+        f'[tier]\nurl = "{url}"\nstate_dir = "{folder / "state" / name}"\n'
+        + (f'[s3]\nendpoint_url = "{endpoint}"\n' if url.startswith("s3:") else "")
+        + f"[cleaner]\nmin_cleanable_dirty_ratio = 0.0\nsplice = {str(splice).lower()}\n"
+    )
+    return open_tier(load(str(config), {}))
+
+
+def compacted(tier: Tier) -> Cost:
+    before, cpu, wall = tier.counters.usage(), time.process_time(), time.perf_counter()
+    report = tier.compact(NAME, NOW_MS, force=True)
+    cost, used = time.process_time() - cpu, tier.counters.usage().since(before)
+    assert report.status == "cleaned", report
+    run = tier.open(NAME).refresh().runs[-1].stats
+    writes = sum(count for kind, count in used.requests.items() if kind in WRITES)
+    usd = S3_STANDARD.requests_usd(used.total_requests - writes, writes)
+    through = used.bytes_read + used.bytes_written
+    return Cost(through, int(run.get("bytes_copied", 0)), used.total_requests, usd, cost, time.perf_counter() - wall)
+
+
+def tail(batches: int, percent: float, *, together: bool) -> np.ndarray:
+    """One key of each batch concerned, as often as it takes to fill batches."""
+    concerned = max(1, round(batches * percent / 100))
+    some = batches // 2 + np.arange(concerned) if together else np.random.default_rng(7).choice(batches, concerned, replace=False)
+    keys = np.sort(some) * PER_BATCH
+    return np.resize(keys, -(-len(keys) // PER_BATCH) * PER_BATCH)
+
+
+def measure(url_of: Place, copy: Callable[[str, str], None], folder: Path, mib: int, percents: list[float]) -> None:
+    batches = mib * MIB // BATCH_BYTES
+    end = write_log(folder / "log", [np.arange(batches * PER_BATCH)], value_bytes=VALUE_BYTES, per_batch=PER_BATCH)
+    base = opened(url_of("base"), folder, splice=True)
+    import_directory(base, folder / "log", NAME, base.settings.cleaner.policy())
+    base.compact(NAME, NOW_MS, force=True)
+    shutil.rmtree(folder / "log")
+    print(f"{url_of('base').partition(':')[0]}: a segment of {mib} MiB, {batches:,} batches")
+    row("batches", "", "splice", "through", "copied", "requests", "USD", "CPU", "wall")
+    for percent in percents:
+        for together in (True, False):
+            part = f"tail-{percent}-{together}"
+            write_log(
+                folder / part, [tail(batches, percent, together=together)], value_bytes=VALUE_BYTES, per_batch=PER_BATCH, first_offset=end
+            )
+            costs = []
+            for splice in (True, False):
+                name = f"{part}-{splice}".lower().replace(".", "-")
+                copy("base", name)
+                tier = opened(url_of(name), folder, splice=splice)
+                import_directory(tier, folder / part, NAME, tier.settings.cleaner.policy())
+                costs.append(compacted(tier))
+                copy("", name)
+                told(f"{percent:g} %", "together" if together else "spread", "on" if splice else "off", costs[-1])
+            on, off = costs
+            ratios = [f"{a / b:.3f}" if b else "" for a, b in zip(on, off, strict=True)]
+            row("", "", "ratio", *ratios)
+            shutil.rmtree(folder / part)
+
+
+def told(percent: str, where: str, splice: str, cost: Cost) -> None:
+    row(
+        percent, where, splice, f"{cost.through / MIB:.1f} MiB", f"{cost.copied / MIB:.1f} MiB", cost.requests, f"{cost.usd:.6f}",
+        f"{cost.cpu:.2f} s", f"{cost.wall:.2f} s",
+    )  # fmt: skip
+
+
+def row(*cells: object) -> None:
+    print("".join(f"{cell:>12}" for cell in cells), flush=True)
+
+
+def linked(root: Path) -> Callable[[str, str], None]:
+    """(tier, its copy): by hard links, as objects never change. ("", tier): that one is no longer wanted."""
+
+    def copy(source: str, target: str) -> None:
+        if source:
+            shutil.copytree(root / source, root / target, copy_function=os.link)
+        else:
+            shutil.rmtree(root / target)
+
+    return copy
+
+
+@contextlib.contextmanager
+def on_s3(folder: Path) -> Iterator[tuple[Place, Callable[[str, str], None]]]:
+    buckets = folder / "buckets"
+    buckets.mkdir()
+    with (
+        running_versitygw(versitygw_binary(), buckets) as server,
+        patch.dict(os.environ, server.environment() | {"AWS_ENDPOINT_URL_S3": server.endpoint}),
+    ):
+        bucket = server.make_bucket().name
+        yield lambda name: f"s3://{bucket}/{name}", linked(buckets / bucket)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=256, help="of the segment")
+    parser.add_argument("--percent", type=float, nargs="+", default=[0.01, 0.1, 1.0, 10.0], help="of its batches that are concerned")
+    parser.add_argument("--store", nargs="+", choices=("directory", "s3"), default=["directory", "s3"])
+    parser.add_argument("--dir", type=Path, help="where the tiers are made (default: a temporary directory)")
+    args = parser.parse_args()
+    for store in args.store:
+        with tempfile.TemporaryDirectory(prefix="splice-", dir=args.dir) as place:
+            folder = Path(place)
+            if store == "s3":
+                with on_s3(folder) as (url_of, copy):
+                    measure(url_of, copy, folder, args.mib, args.percent)
+            else:
+                measure(lambda name, root=folder: (root / name).as_uri(), linked(folder), folder, args.mib, args.percent)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
