@@ -32,7 +32,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.caching import NullCache
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompileResult
+from numba.core.compiler import Compiler, CompileResult
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
@@ -46,22 +47,17 @@ CACHED_ENTRIES: Final = 1000
 
 def kernel(function: F) -> F:
     """A compiled loop over arrays: releases the GIL, cached on disk, no bounds checks, division by zero as numpy has it."""
-    compiled: F = _dispatcher(_Kernel, function)
+    compiled: F = _alone(function)
     return compiled
 
 
 def leaf(function: F) -> F:
-    """A small function that every kernel which calls it takes in whole. An entry for Python is compiled when Python asks."""
-    compiled: F = _dispatcher(_Leaf, function, forceinline=True, no_cpython_wrapper=True)
+    """A small function that every kernel which calls it takes in whole. Compiled by itself when Python calls it."""
+    compiled: F = _Leaf(function, {}, {**_OPTIONS, "forceinline": True, "no_cpython_wrapper": True}, _LeafCompiler)
     return compiled
 
 
-def _dispatcher(kind: Any, function: Any, **options: bool) -> Any:
-    made: Any = kind(function, {}, {"nopython": True, "nogil": True, "boundscheck": False, "error_model": "numpy", **options})
-    place = cache_dir()
-    if place is not None:  # where there is none every process compiles for itself
-        made._cache = _KernelCache(function, place, str(sorted(options)))
-    return made
+_OPTIONS: Final = {"nopython": True, "nogil": True, "boundscheck": False, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
@@ -70,16 +66,38 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
         collecting = gc.isenabled()
         gc.disable()
         try:
-            return super().compile(sig)
+            # Without the timers of numba, which hear of every call of LLVM.
+            with global_compiler_lock, self._compiling_counter:
+                return self._compiled(sig)
         finally:
             if collecting:
                 gc.enable()
 
+    def _compiled(self, sig: Any) -> Any:
+        known = self.overloads.get(sig)
+        if known is not None:
+            return known.entry_point
+        result = self._cache.load_overload(sig, self.targetctx)
+        if result is None:
+            self._cache_misses[sig] += 1
+            result = self._compiler.compile(sig, None)
+            for each in result._find_referenced_environments():  # leaves' own, which are in no other library
+                result.library.codegen.set_env(each.env_name, each)
+            self._cache.save_overload(sig, result)
+        else:
+            self._cache_hits[sig] += 1
+            self.targetctx.insert_user_function(result.entry_point, result.fndesc, [result.library])
+        self.add_overload(result)
+        return result.entry_point
+
 
 @functools.cache
 def _alone(function: FunctionType) -> Any:
-    """What Python calls where a leaf is meant."""
-    return _dispatcher(_Kernel, function)
+    made: Any = _Kernel(function, {}, _OPTIONS)
+    place = cache_dir()
+    if place is not None:  # where there is none every process compiles for itself
+        made._cache = _KernelCache(function, place)
+    return made
 
 
 class _Leaf(_Kernel):
@@ -91,8 +109,30 @@ class _Leaf(_Kernel):
     def add_overload(self, cres: Any) -> None:
         self.overloads[tuple(cres.signature.args)] = cres
 
+    def _compiled(self, sig: Any) -> Any:
+        known = self.overloads.get(sig)
+        if known is None:
+            known = self._compiler.compile(sig, None)._replace(entry_point=object())  # by which callers find it
+            self.targetctx.insert_user_function(known.entry_point, known.fndesc, [known.library])
+            self.add_overload(known)
+        return known.entry_point
+
     def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
         return _alone(self.py_func)  # numba calls what it gets from here
+
+
+class _LeafLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """Code that is only ever taken into other code: no machine code of its own."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
+class _LeafCompiler(Compiler):  # type: ignore[misc]
+    def __init__(self, typing_context: Any, target_context: Any, library: Any, args: Any, return_type: Any, flags: Any, kinds: Any) -> None:
+        flags.no_compile = True
+        library = _LeafLibrary(target_context.codegen(), "leaf")
+        super().__init__(typing_context, target_context, library, args, return_type, flags, kinds)
 
 
 # ---- the cache ----------------------------------------------------------------------------------------------------------------
@@ -137,9 +177,8 @@ class _KernelCache(NullCache):  # type: ignore[misc]
     Two first processes at once write the same file, each whole. A torn or foreign file costs a compilation.
     """
 
-    def __init__(self, function: FunctionType, place: Path, options: str) -> None:
+    def __init__(self, function: FunctionType, place: Path) -> None:
         self._function = function
-        self._options = options
         self._place = place
         self._enabled = True
 
@@ -188,7 +227,7 @@ class _KernelCache(NullCache):  # type: ignore[misc]
             self.disable()
 
     def _path(self, sig: Any, codegen: Any) -> Path:
-        made_of = "\n".join([_stamp(self._function), self._options, str(sig), *map(str, codegen.magic_tuple())])
+        made_of = "\n".join([_stamp(self._function), str(sig), *map(str, codegen.magic_tuple())])
         return self._place / f"{self._function.__qualname__}.{hashlib.sha256(made_of.encode()).hexdigest()[:40]}.kernel"
 
 
