@@ -91,6 +91,12 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
         return result.entry_point
 
 
+def is_cached(kernel: Any, signature: tuple[Any, ...]) -> bool:
+    """Whether calling this kernel with arguments of these types, numba's, would compile nothing in this process."""
+    cache = kernel._cache
+    return signature in kernel.overloads or (isinstance(cache, _KernelCache) and cache.has(signature, kernel.targetctx))
+
+
 @functools.cache
 def _alone(function: FunctionType) -> Any:
     made: Any = _Kernel(function, {}, _OPTIONS)
@@ -191,6 +197,9 @@ class _KernelCache(NullCache):  # type: ignore[misc]
 
     def disable(self) -> None:
         self._enabled = False
+
+    def has(self, sig: Any, target_context: Any) -> bool:
+        return self._enabled and bool(_stamp(self._function)) and self._path(sig, target_context.codegen()).exists()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         if not (self._enabled and _stamp(self._function)):

@@ -35,6 +35,7 @@ from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.records import LookedAt
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
+from compactor.kinds import kind_of, pinterest_keys
 from compactor.local.cache import LocalState
 from compactor.local.rocks import Rocks
 from compactor.model.ids import TopicPartition
@@ -46,17 +47,8 @@ from compactor.storage.port import ObjectStore
 from compactor.storage.readonly import ReadOnly
 from compactor.storage.retrying import Contact
 from compactor.storage.settings import Retries, Transfers
-from compactor.tier.brokers import FRESH_S, TOPICS_FRESH_S, BrokersMetadata, effective
-from compactor.tier.layouts.aiven.layout import AivenLayout
-from compactor.tier.layouts.kafka_local import KafkaLocalLayout
-from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.layouts.pinterest.keys import PartitionKeys
-from compactor.tier.layouts.pinterest.layout import PinterestLayout
-from compactor.tier.layouts.pinterest.listing import ListedTier
 from compactor.tier.names import TopicIdOf, TopicIds
-from compactor.tier.ports import SegmentLayout, SegmentPublisher
-from compactor.tier.publishers.nobody import NobodyPublisher
-from compactor.tier.publishers.object_log import ObjectLogPublisher
+from compactor.tier.ports import SegmentPublisher
 from compactor.tier.sidecars import Sidecars
 
 if TYPE_CHECKING:
@@ -65,50 +57,11 @@ if TYPE_CHECKING:
     from compactor.round.compaction import AssessWith, OnStage, Round, RoundReport
     from compactor.round.engines import Engine
     from compactor.round.sources import Reading
+    from compactor.tier.brokers import BrokersMetadata
+    from compactor.tier.layouts.pinterest.listing import ListedTier
 
 READERS = 16
 """Logs that are read at once: they wait for the store, not for each other."""
-
-
-@dataclass(frozen=True)
-class KindOfTier:
-    """How the ports of one kind and layout are made from settings and the store that holds the segments. Makes no request."""
-
-    layout: Callable[[Settings, ObjectStore, TopicIdOf], SegmentLayout]
-    publisher: Callable[[Settings, ObjectStore], SegmentPublisher]
-    ours: bool = False
-    """Nobody but this program writes into the data root: whose it is stands in it (control.identity)."""
-
-
-KINDS: Mapping[tuple[str, str], KindOfTier] = {
-    ("object-log", "native"): KindOfTier(lambda _, store, __: NativeLayout(store), lambda *_: ObjectLogPublisher(), ours=True),
-    ("object-log", "pinterest"): KindOfTier(
-        lambda settings, store, _: PinterestLayout(store, pinterest_keys(settings)), lambda *_: NobodyPublisher()
-    ),
-    ("kafka", "kafka-local"): KindOfTier(lambda _, store, topic_id: KafkaLocalLayout(store, topic_id), lambda *_: NobodyPublisher()),
-    ("kafka", "aiven"): KindOfTier(
-        lambda settings, store, topic_id: AivenLayout(store, topic_id, settings.tier.aiven), lambda *_: NobodyPublisher()
-    ),
-}
-"""By ``tier.kind`` and ``tier.layout``. A new kind of tier is one row here. Names of brokers' objects hold the ids of topics."""
-
-
-def pinterest_keys(settings: Settings) -> PartitionKeys:
-    """How [tier.pinterest] says that objects are named. Raises UsageError where no cluster is set."""
-    pinterest = settings.tier.pinterest
-    return PartitionKeys(pinterest.cluster, pinterest.entropy_bits)
-
-
-def kind_of(settings: Settings) -> KindOfTier:
-    """Raises UsageError for a kind and a layout that do not go together."""
-    tier = settings.tier
-    try:
-        return KINDS[tier.kind, tier.layout]
-    except KeyError:
-        raise UsageError(
-            f"a tier of kind {tier.kind} cannot have the layout {tier.layout}",
-            hint="Possible are " + ", ".join(f"{kind} with {layout}" for kind, layout in KINDS),
-        ) from None
 
 
 class Engines(Protocol):
@@ -323,6 +276,8 @@ class Tier:
 
         Raises UsageError where no broker writes this tier.
         """
+        from compactor.tier.brokers import FRESH_S
+
         return brokers_view(self.metadata, name, FRESH_S)
 
     def as_read(self, state: PartitionState) -> PartitionState:
@@ -485,6 +440,8 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     data = open_store(settings.tier_url, s3=settings.s3, limits=settings.limits, transfers=transfers, counters=counters, contact=contact)
     listed = None
     if tier.layout == "pinterest":
+        from compactor.tier.layouts.pinterest.listing import ListedTier
+
         data = ReadOnly(data)
         listed = ListedTier(data, pinterest_keys(settings))
     needed = "control_url under [tier] is not set" if listed is None else f"a tier of layout {tier.layout} is only read"
@@ -555,6 +512,8 @@ def brokers_of(settings: Settings, control: ObjectStore) -> BrokersMetadata:
 
 def brokers_view(brokers: BrokersMetadata, name: TopicPartition, within_s: float = 0.0) -> BrokersView:
     """What the brokers' readers find of a partition now."""
+    from compactor.tier.brokers import TOPICS_FRESH_S, effective
+
     brokers.refresh(within_s=within_s, topics_within_s=TOPICS_FRESH_S)
     folded = brokers.folded(name)
     view = effective(folded.cache, name)
@@ -563,6 +522,8 @@ def brokers_view(brokers: BrokersMetadata, name: TopicPartition, within_s: float
 
 def publisher_of(settings: Settings, brokers: BrokersMetadata | None) -> SegmentPublisher | None:
     """Of a tier whose brokers can be told something. Makes no request."""
+    if brokers is None:
+        return None
     from compactor.tier.brokers import FollowedBrokers
 
     if not isinstance(brokers, FollowedBrokers):

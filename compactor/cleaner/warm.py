@@ -13,17 +13,14 @@ from compactor.records.build import Producer, Row, batch, marker
 from compactor.records.codecs import LZ4
 
 
-def warm_up(*, gate: bool = True) -> None:
-    """Cleans a log that has a little of everything. A quarter of a second where the cache is filled.
-
-    :param gate: the equivalence gate's kernels, too.
-    """
+def warm_up() -> None:
+    """Cleans a log that has a little of everything. A tenth of a second where the cache is filled."""
     with tempfile.TemporaryDirectory(prefix="compactor-") as scratch:
         log_dir = Path(scratch) / "log"
         log_dir.mkdir()
         (log_dir / f"{0:020d}.log").write_bytes(b"".join(_batches()))
         # In memory, and on disk with a handful of ranges: a budget of a byte would have thousands, which cost more than all the rest.
-        for number, (first_dirty, budget) in enumerate([(3, 1 << 20), (3, 1 << 12)] if gate else [(3, 0)]):
+        for number, (first_dirty, budget) in enumerate([(3, 1 << 20), (3, 1 << 12)]):
             request = CleanRequest(now_ms=1, first_dirty_offset=first_dirty, gate_budget_bytes=budget)
             clean_directory(log_dir, Path(scratch) / f"out{number}", request)
 

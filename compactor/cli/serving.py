@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from compactor.cli.output import Output
+from compactor.cli.warming import compile_all
 from compactor.errors import UsageError
 from compactor.local import allocator
 from compactor.service.journal import Journal, Tell
@@ -52,12 +53,10 @@ def serve(
     :param settings: those that it begins with. :param read: those that are written now; raises UsageError.
     :param left: what is still at work.
     """
-    from compactor.cleaner.warm import warm_up
-
     tell = JOURNAL
 
     def work() -> None:
-        warm_up()
+        compile_all(load=True)
         service.run()
 
     thread = threading.Thread(target=work, name=name, daemon=True)

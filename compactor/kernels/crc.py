@@ -70,34 +70,27 @@ def _after_zeros(count: int) -> Table:
 
     Linear over bits, so that 2n zero bytes are n zero bytes applied to themselves (zlib's crc32_combine).
     """
-    bits = [1 << bit for bit in range(32)]
-    squared = [_after_zero_byte(bit) for bit in bits]
+    byte = np.arange(256, dtype=np.uint64)
+    after = np.stack([byte << np.uint64(8 * place) for place in range(4)])
+    shifted_out = byte
+    for _ in range(8):
+        shifted_out = (shifted_out >> np.uint64(1)) ^ (shifted_out & np.uint64(1)) * np.uint64(_POLYNOMIAL)
+    squared = np.concatenate([shifted_out[np.newaxis], after[:3]])
     while count:
         if count & 1:
-            bits = [_applied(squared, bit) for bit in bits]
-        squared = [_applied(squared, bit) for bit in squared]
+            after = _applied(squared, after)
+        squared = _applied(squared, squared)
         count >>= 1
-    return _table(bits)
+    return after
 
 
 @functools.cache
 def zeros_by_power() -> Table:
     """For ``after_zeros``: what each byte of a checksum contributes after 1, 2, 4, ... zero bytes, shape (32, 4, 256)."""
-    tables = []
-    bits = [_after_zero_byte(1 << bit) for bit in range(32)]
-    for _ in range(32):
-        tables.append(_table(bits))
-        bits = [_applied(bits, bit) for bit in bits]
+    tables = [_after_zeros(1)]
+    while len(tables) < 32:
+        tables.append(_applied(tables[-1], tables[-1]))
     return np.stack(tables)
-
-
-def _table(bits: list[int]) -> Table:
-    """``bits`` has the image of each bit; of each byte's values: shape (4, 256)."""
-    table = np.zeros((4, 256), np.uint64)
-    for bit, contribution in enumerate(bits):
-        byte, value = bit // 8, 1 << bit % 8
-        table[byte, value : 2 * value] = table[byte, :value] ^ np.uint64(contribution)
-    return table
 
 
 def joined(first: int, second: int, size: int) -> int:
@@ -108,19 +101,11 @@ def joined(first: int, second: int, size: int) -> int:
     return second
 
 
-def _after_zero_byte(crc: int) -> int:
-    for _ in range(8):
-        crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
-    return crc
-
-
-def _applied(operator: list[int], crc: int) -> int:
-    """``operator`` has the image of each bit."""
-    image = 0
-    for bit, contribution in enumerate(operator):
-        if crc >> bit & 1:
-            image ^= contribution
-    return image
+def _applied(table: Table, crcs: Table) -> Table:
+    low = np.uint64(255)
+    first, second, third, last = (table[place, crcs >> np.uint64(8 * place) & low] for place in range(4))
+    applied: Table = first ^ second ^ third ^ last
+    return applied
 
 
 @leaf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from compactor.errors import UsageError
@@ -13,10 +14,11 @@ from compactor.storage.keys import MAX_KEY_BYTES, key_fault
 from compactor.storage.local import LocalStore
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import Contact, Retrier, RetryingStore
-from compactor.storage.s3 import S3Store
-from compactor.storage.s3_requests import S3Requests, Traits
 from compactor.storage.settings import Limits, Retries, S3Settings, Transfers
 from compactor.storage.throttled import Buckets, Throttled
+
+if TYPE_CHECKING:
+    from compactor.storage.s3_requests import Traits
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}")
 _MAX_PREFIX_BYTES = 1024 - MAX_KEY_BYTES - 1
@@ -46,6 +48,9 @@ def open_store(
     meter = Throttled(counters or Counters(), _buckets(limits or Limits()))
     if not is_s3(url):
         return RetryingStore(LocalStore(local_path(url), meter, records=records), Retrier(retries or _DIRECTORY))
+    from compactor.storage.s3 import S3Store
+    from compactor.storage.s3_requests import S3Requests
+
     bucket, prefix = s3_location(url)
     settings = s3 or S3Settings()
     policy = (retries or Retries()).model_copy(update={"first_answer_s": settings.first_answer_ms / 1000})
@@ -86,6 +91,8 @@ def local_path(url: str) -> Path:
 @lru_cache(maxsize=64)
 def _traits(bucket: str, s3: S3Settings | None) -> Traits:
     """All stores of this process in one bucket learn from each other."""
+    from compactor.storage.s3_requests import Traits
+
     return Traits()
 
 

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from compactor.bootstrap import Tier, pinterest_keys
+from compactor.bootstrap import Tier
 from compactor.cleaner.passes.describe import last_record
 from compactor.cleaner.passes.source import open_source
 from compactor.control.state import PartitionState
 from compactor.errors import AlreadyExists, BadData, Leased, NotFound, Unavailable, UsageError
+from compactor.kinds import pinterest_keys
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata

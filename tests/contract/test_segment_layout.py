@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from Crypto.PublicKey import RSA
 
-from compactor.bootstrap import KINDS
 from compactor.config import Aiven, Settings, TierSettings
 from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
+from compactor.kinds import KINDS
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.build import NO_PRODUCER, seal

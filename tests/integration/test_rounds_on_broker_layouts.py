@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from Crypto.PublicKey import RSA
 
-from compactor import bootstrap
-from compactor.bootstrap import KINDS
+from compactor import kinds
+from compactor.kinds import KINDS, KindOfTier
 from compactor.tier.names import TopicIds
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 from tests.golden.test_import_tiers import as_log_directory
@@ -24,12 +24,12 @@ TOPIC_ID = "R0AHqObxTZmsN-zsxr_0TQ"
 def cli(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TierCli:
     layout: str = request.param[0]
     aiven: Mapping[str, Any] = request.param[1]
-    kind = bootstrap.KindOfTier(
+    kind = KindOfTier(
         layout=lambda settings, store, _: KINDS["kafka", layout].layout(settings, store, TopicIds({"orders": TOPIC_ID})),
         publisher=lambda *_: ObjectLogPublisher(),
     )
     # As long as a tier of brokers needs brokers, one without them stands in for it.
-    monkeypatch.setattr(bootstrap, "KINDS", {("object-log", "native"): kind})
+    monkeypatch.setattr(kinds, "KINDS", {("object-log", "native"): kind})
     settings = {f"TIERED_COMPACTOR__TIER__AIVEN__{key.upper()}": str(value) for key, value in aiven.items()}
     if "active_key_pair" in aiven:
         (tmp_path / "key.pem").write_bytes(RSA.generate(2048).export_key("PEM", pkcs=8))

@@ -61,7 +61,7 @@ def clean(args: argparse.Namespace, out: Output) -> None:
         threads=args.threads,
         hash_key=secrets.token_bytes(16),
     )
-    warm_up(out, gate=False)
+    warm_up(out, load=args.profile)
     marks: dict[str, tuple[float, float]] = {}
     profile = Profile(args)
     with out.progress("cleaning") as progress, profile.recording():

@@ -39,7 +39,7 @@ def _show(args: argparse.Namespace, folder: Path, out: Output, *, kept: bool) ->
     begin = time.monotonic()
     now_ms = int(time.time() * 1000)
     demo = Demo(folder, now_ms, args.tier, frame.settings(args).s3) if args.tier else Demo(folder, now_ms)
-    warm_up(out)
+    warm_up(out, load=True)
     seconds = _work(demo, out)
     compared = demo.check()
     ok = not compared.differences

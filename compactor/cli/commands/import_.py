@@ -77,7 +77,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     opened = tiers.opened(args)
     opened.check_place()  # also where nothing is new
     policy = opened.cleaner_for(name.topic).policy()
-    warm_up(out, gate=False)
+    warm_up(out)
     with out.progress("importing", unit="bytes") as bar:
         progress = ImportProgress(lambda step, size: bar.at(f"{step} {name}", size), bar.advance)
         report = import_directory(opened, args.log_dir, name, policy, progress, options)
@@ -139,7 +139,7 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
 def _told(out: Output, partitions: int, take: Callable[[Callable[[PartitionImport], None]], list[PartitionImport]]) -> int:
     """Many partitions: progress while they are taken, and what became of each."""
     outcomes = tiers.PartitionOutcomes(out, named=True)
-    warm_up(out, gate=False)
+    warm_up(out)
 
     def tell(done: PartitionImport) -> None:
         bar.advance()

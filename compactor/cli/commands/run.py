@@ -105,7 +105,7 @@ def _rounds(
         for name in names:
             opened.engines(opened, name)  # a machine without Java lacks it for every partition
     rows = {}
-    warm_up(out)
+    warm_up(out, load=args.profile)
     with out.progress("cleaning", unit="bytes") as progress, opened.counters.watched(progress.advance), profile.recording():
         for number, name in enumerate(names, start=1):
             begin, before = time.monotonic(), opened.counters.usage()

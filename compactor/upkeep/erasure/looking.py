@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from compactor.bootstrap import Tier, open_tier, pinterest_keys
+from compactor.bootstrap import Tier, open_tier
 from compactor.errors import CompactorError, Refused, UsageError
+from compactor.kinds import pinterest_keys
 from compactor.metadata_topic.codec import uuid_text
 from compactor.model.ids import TopicPartition
 from compactor.storage.factory import open_store
