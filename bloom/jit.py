@@ -13,6 +13,7 @@ import contextlib
 import functools
 import gc
 import hashlib
+import io
 import itertools
 import linecache
 import os
@@ -34,8 +35,9 @@ from numba.core.caching import NullCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.environment import Environment, _rebuild_env, lookup_environment
 from numba.core.registry import CPUDispatcher
-from numba.core.runtime import rtsys
+from numba.core.runtime import _nrt_python
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
@@ -213,9 +215,8 @@ class _KernelCache(NullCache):  # type: ignore[misc]
             return None
         with contextlib.suppress(OSError):  # others' entries are not ours to keep
             os.utime(path)
-        # The symbols that compiled code needs. All that numba loads beside them is for compiling: a fifth of a second.
-        rtsys.initialize(target_context)
-        return _loaded(target_context, *pickle.loads(content[32:]))  # noqa: S301 - from a directory of ours
+        _name_runtime()
+        return _loaded(target_context, *_Unpickler(io.BytesIO(content[32:])).load())
 
     def save_overload(self, sig: Any, data: Any) -> None:
         if not (self._enabled and _stamp(self._function)) or data.library.has_dynamic_globals:
@@ -259,6 +260,24 @@ class _LoadedLibrary(JITCodeLibrary):  # type: ignore[misc]
         return self._shared_module
 
 
+class _Unpickler(pickle.Unpickler):
+    """Of what lies in a directory of ours. numba would import each module that something was compiled in from."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _environment if (module, name) == (_rebuild_env.__module__, _rebuild_env.__name__) else super().find_class(module, name)
+
+
+def _environment(module: str, constants: Any, name: str) -> Any:
+    """What compiled code finds its constants in: exceptions and their messages. Globals are for code that is not compiled."""
+    environment = lookup_environment(name)
+    if environment is None:
+        environment = Environment(vars(sys.modules[module]) if module in sys.modules else {"__name__": module})
+        environment.consts[:] = constants
+        environment.env_name = name
+        Environment._memo[name] = environment
+    return environment
+
+
 def _loaded(target_context: Any, defined: set[str], reduced: tuple[Any, ...]) -> CompileResult:
     """``CompileResult._rebuild`` with a library that is read as far as needed. ``reduced``: what ``CompileResult._reduce`` gave."""
     (name, _, (code, bitcode)), fndesc, env, signature, objectmode, lifted, annotation, reload_init, referenced = reduced
@@ -284,6 +303,13 @@ def _clear_out(place: Path) -> None:
     found = sorted(((path.stat().st_mtime_ns, path) for path in place.iterdir() if path.suffix == ".kernel"), reverse=True)
     for _, path in found[CACHED_ENTRIES:]:
         path.unlink(missing_ok=True)
+
+
+@functools.cache
+def _name_runtime() -> None:
+    """The functions of numba's runtime that compiled code calls. All else that numba makes ready is for compiling."""
+    for name, address in _nrt_python.c_helpers.items():
+        llvmlite.binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
 @functools.cache
