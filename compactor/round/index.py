@@ -134,6 +134,13 @@ class PassOneFound:
                 self.gate.narrow(source, part.rows)
             yield source, self.opened.verdicts[ordinal] if part is None else part.verdicts
 
+    def forget(self) -> None:
+        """Gives its memory back: keys and chunks are needed no more. What it has counted stays."""
+        self.survivors.forget()
+        self.finished.forget()
+        if self.gate is not None:
+            self.gate.forget()
+
     def part(self, ordinal: int) -> SegmentPart | None:
         """What is read of a segment; None: all of it."""
         return self.opened.parts.get(ordinal)

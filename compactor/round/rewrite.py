@@ -105,6 +105,9 @@ class LocalWorker:
                         yield outcome
                 except NotInPart as why:
                     _log.warning("%s-%d is read whole: %s", plan.topic, plan.partition, why)
+                if left:
+                    if self.found is not None:
+                        self.found.forget()
                     yield from self._attempt(plan, list(left.values()), session, lanes, None, in_part=False)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)

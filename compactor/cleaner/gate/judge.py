@@ -213,6 +213,10 @@ class Gate:
         """Gives the disk back. What is told stays."""
         self._keys.close()
 
+    def forget(self) -> None:
+        """Nobody asks it any more."""
+        self._keys.forget()
+
     def admit(self, source: SourceSegment, fates: Fates | None = None) -> None:
         """A segment of the dirty range, of known ``fates`` (else those that it has by now)."""
         if fates is not None:

@@ -114,6 +114,10 @@ class LastRecords:
         if self._spool is not None:
             self._spool.close()
 
+    def forget(self) -> None:
+        """Nobody looks up a key any more."""
+        self._table = KeyTable(0, 0)
+
     @property
     def _disk(self) -> RowSpool:
         if self._spool is None:

@@ -166,6 +166,11 @@ class SpillingSurvivors(BackwardSurvivors):
         if self._buckets is not None:
             self._buckets.close()
 
+    def forget(self) -> None:
+        """Nobody looks up a key any more."""
+        self._entries, self._peak = self.keys, self.peak_bytes
+        self._set = KeySet(LEAST_BYTES)
+
     def _met(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
         if not self.spilled:
             found = super()._met(source, chunk, rows, first_row, below)

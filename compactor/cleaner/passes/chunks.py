@@ -150,5 +150,11 @@ class FinishedChunks:
             mine, self._block = self._block[:size], self._block[size:]
         self._chunks[source.ordinal, chunk.first] = clean.moved(mine)
 
+    def forget(self) -> None:
+        """Nobody takes them any more."""
+        self._left = 0
+        self._block = memoryview(bytearray())
+        self._chunks.clear()
+
     def take(self, source: SourceSegment, first: int) -> CleanChunk | None:
         return self._chunks.pop((source.ordinal, first), None)
