@@ -21,16 +21,19 @@ def test_results_come_in_the_order_of_the_jobs(threads: int) -> None:
         assert list(lanes.run(work, range(30))) == [job * job for job in range(30)]
 
 
-def test_decisions_are_made_here_and_in_order(threads: int) -> None:
+def test_decisions_are_made_one_by_one_and_in_order(threads: int) -> None:
     decided: list[int] = []
+    at_it = threading.Lock()
 
     def prepare(lane: Lane, job: int) -> int:
         threading.Event().wait(0.001 * (job % 3))
         return job
 
     def decide(job: int) -> int:
-        assert threading.current_thread() is threading.main_thread()
+        assert at_it.acquire(blocking=False)
+        threading.Event().wait(0.001 * (job % 2))
         decided.append(job)
+        at_it.release()
         return len(decided)
 
     with Lanes(threads) as lanes:
@@ -89,7 +92,18 @@ def test_what_fails_is_raised_and_every_lane_is_free_again(threads: int) -> None
                 list(lanes.run(work, range(30)))
             with pytest.raises(ValueError, match="7"):
                 list(lanes.run_in_steps(lambda lane, job: job, lambda job: job, work, range(30)))
-            results = lanes.run(work, range(5))
-            assert next(results) == 0
-            results.close()
+            with pytest.raises(ValueError, match="7"):
+                list(lanes.run_in_steps(work, lambda job: job, lambda lane, job: job, range(30)))
+            decided: list[int] = []
+
+            def decide(job: int, decided: list[int] = decided) -> int:
+                decided.append(work(Lane(), job))
+                return job
+
+            with pytest.raises(ValueError, match="7"):
+                list(lanes.run_in_steps(lambda lane, job: job, decide, lambda lane, job: job, range(30)))
+            assert decided == list(range(7))  # what comes behind it is not decided on
+            for results in (lanes.run(work, range(5)), lanes.run_in_steps(work, lambda job: job, lambda lane, job: job, range(5))):
+                assert next(results) == 0
+                results.close()
         assert list(lanes.run(work, range(7))) == list(range(7))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -74,6 +77,65 @@ class _Coming(Generic[J]):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[A, R]):
+    """A job that is prepared. ``prepared``: None where nobody wants it any more."""
+
+    lane: Lane
+    prepared: A | None
+    result: Future[R]
+
+
+class _Line(Generic[A, D, R]):
+    """Decides on jobs in their order, in whichever thread brings what the others wait for: no thread waits for another one, and none more
+    is at work than there are workers."""
+
+    def __init__(self, decide: Callable[[A], D]) -> None:
+        self._decide = decide
+        self._lock = threading.Lock()
+        self._waiting: dict[int, _Waiting[A, R]] = {}
+        self._next = 0
+        self._deciding = False
+        self.stopped = False
+
+    def bring(self, number: int, job: _Waiting[A, R]) -> list[tuple[_Waiting[A, R], D]]:
+        """Jobs that were decided on here, in their order: none where an earlier one is still missing, or another thread is at it."""
+        with self._lock:
+            self._waiting[number] = job
+            if self._deciding:
+                return []
+            self._deciding = True
+        decided: list[tuple[_Waiting[A, R], D]] = []
+        while (waiting := self._following()) is not None:
+            try:
+                decided.append((waiting, self._decide(waiting.prepared)))  # type: ignore[arg-type]
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
+                waiting.result.set_exception(error)
+                self.stop()
+        return decided
+
+    def stop(self) -> None:
+        """No more is decided: whoever still waits is told."""
+        with self._lock:
+            self.stopped = True
+            self._tell()
+
+    def _following(self) -> _Waiting[A, R] | None:
+        with self._lock:
+            if self.stopped:
+                self._tell()
+            if self._next not in self._waiting:
+                self._deciding = False
+                return None
+            self._next += 1
+            return self._waiting.pop(self._next - 1)
+
+    def _tell(self) -> None:
+        for waiting in self._waiting.values():
+            waiting.result.set_exception(CancelledError())
+        self._waiting.clear()
+
+
 class Lanes:
     """``threads`` workers; with one, everything runs in the caller's thread."""
 
@@ -107,37 +169,46 @@ class Lanes:
     def run_in_steps(
         self, prepare: Callable[[Lane, J], A], decide: Callable[[A], D], finish: Callable[[Lane, D], R], jobs: Iterable[J | Drain]
     ) -> Generator[R, None, None]:
-        """The same for jobs in three steps: ``prepare`` and ``finish`` run anywhere, ``decide`` here and in the order of the jobs."""
+        """The same for jobs in three steps, all done by the workers: ``prepare`` and ``finish`` at any time, ``decide`` one job after the
+        other in their order."""
         if self._pool is None:
             yield from self._one_by_one(lambda lane, job: finish(lane, decide(prepare(lane, job))), jobs)
             return
-        pool, coming = self._pool, _Coming(jobs)
-        prepared: deque[tuple[Lane, Future[A]]] = deque()
-        finished: deque[tuple[Lane, Future[R]]] = deque()
-        bell: SimpleQueue[Any] = SimpleQueue()  # rings when any step is done
+        pool, coming, line, numbers = self._pool, _Coming(jobs), _Line[A, D, R](decide), count()
+        running: deque[tuple[Lane, Future[R]]] = deque()
+
+        def begin(number: int, lane: Lane, result: Future[R], job: J) -> None:
+            try:
+                prepared = None if line.stopped else prepare(lane, job)
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
+                result.set_exception(error)
+                return
+            decided = line.bring(number, _Waiting(lane, prepared, result))
+            for waiting, what in decided[:-1]:
+                pool.submit(end, waiting, what)
+            for waiting, what in decided[-1:]:
+                end(waiting, what)
+
+        def end(waiting: _Waiting[A, R], decided: D) -> None:
+            try:
+                waiting.result.set_result(finish(waiting.lane, decided))
+            except BaseException as error:  # noqa: BLE001 - likewise
+                waiting.result.set_exception(error)
+
         try:
             while True:
-                while not self._free.empty() and (job := coming.next(idle=not prepared and not finished)) is not None:
-                    lane = self._free.get()
-                    prepared.append((lane, pool.submit(prepare, lane, job)))
-                    prepared[-1][1].add_done_callback(bell.put)
-                if prepared and prepared[0][1].done():
-                    lane, ahead = prepared[0]
-                    decided = decide(ahead.result())
-                    prepared.popleft()
-                    finished.append((lane, pool.submit(finish, lane, decided)))
-                    finished[-1][1].add_done_callback(bell.put)
-                elif finished and finished[0][1].done():
-                    lane, done = finished[0]
-                    yield done.result()
-                    finished.popleft()
-                    self._free.put(lane)
-                elif prepared or finished:
-                    bell.get()
-                else:
+                while not self._free.empty() and (job := coming.next(idle=not running)) is not None:
+                    lane, result = self._free.get(), Future[R]()
+                    result.set_running_or_notify_cancel()
+                    running.append((lane, result))
+                    pool.submit(begin, next(numbers), lane, result, job)
+                if not running:
                     return
+                yield running[0][1].result()
+                self._free.put(running.popleft()[0])
         finally:
-            self._give_back([*prepared, *finished])
+            line.stop()
+            self._give_back(running)
 
     def _one_by_one(self, work: Callable[[Lane, J], R], jobs: Iterable[J | Drain]) -> Generator[R, None, None]:
         lane = self._free.get()

@@ -129,11 +129,19 @@ class RewritePass:
         done = _Progress(end_epoch=end_epoch)
         log = folder / f"{base:020d}.log"
         with log.open("xb") as file:
+
+            def append(cleaned: tuple[SourceSegment, list[CleanChunk]]) -> None:
+                source, pieces = cleaned
+                for piece in pieces:
+                    _append(file, piece, source, done, room)
+
             # Whatever happens, no lane is at work any more when a source loses its bytes.
-            with closing(self._ranges(group, done)) as ranges, closing(lanes.run(self._clean_range, ranges)) as cleaned:
-                for source, pieces in cleaned:
-                    for piece in pieces:
-                        _append(file, piece, source, done, room)
+            with (
+                closing(self._ranges(group, done)) as ranges,
+                closing(lanes.run_in_steps(self._clean_range, append, lambda lane, _: None, ranges)) as written,
+            ):
+                for _ in written:
+                    pass
             if end_offset is not None:
                 _fill(file, done, base, end_offset, room)
         sizes, lasts, maxima = (
