@@ -13,6 +13,7 @@ the same way, within memory of their own; where they are on the disk, it is show
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,8 @@ from compactor.round.sources import Reading
 from compactor.round.splice import objection
 from compactor.round.splicing import Directories, PartSearch, SegmentPart
 from compactor.tier.sidecars import Sidecars
+
+_log = logging.getLogger(__name__)
 
 MOST_PASSES = 64
 
@@ -468,7 +471,10 @@ def _take_parts(scan: _Scan, looks: dict[int, SidecarLook], answers: _FilterAnsw
         is_read = (look.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
         if not is_read or opened.is_open(ordinal):
             return False
-        return not objection(segment, job.roles.head(ordinal).sidecar, survivors.keys, copies)
+        why = objection(segment, job.roles.head(ordinal).sidecar, survivors.keys, copies)
+        if why:
+            _log.debug("%s is read whole: %s", job.reading.name(ordinal), why)
+        return not why
 
     asked = [ordinal for ordinal, look in looks.items() if may_be(ordinal, look)]
     if not asked:
