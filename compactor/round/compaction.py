@@ -53,7 +53,8 @@ class SegmentDone:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What ``run`` prints of one partition. Offsets, counts and bytes; ``bytes_read``: segment bytes fetched from the tier.
+    """What ``run`` prints of one partition. Offsets, counts and bytes; ``bytes_read``: segment bytes fetched from the tier;
+    ``bytes_written``: of new segments, of which the store has copied ``bytes_copied`` from others.
 
     ``saved_bytes``: by which the result is smaller than its sources; ``expected_saving_bytes``: what was expected of it before.
     ``segments``: what became of each segment below the round's end, and why; ``filters``: what Bloom filters did; ``useless_rate``: of the
@@ -70,6 +71,7 @@ class RoundReport:
     segments_skipped: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_copied: int = 0
     records_read: int = 0
     records_kept: int = 0
     map_engine: str = "memory"
@@ -357,6 +359,7 @@ def _report(result: RoundResult, stats: WorkStats) -> RoundReport:
         state.first_dirty_offset,
         state.first_dirty_offset,
         bytes_read=stats.bytes_fetched,
+        bytes_copied=stats.bytes_copied,
         peak_disk_bytes=stats.peak_disk_bytes,
         peak_map_bytes=stats.peak_map_bytes,
         reason=result.reason or result.undone,

@@ -152,11 +152,12 @@ def _table(found: list[dict[str, object]]) -> Table:
     rows = []
     for row in found:
         segments = f"{row['segments_in']} -> {row['segments_out']}" if row.get("segments_out") else ""
-        read, written = row.get("bytes_read"), row.get("bytes_written")
+        read, written, copied = row.get("bytes_read"), row.get("bytes_written"), row.get("bytes_copied")
+        by_the_store = f" ({size(copied)} copied by the store)" if isinstance(copied, int) and copied else ""
         rows.append(
             (
                 f"{row['topic']}-{row['partition']}", row["status"], segments, row.get("records_read"), row.get("records_kept"),
-                size(read) if isinstance(read, int) else "", size(written) if isinstance(written, int) else "",
+                size(read) if isinstance(read, int) else "", size(written) + by_the_store if isinstance(written, int) else "",
                 row.get("next_dirty_offset"), row["seconds"],
             )
         )  # fmt: skip
