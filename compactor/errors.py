@@ -97,6 +97,10 @@ class CannotCopy(StoreError):
     """The store does not copy ranges of objects: what was to be copied has to be fetched and sent."""
 
 
+class CopyDiffers(Unavailable):
+    """What a store has copied is not what it must be: its source is damaged, or it copies something else. There is no such object."""
+
+
 class OutOfBudget(CompactorError):
     exit_code = 6
 

@@ -30,7 +30,7 @@ from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import Verdicts
-from compactor.errors import CannotCopy
+from compactor.errors import CannotCopy, CopyDiffers
 from compactor.local.budget import BLOCK, Grant, Overrun
 from compactor.local.staging import Staging, group_room
 from compactor.model.balance import Balance
@@ -350,7 +350,7 @@ class Execution:
                 content=written.balance.result,
                 negative_timestamps=negative_timestamps(output, self._limit) if negative else 0,
             )
-        except CannotCopy as refused:
+        except (CannotCopy, CopyDiffers) as refused:
             raise NotInPart(refused.message) from None
         if problem:
             return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)

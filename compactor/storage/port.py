@@ -104,8 +104,8 @@ class ObjectStore(Protocol):
         """Like ``create``, of these pieces, one behind the other. Copied bytes do not pass through this machine where it can be helped.
 
         Raises NotFound or Unavailable where a source is gone or has another ``etag``, CannotCopy where it turns out that the store does
-        not copy ranges (then ``copies`` is None from here on), ValueError for pieces that ``copies`` does not allow. Nothing is left
-        behind, and never is an object put together from two versions.
+        not copy ranges (then ``copies`` is None from here on), CopyDiffers where it has copied something else, ValueError for pieces that
+        ``copies`` does not allow. Nothing is left behind, and never is an object put together from two versions.
         """
 
     def put(self, key: str, data: bytes) -> ObjectInfo:

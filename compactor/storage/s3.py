@@ -12,6 +12,7 @@ store has one. A flipped bit in a range goes unnoticed here: callers know the di
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from compactor.errors import AlreadyExists, NotFound, Refused, Unavailable
+from compactor.errors import AlreadyExists, CopyDiffers, NotFound, Refused, Unavailable
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_fault
 from compactor.storage.os_errors import file_errors
 from compactor.storage.port import CopiedRange, FileRange, ObjectInfo, Piece, RangeCopies, Unfinished
@@ -34,6 +35,8 @@ from compactor.storage.settings import Transfers
 
 _MARK = "written-by"
 _BATCH = 1000
+_EDGE = 64
+"""Bytes at both ends of a copied range that are compared where there is no receipt: as many as a batch's header has."""
 _RESTARTS = 3
 
 
@@ -93,7 +96,8 @@ class S3Store:
         return COPIES if self._requests.traits.copies else None
 
     def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """A source has to be the same before and after, whether or not the server knows the condition of a copy."""
+        """A source has to be the same before and after, whether or not the server knows the condition of a copy; receipts are compared, or,
+        where the server gives none, the edges of what it has copied."""
         check_key(key)
         described = check_metadata(metadata)
         parts = parts_of(pieces, self._transfers.part_bytes)
@@ -101,17 +105,24 @@ class S3Store:
             return self._put_new(key, b"", described)
         size = sum(piece.length for piece in pieces)
         self._require_sources(pieces)
+        unconfirmed = threading.Event()
 
         def put_together(upload: MultipartUpload) -> list[dict[str, Any]]:
             done = upload.put_together(parts)
             self._require_sources(pieces)
-            wrong = unlike(pieces, parts, [str(part.get("ChecksumCRC32C", "")) for part in done])
+            receipts = [str(part.get("ChecksumCRC32C", "")) for part in done]
+            wrong = unlike(pieces, parts, receipts)
             if wrong:
                 where = self._requests.where(wrong.key)
-                raise Unavailable(f"{where}: what was copied of it has another checksum than it must have", hint="Run verify --deep")
+                raise CopyDiffers(f"{where}: what was copied of it has another checksum than it must have", hint="Run verify --deep")
+            if not all(receipts):
+                unconfirmed.set()
             return done
 
-        return self._upload(key, size, described, "CRC32C", put_together)
+        info = self._upload(key, size, described, "CRC32C", put_together)
+        if unconfirmed.is_set():
+            self._compare_edges(key, pieces)
+        return info
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         check_key(key)
@@ -270,6 +281,19 @@ class S3Store:
                 raise changed_source(self._requests.where(key))
             if any(piece.start + piece.length > found.size for piece in copied if piece.key == key):
                 raise ValueError(f"{self._requests.where(key)} ends before what was to be copied of it")
+
+    def _compare_edges(self, key: str, pieces: Sequence[Piece]) -> None:
+        """Of what was copied into a new object, which goes again where they differ. Raises CopyDiffers."""
+        at = 0
+        for piece in pieces:
+            if isinstance(piece, CopiedRange) and piece.length:
+                edge = min(_EDGE, piece.length)
+                for begin in (0, piece.length - edge):
+                    if self.get(key, at + begin, edge) != self.get(piece.key, piece.start + begin, edge):
+                        self.delete([key])
+                        where = self._requests.where(piece.key)
+                        raise CopyDiffers(f"{where}: the store has copied other bytes of it than it was asked for")
+            at += piece.length
 
     def _upload(
         self,
