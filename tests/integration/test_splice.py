@@ -20,7 +20,7 @@ from compactor.round import splicing
 from compactor.storage.local import LocalStore
 from compactor.tier.sidecars import Sidecars
 from tests.builders import LZ4, LogBuilder
-from tests.support.splices import live_objects, run_whole_on_copy, small_copies
+from tests.support.splices import live_ids, live_objects, run_whole_on_copy, small_copies
 from tests.support.tier_cli import TierCli, contents, latest
 
 KEYS = 2_000
@@ -182,7 +182,9 @@ def objects(tier: TierCli, pattern: str) -> list[Path]:
 
 
 def large_log(tier: TierCli) -> Path:
-    return max(tier.tier.glob(f"{tier.named}/*.log"), key=lambda path: path.stat().st_size)
+    """Of the largest live segment; what it replaced may be as large."""
+    live = live_ids(tier)
+    return max((path for path in tier.tier.glob(f"{tier.named}/*.log") if path.stem[21:] in live), key=lambda path: path.stat().st_size)
 
 
 def flipped(path: Path, at: int) -> None:

@@ -41,12 +41,16 @@ def run_whole_on_copy(tier: TierCli, folder: Path, *arguments: object) -> tuple[
         return twin, twin.run(*arguments)
 
 
-def live_objects(tier: TierCli) -> dict[tuple[int, str], bytes]:
-    """(base offset, kind) -> bytes of the newest object, of what is live."""
-    found = {}
+def live_ids(tier: TierCli) -> set[str]:
     listed = tier.do("segments", "list", tier.named)["segments"]
     live = {segment["id"] for segment in listed if segment["replaced_by"] is None}
     assert live
+    return live
+
+
+def live_objects(tier: TierCli) -> dict[tuple[int, str], bytes]:
+    """(base offset, kind) -> bytes, of what is live."""
+    found, live = {}, live_ids(tier)
     for path in (tier.tier / tier.named).iterdir():
         match = re.fullmatch(r"(\d{20})-([A-Za-z0-9_-]{22})\.(.+)", path.name)
         if match and match[2] in live:
