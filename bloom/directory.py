@@ -12,7 +12,6 @@ headers is compared with the bytes that are read, and with the checksums of thos
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import struct
@@ -26,7 +25,7 @@ import numpy.typing as npt
 
 from bloom.filter import Hashes
 from bloom.jit import kernel
-from bloom.sidecar import SidecarUnusable, Unusable, fingerprint
+from bloom.sidecar import SidecarUnusable, Unusable, fingerprint, mac
 
 MAGIC: Final = b"tc-keys\n"
 VERSION: Final = 1
@@ -36,6 +35,7 @@ KEYLESS: Final = 1
 TOMBSTONE: Final = 2
 """Flags of a batch: what is in it."""
 
+_PURPOSE: Final = b"tc-directory"
 _FIXED: Final = struct.Struct("<8sI8sQ16s")
 _COVERED: Final = _FIXED.size - 16
 _COUNT: Final = struct.Struct("<I")
@@ -123,7 +123,7 @@ def write(directory: KeyDirectory, hash_key: bytes) -> bytes:
     packed = zlib.compress(b"".join([_COUNT.pack(len(text)), text, *(column.tobytes() for column in columns)]), 1)
     body = b"".join([_COUNT.pack(len(packed)), packed, directory.pieces.tobytes()])  # hashes do not shrink
     fixed = _FIXED.pack(MAGIC, VERSION, fingerprint(hash_key), len(body), bytes(16))[:_COVERED]
-    return b"".join([fixed, _mac(hash_key, fixed, body), body])
+    return b"".join([fixed, mac(hash_key, _PURPOSE, fixed, body), body])
 
 
 def read(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
@@ -132,7 +132,7 @@ def read(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
         raise SidecarUnusable(Unusable.NOT_A_SIDECAR)
     if len(data) < _FIXED.size:
         raise SidecarUnusable(Unusable.CUT_OFF, f"{len(data)} bytes")
-    _, version, found_key, size, mac = _FIXED.unpack_from(data)
+    _, version, found_key, size, found_mac = _FIXED.unpack_from(data)
     if version != VERSION:
         raise SidecarUnusable(Unusable.FUTURE_VERSION, f"version {version}, this program writes {VERSION}")
     if not hmac.compare_digest(found_key, fingerprint(hash_key)):
@@ -140,7 +140,7 @@ def read(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
     body = memoryview(data)[_FIXED.size :]
     if len(body) != size:
         raise SidecarUnusable(Unusable.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(mac, _mac(hash_key, data[:_COVERED], body)):
+    if not hmac.compare_digest(found_mac, mac(hash_key, _PURPOSE, data[:_COVERED], body)):
         raise SidecarUnusable(Unusable.DAMAGED)
     directory = _parse(body)
     if directory.segment_id != segment_id:
@@ -151,13 +151,6 @@ def read(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
 def size_of(batches: int, records: int) -> int:
     """About how many bytes a directory has. Headers shrink to a third or less."""
     return 25 * batches + 4 * records
-
-
-def _mac(hash_key: bytes, *parts: bytes | memoryview) -> bytes:
-    digest = hashlib.blake2b(key=hash_key, digest_size=16, person=b"tc-directory")
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
 
 
 def _parse(body: memoryview) -> KeyDirectory:

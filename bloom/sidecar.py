@@ -153,7 +153,8 @@ def fingerprint(hash_key: bytes) -> bytes:
     return hashlib.blake2b(key=hash_key, digest_size=8, person=b"tc-key-id").digest()
 
 
-def _mac(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
+def mac(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
+    """Of what lies beside a segment, under the tier's hash key. ``purpose``: at most 16 bytes; no two kinds of content share one."""
     digest = hashlib.blake2b(key=hash_key, digest_size=16, person=purpose)
     for part in parts:
         digest.update(part)
@@ -180,8 +181,8 @@ def write(sidecar: Sidecar, hash_key: bytes) -> bytes:
     filter_bytes = body.getbuffer()
     fixed = _FIXED.pack(MAGIC, VERSION, fingerprint(hash_key), len(head), len(filter_bytes), bytes(16), bytes(16))[:_COVERED]
     # Each MAC covers the lengths and the fingerprint; the filter's covers the head's, so that halves of two sidecars do not make a third.
-    head_mac = _mac(hash_key, b"tc-side-head", fixed, head)
-    return b"".join([fixed, head_mac, _mac(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
+    head_mac = mac(hash_key, b"tc-side-head", fixed, head)
+    return b"".join([fixed, head_mac, mac(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
 
 
 def head_length(data: bytes) -> int:
@@ -198,7 +199,7 @@ def read_head(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
     if len(data) < _FIXED.size + head_size:
         raise SidecarUnusable(Unusable.CUT_OFF, f"{len(data)} bytes")
     head = memoryview(data)[_FIXED.size : _FIXED.size + head_size]
-    if not hmac.compare_digest(head_mac, _mac(hash_key, b"tc-side-head", data[:_COVERED], head)):
+    if not hmac.compare_digest(head_mac, mac(hash_key, b"tc-side-head", data[:_COVERED], head)):
         raise SidecarUnusable(Unusable.DAMAGED)
     sidecar = _parse_head(head)
     if sidecar.segment_id != segment_id:
@@ -213,7 +214,7 @@ def read(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
     if len(filter_bytes) < filter_size:
         raise SidecarUnusable(Unusable.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(filter_mac, _mac(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
+    if not hmac.compare_digest(filter_mac, mac(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
         raise SidecarUnusable(Unusable.DAMAGED)
     return replace(sidecar, filter=KeyFilter.fromfile(io.BytesIO(filter_bytes)) if filter_size else None)
 

@@ -8,7 +8,7 @@ asks for nothing. Some of those are read all the same, where a store copies only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -70,12 +70,15 @@ class Splice:
         return tuple(span_of(self.table, stretch) for stretch in self.stretches if not stretch.is_copied)
 
     @property
-    def copied(self) -> tuple[Stretch, ...]:
-        return tuple(stretch for stretch in self.stretches if stretch.is_copied)
+    def stays(self) -> Flags:
+        """Of each batch, whether it is copied."""
+        stays = np.ones(len(self.table), np.bool_)
+        stays[self.rows] = False
+        return stays
 
     @property
     def bytes_copied(self) -> int:
-        return sum(span_of(self.table, stretch)[1] for stretch in self.copied)
+        return int(self.table.size[self.stays].sum())
 
 
 def span_of(table: BatchTable, stretch: Stretch) -> tuple[int, int]:
@@ -208,14 +211,15 @@ def _shares(splice: Splice, cleaned: BatchTable) -> Iterator[tuple[int, int]]:
         done = upto
 
 
-def due_together(fresh: Due, copied: Sequence[KeyDirectory]) -> Due:
+def due_together(splice: Splice, fresh: Due) -> Due:
     """Of the new segment. ``fresh``: of what the cleaner made. A copied batch with tombstones counts as one, and has its horizon."""
-    tombstones, earliest = fresh.tombstones, fresh.earliest_tombstone_horizon_ms
-    for part in copied:
-        buried = (part.flags & TOMBSTONE) != 0
-        tombstones += int(np.count_nonzero(buried))
-        earliest = min(earliest, int(_base_timestamps(part)[buried].min(initial=NEVER_MS)))
-    return Due(tombstones, fresh.tombstones_without_horizon, earliest, fresh.keyless_records)
+    buried = splice.stays & ((splice.directory().flags & TOMBSTONE) != 0)
+    return Due(
+        fresh.tombstones + int(np.count_nonzero(buried)),
+        fresh.tombstones_without_horizon,
+        min(fresh.earliest_tombstone_horizon_ms, int(splice.table.base_timestamp[buried].min(initial=NEVER_MS))),
+        fresh.keyless_records,
+    )
 
 
 def succeeded(old: Sidecar, segment_id: str, due: Due, table: BatchTable) -> Sidecar:
@@ -226,10 +230,3 @@ def succeeded(old: Sidecar, segment_id: str, due: Due, table: BatchTable) -> Sid
     runs, markers = runs_and_markers(table)
     records = int(table.count[table.control == NOT_CONTROL].sum())
     return Sidecar(segment_id, records, old.distinct_keys, due, runs, markers, old.sketch, old.made_for, old.filter, inherited=True)
-
-
-def _base_timestamps(part: KeyDirectory) -> Int64s:
-    """Which are the delete horizons of batches that have one."""
-    raw = np.ascontiguousarray(part.headers[:, 27:35])
-    stamps: Int64s = raw.view(">i8").reshape(-1).astype(np.int64)
-    return stamps

@@ -182,16 +182,12 @@ def put_together(part: SegmentPart, segment_id: str, output: SourceSegment, hash
     table = table_of(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
         raise NotInPart(f"{output.name}: what it would be put together from does not fit")
-    source = splice.directory()
-    copied = [source.part(stretch.first, stretch.last) for stretch in splice.copied]
-    return PutTogether(directory, table, due_together(sitting.due, copied))
+    return PutTogether(directory, table, due_together(splice, sitting.due))
 
 
 def whole_balance(part: SegmentPart, read: Balance, recorded: Sum | None, key: BalanceKey) -> Balance:
     """The group's balance: what the store copies is left as it is. Raises NotInPart where it does not come to what was recorded."""
-    stays = np.ones(len(part.whole.table), np.bool_)
-    stays[part.rows] = False
-    rest = sum_of_headers(part.splice.directory().headers[stays], key)
+    rest = sum_of_headers(part.splice.directory().headers[part.splice.stays], key)
     sources = read.sources.plus(rest)
     if sources != recorded:
         raise NotInPart(f"{part.source.name}: its batches do not come to the sum that was recorded of them")
