@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.logs import write_log
 from compactor.bootstrap import open_tier
-from compactor.config import load
+from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
 from tests.support.watching import Watch
@@ -88,7 +88,7 @@ def measure(folder: Path, scale: float, segments: int, threads: int) -> None:
     write_log(folder / "log", (dice.integers(0, keys, per_segment) for _ in range(segments)), value_bytes=VALUE_BYTES)
     size = max(path.stat().st_size for path in (folder / "log").glob("*.log"))
     tier = folder / "base"
-    opened = open_tier(load(str(write_config(tier)), {}))
+    opened = open_tier(load_settings(str(write_config(tier)), {}))
     import_directory(opened, folder / "log", NAME, opened.settings.cleaner.policy())
     warm = folder / "warm"
     shutil.copytree(tier, warm, copy_function=os.link)

@@ -38,7 +38,7 @@ from crc32c import crc32c as check_crc
 from benchmarks.cleaner_logs import NOW_MS, PROFILES, Profile, write_log
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
 from compactor.cleaner.passes.source import open_source
-from compactor.cleaner.warm import warm_up
+from compactor.cleaner.precompile import precompile
 from compactor.records.batches import read_only
 from compactor.records.bulk import deflate_into
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, compressed_bound
@@ -152,7 +152,7 @@ def _moved(path: Path, target: BinaryIO, most: int) -> int:
 
 def in_a_process(log_dir: Path, scratch: Path, first_dirty: int, rounds: int) -> float:
     """Seconds of the clock."""
-    warm_up()
+    precompile()
     return ours(log_dir, scratch, first_dirty, rounds=rounds)[0].wall
 
 
@@ -183,7 +183,7 @@ def compile_seconds() -> float:
     """The first process on a machine: every kernel is compiled."""
     with tempfile.TemporaryDirectory(prefix="kernels-") as cache:
         begin = time.perf_counter()
-        compile_all = [sys.executable, "-c", "from compactor.cleaner.warm import warm_up; warm_up()"]
+        compile_all = [sys.executable, "-c", "from compactor.cleaner.precompile import precompile; precompile()"]
         subprocess.run(compile_all, env={**os.environ, "NUMBA_CACHE_DIR": cache}, check=True)
         return time.perf_counter() - begin
 
@@ -205,7 +205,7 @@ def main() -> None:
         ):
             for number in range(2):
                 (Path(name) / f"process-{number}").mkdir()
-            warm_up()
+            precompile()
             print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; MB of segments per CPU second")
             print(
                 "profile             Kafka     ours  Mrec/s   ratio (target)  of floor   wall  2 threads (processes)  gate's share",

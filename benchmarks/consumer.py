@@ -19,11 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.consumer import Place, TieredConsumer
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import ImportOptions, import_directory
+from compactor.transfer.import_ import import_directory
+from compactor.transfer.import_options import ImportOptions
 from tests.support.kafka_admin import ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster, prepare
 
@@ -105,7 +107,7 @@ def main() -> None:
             fill(cluster, args.megabytes, args.value_bytes, args.keys, args.codec)
         config = Path(scratch) / "tier.toml"
         config.write_text(f'[tier]\nurl = "{(Path(scratch) / "tier").as_uri()}"\nstate_dir = "{Path(scratch) / "state"}"\n')
-        tier = open_tier(load(str(config), {}))
+        tier = open_tier(load_settings(str(config), {}))
         log_dir = cluster.nodes[1].log_dir / str(NAME)
         import_directory(tier, log_dir, NAME, tier.settings.cleaner.policy(), options=ImportOptions(live=True))
         end = tier.open(NAME).refresh().end_offset + 1

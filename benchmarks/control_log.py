@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from checkpoint.lineage import EpochEntry
-from compactor.control.importing import register, tier
-from compactor.control.leadership import acquire
+from compactor.control.importing import register_import, tier_segments
+from compactor.control.leadership import acquire_leadership
 from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.ports import Lease, Ports
 from compactor.control.state import PartitionState
@@ -75,8 +75,8 @@ def filled(ports: Ports, name: TopicPartition, count: int) -> PartitionLog:
     """A partition with this many live segments, by one import."""
     log = open_partition(ports, name)
     made = segments(0, count)
-    register(ports, log, "import", [segment.id for segment in made])
-    tier(ports, log, "import", made)
+    register_import(ports, log, "import", [segment.id for segment in made])
+    tier_segments(ports, log, "import", made)
     return log
 
 
@@ -87,7 +87,7 @@ def appends(root: Path, records: int) -> dict[str, float]:
     log = filled(ports, NAME, 100)
     began, requests = time.perf_counter(), counters.usage().total_requests
     while log.state.slot < records:
-        acquire(ports, log, LEASE).release()
+        acquire_leadership(ports, log, LEASE).release()
         log.cut()
     seconds = time.perf_counter() - began
     count = log.state.slot

@@ -29,14 +29,15 @@ from typing import Any
 
 import numpy as np
 
-from compactor.cleaner.keys.buckets import scatter, survive_if_first
-from compactor.cleaner.keys.keysets import KeySet
-from compactor.spark.round.bundles import Neighbours
-from compactor.spark.round.exchange import KeyBundle, KeyRows, encode_kept, pack_tail, set_bits
+from compactor.cleaner.keys.disk_map import scatter, survive_if_first
+from compactor.cleaner.keys.key_set import KeySet
+from compactor.config.settings import Settings
+from compactor.config.store_sections import S3
+from compactor.spark.round.bundles import OrdinalRange
+from compactor.spark.round.exchange import ExchangeRows, KeyBundle, decode_gaps, encode_survivors, pack_tail
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from compactor.storage.settings import S3Settings
 
 SEGMENTS_A_BUNDLE = 80
 """16 GiB of segments of 200 MB."""
@@ -57,9 +58,11 @@ class Case:
     marks: str
 
     def store(self, counters: Counters | None = None) -> ObjectStore:
-        return open_store(self.url, s3=S3Settings(endpoint_url=self.endpoint, region="us-east-1"), counters=counters or Counters())
+        return open_store(
+            self.url, settings=Settings(s3=S3(endpoint_url=self.endpoint, region="us-east-1")), counters=counters or Counters()
+        )
 
-    def made(self, bundle: int) -> tuple[np.ndarray[Any, Any], KeyRows]:
+    def made(self, bundle: int) -> tuple[np.ndarray[Any, Any], ExchangeRows]:
         """The rows of a bundle, sorted by range, and where each range begins; noted, so that it is known how often this was done."""
         Path(self.marks, f"{bundle}-{time.monotonic_ns()}").touch()
         count = self.rows // self.bundles
@@ -77,7 +80,7 @@ class Case:
         return [range(self.ranges * task // self.tasks, self.ranges * (task + 1) // self.tasks) for task in range(self.tasks)]
 
 
-def survivors(case: Case, number: int, newest_first: Iterable[tuple[int, KeyRows]]) -> Iterator[tuple[int, bytes]]:
+def survivors(case: Case, number: int, newest_first: Iterable[tuple[int, ExchangeRows]]) -> Iterator[tuple[int, bytes]]:
     keys = KeySet(SET_BYTES, expected_keys=case.keys // case.ranges)
     for place, rows in newest_first:
         by_row, kept = rows.copy(), np.zeros(-(-len(rows) // 8), np.uint8)
@@ -85,14 +88,14 @@ def survivors(case: Case, number: int, newest_first: Iterable[tuple[int, KeyRows
         taken = survive_if_first(keys.table, keys.state, by_row, 0, case.ranges, number, kept)
         while taken < len(rows) and keys.grow():
             taken = survive_if_first(keys.table, keys.state, by_row, taken, case.ranges, number, kept)
-        yield place, encode_kept(rows, kept)
+        yield place, encode_survivors(rows, kept)
 
 
 def gathered(case: Case, answers: Iterable[bytes]) -> int:
     """How many records of a bundle survive."""
     bitmap = np.zeros(case.rows // case.bundles // 8 + 1, np.uint8)
     for answer in answers:
-        if not set_bits(np.frombuffer(answer, np.uint8), bitmap):
+        if not decode_gaps(np.frombuffer(answer, np.uint8), bitmap):
             raise SystemExit("an answer does not fit its bundle")
     return int(np.bitwise_count(bitmap).sum(dtype=np.int64))
 
@@ -117,12 +120,12 @@ def by_store(case: Case, context: Any) -> tuple[list[int], int, int]:
     bundles = context.parallelize(range(case.bundles), case.bundles).map(write).collect()
 
     def answer(ranges: range) -> Iterator[tuple[int, bytes]]:
-        from compactor.spark.round.fetching import ranges_of
+        from compactor.spark.round.range_rows import read_ranges
 
         counters = Counters()
-        pieces = [Neighbours(place, 0, bundle.ordinals) for place, bundle in enumerate(bundles)]
-        for number, rows in ranges_of(case.store(counters), dict(enumerate(bundles)), ranges):
-            yield from survivors(case, number, rows.dirty(pieces))
+        ordinal_ranges = [OrdinalRange(place, 0, bundle.ordinals) for place, bundle in enumerate(bundles)]
+        for number, rows in read_ranges(case.store(counters), dict(enumerate(bundles)), ranges):
+            yield from survivors(case, number, rows.read_dirty(ordinal_ranges))
         requests.add(_requests(counters))
 
     answers = context.parallelize(case.runs(), case.tasks).flatMap(answer).groupByKey(min(case.bundles, case.tasks))

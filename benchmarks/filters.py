@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pybloom_live import BloomFilter
 
-from bloom.cardinality import empty_sketch, observe
+from bloom.cardinality import add_to_sketch, empty_sketch
 from bloom.filter import KeyFilter
 from bloom.siphash import hash_keys, key_halves
 
@@ -68,8 +68,8 @@ def filters(keys: int) -> None:
             f"{rate:8.0e} {ours.num_bits / keys:9.1f} {add:7.1f} {hit:7.1f} {miss:7.1f}"
             f" {add_plain:14.0f} {hit_plain:6.0f} {miss_plain:6.0f} {speed:10.0f}"
         )
-    observe(empty_sketch(), mine[:1])
-    print(f"\ncardinality sketch: {cost(lambda: observe(empty_sketch(), mine), keys):.1f} ns a key")
+    add_to_sketch(empty_sketch(), mine[:1])
+    print(f"\ncardinality sketch: {cost(lambda: add_to_sketch(empty_sketch(), mine), keys):.1f} ns a key")
 
 
 def false_positives(keys: int, probes: int) -> None:

@@ -3,7 +3,8 @@
     python -m benchmarks.growth [--millions 1 3 10 30 100] [--dir D] [--rows FILE] [--plot docs/growth.svg]
 
 Each key comes once, in an order of its own, in records of 60 bytes and segments of a million: the worst case for a map, as none is
-superseded. The map budget is the default (512 MiB), so that with more and more keys first the gate's and then the cleaner's go to the disk.
+superseded. The map budget is the default (512 MiB), so that with more and more
+keys first the gate looks up a part of them and then the cleaner's go to the disk.
 Each round is a process of its own. Start-up is measured by a round that finds nothing to do, and taken off. ``--rows`` adds to a file
 what was measured, and the table and the plot are of all rows in it: sizes may be measured one at a time. About 200 bytes of disk a key.
 """
@@ -25,7 +26,7 @@ from benchmarks.budget import NAME, run, write_config
 from benchmarks.logs import write_log
 from benchmarks.many_keys import shuffled
 from compactor.bootstrap import open_tier
-from compactor.config import load
+from compactor.config.settings import load_settings
 from compactor.transfer.import_ import import_directory
 
 VALUE_BYTES, PER_BATCH = 34, 500
@@ -43,7 +44,7 @@ class Grown:
     wall_us: float
     map_bytes: float
     resident_bytes: float
-    gate_disk_bytes: float
+    gate_coverage: float
 
 
 def measure(folder: Path, keys: int, map_budget_bytes: int) -> list[Grown]:
@@ -56,13 +57,13 @@ def measure(folder: Path, keys: int, map_budget_bytes: int) -> list[Grown]:
             tier, segment_bytes=max(sizes) + 100_000, disk_budget_bytes=3 * max(sizes) + keys * 60 + 64 * MIB,
             map_budget_bytes=map_budget_bytes, verify_before_publish=gate, bloom=False, threads=1,
         )  # fmt: skip
-        opened = open_tier(load(str(config), {}))
+        opened = open_tier(load_settings(str(config), {}))
         import_directory(opened, folder / "log", NAME, opened.settings.cleaner.policy())
         begin = time.perf_counter()
         row, resident, cpu = run(config)
         seconds = time.perf_counter() - begin
         (last,) = opened.open(NAME).refresh().runs[-1:]
-        if row["records_kept"] != keys or last.stats["gate_keys"] != keys * gate:
+        if row["records_kept"] != keys or (last.stats["gate_keys"] == keys) != (last.stats["gate_coverage"] == 1.0):
             raise SystemExit(f"{row['records_kept']} of {keys} records were kept, and the gate looked up {last.stats['gate_keys']}")
         begin = time.perf_counter()
         _, idle_bytes, idle_cpu = run(config)
@@ -70,7 +71,7 @@ def measure(folder: Path, keys: int, map_budget_bytes: int) -> list[Grown]:
         found.append(
             Grown(
                 keys, gate, row["map_engine"], (cpu - idle_cpu) / keys * 1e6, (seconds - idle) / keys * 1e6, row["peak_map_bytes"] / keys,
-                (resident - idle_bytes) / keys, int(last.stats["gate_disk_bytes"]) / keys,
+                (resident - idle_bytes) / keys, float(last.stats["gate_coverage"]),
             )
         )  # fmt: skip
         shutil.rmtree(tier)
@@ -87,10 +88,10 @@ def table(rows: Sequence[Grown]) -> str:
     plain = {row.keys: row for row in rows if not row.gate}
     for row in sorted(rows, key=lambda row: (row.keys, row.gate)):
         share = f"{100 * (1 - plain[row.keys].cpu_us / row.cpu_us):.0f} %" if row.gate and row.keys in plain else ""
-        where = f"disk, {row.gate_disk_bytes:.0f} bytes a key" if row.gate_disk_bytes else "memory"
+        checked = f"{100 * row.gate_coverage:.0f} %"
         lines.append(
             f"| {row.keys / 1e6:g} | {'on' if row.gate else 'off'} | {'disk' if row.engine == 'partitioned' else 'memory'} "
-            f"| {where if row.gate else ''} | {row.cpu_us:.2f} | {share} | {row.map_bytes:.1f} | {row.resident_bytes:.0f} |"
+            f"| {checked if row.gate else ''} | {row.cpu_us:.2f} | {share} | {row.map_bytes:.1f} | {row.resident_bytes:.0f} |"
         )
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compactor.bootstrap import open_tier
-from compactor.config import load
+from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import HEADER, check_crcs, map_file, scan_batches
 from compactor.records.build import Row, batch
@@ -116,7 +116,7 @@ def import_all(folder: Path, place: Path) -> None:
     place.mkdir()
     config = place / "config.toml"
     config.write_text(f'[tier]\nurl = "file://{place}/tier"\nstate_dir = "{place}/state"\n')
-    tier = open_tier(load(str(config)))
+    tier = open_tier(load_settings(str(config)))
     import_directory(tier, folder, ORDERS, tier.settings.cleaner.policy())
 
 

@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-Hashes = npt.NDArray[np.uint64]
+from compactor.kernels.common import Hashes
+
 CHUNK = 1 << 19
 MAP_BUDGET = 1_500_000_000
 
@@ -57,7 +58,7 @@ class Clock:
 
 
 def memory(rows: int, keys: int, clock: Clock, expected: int = 0) -> tuple[int, int]:
-    from compactor.cleaner.keys.keysets import KeySet
+    from compactor.cleaner.keys.key_set import KeySet
 
     key_set, survivors = KeySet(MAP_BUDGET, expected_keys=expected), 0
     for _, hashes in rows_of(rows, keys):
@@ -74,29 +75,29 @@ def memory_presized(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
 
 
 class NoLimit:
-    def reserve(self, nbytes: int) -> None: ...
+    def take(self, nbytes: int) -> None: ...
 
-    def release(self, nbytes: int) -> None: ...
+    def give(self, nbytes: int) -> None: ...
 
 
 def partitioned(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
-    from compactor.cleaner.keys.buckets import KeyBuckets
+    from compactor.cleaner.keys.disk_map import DiskOffsetMap
 
     with (
         tempfile.TemporaryDirectory() as directory,
-        KeyBuckets(Path(directory) / "buckets", NoLimit(), map_budget_bytes=MAP_BUDGET, expected_rows=rows) as engine,
+        DiskOffsetMap(Path(directory) / "buckets", NoLimit(), map_budget_bytes=MAP_BUDGET, expected_rows=rows) as engine,
     ):
         for begin, hashes in rows_of(rows, keys):
             ordinals = np.arange(begin, begin + len(hashes), dtype=np.uint32)
             with clock:
                 engine.add(hashes, ordinals)
         with clock:
-            bitmap = engine.finish(rows)
+            bitmap = engine.find_survivors(rows)
         return int(np.bitwise_count(bitmap).sum()), engine.peak_bytes
 
 
 def bounded(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
-    from compactor.cleaner.keys.keysets import BoundedOffsetMap
+    from compactor.cleaner.keys.key_set import BoundedOffsetMap
 
     table = BoundedOffsetMap(keys, rows=rows)
     for begin, hashes in rows_of(rows, keys):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from compactor.records.build import Row, batch
 
 BASE_MS = 1_700_000_000_000
+TOPIC_ID = "YmVuY2htYXJrLXRvcGljIQ"
 DIGITS = 12
 _CRC_AT, _CHECKED_FROM = 17, 21
 
@@ -21,6 +22,8 @@ def write_log(
 ) -> int:
     """One segment for each array of key numbers, whose length is a multiple of ``per_batch``; returns the offset behind the last record."""
     folder.mkdir(parents=True)
+    # Directories of one log that share no record: only the topic id shows that they belong together.
+    (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}")
     value = np.random.default_rng(1).bytes(value_bytes)
     rows = [Row(n, BASE_MS, b"key-%0*d" % (DIGITS, n), value) for n in range(per_batch)]
     template = batch(rows, base_offset=0, last_offset=per_batch - 1)

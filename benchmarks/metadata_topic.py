@@ -20,19 +20,19 @@ from itertools import islice
 from pathlib import Path
 
 from checkpoint.lineage import EpochEntry
-from compactor.local.rocks import Rocks
-from compactor.metadata_topic.chain import chain
-from compactor.metadata_topic.codec import (
+from compactor.brokers.metadata_topic.chain import lookup_chain
+from compactor.brokers.metadata_topic.codec import (
     TOPIC,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
     TopicIdPartition,
-    encode,
+    encode_record,
 )
-from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import KeptStates
-from compactor.metadata_topic.partitioner import metadata_partition
-from compactor.metadata_topic.ports import Bounds, Polled, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.metadata_topic.ports import Bounds, PollResult, TopicIdentity, TopicRecord
+from compactor.local.rocks import Rocks
 from compactor.model.segment import SegmentState
 
 METADATA_PARTITIONS = 50
@@ -67,7 +67,7 @@ class GeneratedTopic:
         for number, position in positions.items():
             self._sources[number] = self._records(number, position)
 
-    def poll(self, limit: int, timeout_s: float) -> Polled:
+    def poll(self, limit: int, timeout_s: float) -> PollResult:
         found: list[TopicRecord] = []
         reached: dict[int, int] = {}
         share = max(1, limit // max(1, len(self._sources)))
@@ -79,7 +79,7 @@ class GeneratedTopic:
                     del self._sources[number]
                     break
                 found.append(record)
-        return Polled(found, reached)
+        return PollResult(found, reached)
 
     def append(self, partition: int, value: bytes) -> int:
         raise AssertionError("nothing is appended here")
@@ -103,11 +103,13 @@ def _life(name: TopicIdPartition, records: int) -> Iterator[bytes]:
     for number in range(records):
         epochs = (EpochEntry(number // 100, number * 1000),)
         raw_id = _raw_id(name, number)
-        yield encode(RemoteLogSegmentMetadataRecord(name, raw_id, number * 1000, number * 1000 + 999, 1, number, number, epochs, 1 << 30))
-        yield encode(RemoteLogSegmentMetadataUpdateRecord(name, raw_id, 1, number, FINISHED))
+        yield encode_record(
+            RemoteLogSegmentMetadataRecord(name, raw_id, number * 1000, number * 1000 + 999, 1, number, number, epochs, 1 << 30)
+        )
+        yield encode_record(RemoteLogSegmentMetadataUpdateRecord(name, raw_id, 1, number, FINISHED))
         if number >= LIVE:
             for state in (DELETING, GONE):
-                yield encode(RemoteLogSegmentMetadataUpdateRecord(name, _raw_id(name, number - LIVE), 1, number, state))
+                yield encode_record(RemoteLogSegmentMetadataUpdateRecord(name, _raw_id(name, number - LIVE), 1, number, state))
 
 
 def _raw_id(name: TopicIdPartition, number: int) -> bytes:
@@ -119,7 +121,7 @@ def start(records: int, partitions: int, folder: Path) -> dict[str, object]:
     topic = GeneratedTopic(records, partitions)
     began, used = time.perf_counter(), time.process_time()
     store = Rocks(folder)
-    followed = FollowedTopic(topic, KeptStates(store), clock_ms=lambda: 0)
+    followed = FoldedMetadataTopic(topic, PersistedStates(store), clock_ms=lambda: 0)
     progress = followed.catch_up(3600)
     caught_up = time.perf_counter() - began
     listed = followed.partitions()
@@ -128,7 +130,7 @@ def start(records: int, partitions: int, folder: Path) -> dict[str, object]:
     folded = followed.partition(one.topic_id, one.partition)
     assert folded is not None
     last = max(folded.cache.epochs)
-    links = chain(folded.cache, [EpochEntry(epoch, epoch * 100_000) for epoch in range(last + 1)])
+    links = lookup_chain(folded.cache, [EpochEntry(epoch, epoch * 100_000) for epoch in range(last + 1)])
     store.close()
     return {
         "records": progress.records,

@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.tier import Tier
+from compactor.agent.agent import Agent
+from compactor.bootstrap import open_tier
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, LogEnd
+from compactor.config.settings import load_settings
 from compactor.errors import StoreError
-from compactor.metadata_topic.leaders import ClusterLeaders, LogEnd
 from compactor.model.ids import TopicPartition
 from compactor.records.build import Row, batch
 from compactor.records.codecs import LZ4
-from compactor.service.agent import Agent
-from compactor.transfer.import_ import ImportOptions
-from compactor.transfer.import_root import import_root, partition_dirs
+from compactor.transfer.import_options import ImportOptions
+from compactor.transfer.import_root import import_root, list_partition_directories
 
 RECORDS = 16
 SEALED = 2
@@ -47,6 +48,9 @@ class AllLed:
     def ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
         self.asked += 1
         return dict.fromkeys(names, LogEnd(0, RECORDS * (SEALED + 1)))
+
+    def retention_ms(self, topic: str) -> int | None:
+        return None
 
 
 def write_root(root: Path, partitions: int) -> list[TopicPartition]:
@@ -93,17 +97,17 @@ def main() -> None:
         settings = f'[agent]\nlog_dirs = ["{folder}/root"]\ntopics = [".*"]\n'
         config.write_text(f'[tier]\nurl = "file://{folder}/tier"\nstate_dir = "{folder}/state"\n{settings}')
         for what in ("import LOG_ROOT", "again, up to date"):
-            tier = open_tier(load(str(config), {}))
-            directories = partition_dirs(folder / "root")
+            tier = open_tier(load_settings(str(config), {}))
+            directories = list_partition_directories(folder / "root")
             told(what, tier, count, lambda tier=tier, directories=directories: import_root(tier, directories, ImportOptions(live=True)))
-        tier = open_tier(load(str(config), {}), local_state=True)
+        tier = open_tier(load_settings(str(config), {}), local_state=True)
         brokers = AllLed(names)
         agent = Agent(tier, brokers, tell=lambda text: None)
 
         def look() -> None:
             agent.scan()
-            while agent.dispatch() or agent.status().running:
-                agent.collect(5)
+            while agent.start_due_jobs() or agent.status().running:
+                agent.collect_results(5)
 
         told("an agent's start", tier, count, look)
         for _ in range(3):

@@ -22,13 +22,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.logs import write_log
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.rounds import compact
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
 from compactor.transfer.import_ import import_directory
-from compactor.upkeep.filters import rebuild
+from compactor.upkeep.filters import rebuild_sidecars
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000
@@ -43,7 +45,7 @@ def opened(tier: Path, segment_bytes: int, *, bloom: bool = True, design_keys: i
         f"[cleaner]\nsegment_bytes = {segment_bytes}\nbloom = {str(bloom).lower()}\nbloom_design_keys = {design_keys}\n"
         f"min_cleanable_dirty_ratio = 0.0\ndisk_budget_bytes = {64 << 20}\n"
     )
-    return open_tier(load(str(config), {}))
+    return open_tier(load_settings(str(config), {}))
 
 
 def bring(tier: Tier, folder: Path, dirty: int, records: int, offset: int) -> int:
@@ -89,7 +91,7 @@ def run(folder: Path, scale: float, numbers: list[int], trials: int) -> None:
     segment_bytes = size + size // 2
     tier = opened(folder / "base", segment_bytes)
     import_directory(tier, folder / "log", NAME, tier.settings.cleaner.policy())
-    first = tier.compact(NAME, NOW_MS, force=True)
+    first = compact(tier, NAME, NOW_MS, force=True)
     print(f"{first.segments_out} clean segments of {size:,} bytes; one in {SHARING} shares a key with the tail\n")
     row("dirty keys", "filters", "bytes read", "sidecars", "bytes written", "requests", "skipped", "asked", "useless", "useless", "seconds")
     rates = []
@@ -97,7 +99,7 @@ def run(folder: Path, scale: float, numbers: list[int], trials: int) -> None:
         made = folder / f"for-{dirty}"
         shutil.copytree(folder / "base", made, copy_function=os.link)
         tier = opened(made, segment_bytes, design_keys=dirty)
-        written = rebuild(tier, NAME, Budget(1 << 30), unusable_only=False)
+        written = rebuild_sidecars(tier, NAME, Budget(1 << 30), unusable_only=False)
         rates.append((dirty, written.bytes_written, *measured(tier, dirty, trials if dirty < 500_000 else max(1, trials // 4))))
         tail = bring(tier, folder / f"tail-{dirty}", dirty, records, end)
         for filters in ("on", "off"):
@@ -105,7 +107,7 @@ def run(folder: Path, scale: float, numbers: list[int], trials: int) -> None:
             shutil.copytree(made, copy, copy_function=os.link)
             tier = opened(copy, segment_bytes, bloom=filters == "on", design_keys=dirty)
             begin, before = time.perf_counter(), tier.counters.usage()
-            report = tier.compact(NAME, NOW_MS, force=True)
+            report = compact(tier, NAME, NOW_MS, force=True)
             requests = tier.counters.usage().since(before).total_requests
             told(dirty, filters, report, requests, time.perf_counter() - begin)
             shutil.rmtree(copy)

@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks import logs
 from compactor.bootstrap import open_tier
-from compactor.config import load
+from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
 
@@ -68,7 +68,7 @@ class Bench:
 
     def bring(self, log_dir: Path) -> Path:
         tier = self.folder / "tier"
-        opened = open_tier(load(str(self.config(tier)), {}))
+        opened = open_tier(load_settings(str(self.config(tier)), {}))
         import_directory(opened, log_dir, NAME, opened.settings.cleaner.policy())
         return tier
 
@@ -82,7 +82,7 @@ class Bench:
             done = subprocess.run([*words, "--output", "json"], capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(f"{command} failed: {done.stderr}")
-            state = open_tier(load(str(self.config(tier)), {})).open(NAME).refresh()
+            state = open_tier(load_settings(str(self.config(tier)), {})).open(NAME).refresh()
             return json.loads(done.stdout), {str(segment.start_offset): segment.files["log"].sha256 for segment in state.live}
         finally:
             shutil.rmtree(tier)

@@ -36,7 +36,7 @@ from typing import Any
 from benchmarks.exchange import below
 from benchmarks.spark import NAME, NOW_MS, write_log
 from compactor.bootstrap import open_tier
-from compactor.config import load
+from compactor.config.settings import load_settings
 from compactor.transfer.import_ import import_directory
 
 KAFKA = "4.4.0"
@@ -142,7 +142,7 @@ class Tiers:
         return file
 
     def bring(self, name: str, log_dir: Path) -> None:
-        tier = open_tier(load(str(self.config(name, gate=True)), {}))
+        tier = open_tier(load_settings(str(self.config(name, gate=True)), {}))
         import_directory(tier, log_dir, NAME, tier.settings.cleaner.policy())
 
     def recompact(self, name: str, *, gate: bool) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from compactor.cleaner.gate.table import KEY_BYTES as GATE_KEY_BYTES
-from compactor.cleaner.gate.table import ROW_BYTES as GATE_ROW_BYTES
-from compactor.config import Settings, load
+from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES
+from compactor.cleaner.gate.key_table import GATE_ROW_BYTES as GATE_ROW_BYTES
+from compactor.config.settings import Settings, load_settings
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
@@ -33,22 +33,22 @@ from compactor.model.plan import CompactionPlan, CompactionReceipt
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.round.compaction import RoundReport, SegmentDone
+from compactor.round.compaction import RoundReport, SegmentOutcome
+from compactor.round.pass_two import executor_fingerprint
 from compactor.round.plan import RoundFacts, plan_round
-from compactor.round.rewrite import fingerprint
-from compactor.spark.cluster.executor import Cost, Shared
-from compactor.spark.cluster.jobs import Cluster, JobWatch, TaskOutcome
-from compactor.spark.cluster.steps import TaskSteps
-from compactor.spark.recompaction import Finished, Look, row_of, whole_log
-from compactor.spark.round.bundles import Indexed, IndexedBundle, PartsOf
+from compactor.spark.cluster.executor import SharedSettings, TaskCost
+from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome
+from compactor.spark.cluster.round_jobs import RoundJobs
+from compactor.spark.recompaction import RecompactionCandidate, RecompactionResult, assess_whole_log, result_row
+from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, SurvivorParts
 from compactor.spark.round.exchange import KeyBundle
-from compactor.spark.round.fetching import TOGETHER_BYTES
-from compactor.spark.round.gate import GateBundle
-from compactor.spark.round.indexing import Index
-from compactor.spark.round.mapping import GatherBundle, Gathered
-from compactor.spark.round.rewriting import ToRewrite
-from compactor.spark.round.worker import MOST_RANGES, MOST_SET_BYTES, RANGE_TASKS_PER_SLOT, RangeAnswers, parts_in
-from compactor.views.prices import S3_STANDARD
+from compactor.spark.round.gate_rows import GateBundle
+from compactor.spark.round.pass_one_tasks import BundleToGather, GatheredObject
+from compactor.spark.round.range_rows import COMBINED_FETCH_BYTES
+from compactor.spark.round.rewrite_tasks import GroupWork
+from compactor.spark.round.segment_index import SegmentIndex
+from compactor.spark.round.worker import MAX_KEY_SET_BYTES, MAX_RANGES, RANGE_TASKS_PER_SLOT, RangeTask, survivor_parts
+from compactor.views.prices import prices_for
 
 MOST_DRIVER_BYTES = 1 << 30
 MOST_CLOSURE_BYTES = 1 << 20
@@ -81,16 +81,16 @@ class StandIn:
     closures: dict[str, int] = field(default_factory=dict)
     tasks: dict[str, int] = field(default_factory=dict)
 
-    def items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
+    def distribute(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
         return list(enumerate(items))
 
-    def outcomes(self, what: str, rdd: list[tuple[int, Any]], work: Any, count: int, **_: Any) -> Iterator[TaskOutcome]:
+    def run_job(self, what: str, rdd: list[tuple[int, Any]], work: Any, count: int, **_: Any) -> Iterator[TaskOutcome]:
         step = what.partition(": ")[2].partition(",")[0]
         self.tasks[step] = self.tasks.get(step, 0) + count
         task = max(len(pickle.dumps(item)) for item in rdd) + len(pickle.dumps(work))
         self.closures[step] = max(self.closures.get(step, 0), task)
         for place, item in rdd:
-            yield TaskOutcome(place, indexed(item) if step == "pass 1" else None, None, Cost())
+            yield TaskOutcome(place, indexed(item) if step == "pass 1" else None, None, TaskCost())
 
 
 def indexed(items: Sequence[Any]) -> IndexedBundle:
@@ -98,7 +98,7 @@ def indexed(items: Sequence[Any]) -> IndexedBundle:
     for item in items:
         rows = item.metadata.records
         found.append(
-            Indexed(
+            IndexedSegment(
                 item.metadata.id, rows // 500, np.empty(0, np.int64), BatchTable.empty(0), np.empty(0, TXN_ENTRY), False, behind, rows, rows
             )
         )
@@ -109,43 +109,47 @@ def indexed(items: Sequence[Any]) -> IndexedBundle:
     return IndexedBundle(tuple(found), KeyBundle(key, behind * 16, 0, behind, rows, 0), gate)
 
 
-def gathered(item: GatherBundle) -> Gathered:
+def gathered(item: BundleToGather) -> GatheredObject:
     key = f"partitions/orders-0/scratch/run/1-survivors-{item.name}"
-    parts = PartsOf({segment.indexed.id: (0, 1000, "0" * 64) for segment in item.segments})
-    return Gathered(ScratchObject(key=key, size=1000, sha256="0" * 64), parts, tuple(parts.parts))
+    parts = SurvivorParts({segment.indexed.id: (0, 1000, "0" * 64) for segment in item.segments})
+    return GatheredObject(ScratchObject(key=key, size=1000, sha256="0" * 64), parts, tuple(parts.parts))
 
 
 def one_large(args: argparse.Namespace) -> None:
-    settings: Settings = load(None, {"TIERED_COMPACTOR__TIER__URL": "file:///nowhere"})
+    settings: Settings = load_settings(None, {"TIERED_COMPACTOR__TIER__URL": "file:///nowhere"})
     cleaner = settings.cleaner
     begin = time.process_time()
     state = state_of(args.segments, args.segment_bytes, args.records)
     print(f"metadata: {peak_bytes() / 1e6:.0f} MB")
-    facts = RoundFacts(state, whole_log(state, cleaner, 1_900_000_000_000), cleaner, 1_900_000_000_000, (), fingerprint(), "spark")
+    facts = RoundFacts(
+        state, assess_whole_log(state, cleaner, 1_900_000_000_000), cleaner, 1_900_000_000_000, (), executor_fingerprint(), "spark"
+    )
     numbers = iter(range(10**9))
     plan = plan_round(facts, 1, lambda: f"new-{next(numbers)}")
     planned = time.process_time() - begin
     print(f"plan: {len(plan.tasks)} groups in {planned:.1f} CPU s, {peak_bytes() / 1e6:.0f} MB")
     cluster, budget = StandIn(args.slots), cleaner.map_budget_bytes // 4
-    sets = -(-args.records * GATE_KEY_BYTES // min(budget, MOST_SET_BYTES))
-    ranges = min(MOST_RANGES, -(-sets // args.slots) * args.slots)
+    sets = -(-args.records * GATE_KEY_BYTES // min(budget, MAX_KEY_SET_BYTES))
+    ranges = min(MAX_RANGES, -(-sets // args.slots) * args.slots)
     lean = plan.model_copy(update={"tasks": (), "skipped": (), "read": ()})
-    shared = Shared(settings, b"0" * 16, lean, "partitions/orders-0/scratch/run/1-", ranges, budget, 3 * cleaner.segment_bytes, True, None)
-    steps = TaskSteps(cast(Cluster, cluster), cast(Any, None), shared, Cost(), JobWatch(), lambda **_: None)
-    index, ids = Index(state.live, {}), {segment.id for segment in state.live}
-    index.read(steps, ids, ids)
-    exchange, beside = index.exchange(ids), index.to_gather(ids)
+    shared = SharedSettings(
+        settings, b"0" * 16, lean, "partitions/orders-0/scratch/run/1-", ranges, budget, 3 * cleaner.segment_bytes, True, None
+    )
+    steps = RoundJobs(cast(Cluster, cluster), cast(Any, None), shared, TaskCost(), JobListener(), lambda **_: None)
+    index, ids = SegmentIndex(state.live, {}), {segment.id for segment in state.live}
+    index.read_segments(steps, ids, ids)
+    exchange, beside = index.range_input(ids), index.gather_items(ids)
     tasks = min(ranges, args.slots * RANGE_TASKS_PER_SLOT)
-    answer = RangeAnswers(shared, exchange, {place: place for place in range(len(beside))}, index.to_judge(), len(beside))
+    answer = RangeTask(shared, exchange, {place: place for place in range(len(beside))}, index.gate_input(), len(beside))
     cluster.closures["offset map"] = max(len(pickle.dumps(answer)), *(len(pickle.dumps(item)) for item in beside))
     cluster.tasks["offset map"] = tasks + len(beside)
     stored: dict[str, Any] = {}
     for item in beside:
         found = gathered(item)
-        stored |= parts_in(found.written.key, found.parts) if found.parts else {}
+        stored |= survivor_parts(found.written.key, found.parts) if found.parts else {}
     by_id = state.live_by_id()
-    items = [ToRewrite(t, tuple(by_id[name] for name in t.sources), tuple(stored[name] for name in t.sources), None) for t in plan.tasks]
-    for _ in steps.each("pass 2, groups rewritten", _nothing, items):
+    items = [GroupWork(t, tuple(by_id[name] for name in t.sources), tuple(stored[name] for name in t.sources), None) for t in plan.tasks]
+    for _ in steps.run_items("pass 2, groups rewritten", _nothing, items):
         pass
     requests(args, plan, len(exchange.bundles), ranges, tasks)
     print(
@@ -156,7 +160,7 @@ def one_large(args: argparse.Namespace) -> None:
     keep("the driver's memory", peak_bytes(), MOST_DRIVER_BYTES)
 
 
-def _nothing(shared: Shared, item: ToRewrite, cost: Cost) -> CompactionReceipt | None:
+def _nothing(shared: SharedSettings, item: GroupWork, cost: TaskCost) -> CompactionReceipt | None:
     return None
 
 
@@ -165,7 +169,8 @@ def requests(args: argparse.Namespace, plan: CompactionPlan, bundles: int, range
     row_bytes = args.records * 16
     gate_bytes = args.records * GATE_ROW_BYTES
     windows, judged = (
-        ranges if size / ranges > TOGETHER_BYTES / 2 else max(tasks, -(-size // TOGETHER_BYTES)) for size in (row_bytes, gate_bytes)
+        ranges if size / ranges > COMBINED_FETCH_BYTES / 2 else max(tasks, -(-size // COMBINED_FETCH_BYTES))
+        for size in (row_bytes, gate_bytes)
     )
     # Directories and rows of the cleaner and of the gate, tails, survivors, and what the gate says must be left.
     reads = bundles * (tasks + windows) + bundles * (tasks + judged) + bundles + args.segments + len(plan.tasks)
@@ -174,18 +179,24 @@ def requests(args: argparse.Namespace, plan: CompactionPlan, bundles: int, range
     print(f"exchange: {bundles} bundles, {ranges} ranges, {tasks} range tasks: {reads} reads of {each:.0f} KB, {writes} writes")
     old = args.segments * ranges
     print(f"a read for each segment and range would be {old}: {old / reads:.0f} times as many")
-    money = S3_STANDARD.requests_usd(reads, writes)
-    segments = S3_STANDARD.requests_usd(args.segments * 12, len(plan.tasks) * 7)
+    money = prices_for("s3://bucket").requests_usd(reads, writes)
+    segments = prices_for("s3://bucket").requests_usd(args.segments * 12, len(plan.tasks) * 7)
     print(f"money: {money:.2f} USD of requests for the exchange, {segments:.2f} for segments and results")
     keep("requests", reads + writes, 3 * (args.segments + bundles * (ranges + tasks) + len(plan.tasks)))
 
 
 def many_small(args: argparse.Namespace) -> None:
     begin, before = time.process_time(), peak_bytes()
-    looks = [Look(TopicPartition(f"topic-{number % 1000}", number // 1000), 1_000_000, 5_000, 4) for number in range(args.partitions)]
-    done = [SegmentDone(f"segment-{number}", "rewritten", "dirty") for number in range(4)]
-    reports = (RoundReport(*look.name, "cleaned", 0, 5_000, 4, 1, segments=tuple(done)) for look in looks)
-    rows = [row_of(Finished(look.name, report, None, 1.0, "", 4, look.bytes)) for look, report in zip(looks, reports, strict=True)]
+    surveys = [
+        RecompactionCandidate(TopicPartition(f"topic-{number % 1000}", number // 1000), 1_000_000, 5_000, 4)
+        for number in range(args.partitions)
+    ]
+    done = [SegmentOutcome(f"segment-{number}", "rewritten", "dirty") for number in range(4)]
+    reports = (RoundReport(*survey.name, "cleaned", 0, 5_000, 4, 1, segments=tuple(done)) for survey in surveys)
+    rows = [
+        result_row(RecompactionResult(survey.name, report, None, 1.0, "", 4, survey.bytes))
+        for survey, report in zip(surveys, reports, strict=True)
+    ]
     each = (peak_bytes() - before) / args.partitions
     print(f"{len(rows)} partitions: {each / 1e3:.1f} KB each, {time.process_time() - begin:.1f} CPU s, {peak_bytes() / 1e6:.0f} MB")
     keep("the driver's memory", peak_bytes(), MOST_DRIVER_BYTES)

@@ -26,11 +26,13 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.logs import write_log
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.rounds import compact
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
-from compactor.views.prices import S3_STANDARD
+from compactor.views.prices import prices_for
 from tests.support.s3_server import running_versitygw, versitygw_binary
 
 NAME = TopicPartition("orders", 0)
@@ -64,17 +66,17 @@ def opened(url: str, folder: Path, *, splice: bool) -> Tier:
         + (f'[s3]\nendpoint_url = "{endpoint}"\n' if url.startswith("s3:") else "")
         + f"[cleaner]\nmin_cleanable_dirty_ratio = 0.0\nsplice = {str(splice).lower()}\n"
     )
-    return open_tier(load(str(config), {}))
+    return open_tier(load_settings(str(config), {}))
 
 
 def compacted(tier: Tier) -> Cost:
     before, cpu, wall = tier.counters.usage(), time.process_time(), time.perf_counter()
-    report = tier.compact(NAME, NOW_MS, force=True)
+    report = compact(tier, NAME, NOW_MS, force=True)
     cost, used = time.process_time() - cpu, tier.counters.usage().since(before)
     assert report.status == "cleaned", report
     run = tier.open(NAME).refresh().runs[-1].stats
     writes = sum(count for kind, count in used.requests.items() if kind in WRITES)
-    usd = S3_STANDARD.requests_usd(used.total_requests - writes, writes)
+    usd = prices_for("s3://bucket").requests_usd(used.total_requests - writes, writes)
     through = used.bytes_read + used.bytes_written
     return Cost(through, int(run.get("bytes_copied", 0)), used.total_requests, usd, cost, time.perf_counter() - wall)
 

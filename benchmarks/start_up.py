@@ -23,9 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.control_log import segments
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
-from compactor.control.importing import register, tier
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
+from compactor.control.importing import register_import, tier_segments
 from compactor.control.logs import PartitionLog
 from compactor.model.ids import TopicPartition
 
@@ -35,19 +36,19 @@ NOTHING_DUE = {"TIERED_COMPACTOR__CLEANER__MIN_CLEANABLE_DIRTY_RATIO": "1"}
 
 def make(opened: Tier, partitions: int, per_partition: int) -> None:
     """One import of each partition, and a hint about it."""
-    opened.create()
+    opened.identity.create()
 
     def one(number: int) -> PartitionLog:
         name = TopicPartition(f"topic-{number // PER_TOPIC:04d}", number % PER_TOPIC)
         log = opened.open(name)
         made = segments(0, per_partition)
-        register(opened.ports, log, "import", [segment.id for segment in made])
-        tier(opened.ports, log, "import", made)
+        register_import(opened.ports, log, "import", [segment.id for segment in made])
+        tier_segments(opened.ports, log, "import", made)
         return log
 
     with ThreadPoolExecutor(8) as pool:
         for log in pool.map(one, range(partitions)):
-            opened.note_change(log)
+            opened.changes.publish([log])
 
 
 def cpu_of_children() -> float:
@@ -106,7 +107,7 @@ def main() -> int:
         url = arguments.url or (Path(folder) / "tier").as_uri()
         config.write_text(f'[tier]\nurl = "{url}"\nstate_dir = "{state}"\n[s3]\nendpoint_url = "{arguments.s3_endpoint}"\n')
         began = time.perf_counter()
-        make(open_tier(load(str(config), {})), arguments.partitions, arguments.segments)
+        make(open_tier(load_settings(str(config), {})), arguments.partitions, arguments.segments)
         results: dict[str, object] = {
             "partitions": arguments.partitions,
             "segments": arguments.partitions * arguments.segments,

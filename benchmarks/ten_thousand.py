@@ -16,14 +16,14 @@ import threading
 import time
 from pathlib import Path
 
-from compactor.bootstrap import Tier
-from compactor.control.logs import note_change, note_looks, open_catalog, take_in_inbox
-from compactor.control.records import LookedAt
+from compactor.access.tier import Tier
+from compactor.control.logs import collect_inbox, open_catalog, publish_hint, record_inspections
+from compactor.control.records import RetireInspection
+from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
-from compactor.service.daemon import Daemon
 from compactor.storage.counting import Usage
-from compactor.upkeep.attention import FULL_LOOKS, to_look_at
-from compactor.upkeep.retire import retire
+from compactor.upkeep.attention import FULL_LOOKS, partitions_to_inspect
+from compactor.upkeep.retire import retire_partition
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
 
 WRITERS = 1_000
@@ -31,19 +31,19 @@ WRITERS = 1_000
 
 def retire_once(tier: Tier) -> int:
     """As the command does it; how many partitions it looked at."""
-    tier.take_in_inbox()
+    collect_inbox(tier.catalog)
     every = tier.partitions()
-    names = to_look_at(tier.catalog.state, every, tier.ports.clock_ms())
-    looks: dict[str, LookedAt] = {}
+    names = partitions_to_inspect(tier.catalog.state, every, tier.ports.clock_ms())
+    looks: dict[str, RetireInspection] = {}
     for name in names:
         log = tier.open(name)
-        report = retire(tier.ports, log, tier.lease, tier.retention)
-        looks[str(name)] = LookedAt(log.state.slot, report.next_ms, tier.ports.clock_ms())
+        report = retire_partition(tier.ports, log, tier.lease, tier.retention)
+        looks[str(name)] = RetireInspection(log.state.slot, report.next_ms, tier.ports.clock_ms())
         if len(looks) == 100:
-            note_looks(tier.catalog, looks)
+            record_inspections(tier.catalog, looks)
             looks.clear()
     if looks and len(every) > FULL_LOOKS:
-        note_looks(tier.catalog, looks)
+        record_inspections(tier.catalog, looks)
     return len(names)
 
 
@@ -60,14 +60,14 @@ def crowd(idle: Idle) -> None:
     for log in logs:
         log.load(base)
     before, begun = idle.counters.usage(), time.monotonic()
-    threads = [threading.Thread(target=note_change, args=(log, TopicPartition("orders", number), 99)) for number, log in enumerate(logs)]
+    threads = [threading.Thread(target=publish_hint, args=(log, TopicPartition("orders", number), 99)) for number, log in enumerate(logs)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     used = idle.counters.usage().since(before)
     inbox, catalog = 0, open_catalog(ports)
-    while taken := take_in_inbox(catalog):
+    while taken := collect_inbox(catalog):
         inbox += taken
     heard = sum(catalog.refresh().reached.get(f"orders-{number}") == 99 for number in range(WRITERS))
     each = used.total_requests / WRITERS
@@ -97,7 +97,7 @@ def measure(folder: Path, partitions: int, hours: int, every: int) -> None:
             idle.clock.now_ms += INTERVAL
             begun = time.process_time()
             daemon.scan()
-            assert daemon.dispatch() == []
+            assert daemon.start_due_jobs() == []
             slowest = max(slowest, time.process_time() - begun)
             if every and step % (every * 60_000 // INTERVAL) == 0:
                 looked_at = retire_once(retiring)

@@ -1,1 +1,1 @@
-"""What one segment's keys are, and what forces it to be read: key hash, filter sizing, Bloom filter, sidecar bytes."""
+"""Sidecars of segments: key hashes, Bloom filters and their sizing, producer runs, and their serialized form."""

@@ -1,7 +1,7 @@
-"""How many distinct keys there are in several segments together, from 4 KiB of each: HyperLogLog over the key hashes.
+"""HyperLogLog over key hashes: estimates the number of distinct keys in several segments together, from 4 KiB per segment.
 
-The estimate is the one of Ertl, "New cardinality estimation algorithms for HyperLogLog sketches" (2017), which needs no bias tables:
-standard error 1.04 / sqrt(registers), so 1.6 %. Sketches of segments are merged by the maximum of each register.
+The estimator is that of Ertl, "New cardinality estimation algorithms for HyperLogLog sketches" (2017), which needs no bias tables. Its
+standard error is 1.04 / sqrt(registers), which is 1.6 %. Sketches of segments are merged by taking the maximum of each register.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel
+from compactor.kernels.jit import kernel
 
 PRECISION = 12
 REGISTERS = 1 << PRECISION
@@ -22,12 +22,13 @@ Registers = npt.NDArray[np.uint8]
 
 
 def empty_sketch() -> Registers:
+    """Return a HyperLogLog sketch without keys."""
     return np.zeros(REGISTERS, dtype=np.uint8)
 
 
 @kernel
-def observe(sketch: Registers, hashes: npt.NDArray[np.uint64]) -> None:
-    """Adds the keys of shape (n, 2); repeated keys change nothing."""
+def add_to_sketch(sketch: Registers, hashes: npt.NDArray[np.uint64]) -> None:
+    """Add key hashes of shape (n, 2) to a HyperLogLog sketch. Keys that were added before change nothing."""
     for row in range(len(hashes)):
         h1 = hashes[row, 1]
         rest = h1 << np.uint64(PRECISION)
@@ -39,28 +40,28 @@ def observe(sketch: Registers, hashes: npt.NDArray[np.uint64]) -> None:
         sketch[register] = max(sketch[register], np.uint8(run))
 
 
-def union(sketches: Iterable[Registers]) -> Registers:
-    """The sketch of all the keys together."""
+def merge_sketches(sketches: Iterable[Registers]) -> Registers:
+    """Return the HyperLogLog sketch of all keys of several sketches."""
     merged = empty_sketch()
     for sketch in sketches:
         np.maximum(merged, sketch, out=merged)
     return merged
 
 
-def estimate(sketch: Registers) -> int:
-    """Distinct keys observed."""
+def estimate_distinct_keys(sketch: Registers) -> int:
+    """Return the estimated number of distinct keys in a HyperLogLog sketch."""
     counts = np.bincount(sketch, minlength=LONGEST + 1)
     if counts[0] == REGISTERS:
         return 0
-    z = REGISTERS * _tau(1 - counts[LONGEST] / REGISTERS)
+    z = REGISTERS * _tau_correction(1 - counts[LONGEST] / REGISTERS)
     for run in range(LONGEST - 1, 0, -1):
         z = 0.5 * (z + counts[run])
-    z += REGISTERS * _sigma(counts[0] / REGISTERS)
+    z += REGISTERS * _sigma_correction(counts[0] / REGISTERS)
     return round(REGISTERS**2 / (2 * math.log(2) * z))
 
 
-def _sigma(x: float) -> float:
-    """The part of the registers that nothing has reached. x < 1."""
+def _sigma_correction(x: float) -> float:
+    """Return Ertl's sigma(x), the correction for registers that no key has reached. ``x``, the share of such registers, is less than 1."""
     power, total = 1.0, x
     while True:
         x *= x
@@ -71,8 +72,8 @@ def _sigma(x: float) -> float:
             return total
 
 
-def _tau(x: float) -> float:
-    """The part of the registers that cannot grow any more."""
+def _tau_correction(x: float) -> float:
+    """Return Ertl's tau(x), the correction for registers at their maximum. ``x`` is the share of the other registers."""
     if x in (0.0, 1.0):
         return 0.0
     power, total = 1.0, 1 - x

@@ -1,13 +1,14 @@
-"""The key directory of one remote segment: which of its batches may hold a key, so that a round reads only those (``<id>.keys``).
+"""Key directory of a remote segment: which of its batches may hold a key, so that a round reads only those (object ``<id>.keys``).
 
     magic:8 version:4 key fingerprint:8 length:8 | MAC:16 | body
 
-The body is zlib's (its length before it), of a JSON object (likewise) and one column after the other: the batches' headers of 61 bytes (all
-first bytes, then all second ones), what else a reader of them wants to know of control batches, flags, how many keys a batch has. Behind
-that lie 32 bits of each key's hash. Everything is little-endian. The MAC is BLAKE2b under the tier's hash key.
+The body is compressed with zlib and preceded by its length. It holds a JSON object, also preceded by its length, and then one column after
+another: the batch headers of 61 bytes each, stored transposed (all first bytes, then all second bytes), facts about control batches that
+    headers lack, flags, and the number of keys of each batch. The columns are followed by 32 bits of each key's hash. All numbers are
+    little-endian. The MAC is BLAKE2b under the tier's hash key.
 
-A directory can be dropped at any time. One that is missing or unusable costs a read of the whole segment, never a record: what it says of
-headers is compared with the bytes that are read, and with the checksums of those that a store copies.
+A directory can be deleted at any time. If it is missing or unusable, the whole segment is read, and no record is lost: the stored headers
+are compared with the bytes that are read, and with the checksums of batches that the store copies itself.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.filter import Hashes
-from bloom.jit import kernel
-from bloom.sidecar import SidecarUnusable, Unusable, fingerprint, mac
+from bloom.sidecar import SidecarUnusable, UnusableReason, hash_key_fingerprint, object_mac
+from compactor.kernels.common import Bytes, Flags, Hashes
+from compactor.kernels.jit import kernel
 
-MAGIC: Final = b"tc-keys\n"
-VERSION: Final = 1
-HEADER_BYTES: Final = 61
+DIRECTORY_MAGIC: Final = b"tc-keys\n"
+DIRECTORY_VERSION: Final = 1
+DIRECTORY_HEADER_BYTES: Final = 61
 """Of a batch of v2, which a directory is of."""
-KEYLESS: Final = 1
+HAS_KEYLESS_RECORD: Final = 1
 TOMBSTONE: Final = 2
 """Flags of a batch: what is in it."""
 
@@ -43,19 +44,17 @@ _MOST_BYTES: Final = 1 << 32
 _SLOTS: Final = 16
 """Bits of the bitmap that is asked first, for each key."""
 
-Bytes = npt.NDArray[np.uint8]
-Flags = npt.NDArray[np.bool_]
 Pieces = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyDirectory:
-    """One row per batch, in file order, all of v2.
+    """Key directory of a segment: one row per batch, in file order. All batches have message format v2.
 
-    :param headers: shape (batches, 61).
-    :param control, coordinator_epoch: as in records.batches.BatchTable; a header alone does not say them.
-    :param flags: KEYLESS, TOMBSTONE.
-    :param keys: how many of ``pieces`` are a batch's, which follow each other.
+    :param headers: batch headers, shape (batches, 61).
+    :param control, coordinator_epoch: as in records.batches.BatchTable; headers do not contain them.
+    :param flags: the bits HAS_KEYLESS_RECORD and TOMBSTONE per batch.
+    :param keys: number of entries of ``pieces`` that belong to each batch, in batch order.
     """
 
     segment_id: str
@@ -75,38 +74,40 @@ class KeyDirectory:
         return len(self.headers)
 
     def holding(self, wanted: Pieces) -> Flags:
-        """Of each batch, whether it may hold one of these keys: a wrong yes for one in 2^32 pairs of keys, never a wrong no.
+        """Return a flag per batch: whether it may hold one of these keys.
 
-        :param wanted: as ``distinct_pieces`` makes them.
+        False positives occur for one in 2^32 pairs of keys; there are no false negatives.
+
+        :param wanted: hash prefixes as ``distinct_hash_prefixes`` returns them.
         """
         found = np.zeros(len(self), np.bool_)
         if len(wanted) and len(self.pieces):
             bits = max(6, int(_SLOTS * len(wanted) - 1).bit_length())
-            _find(self.pieces, self.keys, wanted, np.zeros(1 << (bits - 3), np.uint8), bits, found)
+            _mark_batches_with(self.pieces, self.keys, wanted, np.zeros(1 << (bits - 3), np.uint8), bits, found)
         return found
 
     def part(self, first: int, last: int) -> KeyDirectory:
-        """Its batches [first, last)."""
+        """Return the directory of the batches [first, last)."""
         some, own = slice(first, last), self.pieces[self._begin[first] : self._begin[last]]
         return KeyDirectory(
             self.segment_id, self.headers[some], self.control[some], self.coordinator_epoch[some], self.flags[some], self.keys[some], own
         )
 
 
-def pieces_of(hashes: Hashes) -> Pieces:
-    """What a directory has of keys: 32 bits, which no filter's positions are made of alone."""
+def hash_prefixes(hashes: Hashes) -> Pieces:
+    """Return the 32-bit part of each key hash that a key directory stores. Positions in a Bloom filter depend on more bits than these."""
     pieces: Pieces = (hashes[:, 1] >> np.uint64(32)).astype(np.uint32)
     return pieces
 
 
-def distinct_pieces(keys: Iterable[Hashes]) -> Pieces:
-    """Of many keys, ascending."""
-    some = [np.unique(pieces_of(hashes)) for hashes in keys]
+def distinct_hash_prefixes(keys: Iterable[Hashes]) -> Pieces:
+    """Return the distinct 32-bit parts of many key hashes, ascending."""
+    some = [np.unique(hash_prefixes(hashes)) for hashes in keys]
     return np.unique(np.concatenate(some)) if some else np.empty(0, np.uint32)
 
 
-def joined(segment_id: str, parts: Iterable[KeyDirectory]) -> KeyDirectory:
-    """The batches of several, one behind the other, as those of another segment."""
+def concatenate_directories(segment_id: str, parts: Iterable[KeyDirectory]) -> KeyDirectory:
+    """Concatenate several key directories to the directory of a new segment that holds all their batches."""
     found = list(parts)
 
     def column(name: str) -> npt.NDArray[np.generic]:
@@ -115,64 +116,71 @@ def joined(segment_id: str, parts: Iterable[KeyDirectory]) -> KeyDirectory:
     return KeyDirectory(segment_id, *(column(name) for name in ("headers", "control", "coordinator_epoch", "flags", "keys", "pieces")))  # type: ignore[arg-type]
 
 
-def write(directory: KeyDirectory, hash_key: bytes) -> bytes:
-    """The bytes of a directory; the same for the same contents."""
+def encode_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
+    """Serialize a key directory. Equal contents give equal bytes."""
     about = {"segment_id": directory.segment_id, "batches": len(directory), "keys": len(directory.pieces)}
     text = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
     columns = (np.ascontiguousarray(directory.headers.T), directory.control, directory.coordinator_epoch, directory.flags, directory.keys)
     packed = zlib.compress(b"".join([_COUNT.pack(len(text)), text, *(column.tobytes() for column in columns)]), 1)
     body = b"".join([_COUNT.pack(len(packed)), packed, directory.pieces.tobytes()])  # hashes do not shrink
-    fixed = _FIXED.pack(MAGIC, VERSION, fingerprint(hash_key), len(body), bytes(16))[:_COVERED]
-    return b"".join([fixed, mac(hash_key, _PURPOSE, fixed, body), body])
+    fixed = _FIXED.pack(DIRECTORY_MAGIC, DIRECTORY_VERSION, hash_key_fingerprint(hash_key), len(body), bytes(16))[:_COVERED]
+    return b"".join([fixed, object_mac(hash_key, _PURPOSE, fixed, body), body])
 
 
-def read(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
-    """Raises SidecarUnusable: then there is none, and the whole segment is read."""
-    if data[: len(MAGIC)] != MAGIC:
-        raise SidecarUnusable(Unusable.NOT_A_SIDECAR)
+def decode_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
+    """Parse a serialized key directory. Raises SidecarUnusable if it is damaged or was written for another segment or hash key; then the
+    whole segment is read.
+    """
+    if data[: len(DIRECTORY_MAGIC)] != DIRECTORY_MAGIC:
+        raise SidecarUnusable(UnusableReason.NOT_A_SIDECAR)
     if len(data) < _FIXED.size:
-        raise SidecarUnusable(Unusable.CUT_OFF, f"{len(data)} bytes")
+        raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
     _, version, found_key, size, found_mac = _FIXED.unpack_from(data)
-    if version != VERSION:
-        raise SidecarUnusable(Unusable.FUTURE_VERSION, f"version {version}, this program writes {VERSION}")
-    if not hmac.compare_digest(found_key, fingerprint(hash_key)):
-        raise SidecarUnusable(Unusable.OTHER_KEY)
+    if version != DIRECTORY_VERSION:
+        raise SidecarUnusable(UnusableReason.FUTURE_VERSION, f"version {version}, this program writes {DIRECTORY_VERSION}")
+    if not hmac.compare_digest(found_key, hash_key_fingerprint(hash_key)):
+        raise SidecarUnusable(UnusableReason.OTHER_KEY)
     body = memoryview(data)[_FIXED.size :]
     if len(body) != size:
-        raise SidecarUnusable(Unusable.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(found_mac, mac(hash_key, _PURPOSE, data[:_COVERED], body)):
-        raise SidecarUnusable(Unusable.DAMAGED)
-    directory = _parse(body)
+        raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
+    if not hmac.compare_digest(found_mac, object_mac(hash_key, _PURPOSE, data[:_COVERED], body)):
+        raise SidecarUnusable(UnusableReason.DAMAGED)
+    directory = _parse_body(body)
     if directory.segment_id != segment_id:
-        raise SidecarUnusable(Unusable.OTHER_SEGMENT, directory.segment_id)
+        raise SidecarUnusable(UnusableReason.OTHER_SEGMENT, directory.segment_id)
     return directory
 
 
 def size_of(batches: int, records: int) -> int:
-    """About how many bytes a directory has. Headers shrink to a third or less."""
+    """Return the approximate size in bytes of a serialized key directory. Compression shrinks headers to a third or less."""
     return 25 * batches + 4 * records
 
 
-def _parse(body: memoryview) -> KeyDirectory:
-    """What ``write`` wrote: the MAC has been checked, so nothing here can be missing."""
+def _parse_body(body: memoryview) -> KeyDirectory:
+    """Parse the decompressed body of a key directory, whose MAC was checked before."""
     (packed,) = _COUNT.unpack_from(body)
     plain = memoryview(zlib.decompressobj().decompress(body[_COUNT.size : _COUNT.size + packed], _MOST_BYTES))
     (size,) = _COUNT.unpack_from(plain)
     about = json.loads(bytes(plain[_COUNT.size : _COUNT.size + size]))
     batches, at = about["batches"], _COUNT.size + size
     columns = []
-    for dtype, width in ((np.uint8, HEADER_BYTES), (np.int8, 1), (np.int32, 1), (np.uint8, 1), (np.int32, 1)):
+    for dtype, width in ((np.uint8, DIRECTORY_HEADER_BYTES), (np.int8, 1), (np.int32, 1), (np.uint8, 1), (np.int32, 1)):
         columns.append(np.frombuffer(plain, dtype, batches * width, at))
         at += columns[-1].nbytes
     headers, control, coordinator_epoch, flags, keys = columns
     pieces = np.frombuffer(body, np.uint32, about["keys"], _COUNT.size + packed)
-    whole = np.ascontiguousarray(headers.reshape(HEADER_BYTES, batches).T)
+    whole = np.ascontiguousarray(headers.reshape(DIRECTORY_HEADER_BYTES, batches).T)
     return KeyDirectory(about["segment_id"], whole, control, coordinator_epoch, flags, keys, pieces)  # type: ignore[arg-type]
 
 
 @kernel
-def _find(pieces: Pieces, keys: npt.NDArray[np.int32], wanted: Pieces, bitmap: Bytes, bits: int, found: Flags) -> None:
-    """``wanted``: ascending; ``bitmap``: 2^bits bits, all zero. Most pieces are none of them, which one bit tells."""
+def _mark_batches_with(pieces: Pieces, keys: npt.NDArray[np.int32], wanted: Pieces, bitmap: Bytes, bits: int, found: Flags) -> None:
+    """Set ``found`` for each batch that has one of the ``wanted`` hash parts.
+
+    wanted: ascending.
+    keys: number of entries of ``pieces`` per batch.
+    bitmap: scratch space of 2^``bits`` bits, all zero. It rejects most entries that are not wanted with a single bit test.
+    """
     low = np.uint32((np.int64(1) << bits) - 1)
     for i in range(wanted.size):
         slot = wanted[i] & low

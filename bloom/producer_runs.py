@@ -1,10 +1,10 @@
-"""A segment's producers and transaction markers, as what the ordered folds over a log need of a segment that is not read.
+"""Summary of a segment's producers and transaction markers, used in place of the segment by computations that go through the log in order.
 
-Between two markers of a producer nothing depends on how its batches interleave with those of others: what the transaction fold asks
-(Kafka's CleanedTransactionMetadata: was there transactional data since the last marker?) and what the producer state asks
-(ProducerStateManager: where did the transaction begin, which was the last batch?) is the same for a whole *run*, all data batches of one
-producer, epoch and kind between two of its markers. So a table of runs and a table of markers stand for the segment, and ``events`` makes
-of them what the folds take.
+A *run* is all data batches of one producer, epoch and kind between two markers of that producer. Within a run it does not matter how its
+batches interleave with those of other producers: the transaction fold (Kafka's CleanedTransactionMetadata) only needs to know whether there
+was transactional data since the last marker, and the producer state (ProducerStateManager) only where the transaction began and which batch
+was the last. Therefore a table of runs and a table of markers can replace the segment. ``batch_events`` converts both to rows that look
+like batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-Table = npt.NDArray[np.void]
+from compactor.kernels.common import NO_HORIZON
+
+RunTable = npt.NDArray[np.void]
 
 BATCH_RUNS = np.dtype(
     [
@@ -47,12 +49,11 @@ MARKERS = np.dtype(
 """Every control batch of a producer, ascending by offset."""
 
 NOT_CONTROL, ABORT, COMMIT = -1, 0, 1
-NO_HORIZON = -1
 _TRANSACTIONAL, _HORIZON = 0x10, 0x40
 
 
-class Batches(Protocol):
-    """One row per batch, in offset order: compactor.records.batches.BatchTable has these columns, all of them numpy arrays."""
+class BatchColumns(Protocol):
+    """Columns with one row per batch, in offset order, as numpy arrays. Implemented by ``compactor.records.batches.BatchTable``."""
 
     @property
     def base_offset(self) -> Any: ...
@@ -89,8 +90,10 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
-    """Runs and markers as rows that look like batches: a run's first and last batch, a marker as it is. Columns as in Batches."""
+class BatchEvents:
+    """Rows that stand for a segment's batches: the first and the last batch of each producer run, and each marker. The columns are those of
+    Batches.
+    """
 
     base_offset: npt.NDArray[np.int64]
     last_offset: npt.NDArray[np.int64]
@@ -108,13 +111,13 @@ class Events:
         return len(self.base_offset)
 
 
-def runs_and_markers(batches: Batches) -> tuple[Table, Table]:
-    """The two tables of one segment."""
+def runs_and_markers(batches: BatchColumns) -> tuple[RunTable, RunTable]:
+    """Return two tables of a segment: its producer runs and its transaction markers."""
     owned = np.flatnonzero(batches.producer_id >= 0)
-    return _runs(batches, owned), _markers(batches, owned[batches.control[owned] != NOT_CONTROL])
+    return _run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])
 
 
-def _runs(batches: Batches, owned: npt.NDArray[np.int64]) -> Table:
+def _run_table(batches: BatchColumns, owned: npt.NDArray[np.int64]) -> RunTable:
     rows = owned[np.argsort(batches.producer_id[owned], kind="stable")]
     is_control = batches.control[rows] != NOT_CONTROL
     transactional = (batches.attributes[rows] & _TRANSACTIONAL) != 0
@@ -141,7 +144,7 @@ def _runs(batches: Batches, owned: npt.NDArray[np.int64]) -> Table:
     return runs[np.argsort(runs["first_offset"], kind="stable")]
 
 
-def _markers(batches: Batches, rows: npt.NDArray[np.int64]) -> Table:
+def _marker_table(batches: BatchColumns, rows: npt.NDArray[np.int64]) -> RunTable:
     markers = np.zeros(len(rows), dtype=MARKERS)
     markers["offset"] = batches.base_offset[rows]
     markers["producer_id"] = batches.producer_id[rows]
@@ -153,25 +156,27 @@ def _markers(batches: Batches, rows: npt.NDArray[np.int64]) -> Table:
     return markers
 
 
-def events(runs: Table, markers: Table) -> Events:
-    """What the folds take in place of the segment's batches, ascending by base offset."""
+def batch_events(runs: RunTable, markers: RunTable) -> BatchEvents:
+    """Return rows that replace a segment's batches in the folds, ascending by base offset, made from its producer runs and markers."""
     begun = runs[runs["batches"] > 1]
     parts = [_first_batches(begun), _last_batches(runs), _marker_batches(markers)]
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in Events.__dataclass_fields__}
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in BatchEvents.__dataclass_fields__}
     order = np.argsort(joined["base_offset"], kind="stable")
-    return Events(**{name: column[order] for name, column in joined.items()})
+    return BatchEvents(**{name: column[order] for name, column in joined.items()})
 
 
-def _first_batches(runs: Table) -> dict[str, Any]:
-    """Only that they are there and where the first one begins: no fold asks more of a batch with another one behind it."""
+def _first_batches(runs: RunTable) -> dict[str, Any]:
+    """Return the columns of each run's first batch. Only its existence and its base offset are exact, because another batch of the run
+    follows.
+    """
     return _batches(runs, runs["first_offset"], runs["first_offset"])
 
 
-def _last_batches(runs: Table) -> dict[str, Any]:
+def _last_batches(runs: RunTable) -> dict[str, Any]:
     return _batches(runs, runs["last_offset"] - runs["last_offset_delta"], runs["last_offset"])
 
 
-def _batches(runs: Table, base_offset: npt.NDArray[np.int64], last_offset: npt.NDArray[np.int64]) -> dict[str, Any]:
+def _batches(runs: RunTable, base_offset: npt.NDArray[np.int64], last_offset: npt.NDArray[np.int64]) -> dict[str, Any]:
     return {
         "base_offset": base_offset,
         "last_offset": last_offset,
@@ -187,7 +192,7 @@ def _batches(runs: Table, base_offset: npt.NDArray[np.int64], last_offset: npt.N
     }
 
 
-def _marker_batches(markers: Table) -> dict[str, Any]:
+def _marker_batches(markers: RunTable) -> dict[str, Any]:
     has_horizon = markers["horizon"] != NO_HORIZON
     return {
         "base_offset": markers["offset"],
@@ -204,10 +209,15 @@ def _marker_batches(markers: Table) -> dict[str, Any]:
     }
 
 
-def due_by_fold(happened: Batches, aborted: npt.NDArray[np.bool_], discardable: npt.NDArray[np.bool_], now_ms: int) -> str:
-    """Why a segment must be read, given the transaction fold's verdict on each of its events (or batches); "" where it need not.
+def reason_markers_are_due(happened: BatchColumns, aborted: npt.NDArray[np.bool_], discardable: npt.NDArray[np.bool_], now_ms: int) -> str:
+    """Return why a segment must be read because of its transaction markers, or an empty string.
 
-    A marker that may be discarded is due when it has no horizon (it gets one) or when its horizon has come (it goes).
+    A marker that may be discarded makes its segment due if it has no delete horizon, because it gets one, or if its horizon has passed,
+    because then it is removed.
+
+    :param happened: batches or events of the segment.
+    :param aborted, discardable: verdicts of the transaction fold, one per batch or event.
+    :param now_ms: the round's time in milliseconds.
     """
     if np.any(aborted & (happened.control == NOT_CONTROL) & (happened.count > 0)):
         return "it holds records of an aborted transaction"

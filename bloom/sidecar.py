@@ -1,13 +1,13 @@
-"""The sidecar of one remote segment: which keys it has, what makes it due although no dirty key meets it, and its producers and markers.
+"""Sidecar of a remote segment: its keys, its producers and markers, and what makes it due for cleaning even if no dirty key occurs in it.
 
     magic:8 version:4 key fingerprint:8 head length:4 filter length:8 | head MAC:16 filter MAC:16 | head | filter
 
-The head is a JSON object (its length before it), the two tables of bloom.producer_runs and a sketch; the filter is pybloom-live's
-own file. Everything is little-endian. The MACs are BLAKE2b under the tier's hash key, so a sidecar can be neither damaged nor forged
-without being seen. A reader that only plans needs no filter: ``head_length`` says how much of the object to fetch, ``read_head`` takes
-that much.
+The head is a JSON object, preceded by its length, followed by the two tables of bloom.producer_runs and a HyperLogLog sketch. The filter is
+in pybloom-live's file format. All numbers are little-endian. The MACs are BLAKE2b under the tier's hash key, so that damage and forgery are
+detected.
 
-A sidecar can be dropped at any time. One that is missing or unusable costs a read, never a record.
+Planning needs the head only: ``sidecar_head_length`` tells how many bytes to fetch, and ``decode_sidecar_head`` parses them. A sidecar can
+be deleted at any time. If it is missing or unusable, its segment is read, and no record is lost.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from bloom.cardinality import REGISTERS, Registers, empty_sketch, estimate, observe, union
-from bloom.filter import Hashes, KeyFilter
-from bloom.producer_runs import BATCH_RUNS, MARKERS, Table
+from bloom.cardinality import REGISTERS, Registers, add_to_sketch, empty_sketch, estimate_distinct_keys, merge_sketches
+from bloom.filter import KeyFilter
+from bloom.producer_runs import BATCH_RUNS, MARKERS, RunTable
 from bloom.sizing import FilterDesign, useless_rate
+from compactor.constants import NEVER_MS
+from compactor.kernels.common import Hashes
 
-MAGIC = b"tc-side\n"
-VERSION = 1
+SIDECAR_MAGIC = b"tc-side\n"
+SIDECAR_VERSION = 1
 _FIXED = struct.Struct("<8sI8sIQ16s16s")
 _COVERED = _FIXED.size - 32
 _COUNT = struct.Struct("<I")
 HEAD_GUESS = 16 * 1024
-"""Bytes that hold the whole head of most sidecars: fetch these first, then what ``head_length`` says."""
-
-NEVER_MS = 2**63 - 1
+"""Bytes that hold the whole head of most sidecars: fetch these first, then what ``sidecar_head_length`` says."""
 
 
-class Unusable(StrEnum):
-    """Why a sidecar is ignored."""
+class UnusableReason(StrEnum):
+    """Reasons to ignore a sidecar."""
 
     NOT_A_SIDECAR = "it is not a sidecar"
     FUTURE_VERSION = "it is of another version"
@@ -52,18 +52,19 @@ class Unusable(StrEnum):
 
 
 class SidecarUnusable(Exception):
-    """The sidecar is to be ignored and may be rebuilt from the segment."""
+    """Raised for a sidecar that must be ignored. It can be rebuilt from the segment."""
 
-    def __init__(self, reason: Unusable, detail: str = "") -> None:
+    def __init__(self, reason: UnusableReason, detail: str = "") -> None:
         super().__init__(f"{reason} ({detail})" if detail else str(reason))
         self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """What forces a clean segment to be read in spite of its filter, as far as its records say. Markers: bloom.producer_runs.due_by_fold.
+class RecordsDue:
+    """Reasons, as far as records are concerned, to read a clean segment although its filter holds no dirty key.
 
-    A tombstone without a horizon gets one when it is next read; v0/v1 tombstones count as such. Keyless records go when they are next read.
+    Transaction markers are handled by bloom.producer_runs.due_by_fold. A tombstone without a delete horizon gets one when it is next read;
+    v0/v1 tombstones count as such. Records without a key are removed when they are next read.
     """
 
     tombstones: int = 0
@@ -72,7 +73,7 @@ class Due:
     keyless_records: int = 0
 
     def reason(self, now_ms: int) -> str:
-        """Why it must be read at this time; "" where it need not."""
+        """Return why the segment must be read at this time, or an empty string."""
         if self.tombstones_without_horizon:
             return f"{self.tombstones_without_horizon} tombstones have no delete horizon yet"
         if self.earliest_tombstone_horizon_ms <= now_ms:
@@ -84,85 +85,102 @@ class Due:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sidecar:
-    """:param records: records in the segment; :param distinct_keys: exact where there is a filter or no key, else within about 2 %, or
-        the number of keyed records where the keys were not looked at (then ``sketch`` is all zeros).
-    :param made_for: what the filter was designed for; None where none pays, or where the segment has no key.
-    :param filter: None where there is none, and in what ``read_head`` returns.
-    :param inherited: filter and sketch are those of the segment that this one was made from, with keys that may be gone.
+    """Contents of a segment's sidecar.
+
+    :param records: number of records in the segment.
+    :param distinct_keys: exact if there is a filter or no key, otherwise within about 2 %. If keys were not hashed (``sketch`` is all
+        zeros), the number of records with a key.
+    :param made_for: parameters of the filter; None if a filter does not pay or the segment has no key.
+    :param filter: None if there is no filter, and in the result of ``decode_sidecar_head``.
+    :param inherited: whether filter and sketch were copied from the segment that this one was made from; they may contain keys that are
+        gone.
     """
 
     segment_id: str
     records: int
     distinct_keys: int
-    due: Due
-    producer_runs: Table
-    markers: Table
+    due: RecordsDue
+    producer_runs: RunTable
+    markers: RunTable
     sketch: Registers
     made_for: FilterDesign | None = None
     filter: KeyFilter | None = field(default=None, repr=False)
     inherited: bool = False
 
     def useless_rate(self, probes: int) -> float:
-        """The probability that so many keys, none of them in the segment, do not let it be skipped."""
+        """Return the probability that a segment without any of ``probes`` keys must be read because of a false positive."""
         if self.distinct_keys == 0:
             return 0.0
         return useless_rate(self.made_for.rate, probes) if self.made_for else 1.0
 
 
-class Portrait:
-    """A sidecar in the making: the hashes of a segment's keys come in any order and in any number of calls, repeated ones too."""
+class KeyCollector:
+    """Collector of a segment's key hashes for its sidecar. Hashes may be added in any order, in any number of calls, and repeatedly."""
 
     def __init__(self, made_for: FilterDesign | None) -> None:
-        """:param made_for: its filter, for at least as many keys as will come; None: it gets none (bloom.sizing)."""
+        """Create an empty collector. ``made_for``: parameters of the filter, for at least as many keys as will be added; None for no filter
+        (see bloom.sizing).
+        """
         self._made_for = made_for
         self._filter = KeyFilter(made_for.keys, made_for.rate) if made_for else None
         self._sketch = empty_sketch()
         self._rows = 0
 
     def add(self, hashes: Hashes) -> None:
-        """Keys of shape (n, 2). Raises IndexError where they are more than the filter was made for."""
-        observe(self._sketch, hashes)
+        """Add key hashes of shape (n, 2). Raises IndexError if there are more than the filter was designed for."""
+        add_to_sketch(self._sketch, hashes)
         self._rows += len(hashes)
         if self._filter is not None:
             self._filter.add_all(hashes)
 
-    def sidecar(self, segment_id: str, records: int, due: Due, runs: Table, markers: Table) -> Sidecar:
-        """:param records: in the segment. Where it has keys and none was added, they were not looked at: then each counts as one."""
+    def sidecar(self, segment_id: str, records: int, due: RecordsDue, runs: RunTable, markers: RunTable) -> Sidecar:
+        """Return the sidecar of the segment.
+
+        :param records: number of records in the segment. If it has keys and none was added, keys were not hashed, and each key counts as
+            distinct.
+        :param due: what makes the segment due.
+        :param runs, markers: tables of bloom.producer_runs.
+        """
         if self._filter is not None:
             keys = self._filter.count
         elif self._rows:
-            keys = min(self._rows, estimate(self._sketch))
+            keys = min(self._rows, estimate_distinct_keys(self._sketch))
         else:
             keys = records - due.keyless_records
         return Sidecar(segment_id, records, keys, due, runs, markers, self._sketch, self._made_for, self._filter)
 
 
-def estimate_together(sidecars: Iterable[Sidecar]) -> int:
-    """How many distinct keys several segments have together, within about 2 %; more where the keys of one were not looked at."""
+def estimate_distinct_keys_of_all(sidecars: Iterable[Sidecar]) -> int:
+    """Return the number of distinct keys in several segments together, within about 2 %. The result is too high if the keys of a segment
+    were not hashed.
+    """
     sketched, rest = [], 0
     for sidecar in sidecars:
         if sidecar.sketch.any():
             sketched.append(sidecar.sketch)
         else:
             rest += sidecar.distinct_keys
-    return estimate(union(sketched)) + rest
+    return estimate_distinct_keys(merge_sketches(sketched)) + rest
 
 
-def fingerprint(hash_key: bytes) -> bytes:
-    """8 bytes that tell one tier's hash key from another's and say nothing about it."""
+def hash_key_fingerprint(hash_key: bytes) -> bytes:
+    """Return 8 bytes that identify a tier's hash key without revealing it."""
     return hashlib.blake2b(key=hash_key, digest_size=8, person=b"tc-key-id").digest()
 
 
-def mac(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
-    """Of what lies beside a segment, under the tier's hash key. ``purpose``: at most 16 bytes; no two kinds of content share one."""
+def object_mac(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
+    """Return the MAC, under the tier's hash key, of an object that belongs to a segment.
+
+    :param purpose: at most 16 bytes, different for each kind of object.
+    """
     digest = hashlib.blake2b(key=hash_key, digest_size=16, person=purpose)
     for part in parts:
         digest.update(part)
     return digest.digest()
 
 
-def write(sidecar: Sidecar, hash_key: bytes) -> bytes:
-    """The bytes of a sidecar; the same for the same contents."""
+def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
+    """Serialize a sidecar. Equal contents give equal bytes."""
     about = {
         "segment_id": sidecar.segment_id,
         "records": sidecar.records,
@@ -179,59 +197,65 @@ def write(sidecar: Sidecar, hash_key: bytes) -> bytes:
     if sidecar.filter is not None:
         sidecar.filter.tofile(body)
     filter_bytes = body.getbuffer()
-    fixed = _FIXED.pack(MAGIC, VERSION, fingerprint(hash_key), len(head), len(filter_bytes), bytes(16), bytes(16))[:_COVERED]
+    fixed = _FIXED.pack(SIDECAR_MAGIC, SIDECAR_VERSION, hash_key_fingerprint(hash_key), len(head), len(filter_bytes), bytes(16), bytes(16))[
+        :_COVERED
+    ]
     # Each MAC covers the lengths and the fingerprint; the filter's covers the head's, so that halves of two sidecars do not make a third.
-    head_mac = mac(hash_key, b"tc-side-head", fixed, head)
-    return b"".join([fixed, head_mac, mac(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
+    head_mac = object_mac(hash_key, b"tc-side-head", fixed, head)
+    return b"".join([fixed, head_mac, object_mac(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
 
 
-def head_length(data: bytes) -> int:
-    """How many bytes of the object ``read_head`` wants, from its first 64 or more. Raises SidecarUnusable."""
-    _, head, _, _, _ = _fixed(data)
+def sidecar_head_length(data: bytes) -> int:
+    """Return how many bytes of a serialized sidecar ``decode_sidecar_head`` needs, given its first 64 bytes or more. Raises
+    SidecarUnusable.
+    """
+    _, head, _, _, _ = _parse_fixed_part(data)
     return _FIXED.size + head
 
 
-def read_head(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """A sidecar without its filter, from at least ``head_length`` bytes. Raises SidecarUnusable."""
-    found_key, head_size, _, head_mac, _ = _fixed(data)
-    if not hmac.compare_digest(found_key, fingerprint(hash_key)):
-        raise SidecarUnusable(Unusable.OTHER_KEY)
+def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
+    """Parse the head of a serialized sidecar, given at least ``sidecar_head_length`` bytes. The result has no filter. Raises
+    SidecarUnusable.
+    """
+    found_key, head_size, _, head_mac, _ = _parse_fixed_part(data)
+    if not hmac.compare_digest(found_key, hash_key_fingerprint(hash_key)):
+        raise SidecarUnusable(UnusableReason.OTHER_KEY)
     if len(data) < _FIXED.size + head_size:
-        raise SidecarUnusable(Unusable.CUT_OFF, f"{len(data)} bytes")
+        raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
     head = memoryview(data)[_FIXED.size : _FIXED.size + head_size]
-    if not hmac.compare_digest(head_mac, mac(hash_key, b"tc-side-head", data[:_COVERED], head)):
-        raise SidecarUnusable(Unusable.DAMAGED)
+    if not hmac.compare_digest(head_mac, object_mac(hash_key, b"tc-side-head", data[:_COVERED], head)):
+        raise SidecarUnusable(UnusableReason.DAMAGED)
     sidecar = _parse_head(head)
     if sidecar.segment_id != segment_id:
-        raise SidecarUnusable(Unusable.OTHER_SEGMENT, sidecar.segment_id)
+        raise SidecarUnusable(UnusableReason.OTHER_SEGMENT, sidecar.segment_id)
     return sidecar
 
 
-def read(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """The whole sidecar. Raises SidecarUnusable: then there is none, and the segment is read."""
-    sidecar = read_head(data, segment_id, hash_key)
-    _, head_size, filter_size, head_mac, filter_mac = _fixed(data)
+def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
+    """Parse a serialized sidecar. Raises SidecarUnusable if it cannot be used; then its segment is read."""
+    sidecar = decode_sidecar_head(data, segment_id, hash_key)
+    _, head_size, filter_size, head_mac, filter_mac = _parse_fixed_part(data)
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
     if len(filter_bytes) < filter_size:
-        raise SidecarUnusable(Unusable.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(filter_mac, mac(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
-        raise SidecarUnusable(Unusable.DAMAGED)
+        raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
+    if not hmac.compare_digest(filter_mac, object_mac(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
+        raise SidecarUnusable(UnusableReason.DAMAGED)
     return replace(sidecar, filter=KeyFilter.fromfile(io.BytesIO(filter_bytes)) if filter_size else None)
 
 
-def _fixed(data: bytes) -> tuple[bytes, int, int, bytes, bytes]:
-    if data[: len(MAGIC)] != MAGIC[: len(data)]:
-        raise SidecarUnusable(Unusable.NOT_A_SIDECAR)
+def _parse_fixed_part(data: bytes) -> tuple[bytes, int, int, bytes, bytes]:
+    if data[: len(SIDECAR_MAGIC)] != SIDECAR_MAGIC[: len(data)]:
+        raise SidecarUnusable(UnusableReason.NOT_A_SIDECAR)
     if len(data) < _FIXED.size:
-        raise SidecarUnusable(Unusable.CUT_OFF, f"{len(data)} bytes")
+        raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
     _, version, key, head_size, filter_size, head_mac, filter_mac = _FIXED.unpack_from(data)
-    if version != VERSION:
-        raise SidecarUnusable(Unusable.FUTURE_VERSION, f"version {version}, this program writes {VERSION}")
+    if version != SIDECAR_VERSION:
+        raise SidecarUnusable(UnusableReason.FUTURE_VERSION, f"version {version}, this program writes {SIDECAR_VERSION}")
     return key, head_size, filter_size, head_mac, filter_mac
 
 
 def _parse_head(head: memoryview) -> Sidecar:
-    """What ``write`` wrote: the MAC has been checked, so nothing here can be missing."""
+    """Parse the head of a sidecar, whose MAC was checked before."""
     (size,) = _COUNT.unpack_from(head)
     about = json.loads(bytes(head[_COUNT.size : _COUNT.size + size]))
     at = _COUNT.size + size
@@ -244,7 +268,7 @@ def _parse_head(head: memoryview) -> Sidecar:
         segment_id=about["segment_id"],
         records=about["records"],
         distinct_keys=about["distinct_keys"],
-        due=Due(**about["due"]),
+        due=RecordsDue(**about["due"]),
         producer_runs=runs,
         markers=markers,
         sketch=sketch.view(np.uint8),

@@ -1,11 +1,11 @@
-"""SipHash-2-4-128 (Aumasson and Bernstein, with the 128-bit output of their reference code) over keys that lie in a byte array.
+"""SipHash-2-4-128 (Aumasson and Bernstein, with the 128-bit output of their reference code) of record keys in a byte array.
 
-What is kept of a hash is its *key*: the second half and the lower 32 bits of the first, 96 bits in all. Sets of keys, buckets and Bloom
-filters look at nothing else, so that what one of them holds can be given to another.
+Of each hash, 96 bits are used: the second half and the lower 32 bits of the first. Key sets, hash ranges and Bloom filters all use exactly
+these bits, so that entries of one can be passed to another. Record keys may come from an attacker, so the hash uses the tier's secret key:
+without it, nobody can construct two record keys with equal hashes. The probability of a collision by chance is 2e-14 among 50 million keys
+and 6e-12 among a thousand million.
 
-Keys come from strangers, so the hash is keyed: nobody who does not know the tier's secret key can make two keys meet. The odds that it
-happens by chance: 2e-14 among 50 million keys, 6e-12 among a thousand million. About 15, 18, 24 and 45 ns for keys of 8, 20, 36 and 100
-bytes.
+Hashing takes about 15, 18, 24 and 45 ns for keys of 8, 20, 36 and 100 bytes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel, leaf, load_u64
+from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.memory import load_u64
 
 
 @leaf
-def _round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+def _sip_round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """Return the four words of SipHash's state after one SipRound."""
     v0 += v1
     v1 = (v1 << np.uint64(13)) | (v1 >> np.uint64(51))
     v1 ^= v0
@@ -36,8 +38,8 @@ def _round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tuple[
 
 
 @leaf
-def _tail(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
-    """The last ``length % 8`` bytes, little-endian, never reading outside the key."""
+def _last_bytes_as_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
+    """Return the last ``length % 8`` bytes of a key as a little-endian number, without reading outside the key."""
     rest = length & 7
     if rest == 0:
         return np.uint64(0)
@@ -52,9 +54,10 @@ def _tail(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
 
 @leaf
 def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint64, k1: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """The hash of ``buf[start:start + length]`` as two 64-bit halves (little-endian, low half first). To be called from kernels.
+    """Return the SipHash-2-4-128 of ``buf[start:start + length]`` as two 64-bit halves, the low one first. For kernels; bounds are not
+    checked.
 
-    ``k0`` and ``k1`` are the secret key's halves, little-endian. Bounds are the caller's business.
+    :param k0, k1: little-endian halves of the secret hash key.
     """
     v0 = k0 ^ np.uint64(0x736F6D6570736575)
     v1 = k1 ^ np.uint64(0x646F72616E646F6D ^ 0xEE)
@@ -64,27 +67,27 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
     for position in range(start, end - 7, 8):
         word: np.uint64 = load_u64(buf, position)
         v3 ^= word
-        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
-        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
         v0 ^= word
-    word = _tail(buf, end, length) | (np.uint64(length) << np.uint64(56))
+    word = _last_bytes_as_word(buf, end, length) | (np.uint64(length) << np.uint64(56))
     v3 ^= word
-    v0, v1, v2, v3 = _round(v0, v1, v2, v3)
-    v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
     v0 ^= word
     v2 ^= np.uint64(0xEE)
     for _ in range(4):
-        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
     low = v0 ^ v1 ^ v2 ^ v3
     v1 ^= np.uint64(0xDD)
     for _ in range(4):
-        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
     return low, v0 ^ v1 ^ v2 ^ v3
 
 
 @leaf
 def tag_of(h0: np.uint64) -> np.uint32:
-    """What a key has of the hash's first half. Never 0, which marks empty cells: a hash that would give 0 gives 1."""
+    """Return the 32 bits of a key hash that come from its first half. 0 becomes 1, because 0 marks empty cells of hash tables."""
     tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))
     return tag if tag != 0 else np.uint32(1)
 
@@ -98,7 +101,11 @@ def hash_keys(
     k1: np.uint64,
     out: npt.NDArray[np.uint64],
 ) -> None:
-    """Hashes n keys into ``out`` of shape (n, 2). A negative length (no key) gives two zeros."""
+    """Hash n record keys into ``out`` of shape (n, 2). A negative length stands for a record without a key and gives two zeros.
+
+    :param starts, lengths: position and length in bytes of each key in ``buf``.
+    :param k0, k1: little-endian halves of the secret hash key.
+    """
     for i in range(starts.size):
         if lengths[i] < 0:
             out[i, 0] = np.uint64(0)
@@ -108,7 +115,7 @@ def hash_keys(
 
 
 def key_halves(secret: bytes) -> tuple[np.uint64, np.uint64]:
-    """The tier's 16-byte hash key as the two numbers that the kernels take. Raises ValueError for another length."""
+    """Return a tier's 16-byte hash key as the two numbers that kernels take. Raises ValueError if it has another length."""
     if len(secret) != 16:
         raise ValueError("a hash key has 16 bytes")
     return np.uint64(int.from_bytes(secret[:8], "little")), np.uint64(int.from_bytes(secret[8:], "little"))

@@ -1,9 +1,9 @@
-"""How large a segment's filter has to be, and when it is better to have none.
+"""Size of a segment's Bloom filter, and whether it pays to have one.
 
-A filter that answers wrongly once in a hundred *keys* is of no use to a cleaner: asked about N dirty keys it lets a segment be skipped
-only with probability 0.99 ** N, and beyond 458 keys hardly ever. So the promise is made per segment: at most USELESS_RATE of the segments
-that share no key with the dirty ones are read for nothing. The rate per key follows from the number of keys that will be asked about: 1 %
-at 5 million keys is 2e-9, about 42 bits a key.
+A filter with 1 % false positives per *key* is useless to a cleaner: with N dirty keys, a segment without any of them is skipped only with
+probability 0.99 ** N, which is almost never above 458 keys. Therefore the guarantee is given per segment: of the segments without any dirty
+key, at most the share USELESS_RATE is read. The rate per key follows from the number of dirty keys: 1 % per segment with 5 million keys is
+2e-9 per key, which takes about 42 bits per key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ TRIAL = 50
 
 @dataclass(frozen=True)
 class FilterDesign:
-    """What a filter is made for: ``keys`` in it, ``probes`` distinct keys asked at a time, false positives per key ``rate``."""
+    """Parameters of a Bloom filter.
+
+    keys: number of distinct keys that it can hold.
+    probes: number of distinct keys that are looked up at a time.
+    rate: probability of a false positive per key.
+    """
 
     keys: int
     probes: int
@@ -32,39 +37,47 @@ class FilterDesign:
 
 
 def rate_per_key(probes: int, useless_rate: float = USELESS_RATE) -> float:
-    """The false positive rate per key with which ``probes`` questions stay free of false positives but for ``useless_rate``."""
+    """Return the false positive rate per key at which ``probes`` keys give at least one false positive with probability
+    ``useless_rate``.
+    """
     return -math.expm1(math.log1p(-useless_rate) / max(1, probes))
 
 
 def useless_rate(rate: float, probes: int) -> float:
-    """The probability of at least one false positive among so many questions."""
+    """Return the probability of at least one false positive among ``probes`` keys that the filter does not hold."""
     return -math.expm1(probes * math.log1p(-rate))
 
 
 def filter_bytes(keys: int, rate: float) -> int:
-    """The size of pybloom-live's bit array, by its own formula."""
+    """Return the size in bytes of pybloom-live's bit array, by the library's own formula."""
     slices = math.ceil(math.log2(1 / rate))
     return (slices * math.ceil(keys * abs(math.log(rate)) / (slices * math.log(2) ** 2)) + 7) // 8
 
 
-def pays(filter_size: int, rate: float, probes: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> bool:
-    """The rule: bytes expected to be saved in *one* round against the bytes of writing the filter once and fetching it once.
+def is_filter_worthwhile(filter_size: int, rate: float, probes: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> bool:
+    """Return whether a filter is expected to save more bytes in one round than it costs to write it once and to fetch it once.
 
-    Saved is the download of the segment, where it meets no dirty key (``skip_rate``) and the filter says so. That its rewriting is saved
-    too, and that later rounds ask the same filter again, is left as the margin.
+    The saving is the download of the segment, if no dirty key occurs in it (probability ``skip_rate``) and the filter shows that. Bytes
+    that need not be rewritten and later rounds that use the same filter are not counted; they are a margin.
     """
     return segment_bytes * skip_rate * (1 - useless_rate(rate, probes)) > 2 * filter_size
 
 
-def design(keys: int, probes: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> FilterDesign | None:
-    """A filter for a segment of ``segment_bytes`` with ``keys`` distinct keys, or None where none pays."""
+def size_filter(keys: int, probes: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> FilterDesign | None:
+    """Return the parameters of a filter for a segment of ``segment_bytes`` with ``keys`` distinct keys, or None if no filter pays.
+
+    :param probes: number of keys that a later round is expected to look up.
+    :param skip_rate: expected share of segments without any dirty key.
+    """
     if keys <= 0:
         return None
     rate = rate_per_key(probes)
     size = filter_bytes(keys, rate)
-    return FilterDesign(keys, max(1, probes), rate, size) if pays(size, rate, probes, segment_bytes, skip_rate) else None
+    return FilterDesign(keys, max(1, probes), rate, size) if is_filter_worthwhile(size, rate, probes, segment_bytes, skip_rate) else None
 
 
-def still_pays(asked: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
-    """Whether a partition's filters go on: after TRIAL questions they must have saved more than they cost to read."""
+def should_keep_filters(asked: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
+    """Return whether a partition should continue to use filters: after TRIAL filters, they must have saved more bytes than were read to use
+    them.
+    """
     return asked < TRIAL or segment_bytes_saved > filter_bytes_read

@@ -1,7 +1,7 @@
-"""The broker's leader-epoch lineage: which epoch wrote which offsets, and where two lineages part (KIP-101).
+"""Leader-epoch lineage of a log: which epoch wrote which offsets, and where two lineages diverge (KIP-101).
 
-A lineage is what Kafka's ``leader-epoch-checkpoint`` holds: entries ascending in epoch and in start offset. Each epoch
-ends where the next begins; the last one ends at the log's end, which the entries do not say and the caller must.
+A lineage is the content of Kafka's ``leader-epoch-checkpoint``: entries ascending in epoch and in start offset. Each epoch ends where the
+next one begins; the last one ends at the end of the log, which the entries do not contain, so that callers pass it separately.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True, order=True)
 class EpochEntry:
-    """One line of a leader-epoch-checkpoint: the epoch begins at this offset."""
+    """A line of a leader-epoch-checkpoint: a leader epoch and its first offset."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -24,8 +24,10 @@ class EpochEntry:
 Lineage = tuple[EpochEntry, ...]
 
 
-def union(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
-    """All epochs of neighbouring segments, each with its smallest offset: what a replacement must carry (I1)."""
+def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
+    """Return all leader epochs of neighbouring segments, each with its smallest offset. The segment that replaces them must have these
+    epochs (coverage, I1).
+    """
     starts: dict[int, int] = {}
     for lineage in lineages:
         for entry in lineage:
@@ -33,17 +35,17 @@ def union(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
     return tuple(EpochEntry(epoch, start) for epoch, start in sorted(starts.items()))
 
 
-def extend(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> Lineage:
-    """The lineage and the epochs that begin after its last one: what a segment at the log's end adds to it."""
+def extend_lineage(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> Lineage:
+    """Return a lineage extended by the newer epochs that begin after its last one, as when a segment is added at the end of the log."""
     last = lineage[-1].epoch if lineage else -1
     return (*lineage, *(entry for entry in newer if entry.epoch > last))
 
 
-def merge(known: Sequence[EpochEntry], given: Sequence[EpochEntry]) -> Lineage:
-    """What is known and what a broker says now, of one log: the given entries, and before them those that its retention has cut off.
+def restore_removed_epochs(known: Sequence[EpochEntry], given: Sequence[EpochEntry]) -> Lineage:
+    """Return the given entries, preceded by known entries that the broker's retention has removed. Both lineages must be of one log.
 
-    Kafka's LeaderEpochFileCache.truncateFromStart drops the epochs below the log's start and moves the first one left up to it; here
-    that epoch keeps the start that was known.
+    Kafka's LeaderEpochFileCache.truncateFromStart drops the epochs below the log start and moves the first remaining epoch up to it. Here
+    that epoch keeps its known start.
     """
     if not given:
         return tuple(known)
@@ -53,17 +55,20 @@ def merge(known: Sequence[EpochEntry], given: Sequence[EpochEntry]) -> Lineage:
     return (*before, EpochEntry(first.epoch, min(start, first.start_offset)), *given[1:])
 
 
-def cut(lineage: Sequence[EpochEntry], end: int) -> Lineage:
-    """The entries of the epochs that begin below ``end``."""
+def truncate_lineage(lineage: Sequence[EpochEntry], end: int) -> Lineage:
+    """Return the entries of a lineage whose epochs begin before offset ``end``."""
     return tuple(entry for entry in lineage if entry.start_offset < end)
 
 
-def disowned(known: Sequence[EpochEntry], known_end: int, given: Sequence[EpochEntry], given_end: int) -> int | None:
-    """First offset below ``known_end`` that the given lineage has of another epoch; None where one log continues the other.
+def first_disowned_offset(known: Sequence[EpochEntry], known_end: int, given: Sequence[EpochEntry], given_end: int) -> int | None:
+    """Return the first offset before ``known_end`` that the given lineage assigns to another leader epoch, or None if one log continues the
+    other.
 
-    Both ends are exclusive. What only one of them holds is not compared: retention cuts a log at its front, and a copy that ends
-    earlier is just older. But an epoch that the given lineage has begun before its own end is over disowns what lies above
-    (a leader writes its entry before its first batch).
+    Offsets that only one log holds are not compared: retention removes the front of a log, and a copy that ends earlier is just older. A
+    newer epoch in the given lineage counts even if the given log has no records of it yet, because a leader writes its epoch's entry before
+    its first batch.
+
+    :param known_end, given_end: end offsets of the two logs, exclusive.
     """
     if not known or not given:
         return None
@@ -74,16 +79,18 @@ def disowned(known: Sequence[EpochEntry], known_end: int, given: Sequence[EpochE
         ours, theirs = epoch_at(known, offset), epoch_at(given, offset)
         if theirs > ours or (theirs < ours and offset < given_end):
             return offset
-    # A known epoch may begin where the log ends: who has an older one there has missed what cut the log.
-    begun = any(entry.start_offset == known_end for entry in known)
-    return known_end if begun and given_end > known_end and 0 <= epoch_at(given, known_end) < epoch_at(known, known_end) else None
+    # A known epoch may begin at the known end or after it: a log that has an older one there has missed what cut it.
+    begun = (entry.start_offset for entry in known if known_end <= entry.start_offset < given_end)
+    return next((offset for offset in begun if 0 <= epoch_at(given, offset) < epoch_at(known, offset)), None)
 
 
-def divergence(old: Sequence[EpochEntry], old_end: int, new: Sequence[EpochEntry], new_end: int) -> int | None:
-    """First offset below ``old_end`` that the new lineage gives to another epoch or no longer holds; None where there is none.
+def first_divergent_offset(old: Sequence[EpochEntry], old_end: int, new: Sequence[EpochEntry], new_end: int) -> int | None:
+    """Return the first offset before ``old_end`` that the new lineage assigns to another leader epoch or no longer holds, or None.
 
-    Both ends are exclusive. Offsets before the later of the two starts are not compared: retention and DeleteRecords
-    cut a lineage at its front without changing what follows.
+    Offsets before the later of the two starts are not compared: retention and DeleteRecords remove the front of a lineage without changing
+    the rest.
+
+    :param old_end, new_end: end offsets of the two logs, exclusive.
     """
     if not old or not new:
         return None
@@ -97,7 +104,7 @@ def divergence(old: Sequence[EpochEntry], old_end: int, new: Sequence[EpochEntry
 
 
 def epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
-    """The epoch that wrote this offset; -1 before the first entry."""
+    """Return the leader epoch that wrote an offset, or -1 if the offset is before the first entry."""
     epoch = -1
     for entry in lineage:
         if entry.start_offset > offset:

@@ -1,4 +1,4 @@
-"""``python -m compactor`` is ``tiered-compactor``."""
+"""Entry point of ``python -m compactor``, the same as ``tiered-compactor``."""
 
 import sys
 

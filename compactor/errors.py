@@ -1,4 +1,4 @@
-"""Every error a user can meet, sorted by what to do next; the exit code says the same to a script.
+"""Errors that users can meet, ordered by what to do next. The exit code tells the same to a script.
 
 CompactorError (1: a bug)
 +-- UsageError        2   the command line or the configuration is wrong
@@ -6,7 +6,8 @@ CompactorError (1: a bug)
 +-- Fenced            4   another compactor has taken over; this process changed nothing since
 |   +-- Leased        4   another compactor holds the lease and is alive
 +-- StoreError        5   object store, broker or network
-|   +-- NotFound, AlreadyExists, Unavailable (try again), Refused (it will not get better by itself), CannotCopy (there is another way)
+|   +-- NotFound, AlreadyExists, Unavailable (try again), Refused (it will not get better by itself)
+|   +-- CannotCopy, CopyDiffers (there is another way)
 +-- OutOfBudget       6   disk or memory budget too small, or the disk is full
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 
 class CompactorError(Exception):
-    """What happened, where, and what to do next (``hint``), in words for a person."""
+    """Base of all errors: what happened and where (``message``), and what to do next (``hint``), in words for a person."""
 
     exit_code = 1
 
@@ -28,10 +29,11 @@ class CompactorError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions with keyword arguments do not survive pickling by themselves; Spark and process pools pickle them.
-        return (_rebuild, (type(self), self.__dict__))
+        return (_rebuild_error, (type(self), self.__dict__))
 
 
-def _rebuild(kind: type[CompactorError], state: dict[str, object]) -> CompactorError:
+def _rebuild_error(kind: type[CompactorError], state: dict[str, object]) -> CompactorError:
+    """Recreate a pickled error without calling its constructor."""
     error = kind.__new__(kind)
     error.__dict__.update(state)
     error.args = (state.get("message", ""),)
@@ -39,15 +41,17 @@ def _rebuild(kind: type[CompactorError], state: dict[str, object]) -> CompactorE
 
 
 class UsageError(CompactorError):
+    """The command line, the configuration or the request is wrong. Exit code 2."""
+
     exit_code = 2
 
 
 class BadData(CompactorError):
-    """Bytes that cannot be cleaned.
+    """Bytes that cannot be cleaned or trusted. Exit code 3.
 
     :param segment: file or object name.
-    :param position: byte position of the batch in the segment, -1 where unknown.
-    :param offset: base offset of the batch, -1 where unknown.
+    :param position: byte position of the batch in the segment, -1 if unknown.
+    :param offset: base offset of the batch, -1 if unknown.
     """
 
     exit_code = 3
@@ -66,47 +70,55 @@ class BadData(CompactorError):
 
 
 class Fenced(CompactorError):
+    """Another compactor has taken over; this process has changed nothing since. Exit code 4."""
+
     exit_code = 4
 
 
 class Leased(Fenced):
-    pass
+    """Another compactor leads the partition and is alive. Exit code 4."""
 
 
 class StoreError(CompactorError):
+    """Failure of the object store, a broker or the network. Exit code 5."""
+
     exit_code = 5
 
 
 class NotFound(StoreError):
-    pass
+    """The object does not exist."""
 
 
 class AlreadyExists(StoreError):
-    pass
+    """An object with this key exists, so it was not created."""
 
 
 class Unavailable(StoreError):
-    """The request may or may not have had its effect; trying again may help."""
+    """The store or broker failed temporarily. The request may or may not have taken effect; trying again may help."""
 
 
 class Refused(StoreError):
-    """Credentials, permissions, a missing bucket, a wrong region, an archived object: trying again does not help."""
+    """The store or broker refuses: credentials, permissions, a missing bucket, a wrong region, an archived object. Trying again does not
+    help.
+    """
 
 
 class CannotCopy(StoreError):
-    """The store does not copy ranges of objects: what was to be copied has to be fetched and sent."""
+    """The store does not copy ranges of objects on the server side, so the data has to be downloaded and uploaded."""
 
 
-class CopyDiffers(Unavailable):
-    """What a store has copied is not what it must be: its source is damaged, or it copies something else. There is no such object."""
+class CopyDiffers(StoreError):
+    """A server-side copy differs from its source, because the source is damaged or the store copies wrongly. The copy has been removed."""
 
 
 class OutOfBudget(CompactorError):
+    """Disk or memory budget is too small, or the disk is full. Exit code 6."""
+
     exit_code = 6
 
 
-def gravest(codes: list[int]) -> int:
-    """The exit code of a command over several partitions: the gravest of 1, 6, 5, 3, 4, 0 (2 counts like 1)."""
+def gravest_exit_code(codes: list[int]) -> int:
+    """Return the exit code of a command over several partitions: the gravest of 1, 6, 5, 3, 4, 0, in this order (2 counts like 1)."""
     for code in (1, 2, 6, 5, 3, 4):
         if code in codes:
             return code

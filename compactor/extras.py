@@ -1,4 +1,4 @@
-"""What not everybody installs: the extras of the distribution, and the one line for whoever lacks one."""
+"""Optional dependencies: the extras of the distribution, and the error for a missing one."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ MODULES: Final = {
     "kafka": ("confluent_kafka",),
     "agent": ("watchdog",),
     "aiven": ("cryptography", "Crypto"),
+    "gcs": ("google.cloud.storage", "google.auth", "google.api_core", "requests"),
 }
-"""Extra -> the top-level modules that come with it."""
+"""Extra -> the modules that come with it, by the shortest name that only one distribution has."""
 
 
-def need(extra: str, what: str) -> None:
-    """Raises UsageError where the extra is not installed. ``what`` needs it: ``recompact``, ``map_engine = "spark"``."""
+def require_extra(extra: str, what: str) -> None:
+    """Raise UsageError if the modules of an extra are not installed. ``what``: the feature that needs it, such as ``recompact``."""
     for module in MODULES[extra]:
-        if not _is_there(module):
-            raise _lacking(extra, f"{what} needs {module}")
+        if not _is_installed(module):
+            raise _extra_error(extra, f"{what} needs {module}")
 
 
-def missing(module: str) -> UsageError | None:
-    """The error for a module that could not be imported, where it belongs to an extra."""
-    root = module.partition(".")[0]
+def missing_extra_error(module: str) -> UsageError | None:
+    """Return the error for a module that could not be imported if it belongs to an extra, else None."""
     for extra, modules in MODULES.items():
-        if root in modules:
-            return _lacking(extra, f"this needs {root}")
+        for one in modules:
+            if f"{module}.".startswith(f"{one}.") or one.startswith(f"{module}."):
+                return _extra_error(extra, f"this needs {one}")
     return None
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
+    """Return whether a module is installed."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
 
 
-def _lacking(extra: str, what: str) -> UsageError:
+def _extra_error(extra: str, what: str) -> UsageError:
+    """Return the error for an extra that is not installed."""
     return UsageError(f"{what}, which is not installed", hint=f"It comes with an extra: pip install 'tiered-compactor[{extra}]'")

@@ -29,9 +29,9 @@ from typing import Any
 
 from kafka.errors import KafkaError
 
-from compactor.bootstrap import Tier
+from compactor.access.tier import Tier
 from compactor.model.ids import TopicPartition
-from compactor.views.history import runs_of
+from compactor.views.history import run_reports
 from tests.support.agents import AgentBeside, beside
 from tests.support.deployment import Deployment, Running
 from tests.support.kafka_admin import ClusterAdmin, wait_until
@@ -159,7 +159,7 @@ class Soak:
                     for what, value in usage(pid).items():
                         self.note(f"{what} of {who}", value)
                 state = self.opened.open(TopicPartition(TOPIC, 0)).refresh()
-                self.rounds |= {run.run_id for run in runs_of(state)}
+                self.rounds |= {run.run_id for run in run_reports(state)}
                 end = state.end_offset + 1
                 with suppress(KafkaError):  # while a leader moves
                     broker = admin.offsets(TOPIC)

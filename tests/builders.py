@@ -23,7 +23,36 @@ from tests.compare import describe
 from tests.plain_format import Batch, read_batches, segment_paths
 from tests.plain_log import control_type, indexes_of
 
-__all__ = ["GZIP", "LZ4", "NONE", "SNAPPY", "ZSTD", "Life", "LogBuilder", "entry", "live", "next_directory", "read", "wrapper"]
+__all__ = [
+    "GZIP",
+    "LZ4",
+    "NONE",
+    "SNAPPY",
+    "TOPIC_ID",
+    "ZSTD",
+    "Life",
+    "LogBuilder",
+    "entry",
+    "live",
+    "name_topic",
+    "next_directory",
+    "read",
+    "wrapper",
+]
+
+
+TOPIC_ID = "Xy3Jr0mXSGaBcbTsZBZfJA"
+"""Of the topics of tests that have one."""
+
+
+def name_topic(folder: Path, topic_id: str = TOPIC_ID) -> Path:
+    """Write the ``partition.metadata`` of a broker from Kafka 2.8 on into a directory; with an empty id, take it away."""
+    path = folder / "partition.metadata"
+    if topic_id:
+        path.write_text(f"version: 0\ntopic_id: {topic_id}")
+    else:
+        path.unlink(missing_ok=True)
+    return folder
 
 
 def pair(text: str | bytes) -> tuple[bytes | None, bytes | None]:
@@ -44,6 +73,7 @@ class LogBuilder:
     epochs: dict[int, int] = field(default_factory=dict)
     mtimes: dict[int, int] = field(default_factory=dict)
     written: int = 0
+    topic_id: str = TOPIC_ID
 
     def __post_init__(self) -> None:
         self.segments = [(self.next_offset, [])]
@@ -146,7 +176,7 @@ class LogBuilder:
             if mtime is not None:
                 os.utime(log, ns=(mtime * 1_000_000, mtime * 1_000_000))
         self.written = len(self.segments)
-        return folder
+        return name_topic(folder, self.topic_id)
 
 
 def _told(each: Batch) -> str:

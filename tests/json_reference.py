@@ -95,6 +95,7 @@ def examples(folder: Path) -> Iterator[Example]:
     yield does("resume", "orders")
     yield does("wake", "orders-0")
     yield does("clean", folder / "orders-0", folder / "cleaned", "--profile")
+    yield does("topics", "adopt", "orders", "--topic-id", "Zm9yLXRoZS1kb2N1bWVudA")
     yield does("topics", "delete", "orders-0")
 
 

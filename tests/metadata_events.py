@@ -6,7 +6,7 @@ import random
 from typing import NamedTuple
 
 from checkpoint.lineage import EpochEntry
-from compactor.metadata_topic.codec import (
+from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,

@@ -1,4 +1,4 @@
-"""``clean``: one Kafka log directory, cleaned offline, with the results of Kafka's own cleaner (architecture: the command line)."""
+"""Command ``clean``: cleans one Kafka log directory offline, with the results of Kafka's own cleaner."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import errno
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from compactor.cleaner.gate.balance import ResultTally
-from compactor.cleaner.gate.judge import Gate, GateFailed, GateTerms
-from compactor.cleaner.gate.spool import RowSpool
-from compactor.cleaner.keys.keysets import BoundedOffsetMap, KeySet
-from compactor.cleaner.keys.survivors import PassOne, Survivors, scan_backwards, scan_bounded
+from compactor.cleaner.gate.gate import Gate, GateFailed, GateTerms
+from compactor.cleaner.gate.key_table import KeyTable
+from compactor.cleaner.gate.result_sums import ResultSums
+from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet
+from compactor.cleaner.keys.survivors import KeyScan, Survivors, scan_backwards, scan_bounded
 from compactor.cleaner.passes.chunks import FinishedChunks
 from compactor.cleaner.passes.grouping import group
-from compactor.cleaner.passes.lanes import Lane, Lanes
 from compactor.cleaner.passes.retention import RoundRules
-from compactor.cleaner.passes.rewrite import AtHand, CleanedSegment, RewritePass
+from compactor.cleaner.passes.rewrite import CleanedSegment, OpenMember, RewritePass
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import fold
-from compactor.cleaner.spool_file import NO_LIMIT
+from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
 from compactor.records.balance import BalanceKey
@@ -40,9 +38,9 @@ _KEY_BYTES: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class CleanRequest:
-    """The options of ``clean``; None means Kafka's default for a log whose segments are all sealed. Milliseconds and bytes.
+    """Options of ``clean``, in milliseconds and bytes. None means Kafka's default for a log whose segments are all sealed.
 
-    ``hash_key``: 16 secret bytes for the offset map; the results do not depend on it.
+    hash_key: 16 secret bytes for the offset map; the results do not depend on it.
     """
 
     now_ms: int
@@ -58,13 +56,16 @@ class CleanRequest:
     max_decompressed_batch_bytes: int = 1 << 30
     hash_key: bytes = bytes(16)
     gate_budget_bytes: int = 0
-    """Memory for the equivalence gate's key table, beyond which it uses the disk of ``out_dir``; 0: nothing is compared, and no balance is
-    drawn up."""
+    """Memory for the gate's key table, beyond which it checks a part of the keys; 0: no gate and no balance."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanSummary:
-    """``segments``: (base offset, bytes) of each segment written. ``next_dirty_offset``: the first offset that is not clean yet."""
+    """Result of ``clean``.
+
+    segments: (base offset, bytes) of each segment written.
+    next_dirty_offset: the first offset that is not clean yet.
+    """
 
     next_dirty_offset: int
     segments: tuple[tuple[int, int], ...]
@@ -79,12 +80,12 @@ class CleanSummary:
 def clean_directory(
     log_dir: Path, out_dir: Path, request: CleanRequest, on_phase: Callable[[str], None] = lambda phase: None
 ) -> CleanSummary:
-    """Cleans ``log_dir`` into ``out_dir``, which must not exist and appears whole or not at all.
+    """Clean ``log_dir`` into ``out_dir``, which must not exist and appears complete or not at all.
 
-    :param on_phase: told "index", "rewrite" and "done" when that part begins.
-    :raises UsageError: a missing directory, an existing ``out_dir``, a range that makes no sense.
-    :raises BadData: a log that Kafka refuses, or that fails the checks which Kafka leaves out (docs/compatibility.md).
-    :raises OutOfBudget: no space left.
+    :param on_phase: called with "index", "rewrite" and "done" when that phase begins.
+    :raises UsageError: a missing directory, an existing ``out_dir``, an invalid range.
+    :raises BadData: a log that Kafka refuses, or that fails further checks (docs/compatibility.md).
+    :raises OutOfBudget: the disk is full.
     """
     if out_dir.exists():
         raise UsageError(f"{out_dir} exists already", hint="Name a directory that does not exist; nothing is overwritten")
@@ -92,8 +93,7 @@ def clean_directory(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        with ExitStack() as files:
-            summary = _clean(log_dir, partial, request, on_phase, files)
+        summary = _clean_log(log_dir, partial, request, on_phase)
         partial.rename(out_dir)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -108,7 +108,9 @@ def clean_directory(
 
 @dataclass(frozen=True, slots=True)
 class OfflineRound:
-    """A log directory as a round sees it: all segments, the range [first_dirty, upper) and the rules if all of that is mapped."""
+    """An opened log directory: all segments, the range [first_dirty, upper) to clean, and the rules that apply if all of that range is
+    mapped.
+    """
 
     sources: list[SourceSegment]
     first_dirty: int
@@ -116,9 +118,9 @@ class OfflineRound:
     rules: RoundRules
 
 
-def open_round(log_dir: Path, request: CleanRequest, lanes: Lanes | None = None) -> OfflineRound:
-    """Raises UsageError, BadData as ``clean_directory`` does."""
-    sources = open_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, lanes)
+def open_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | None = None) -> OfflineRound:
+    """Open a log directory for a round. Raises UsageError and BadData as ``clean_directory`` does."""
+    sources = open_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, workers)
     log_start = sources[0].base
     end = max(sources[-1].end, request.first_uncleanable_offset or 0)
     sources[-1].end = end  # the last segment covers what is said to be the log's end, as in Kafka
@@ -141,31 +143,38 @@ def open_round(log_dir: Path, request: CleanRequest, lanes: Lanes | None = None)
     return OfflineRound(sources, first_dirty, upper, rules)
 
 
-def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callable[[str], None], files: ExitStack) -> CleanSummary:
-    """``files``: closes what the gate has on the disk, however this ends."""
+def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callable[[str], None]) -> CleanSummary:
+    """Clean a log into ``folder``: pass 1, pass 2, gate."""
     on_phase("index")
     finished = FinishedChunks(_CACHE_BYTES)
     limit = request.max_decompressed_batch_bytes
     bounded = request.map_entries is not None
-    with Lanes(request.threads) as lanes:
-        opened = open_round(log_dir, request, lanes)
+    with WorkerThreads(request.threads) as workers:
+        opened = open_round(log_dir, request, workers)
         sources, first_dirty, upper, rules = opened.sources, opened.first_dirty, opened.upper, opened.rules
         verdicts = fold(sources)
-        gate = None if bounded else _gate(request, opened, rules, folder, files)
-        one = PassOne(sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate)
-        survivors = _pass_one(one, request.map_entries, lanes)
+        gate = None if bounded else _open_gate(request, opened, rules)
+        key_scan = KeyScan(sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate)
+        if gate is not None:
+            for source in reversed([source for source in sources if source.base >= upper]):
+                gate.read_markers(source)
+        survivors = _pass_one(key_scan, request.map_entries, workers)
+        if gate is not None:
+            gate.settle_transactions(sources)
         next_dirty = survivors.latest_offset + 1 if first_dirty < upper else 0
         rules = replace(rules, latest_offset=next_dirty - 1)
         on_phase("rewrite")
         rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished, gate)
         inputs = group([s for s in sources if s.base < next_dirty], request.segment_bytes, request.segment_index_bytes, upper)
         cleaned = [
-            rewriting.rewrite(members[0].base, [AtHand(s, verdicts[s.ordinal]) for s in members], folder, lanes) for members in inputs
+            rewriting.rewrite(members[0].base, [OpenMember(s, verdicts[s.ordinal]) for s in members], folder, workers) for members in inputs
         ]
     if bounded:
-        gate = _gate(request, opened, rules, folder, files)
+        gate = _open_gate(request, opened, rules)
+        if gate is not None:
+            gate.read_log(sources)
     if gate is not None:
-        _compare(gate, inputs, cleaned, limit, rules.balance_key, read=bounded)
+        _check_groups(gate, inputs, cleaned, limit, rules.balance_key)
     on_phase("done")
     return CleanSummary(
         next_dirty_offset=next_dirty,
@@ -179,45 +188,34 @@ def _clean(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callabl
     )
 
 
-def _gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules, folder: Path, files: ExitStack) -> Gate | None:
+def _open_gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules) -> Gate | None:
+    """Return a gate for the round, or None without a budget for it."""
     if not request.gate_budget_bytes:
         return None
-
-    def open_spool(ranges: int, part: int, parts: int) -> RowSpool:
-        return RowSpool(folder / "gate", NO_LIMIT, ranges=ranges, part=part, parts=parts)
-
     terms = GateTerms(rules, opened.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
-    gate = Gate.over(opened.sources, terms, request.gate_budget_bytes, open_spool)
-    files.callback(gate.close)
-    return gate
+    rows = sum(source.most_records for source in opened.sources if terms.is_dirty(source))
+    return Gate(terms, KeyTable(request.gate_budget_bytes, rows))
 
 
-def _pass_one(one: PassOne, map_entries: int | None, lanes: Lanes) -> Survivors:
+def _pass_one(key_scan: KeyScan, map_entries: int | None, workers: WorkerThreads) -> Survivors:
+    """Find the survivors of the dirty range; with Kafka's bounded offset map if ``map_entries`` is given."""
     if map_entries is not None:
-        return scan_bounded(one, BoundedOffsetMap(map_entries, rows=map_entries), lanes)
-    most = sum(source.most_records for source, _ in one.dirty())
-    return scan_backwards(one, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), lanes)
+        return scan_bounded(key_scan, BoundedOffsetMap(map_entries, rows=map_entries), workers)
+    most = sum(source.most_records for source, _ in key_scan.dirty_segments())
+    return scan_backwards(key_scan, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), workers)
 
 
-def _compare(
+def _check_groups(
     gate: Gate,
     inputs: Sequence[Sequence[SourceSegment]],
     cleaned: Sequence[CleanedSegment],
     limit: int,
     balance_key: BalanceKey | None,
-    *,
-    read: bool,
 ) -> None:
-    """``read``: pass 1 did not show the gate what it read."""
-    for source in gate.dirty if read else ():
-        gate.read(source)
-    if gate.on_disk:
-        for source in chain.from_iterable(inputs):
-            gate.read_below(source)
-        gate.finish()
+    """Check every cleaned group with the gate, and its balance. Raises GateFailed, BadData."""
     for members, segment in zip(inputs, cleaned, strict=True):
-        tally = None if balance_key is None else ResultTally(segment, balance_key, limit)
-        gate.check(members, segment.paths, end_offset=None, tally=tally)
+        tally = None if balance_key is None else ResultSums(segment, balance_key, limit)
+        gate.check_group(members, segment.paths, end_offset=None, tally=tally)
         problem = tally.balance().problem() if tally else ""
         if problem:
             raise GateFailed(f"the balance: {problem}", segment=members[0].name)
@@ -226,13 +224,17 @@ def _compare(
 # ---- reading a log directory ------------------------------------------------------------------------------------------------
 
 
-def open_directory(log_dir: Path, index_interval_bytes: int, inflate_limit: int, lanes: Lanes | None = None) -> list[SourceSegment]:
-    """All segments of a Kafka log directory, ascending. Raises UsageError, BadData."""
-    return open_segments(log_dir, bases_in(log_dir), None, index_interval_bytes, inflate_limit, lanes=lanes)
+def open_directory(
+    log_dir: Path, index_interval_bytes: int, inflate_limit: int, workers: WorkerThreads | None = None
+) -> list[SourceSegment]:
+    """Open all segments of a Kafka log directory, ascending. Raises UsageError, BadData."""
+    return open_segments(log_dir, bases_in(log_dir), None, index_interval_bytes, inflate_limit, workers=workers)
 
 
 def bases_in(log_dir: Path, *, live: bool = False) -> list[int]:
-    """The base offsets of its segments, ascending. ``live``: a broker is at work there. Raises UsageError, BadData."""
+    """Return the base offsets of the segments in a log directory, ascending. ``live``: a broker is writing there. Raises UsageError,
+    BadData.
+    """
     if not log_dir.is_dir():
         raise UsageError(f"{log_dir} is not a directory", hint="Name a Kafka log directory, such as /var/lib/kafka/orders-0")
     bases = []
@@ -256,11 +258,12 @@ def open_segments(
     index_interval_bytes: int,
     inflate_limit: int,
     read: Callable[[Path], Bytes] = map_file,
-    lanes: Lanes | None = None,
+    workers: WorkerThreads | None = None,
 ) -> list[SourceSegment]:
-    """Neighbouring segments by their bases. ``end``: base of the one behind them, None for the newest. Raises UsageError, BadData.
+    """Open neighbouring segments by their base offsets. Raises UsageError, BadData.
 
-    :param lanes: where their headers are read; None: here.
+    :param end: base offset of the segment behind them, None for the newest.
+    :param workers: threads that read their headers; None: the caller's.
     """
     if not bases:
         raise UsageError(f"{log_dir} holds no segments", hint="Segments are called <20 digits>.log")
@@ -283,7 +286,7 @@ def open_segments(
         source.index_bytes, source.timeindex_bytes = _index_sizes(path, source, index_interval_bytes)
         return source
 
-    def alone(lane: Lane, number: int) -> SourceSegment | None:
+    def alone(buffers: ThreadBuffers, number: int) -> SourceSegment | None:
         try:
             return opened(number, -1)
         except BadData:
@@ -291,17 +294,18 @@ def open_segments(
 
     sources: list[SourceSegment] = []
     previous_last = -1
-    with nullcontext(lanes) if lanes is not None else Lanes(1) as at_work:
+    with nullcontext(workers) if workers is not None else WorkerThreads(1) as at_work:
         for number, found in enumerate(at_work.run(alone, range(len(bases)))):
             # What is wrong is said by one who knows what lies before it.
-            source = found if found is not None and _begins_behind(found.table, previous_last) else opened(number, previous_last)
+            source = found if found is not None and _begins_after(found.table, previous_last) else opened(number, previous_last)
             sources.append(source)
             if len(source.table):
                 previous_last = int(source.table.last_offset[-1])
     return sources
 
 
-def _begins_behind(table: BatchTable, previous_last: int) -> bool:
+def _begins_after(table: BatchTable, previous_last: int) -> bool:
+    """Return whether a segment's first batch begins after an offset."""
     if not len(table):
         return True
     base = int(table.base_offset[0])
@@ -309,7 +313,7 @@ def _begins_behind(table: BatchTable, previous_last: int) -> bool:
 
 
 def _index_sizes(path: Path, source: SourceSegment, interval: int) -> tuple[int, int]:
-    """Bytes of the given indexes, rounded down to whole entries.
+    """Return the sizes of the given indexes, rounded down to whole entries.
 
     Without an offset index Kafka rebuilds both; without a time index it goes on with an empty one.
     """
@@ -322,22 +326,25 @@ def _index_sizes(path: Path, source: SourceSegment, interval: int) -> tuple[int,
 
 
 def _aligned(sources: list[SourceSegment], offset: int) -> int:
-    """An offset inside a segment moves down to its base (LogCleanerManager.calculateCleanableBytes)."""
+    """Return an offset moved down to the base offset of its segment (LogCleanerManager.calculateCleanableBytes)."""
     if offset >= sources[-1].end:
         return offset
     return max((source.base for source in sources if source.base <= offset), default=sources[0].base)
 
 
 def _legacy_horizon(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
-    """Tombstones of v0/v1 stay in segments that were modified after this: the last clean segment's time less the retention."""
+    """Return the legacy horizon: segments modified after this time keep v0/v1 tombstones. It is the time of the last clean segment minus
+    the retention.
+    """
     clean = [source for source in sources if source.base < first_dirty]
     return clean[-1].mtime_ms - delete_retention_ms if clean else 0
 
 
 def _active_producers(log_dir: Path, sources: list[SourceSegment], end: int) -> ProducerStates:
-    """The newest snapshot that can be read plus the log behind it, or the whole log; none expires.
+    """Return the producer state at ``end`` from the newest readable snapshot and the log after it, or from the whole log. No producer
+    expires.
 
-    Kafka takes away snapshots that stand at no segment's base when it opens a log, and ignores those at the log's start.
+    Kafka removes snapshots that are not at a segment's base when it opens a log, and ignores those at the log's start.
     """
     places = {source.base for source in sources[1:]} | {end}
     found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))

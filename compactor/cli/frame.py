@@ -1,4 +1,4 @@
-"""What all commands share: the parser, the options that every command takes, argument types, the settings."""
+"""Parts that all commands share: the parser, the common options, argument types, the settings."""
 
 from __future__ import annotations
 
@@ -13,35 +13,38 @@ from compactor.errors import CompactorError, OutOfBudget, StoreError, UsageError
 
 if TYPE_CHECKING:
     from compactor.cli.output import Output
-    from compactor.config import Settings
+    from compactor.config.settings import Settings
 
 DEBUG = "TIERED_COMPACTOR_DEBUG"
-"""Set to 1, an error is shown with where it came from."""
+"""Environment variable. If it is 1, errors are shown with their stack trace."""
 
 _COMMON = {"--config": True, "--output": True, "--log-format": True, "-v": False, "--verbose": False}
-"""The options that every command takes; True: with a value."""
+"""Options that every command takes. True if the option takes a value."""
 
-Run = Callable[[argparse.Namespace, "Output"], "int | None"]
-"""A command's function: the parsed arguments and where to print; returns the exit code, None for 0."""
+CommandFunction = Callable[[argparse.Namespace, "Output"], "int | None"]
+"""A command's function: receives the parsed arguments and the output, and returns the exit code, None for 0."""
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """argparse forgets that commands are indented once more, and breaks the line behind the longest one."""
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help formatter that aligns the list of commands. argparse does not count their extra indentation and breaks the line after the
+    longest name.
+    """
 
     def add_argument(self, action: argparse.Action) -> None:
+        """Add an option or command to the help, with its extra indentation counted."""
         super().add_argument(action)
         self._action_max_length += self._indent_increment
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors raised as UsageError and the common options added where a function is attached."""
+    """argparse parser that raises UsageError instead of exiting, and adds the common options to each command."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": _Help, **settings})
+        super().__init__(**{"allow_abbrev": False, "formatter_class": _HelpFormatter, **settings})
         self._choices: argparse._SubParsersAction[Parser] | None = None
 
-    def runs(self, run: Run) -> None:
-        """Attaches the function that does it; the common options stand after the command."""
+    def set_command(self, run: CommandFunction) -> None:
+        """Set the function that executes the command, and add the common options."""
         # SUPPRESS: a default here would undo what was given before the subcommand (`config --output json show`).
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings (default: ./tiered-compactor.toml)")
         self.add_argument(
@@ -53,14 +56,19 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="more of them: every step, and why")
         self.set_defaults(run=run)
 
-    def subcommand(self, name: str, help: str, *, required: bool = True) -> Parser:  # noqa: A002, argparse's own word
-        """Adds ``show`` to ``config``. ``required``: False where the command does something by itself, too."""
+    def add_subcommand(self, name: str, help: str, *, required: bool = True) -> Parser:  # noqa: A002, argparse's own word
+        """Add a subcommand such as ``show`` of ``config``, and return its parser.
+
+        :param required: False if the command can also be used without a subcommand.
+        """
         if self._choices is None:
             self._choices = self.add_subparsers(metavar="SUBCOMMAND", required=required, dest="subcommand", parser_class=Parser)
         return self._choices.add_parser(name, help=help, description=help)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """What a command does not know is its own error, with its own help and options, not that of the whole program."""
+        """Parse arguments. Raises UsageError for unknown ones, with the help and the nearest option of the command to which they were
+        given.
+        """
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             from difflib import get_close_matches
@@ -71,11 +79,16 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
+        """Raise UsageError with this message."""
         raise UsageError(message, hint=f"See `{self.prog} --help`")
 
 
-def command_first(arguments: Sequence[str]) -> list[str]:
-    """``--config FILE run now`` as ``run now --config FILE``: common options may stand before the command; UsageError for others."""
+def move_common_options(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with common options moved from before the command to its end: ``--config FILE run`` becomes ``run --config
+    FILE``.
+
+    :raises UsageError: if any other option stands before the command.
+    """
     rest = list(arguments)
     before: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] not in ("-h", "--help", "--version"):
@@ -91,14 +104,18 @@ def command_first(arguments: Sequence[str]) -> list[str]:
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
-    """Whether a failure is told in JSON, too, also where the arguments are wrong."""
+    """Return whether ``--output json`` is among the arguments. Works also for arguments that cannot be parsed, so that their error is
+    JSON too.
+    """
     return "--output=json" in arguments or ("--output", "json") in pairwise(arguments)
 
 
-def whole(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
-    """An argument type: a whole number of that range (``whole()`` takes offsets, bytes and milliseconds)."""
+def whole_number(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
+    """Return an argument type for whole numbers from ``low`` to ``high``, inclusive. The default range suits offsets, bytes and
+    milliseconds.
+    """
 
-    def parse(text: str) -> int:
+    def parse_number(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
@@ -107,11 +124,14 @@ def whole(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{number} is not from {low} to {high}")
         return number
 
-    return parse
+    return parse_number
 
 
-def distance_ms(text: str) -> int | None:
-    """``2h ago``, ``in 3d``, ``-2h``, ``+3d`` in milliseconds from now, ``now`` as 0; None for anything else. Units are s, m, h, d, w."""
+def parse_relative_time_ms(text: str) -> int | None:
+    """Return a relative time in milliseconds from now: ``2h ago``, ``in 3d``, ``-2h``, ``+3d`` or ``now``; None for any other text.
+
+    Units are s, m, h, d and w.
+    """
     import re
 
     if text == "now":
@@ -123,18 +143,18 @@ def distance_ms(text: str) -> int | None:
     return -length if far["ago"] or far["sign"] == "-" else length
 
 
-def moment(text: str) -> int:
-    """An argument type: milliseconds since 1970, a time like 2026-01-31T12:00:00Z (UTC where it does not say), ``now``, ``2h ago``,
-    ``in 3d``.
+def parse_time_ms(text: str) -> int:
+    """Return a time given as an argument, in milliseconds since 1970. Raises ArgumentTypeError if the text is not a time.
 
-    The short forms of the last two are ``-2h`` (as ``--at=-2h``) and ``+3d``; units are s, m, h, d, w.
+    Accepts milliseconds, a time such as 2026-01-31T12:00:00Z (UTC if it has no zone), ``now``, ``2h ago`` and ``in 3d``. Short forms of the
+    last two are ``-2h`` (written ``--at=-2h``) and ``+3d``. Units are s, m, h, d and w.
     """
     import time
     from datetime import UTC, datetime
 
     if text.isascii() and text.isdigit():
-        return whole()(text)
-    distance = distance_ms(text)
+        return whole_number()(text)
+    distance = parse_relative_time_ms(text)
     if distance is not None:
         return max(0, int(time.time() * 1000) + distance)
     try:
@@ -145,18 +165,22 @@ def moment(text: str) -> int:
         raise argparse.ArgumentTypeError(said) from None
 
 
-def settings(args: argparse.Namespace) -> Settings:
-    """The settings in force for this call. Raises UsageError."""
-    from compactor.config import load
+def load_command_settings(args: argparse.Namespace) -> Settings:
+    """Return the settings for this call. Raises UsageError if they are invalid."""
+    from compactor.config.settings import load_settings
 
-    return load(getattr(args, "config", None))
+    return load_settings(getattr(args, "config", None))
 
 
-def known(error: BaseException) -> CompactorError:
-    """Adapters name their errors; what slips through them is sorted here so that the exit code is right all the same."""
+def as_compactor_error(error: BaseException) -> CompactorError:
+    """Return an exception as a CompactorError, so that the exit code is right.
+
+    Adapters already raise CompactorError. This function translates the exceptions that they let through: missing packages, full disks, lack
+    of memory. Anything else is reported as a bug.
+    """
     if isinstance(error, CompactorError):
         return error
-    if isinstance(error, ModuleNotFoundError) and (lacking := extras.missing(error.name or "")):
+    if isinstance(error, ModuleNotFoundError) and (lacking := extras.missing_extra_error(error.name or "")):
         return lacking
     if isinstance(error, MemoryError):
         return OutOfBudget("out of memory", hint="Lower [cleaner] map_budget_bytes")

@@ -1,4 +1,4 @@
-"""What stands on stderr: remarks of commands, and the lines that services log; for people, or one JSON object a line."""
+"""Lines on stderr: remarks of commands and log lines of services, as text or as one JSON object per line."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 FIRST = ("partition",)
-"""Fields that stand before the text, where it is for people."""
+"""Fields that are written before the text in lines for people."""
 
 
 @dataclass(frozen=True)
 class LineFormat:
-    """``as_json``: ``time``, ``level``, ``message`` and the fields; ``stamped``: with time and level for people, too."""
+    """Format of lines on stderr.
+
+    as_json: write JSON objects with ``time``, ``level``, ``message`` and the fields. stamped: write time and level in text lines as well.
+    """
 
     as_json: bool = False
     stamped: bool = False
 
-    def line(self, text: str, level: int, fields: Mapping[str, str], now: time.struct_time) -> str:
+    def format_line(self, text: str, level: int, fields: Mapping[str, str], now: time.struct_time) -> str:
+        """Return a line in this format. level: a level of ``logging``. now: UTC."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", now)
         if self.as_json:
             return json.dumps({"time": stamp, "level": logging.getLevelName(level).lower(), "message": text, **fields}, ensure_ascii=False)
@@ -29,35 +33,39 @@ class LineFormat:
         return " ".join([*parts, text, *(f"{name}={value}" for name, value in fields.items() if name not in FIRST)])
 
 
-class Note(Protocol):
-    """Output.note."""
+class NoteFunction(Protocol):
+    """Type of ``Output.note``: writes one line to stderr."""
 
     def __call__(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None) -> None: ...
 
 
-class Remarks(logging.Handler):
-    """What the program's own loggers say becomes remarks, until ``close``: warnings, and more where somebody asks for it.
+class RemarkHandler(logging.Handler):
+    """Logging handler that writes the program's own log records as remarks, until it is closed.
 
-    Loggers of libraries are not heard: some of them tell every header of every request.
+    By default only warnings are written. Records of libraries are never written, because some libraries log every header of every request.
+
+    :param note: returns the function that writes a line. Called for each line, because the output changes once the arguments are parsed.
     """
 
-    def __init__(self, note: Callable[[], Note]) -> None:
-        """``note``: asked at each line, as the output may change once the arguments are known."""
+    def __init__(self, note: Callable[[], NoteFunction]) -> None:
+        """Attach the handler to the program's logger. ``note`` returns the function that writes a line."""
         super().__init__()
         self._note = note
         self._logger = logging.getLogger("compactor")
         self._before = self._logger.level
         self._logger.addHandler(self)
-        self.hear(logging.WARNING)
+        self.show_from_level(logging.WARNING)
 
-    def hear(self, level: int) -> None:
-        """From this level on."""
+    def show_from_level(self, level: int) -> None:
+        """Write records of this level and above from now on."""
         self._logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write one log record."""
         self._note()(record.getMessage(), record.levelno, getattr(record, "fields", {}))
 
     def close(self) -> None:
+        """Stop writing, and restore the logger's level."""
         self._logger.setLevel(self._before)
         self._logger.removeHandler(self)
         super().close()

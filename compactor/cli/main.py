@@ -1,4 +1,4 @@
-"""The entry point: picks the command, imports only that one, and turns every error into one line and an exit code."""
+"""Entry point of the command line: picks the command, imports only its module, and turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -15,53 +15,57 @@ from contextlib import contextmanager
 from typing import NamedTuple, NoReturn
 
 from compactor import __version__
-from compactor.cli.frame import DEBUG, Parser, asks_for_json, command_first, known
-from compactor.cli.lines import LineFormat, Note, Remarks
+from compactor.cli.frame import DEBUG, Parser, as_compactor_error, asks_for_json, move_common_options
+from compactor.cli.lines import LineFormat, NoteFunction, RemarkHandler
 from compactor.cli.output import Output
 
 
 class Command(NamedTuple):
+    """A command: name, one line of help, and the module that implements it."""
+
     name: str
     help: str
     module: str
 
 
 COMMANDS = (
-    Command("demo", "the main job, end to end, on data that it makes", "compactor.cli.commands.demo"),
-    Command("import", "sealed segments of a Kafka log directory into the tier", "compactor.cli.commands.import_"),
-    Command("export", "the current view of a partition as a Kafka log directory", "compactor.cli.commands.export"),
-    Command("topics", "what the tier holds", "compactor.cli.commands.topics"),
-    Command("cat", "the records of a partition, one a line", "compactor.cli.commands.cat"),
-    Command("plan", "what a round would do, and what it would cost", "compactor.cli.commands.plan"),
-    Command("run", "one round over what is due", "compactor.cli.commands.run"),
-    Command("recompact", "full re-compaction from the log's start, as a Spark job", "compactor.cli.commands.recompact"),
-    Command("retire", "delete what was replaced and is due, sweep orphans", "compactor.cli.commands.retire"),
-    Command("clean", "clean one Kafka log directory offline, no tier involved", "compactor.cli.commands.clean"),
-    Command("generations", "compacted partitions for consumers of Pinterest's layout", "compactor.cli.commands.generations"),
-    Command("segments", "remote segments, and what is in one", "compactor.cli.commands.segments"),
-    Command("bloom", "sidecars: which segments a round may leave alone", "compactor.cli.commands.bloom"),
-    Command("verify", "is the tier what its metadata says?", "compactor.cli.commands.verify"),
-    Command("orphans", "objects of brokers' tiers that nothing names", "compactor.cli.commands.orphans"),
-    Command("checkpoints", "cleaner offsets by leader epoch: who led, who was fenced", "compactor.cli.commands.checkpoints"),
-    Command("runs", "what ran, by whom, how much, and how it ended", "compactor.cli.commands.runs"),
-    Command("undo", "readers go back to what a round replaced", "compactor.cli.commands.undo"),
-    Command("explain", "why it is not cleaned, what became of a key or an offset", "compactor.cli.commands.explain"),
-    Command("erasure", "whether a key is gone: what still holds it, and what has to pass", "compactor.cli.commands.erasure"),
-    Command("daemon", "run and retire over and over; metrics and a status page", "compactor.cli.commands.daemon"),
-    Command("pause", "no compactor begins a round over these partitions, until resume", "compactor.cli.commands.pause"),
-    Command("resume", "rounds may be begun again over what was paused", "compactor.cli.commands.resume"),
-    Command("wake", "the daemons take these partitions up at once", "compactor.cli.commands.wake"),
-    Command("agent", "beside a broker: uploads sealed segments of the partitions that it leads", "compactor.cli.commands.agent"),
-    Command("config", "the settings in force, and whether they work", "compactor.cli.commands.config"),
-    Command("completion", "a script that completes commands and options in a shell", "compactor.cli.commands.completion"),
+    Command("demo", "compact a generated topic, from import to export", "compactor.cli.commands.demo"),
+    Command("import", "import sealed segments of a Kafka log directory into the tier", "compactor.cli.commands.import_"),
+    Command("export", "write the current view of a partition as a Kafka log directory", "compactor.cli.commands.export"),
+    Command("topics", "list the partitions that the tier holds", "compactor.cli.commands.topics"),
+    Command("cat", "print the records of a partition, one per line", "compactor.cli.commands.cat"),
+    Command("plan", "show what a round would do, and what it would cost", "compactor.cli.commands.plan"),
+    Command("run", "run one round on each partition that is due", "compactor.cli.commands.run"),
+    Command("recompact", "compact whole partitions from the log's start, as a Spark job", "compactor.cli.commands.recompact"),
+    Command("retire", "delete replaced segments whose grace is over, and sweep orphans", "compactor.cli.commands.retire"),
+    Command("clean", "clean one Kafka log directory offline, without a tier", "compactor.cli.commands.clean"),
+    Command("generations", "write compacted partitions for consumers of Pinterest's layout", "compactor.cli.commands.generations"),
+    Command("segments", "list remote segments, and print the records of one", "compactor.cli.commands.segments"),
+    Command("bloom", "show or rebuild the sidecars that let a round skip segments", "compactor.cli.commands.bloom"),
+    Command("verify", "check that the tier is what its metadata say", "compactor.cli.commands.verify"),
+    Command("orphans", "find and delete objects of broker-managed tiers that no metadata name", "compactor.cli.commands.orphans"),
+    Command("checkpoints", "show cleaner offsets by compactor epoch: who led, who was fenced", "compactor.cli.commands.checkpoints"),
+    Command("runs", "show past rounds: who ran them, how much they did, how they ended", "compactor.cli.commands.runs"),
+    Command("undo", "make readers use the segments again that a round replaced", "compactor.cli.commands.undo"),
+    Command("explain", "explain why a partition is not cleaned, or what became of a key or an offset", "compactor.cli.commands.explain"),
+    Command("erasure", "show whether a key is erased: what still holds it, and what remains to happen", "compactor.cli.commands.erasure"),
+    Command("daemon", "run rounds and delete replaced segments continuously; serves status pages", "compactor.cli.commands.daemon"),
+    Command("pause", "let no compactor begin a round on these partitions until resume", "compactor.cli.commands.pause"),
+    Command("resume", "let rounds begin again on paused partitions", "compactor.cli.commands.resume"),
+    Command("wake", "ask the daemons for a round on these partitions at once", "compactor.cli.commands.wake"),
+    Command("agent", "run beside a broker and upload sealed segments of the partitions that it leads", "compactor.cli.commands.agent"),
+    Command("config", "show the settings in force, or check that they work", "compactor.cli.commands.config"),
+    Command("completion", "print a script that completes commands and options in a shell", "compactor.cli.commands.completion"),
 )
-"""In the order of `--help`."""
+"""All commands, in the order of `--help`."""
 SERVICES = ("compactor.cli.commands.daemon", "compactor.cli.commands.agent")
-"""They work on for ever: what happens is told with the time."""
+"""Modules of commands that run until they are stopped. Their lines on stderr carry time and level."""
 
 
-def _start_lightly() -> None:
-    """A third of what a small command costs: threads for linear algebra, garbage in what is imported, pydantic's plug-ins."""
+def _speed_up_start() -> None:
+    """Make the start faster: no threads for linear algebra, less garbage collection, no plug-ins of pydantic. Saves a third of a small
+    command's time.
+    """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else the metadata of every package that is installed are read
     gc.set_threshold(20_000, 20, 20)
@@ -69,27 +73,31 @@ def _start_lightly() -> None:
 
 
 def entry(argv: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code (compactor.errors; 130 after Ctrl-C, 143 after SIGTERM)."""
-    with _ended_by_exception():
-        _start_lightly()
-        return _entered(sys.argv[1:] if argv is None else argv)
+    """Run one command and return its exit code (see ``compactor.errors``; 130 after Ctrl-C, 143 after SIGTERM).
+
+    :param argv: arguments without the program's name; None for those of the process.
+    """
+    with _signals_as_exceptions():
+        _speed_up_start()
+        return _run_command(sys.argv[1:] if argv is None else argv)
 
 
-def _entered(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
+    """Parse the arguments, run the command, and return the exit code."""
     out = Output("table")
 
-    def note() -> Note:
+    def current_note() -> NoteFunction:
         return out.note
 
-    remarks = Remarks(note)
+    remarks = RemarkHandler(current_note)
     if asks_for_json(arguments):
         out = Output("json")
     try:
-        arguments = command_first(arguments) or ["--help"]
-        args = _parser(arguments).parse_args(arguments)
+        arguments = move_common_options(arguments) or ["--help"]
+        args = _called_command_parser(arguments).parse_args(arguments)
         service = args.run.__module__ in SERVICES
         out = Output(getattr(args, "output", "table"), lines=LineFormat(getattr(args, "log_format", "text") == "json", stamped=service))
-        remarks.hear(logging.DEBUG if getattr(args, "verbose", False) else logging.INFO if service else logging.WARNING)
+        remarks.show_from_level(logging.DEBUG if getattr(args, "verbose", False) else logging.INFO if service else logging.WARNING)
         return args.run(args, out) or 0
     except SystemExit as stop:  # --help and --version
         return stop.code if isinstance(stop.code, int) else 0
@@ -102,9 +110,9 @@ def _entered(arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get(DEBUG) == "1":
             raise
-        told = known(error)
+        told = as_compactor_error(error)
         out.note(f"error: {told}", logging.ERROR)
-        out.failure(told)
+        out.print_error_document(told)
         return told.exit_code
     finally:
         remarks.close()
@@ -112,18 +120,21 @@ def _entered(arguments: list[str]) -> int:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which is left the way that Ctrl-C is left: leases are given back, local state is closed, staged files go."""
+    """Raised by SIGTERM. As with Ctrl-C, leases are released, local state is closed and staged files are deleted on the way out."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. Python forgets the exit code of a KeyboardInterrupt itself that has come through an ``exec``, even where it was caught."""
+    """Raised by Ctrl-C. A subclass, because Python loses the exit code of a plain KeyboardInterrupt that passed through ``exec``, even
+    if it was caught.
+    """
 
 
 @contextmanager
-def _ended_by_exception() -> Iterator[None]:
-    """SIGTERM and Ctrl-C as exceptions, where this thread may say what they do. A second SIGTERM ends the process at once.
+def _signals_as_exceptions() -> Iterator[None]:
+    """Turn SIGTERM and Ctrl-C into exceptions while the block runs, if this is the main thread. A second SIGTERM ends the process at once.
 
-    Python drops what is raised while it calls a finalizer, or back from a library: then the signal comes once more, a moment later.
+    Python drops exceptions that are raised while it calls a finalizer or returns from a library. In that case the signal is sent again a
+    moment later.
     """
 
     def terminate(number: int, frame: object) -> NoReturn:
@@ -133,7 +144,7 @@ def _ended_by_exception() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> NoReturn:
         raise Interrupted
 
-    def dropped(what: sys.UnraisableHookArgs) -> None:
+    def resend_dropped_signal(what: sys.UnraisableHookArgs) -> None:
         number = signal.SIGTERM if what.exc_type is Terminated else signal.SIGINT if what.exc_type is Interrupted else None
         if number is None or threading.current_thread() is not threading.main_thread():
             hook(what)
@@ -144,7 +155,7 @@ def _ended_by_exception() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hook, sys.unraisablehook = sys.unraisablehook, dropped
+    hook, sys.unraisablehook = sys.unraisablehook, resend_dropped_signal
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored here, and stays so
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
@@ -156,12 +167,13 @@ def _ended_by_exception() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def _parser(arguments: list[str]) -> Parser:
-    return every_command(arguments[:1])
+def _called_command_parser(arguments: list[str]) -> Parser:
+    """Return the parser with the arguments of the command that is called."""
+    return build_parser(arguments[:1])
 
 
-def every_command(names: Container[str]) -> Parser:
-    """The parser, with the arguments of these commands; their modules alone are imported."""
+def build_parser(names: Container[str]) -> Parser:
+    """Return the parser with the arguments of these commands. Only their modules are imported."""
     parser = Parser(
         prog="tiered-compactor",
         description="Log compaction for Apache Kafka's tiered storage, outside the broker.",

@@ -1,4 +1,4 @@
-"""How results are printed: tables for people or one JSON document on stdout; remarks, progress and errors on stderr."""
+"""Output of commands: tables for people or one JSON document on stdout; remarks, progress and errors on stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
 from compactor.cli.lines import LineFormat
-from compactor.views.words import size as size
+from compactor.views.words import format_size as format_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from compactor.errors import CompactorError
 
 SCHEMA_VERSION = 1
-"""Of JSON documents (docs/reference/json.md): fields may be added to it, none goes or changes its meaning."""
+"""Version of the JSON documents (docs/reference/json.md). Fields may be added; none is removed or changes its meaning."""
 _QUIET_SECONDS = 2.0
 """Work that is done sooner shows no progress."""
 _MOST_DRAWN_ROWS = 200
-"""rich takes a second for a few thousand; longer tables are printed as lines of the same shape, which a terminal breaks by itself."""
+"""Largest table that rich draws, because it takes a second for a few thousand rows. Longer tables are printed as lines of the same
+shape.
+"""
 _LINE_SECONDS = 5.0
-"""Between two progress lines where stderr is no terminal."""
+"""Seconds between two lines of progress if stderr is not a terminal."""
 
 
 class Table(NamedTuple):
-    """``columns`` are headings; a cell may be anything: numbers stand to the right (whole ones can be copied), None is empty."""
+    """A table for people. columns: headings. A cell may be any value: numbers are aligned to the right, None is an empty cell."""
 
     title: str
     columns: Sequence[str]
@@ -40,14 +42,14 @@ class Table(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """``label``: one line, or several; a branch stands below it."""
+    """A tree for people. label: one or more lines."""
 
     label: str
     branches: Sequence[Tree]
 
 
 class Output:
-    """Where one command prints. At most one ``result``."""
+    """Destination of one command's output. At most one call of ``print_result``."""
 
     def __init__(
         self,
@@ -63,28 +65,33 @@ class Output:
         self._meter: Progress | None = None
         self._told = False
 
-    def result(self, document: Mapping[str, object], *tables: Table | Tree, summary: str = "") -> None:
-        """The JSON document, or the tables and trees and one closing line. A reader that has gone away (``| head``) is no error."""
+    def print_result(self, document: Mapping[str, object], *tables: Table | Tree, summary: str = "") -> None:
+        """Print the command's result: the JSON document, or the tables and trees followed by the summary.
+
+        If the reader of stdout is gone (``| head``), the rest is dropped without an error.
+        """
         self._told = True
         try:
             if self.mode == "json":
-                self._stdout.write(_as_json({"schema_version": SCHEMA_VERSION, **document}) + "\n")
+                self._stdout.write(_to_json({"schema_version": SCHEMA_VERSION, **document}) + "\n")
             else:
-                self._tables(tables)
+                self._print_tables(tables)
                 if summary:
                     self._stdout.write(summary + "\n")
             self._stdout.flush()
         except BrokenPipeError:
             self._reader_gone()
 
-    def failure(self, error: CompactorError) -> None:
-        """The document of a command that failed before it had a result: ``error`` with kind, message, hint and exit_code."""
+    def print_error_document(self, error: CompactorError) -> None:
+        """Print the document of a command that failed before it had a result: ``error`` with kind, message, hint and exit_code. Only for
+        JSON output.
+        """
         if self.mode == "json" and not self._told:
             told = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-            self.result({"error": told})
+            self.print_result({"error": told})
 
-    def stream(self, parts: Iterable[bytes]) -> None:
-        """Bytes as they are, in the place of a ``result``; they are written as they come."""
+    def write_chunks(self, parts: Iterable[bytes]) -> None:
+        """Write bytes to stdout as they come, instead of a result."""
         self._told = True
         raw = getattr(self._stdout, "buffer", None)
         try:
@@ -98,14 +105,22 @@ class Output:
             self._reader_gone()
 
     def note(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None) -> None:
-        """One remark on stderr, above the progress bar where there is one. ``level``: of logging; ``fields``: what it is about."""
-        text = self.lines.line(text, level, fields or {}, time.gmtime())
-        if self._meter is None or not self._meter.note(text):
+        """Write one remark to stderr, above the progress bar if there is one.
+
+        :param level: a level of ``logging``.
+        :param fields: fields of the line, such as ``partition``.
+        """
+        text = self.lines.format_line(text, level, fields or {}, time.gmtime())
+        if self._meter is None or not self._meter.print_above_bar(text):
             _write_line(self._stderr, text)
 
     @contextmanager
     def progress(self, title: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
-        """For work that may take longer than two seconds; ``unit`` is ``bytes`` or a plural noun. Counted from any thread."""
+        """Show the progress of work that may take longer than two seconds. The yielded object may be used from any thread.
+
+        :param total: amount of work; None if unknown.
+        :param unit: ``bytes`` or a plural noun.
+        """
         self._meter = Progress(title, total, unit, "json" if self.lines.as_json else self.mode, self._stderr)
         try:
             yield self._meter
@@ -114,16 +129,18 @@ class Output:
             self._meter = None
 
     def close(self) -> None:
-        """Nothing may fail after this, not even Python's own flush of stdout when it ends."""
+        """Flush stdout. Nothing fails after this, not even Python's own flush at exit."""
         try:
             self._stdout.flush()
         except BrokenPipeError:
             self._reader_gone()
 
     def _reader_gone(self) -> None:
+        """Direct stdout to /dev/null because its reader has closed the pipe."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stdout.fileno())
 
-    def _tables(self, tables: Sequence[Table | Tree]) -> None:
+    def _print_tables(self, tables: Sequence[Table | Tree]) -> None:
+        """Draw tables and trees with rich."""
         from rich import box
         from rich.console import Console
         from rich.table import Table as RichTable
@@ -133,24 +150,27 @@ class Output:
         console = Console(file=self._stdout, width=None if terminal else 10_000, markup=False, emoji=False, highlight=False)
         for table in tables:
             if isinstance(table, Tree):
-                console.print(_grown(table))
+                console.print(_rich_tree(table))
                 continue
             if table.title:
                 console.print(table.title)  # by itself: a table's own title is broken to the table's width
             if len(table.rows) > _MOST_DRAWN_ROWS:
-                self._stdout.writelines(f"{line}\n" for line in _long_table(table))
+                self._stdout.writelines(f"{line}\n" for line in _long_table_lines(table))
                 continue
             drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(table.columns))
             for position, heading in enumerate(table.columns):
                 numeric = any(_is_number(row[position]) for row in table.rows)
                 drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")
             for row in table.rows:
-                drawn.add_row(*(_cell(value) for value in row))
+                drawn.add_row(*(_format_cell(value) for value in row))
             console.print(drawn)
 
 
 class Progress:
-    """Counts work and shows it: a bar on a terminal, else a line now and then (a JSON line with ``--output json``)."""
+    """Counter of work that shows its progress: a bar on a terminal, else a line every few seconds (JSON with ``--output json``).
+
+    :param clock: seconds, for tests.
+    """
 
     def __init__(
         self,
@@ -169,43 +189,47 @@ class Progress:
         self._bar: Bar | None = None
 
     def advance(self, amount: int = 1) -> None:
+        """Record that this amount of work is done, and update the display if it is time."""
         with self._lock:
             self.done += amount
-            self._show()
+            self._update_display()
 
-    def at(self, title: str, total: int | None = None) -> None:
-        """The next step of the same work: another title, counted from 0."""
+    def begin_step(self, title: str, total: int | None = None) -> None:
+        """Begin the next step of the same work, with another title and counted from 0."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
-            self._show()
+            self._update_display()
 
-    def note(self, text: str) -> bool:
-        """Prints a remark above the bar; False where no bar is drawn."""
+    def print_above_bar(self, text: str) -> bool:
+        """Print a remark above the bar. Returns False if no bar is drawn."""
         with self._lock:
             if self._bar is not None:
                 self._bar.console.print(text, highlight=False, soft_wrap=True)
             return self._bar is not None
 
     def close(self) -> None:
+        """Remove the progress bar, or write the last line of progress."""
         with self._lock:
             if self._bar is not None:
                 self._bar.stop()
             elif self._shown:
-                self._line()
+                self._write_progress_line()
 
-    def _show(self) -> None:
+    def _update_display(self) -> None:
+        """Draw the bar or write a line, if it is time for that."""
         now = self._clock()
         if now < self._next:
             return
         if self._mode == "table" and self._stderr.isatty():
             self._next = now + 0.1
-            self._draw()
+            self._draw_bar()
         else:
             self._next = now + _LINE_SECONDS
-            self._line()
+            self._write_progress_line()
         self._shown = True
 
-    def _draw(self) -> None:
+    def _draw_bar(self) -> None:
+        """Draw the bar."""
         if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -217,27 +241,29 @@ class Progress:
             self._bar.add_task(self.title, amount="")
             self._bar.start()
         task = self._bar.task_ids[0]
-        self._bar.update(task, description=self.title, completed=self.done, total=self.total, amount=self._amount())
+        self._bar.update(task, description=self.title, completed=self.done, total=self.total, amount=self._format_amount())
 
-    def _line(self) -> None:
+    def _write_progress_line(self) -> None:
+        """Write a line."""
         if self._mode == "json":
             text = json.dumps({"progress": {"title": self.title, "done": self.done, "total": self.total, "unit": self.unit}})
         else:
             share = f"{100 * self.done // self.total} %, " if self.total else ""
-            amount = self._amount()
+            amount = self._format_amount()
             text = f"{self.title}: {share}{amount}" if amount else self.title
         _write_line(self._stderr, text)
 
-    def _amount(self) -> str:
-        """Empty for work that is not counted."""
+    def _format_amount(self) -> str:
+        """Return the amount done as text; empty for work that is not counted."""
         if self.total is None and not self.done and not self.unit:
             return ""
         numbers = [self.done] if self.total is None else [self.done, self.total]
-        texts = [size(number) if self.unit == "bytes" else f"{number:,}" for number in numbers]
+        texts = [format_size(number) if self.unit == "bytes" else f"{number:,}" for number in numbers]
         return " of ".join(texts) + (f" {self.unit}" if self.unit not in ("", "bytes") else "")
 
 
 def _write_line(stream: IO[str], text: str) -> None:
+    """Write a line. If the reader has closed the pipe, the line is dropped and the work goes on."""
     try:
         stream.write(text + "\n")
         stream.flush()
@@ -245,19 +271,20 @@ def _write_line(stream: IO[str], text: str) -> None:
         pass  # nobody reads remarks any more; the work goes on
 
 
-def _as_json(document: Mapping[str, object]) -> str:
-    """As ``json.dumps`` with an indent has it, ten times as fast: a plan of a large tier has 200,000 segments."""
+def _to_json(document: Mapping[str, object]) -> str:
+    """Return a document as indented JSON. Ten times as fast as ``json.dumps``: the plan of a large tier has 200,000 segments."""
     from pydantic_core import to_json
 
     return to_json(document, indent=2).decode()
 
 
-def _long_table(table: Table) -> Iterator[str]:
+def _long_table_lines(table: Table) -> Iterator[str]:
+    """Yield the lines of a long table in the shape in which rich draws short ones."""
     from rich.cells import cell_len
 
     columns = []
     for position, heading in enumerate(table.columns):
-        cells = [_cell(row[position]) for row in table.rows]
+        cells = [_format_cell(row[position]) for row in table.rows]
         width = max(cell_len(cell) for cell in [heading, *cells])
         right = any(_is_number(row[position]) for row in table.rows)
         padded = [" " * (width - cell_len(cell)) for cell in [heading, *cells]]
@@ -266,22 +293,24 @@ def _long_table(table: Table) -> Iterator[str]:
     yield from ("", lines[0], " " + "─" * (cell_len(lines[0]) - 2) + " ", *lines[1:], "")
 
 
-def _grown(tree: Tree) -> RichTree:
+def _rich_tree(tree: Tree) -> RichTree:
+    """Return a tree as rich draws it."""
     from rich.tree import Tree as RichTree
 
-    def add(branches: Sequence[Tree], to: RichTree) -> RichTree:
+    def add_branches(branches: Sequence[Tree], to: RichTree) -> RichTree:
         for branch in branches:
-            add(branch.branches, to.add(branch.label))
+            add_branches(branch.branches, to.add(branch.label))
         return to
 
-    return add(tree.branches, RichTree(tree.label))
+    return add_branches(tree.branches, RichTree(tree.label))
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
+    """Return a cell's text."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""``--profile``: what each stage of a command's work cost."""
+"""Option ``--profile``: the cost of each stage of a command's work."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compactor.cli import frame
-from compactor.cli.output import Table, size
-from compactor.stages import Recorder, StageCost, recorded_by
+from compactor.cli.output import Table, format_size
+from compactor.profiling import Recorder, StageCost, record_costs
 
 
-def add_argument(parser: frame.Parser) -> None:
+def add_profile_argument(parser: frame.Parser) -> None:
+    """Add ``--profile`` to a command."""
     parser.add_argument("--profile", action="store_true", help="say what each stage of the work cost: CPU seconds, seconds, bytes")
 
 
-class Profile:
-    """Costs by stage, in their order, then of what belongs to no stage, and of everything: known once the work is done."""
+class CommandProfile:
+    """Costs of a command's work by stage, of work outside the stages, and in total. Known after the work."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._asked: bool = args.profile
         self._costs: dict[str, StageCost] = {}
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """What all threads do while the block runs, where ``--profile`` asks."""
+    def record_costs(self) -> Iterator[None]:
+        """Record the work of all threads while the block runs, if ``--profile`` was given."""
         if not self._asked:
             yield
             return
         recorder = Recorder(time.thread_time, time.perf_counter)
         cpu, wall = time.process_time(), time.perf_counter()
-        with recorded_by(recorder):
+        with record_costs(recorder):
             yield
         total = StageCost(time.process_time() - cpu, time.perf_counter() - wall)
         staged = sum(cost.cpu for cost in recorder.costs.values())
@@ -41,16 +42,16 @@ class Profile:
             "total": total,
         }
 
-    def document(self) -> list[dict[str, object]] | None:
-        """None where nobody asked; empty where there was nothing to do."""
+    def costs_document(self) -> list[dict[str, object]] | None:
+        """Return the costs for JSON output; None without ``--profile``, empty if there was no work."""
         rows = self._costs.items()
         told = [{"stage": name, "cpu": round(cost.cpu, 6), "seconds": round(cost.wall, 6), "bytes": cost.bytes} for name, cost in rows]
         return told if self._asked else None
 
-    def tables(self) -> list[Table]:
-        """Of stages that took part."""
+    def cost_tables(self) -> list[Table]:
+        """Return a table of the stages that took part; none without ``--profile``."""
         rows = [
-            (name, f"{cost.cpu:.3f}", f"{cost.wall:.3f}" if cost.wall else None, size(cost.bytes) if cost.bytes else None)
+            (name, f"{cost.cpu:.3f}", f"{cost.wall:.3f}" if cost.wall else None, format_size(cost.bytes) if cost.bytes else None)
             for name, cost in self._costs.items()
             if cost != StageCost()
         ]

@@ -1,4 +1,4 @@
-"""What the commands over a tier share."""
+"""Parts that the commands over a tier share: opening the tier, common arguments, exit codes over several partitions."""
 
 from __future__ import annotations
 
@@ -14,40 +14,39 @@ from compactor.cli import frame
 from compactor.cli.output import Output
 from compactor.errors import CompactorError, Leased, UsageError
 
-READERS = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
+READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
 WRITERS = ("run", "retire", "daemon", "recompact", "undo")
-"""For a tier of kind kafka."""
+"""Commands that may change a broker-managed tier."""
 
 if TYPE_CHECKING:
-    from compactor.bootstrap import Tier
+    from compactor.access.tier import Tier
+    from compactor.config.settings import Settings
     from compactor.control.summary import PartitionSummary
     from compactor.model.ids import TopicPartition
 
 
-def opened(args: argparse.Namespace, *, local_state: bool = False, writes: str = "") -> Tier:
-    """The tier of the configuration; ``local_state``: with what this machine remembers of it. Raises UsageError.
+def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False, writes: str = "") -> Tier:
+    """Open the configured tier.
 
-    ``writes``: the command, where it is one that changes the tier. All others cannot change one that brokers write.
+    :param local_state: whether to use this machine's local state of the tier.
+    :param writes: name of the command if it changes the tier. With other commands a broker-managed tier is opened read-only.
+    :raises UsageError: if the settings do not allow it, or the command does not work on this kind of tier.
     """
     from compactor.bootstrap import open_tier
+    from compactor.tier.kinds import tier_kind
 
     gc.set_threshold(100_000)  # segments are made by the hundred thousand, and no cycles
-    settings = frame.settings(args)
-    kafka = settings.tier.kind == "kafka"
-    if kafka and writes and writes not in WRITERS:
-        raise UsageError(f"`{writes}` does not work on a tier that brokers write", hint=READERS)
-    if kafka and writes and not (settings.control_url and settings.kafka.bootstrap_servers.strip()):
-        missing = "bootstrap_servers under [kafka]" if settings.control_url else "control_url under [tier]"
-        raise UsageError(f"`{writes}` on a tier that brokers write needs {missing}", hint=READERS)
-    if kafka and writes and not settings.kafka.topics:
-        raise UsageError(f"`{writes}`: topics under [kafka] is empty, so that no topic is read", hint="Name whole regular expressions")
+    settings = frame.load_command_settings(args)
+    shared = tier_kind(settings).is_broker_managed
+    if shared and writes:
+        _check_command_writes(writes, settings)
     opened = open_tier(settings, local_state=local_state)
-    if kafka and writes:
-        opened.create()
-    elif kafka:
-        from compactor.views.checkpoints import read_only
+    if shared and writes:
+        opened.identity.create()
+    elif shared:
+        from compactor.views.checkpoints import read_only_tier
 
-        opened = read_only(opened)
+        opened = read_only_tier(opened)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
         from compactor.spark.round.engine import SparkEngines
 
@@ -55,64 +54,87 @@ def opened(args: argparse.Namespace, *, local_state: bool = False, writes: str =
     return opened
 
 
-def keeping(args: argparse.Namespace) -> Tier:
-    """The same for a command that writes into the control store alone. Raises UsageError where there is none."""
-    from compactor.bootstrap import open_tier
-    from compactor.storage.readonly import ReadOnly
+def _check_command_writes(command: str, settings: Settings) -> None:
+    """Raise UsageError if a command cannot change the configured broker-managed tier."""
+    from compactor.tier.kinds import control_url
 
-    settings = frame.settings(args)
-    if settings.tier.kind != "kafka":
-        return opened(args)
-    if not settings.control_url:
+    if command not in WRITERS:
+        raise UsageError(f"`{command}` does not work on a tier that brokers write", hint=READ_ONLY_HINT)
+    has_control = bool(control_url(settings))
+    if not (has_control and settings.kafka.bootstrap_servers.strip()):
+        missing = "bootstrap_servers under [kafka]" if has_control else "control_url under [tier]"
+        raise UsageError(f"`{command}` on a tier that brokers write needs {missing}", hint=READ_ONLY_HINT)
+    if not settings.kafka.topics:
+        raise UsageError(f"`{command}`: topics under [kafka] is empty, so that no topic is read", hint="Name whole regular expressions")
+
+
+def open_for_control_writes(args: argparse.Namespace) -> Tier:
+    """Open the configured tier for a command that writes only to the control store. Raises UsageError if there is none."""
+    from compactor.bootstrap import open_tier
+    from compactor.storage.forwarding import ReadOnly
+    from compactor.tier.kinds import control_url, tier_kind
+
+    settings = frame.load_command_settings(args)
+    if not tier_kind(settings).is_broker_managed:
+        return open_configured_tier(args)
+    if not control_url(settings):
         raise UsageError("there is no place for what is made", hint="Set control_url under [tier], outside of what brokers write")
     found = open_tier(settings)
-    found.create()
+    found.identity.create()
     return found.over(data=ReadOnly(found.ports.data))
 
 
-def viewed(args: argparse.Namespace) -> Tier:
-    """The same for a command that must not write: its stores refuse to."""
-    from compactor.views.checkpoints import read_only
+def open_read_only(args: argparse.Namespace) -> Tier:
+    """Open the configured tier read-only: every write is refused."""
+    from compactor.views.checkpoints import read_only_tier
 
-    return read_only(opened(args))
+    return read_only_tier(open_configured_tier(args))
 
 
-def summaries(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionSummary]:
-    """A look at each of these partitions; those that cannot be read are reported and left out."""
-    from compactor.views.overview import overview
+def read_partition_summaries(
+    tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
+) -> list[PartitionSummary]:
+    """Return the summaries of these partitions. Those that cannot be read are reported and left out."""
+    from compactor.views.overview import read_summaries
 
     found = []
     with out.progress("looking", len(names), "partitions") as progress:
-        looks = overview(tier, names, marks=True, on_partition=progress.advance)
+        looks = read_summaries(tier, names, check_marks=True, on_partition=progress.advance)
     for look in looks:
         if look.error is not None:
-            outcomes.failed(str(look.name), look.error)
+            outcomes.record_failure(str(look.name), look.error)
         if look.summary is not None:
-            outcomes.ok()
+            outcomes.record_success()
             found.append(look.summary)
     return found
 
 
-def partitions_argument(parser: frame.Parser) -> None:
+def add_partitions_argument(parser: frame.Parser) -> None:
+    """Add the argument that names partitions, by default all."""
     parser.add_argument("partitions", nargs="*", metavar="TOPIC-PARTITION", help="default: all partitions of the tier")
 
 
-def now_argument(parser: frame.Parser) -> None:
+def add_now_argument(parser: frame.Parser) -> None:
+    """Add ``--now``, the cleaner's clock."""
     help_text = "the cleaner's clock: milliseconds, a time, '2h ago', 'in 3d' (default: the clock)"
-    parser.add_argument("--now", "--at", type=frame.moment, metavar="TIME", help=help_text)
+    parser.add_argument("--now", "--at", type=frame.parse_time_ms, metavar="TIME", help=help_text)
 
 
-def now_ms(args: argparse.Namespace) -> int:
+def cleaner_clock_ms(args: argparse.Namespace) -> int:
+    """Return the cleaner's clock in milliseconds: ``--now``, or the present time."""
     return int(time.time() * 1000) if args.now is None else args.now
 
 
-def plain(value: Any) -> dict[str, Any]:
-    """A report as JSON has it."""
+def report_document(value: Any) -> dict[str, Any]:
+    """Return a report (a dataclass) as a dictionary for JSON output."""
     return asdict(value)
 
 
 class PartitionOutcomes:
-    """Exit codes of a command over several partitions: a failing one does not stop the others (I9)."""
+    """Outcomes of a command over several partitions, for its exit code. A partition that fails does not stop the others (I9).
+
+    :param named: whether the user named the partitions. If not, a partition that another process leads is not a failure.
+    """
 
     def __init__(self, out: Output, named: bool) -> None:
         self._out = out
@@ -120,22 +142,24 @@ class PartitionOutcomes:
         self._codes: list[int] = []
         self._leased = 0
 
-    def ok(self) -> None:
+    def record_success(self) -> None:
+        """Record a success."""
         self._codes.append(0)
 
-    def failed(self, what: str, error: Exception) -> CompactorError:
-        """Notes it; with TIERED_COMPACTOR_DEBUG=1 a bug ends the command here, to be seen."""
-        told = frame.known(error)
-        if told is not error and os.environ.get(frame.DEBUG) == "1":
+    def record_failure(self, what: str, error: Exception) -> CompactorError:
+        """Report and record a failure, and return it as a CompactorError. With TIERED_COMPACTOR_DEBUG=1 a bug is raised instead."""
+        found = frame.as_compactor_error(error)
+        if found is not error and os.environ.get(frame.DEBUG) == "1":
             raise error
-        self._out.note(f"error: {told}" if str(told).startswith(f"{what}: ") else f"error: {what}: {told}")
-        if isinstance(told, Leased) and not self._named:
+        self._out.note(f"error: {found}" if str(found).startswith(f"{what}: ") else f"error: {what}: {found}")
+        if isinstance(found, Leased) and not self._named:
             self._leased += 1
         else:
-            self._codes.append(told.exit_code)
-        return told
+            self._codes.append(found.exit_code)
+        return found
 
-    def bad_data(self, what: str, reason: str) -> None:
+    def record_quarantine(self, what: str, reason: str) -> None:
+        """Report and record that a partition was quarantined because of damaged data."""
         advice = (
             "Readers have what they had. Restore the object from the store's versions or a backup, and run again; `verify` names all damage"
         )
@@ -143,8 +167,9 @@ class PartitionOutcomes:
         self._codes.append(3)
 
     def exit_code(self) -> int:
-        from compactor.errors import gravest
+        """Return the exit code of the gravest outcome."""
+        from compactor.errors import gravest_exit_code
 
         if self._leased and not self._codes:
             return Leased.exit_code
-        return gravest(self._codes)
+        return gravest_exit_code(self._codes)

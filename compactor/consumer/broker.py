@@ -1,29 +1,46 @@
-"""The broker's side of a consumer, as a port: partitions read from given offsets, and told where the broker has no such offset any more.
+"""Port for the broker's part of a consumer: partitions are read from given offsets; offsets that the broker does not have are reported.
 
 Conformance: tests/contract/test_broker_log.py.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from compactor.consumer.messages import MessageLike
+from compactor.brokers.metadata_topic.codec import uuid_text
+from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
+from compactor.brokers.metadata_topic.connection import (
+    AdminSession,
+    ClientErrors,
+    KafkaConnection,
+    kafka_error,
+    load_confluent_kafka,
+    retry_until_answered,
+)
 from compactor.errors import NotFound, Refused, StoreError
-from compactor.metadata_topic.connection import ClientErrors, KafkaConnection, ask, load, mapped
 from compactor.model.ids import TopicPartition
 
 _GROUP = "tiered-consumer"
-"""librdkafka wants one; nothing is ever joined or committed."""
+"""A group id, which librdkafka requires. No group is joined, and no offset is committed."""
 
 
-_PASSING = ("GROUP_AUTHORIZATION_FAILED", "UNKNOWN")
-"""librdkafka looks for the coordinator of the group, whom nobody here needs; brokers that have just started answer unknown."""
+_IGNORED_ERRORS = ("GROUP_AUTHORIZATION_FAILED", "UNKNOWN")
+"""Errors to ignore: of the group coordinator, which librdkafka looks for and nobody needs, and of brokers that have just started."""
+
+
+_TRUNCATION_TEXT = re.compile(r"truncation detected .*broker end offset is ([0-9]+)")
+"""librdkafka reports the offset in the text of its error only."""
+
+
+_RETRY_S = 0.002
 
 
 class LogBounds(NamedTuple):
-    """The first offset that a broker has of a partition, and the one that the next record gets (of a consumer's view)."""
+    """First offset of a partition, and the offset of its next record, as a consumer sees them."""
 
     start: int
     end: int
@@ -31,40 +48,57 @@ class LogBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Fetched:
-    """``messages`` ascend within each partition. ``out_of_range``: partitions whose offset is not there; they are not read any further."""
+    """Answer of a broker.
 
-    messages: Sequence[MessageLike] = ()
+    messages: ascending within each partition.
+    out_of_range: partitions whose offset the broker does not have. They are not read any further.
+    truncated: partitions whose log was truncated below the offset that was read, with the offset up to which it still holds what was read.
+        They are not read any further.
+    """
+
+    messages: Sequence[Any] = ()
     out_of_range: Sequence[TopicPartition] = ()
+    truncated: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass
 class _Found:
-    messages: list[MessageLike] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
     out_of_range: list[TopicPartition] = field(default_factory=list)
+    truncated: dict[TopicPartition, int] = field(default_factory=dict)
 
 
 class BrokerLog(Protocol):
-    """For one thread. Raises Unavailable, Refused; ``fetch`` only what waiting does not mend."""
+    """A broker, for use by one thread. Methods raise Unavailable and Refused; ``fetch`` raises Refused only."""
 
-    def read_from(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """These partitions are read too from now on, each from its offset; one that is read already goes there."""
+    def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
+        """Read these partitions too from now on, each from its offset; a partition that is being read already continues there.
+
+        :param epochs: leader epoch of the record before the offset, where known; the broker's log is compared with it.
+        """
 
     def stop(self, names: Iterable[TopicPartition]) -> None:
-        """Nothing more of these comes. Those that are not read are passed over."""
+        """Stop reading these partitions. Partitions that are not being read are ignored."""
 
     def fetch(self, limit: int, timeout_s: float) -> Fetched:
-        """What has come, at most ``limit`` messages; waits for the first one."""
+        """Return what has arrived, at most ``limit`` messages. Waits up to ``timeout_s`` seconds for the first one."""
 
-    def bounds(self, name: TopicPartition) -> LogBounds: ...
+    def bounds(self, name: TopicPartition) -> LogBounds:
+        """Return the partition's first offset and the offset of its next record."""
+
+    def topic_id(self, name: TopicPartition) -> str:
+        """Return the topic's id as Kafka prints it; empty for brokers before 2.8."""
 
     def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
-        """Of the first record that is at least that young; None where there is none."""
+        """Return the offset of the first record with at least this timestamp, or None if there is none."""
 
     def close(self) -> None: ...
 
 
 class ConfluentBroker:
-    """BrokerLog over confluent-kafka (the extra ``kafka``), which is imported on first use; messages are its own.
+    """BrokerLog over confluent-kafka (the extra ``kafka``), which is imported on first use.
+
+    Messages are those of confluent-kafka.
 
     :param committed: isolation level read_committed.
     """
@@ -73,19 +107,34 @@ class ConfluentBroker:
         self._connection = connection
         self._committed = committed
         self._listener = ClientErrors()
+        self._admin = AdminSession(connection)
         self._client: Any = None
         self._names: set[TopicPartition] = set()
 
-    def read_from(self, offsets: Mapping[TopicPartition, int]) -> None:
-        kafka = load()
+    def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
+        kafka, epochs = load_confluent_kafka(), epochs or {}
         self.stop(offsets)
-        wanted = [kafka.TopicPartition(name.topic, name.partition, offset) for name, offset in offsets.items()]
+        wanted = [kafka.TopicPartition(*name, offset, leader_epoch=epochs.get(name, -1)) for name, offset in offsets.items()]
         if wanted:
             self._consumer().incremental_assign(wanted)
             self._names |= set(offsets)
+            self._compare([place for place in wanted if (place.topic, place.partition) in epochs])
+
+    def _compare(self, places: Sequence[Any]) -> None:
+        """Let librdkafka compare leader epochs: it does so where a partition is sought, not where it is assigned."""
+        kafka, deadline = load_confluent_kafka(), time.monotonic() + self._connection.timeout_s
+        for place in places:
+            while True:
+                try:
+                    self._consumer().seek(place)
+                    break
+                except kafka.KafkaException as error:
+                    if error.args[0].name() != "_STATE" or time.monotonic() >= deadline:
+                        raise kafka_error(error.args[0], self._connection.bootstrap_servers, f"{place.topic}-{place.partition}") from None
+                time.sleep(_RETRY_S)  # the assignment is not in force yet
 
     def stop(self, names: Iterable[TopicPartition]) -> None:
-        kafka = load()
+        kafka = load_confluent_kafka()
         known = self._names & set(names)
         if known:
             self._consumer().incremental_unassign([kafka.TopicPartition(*name) for name in known])
@@ -98,40 +147,50 @@ class ConfluentBroker:
             if error is None:
                 found.messages.append(message)
                 continue
-            told = mapped(error, self._connection.bootstrap_servers, f"{message.topic()}-{message.partition()}")
+            told = kafka_error(error, self._connection.bootstrap_servers, f"{message.topic()}-{message.partition()}")
             if isinstance(told, NotFound):
                 name = TopicPartition(message.topic(), message.partition())
-                if name in self._names:
+                cut = _TRUNCATION_TEXT.search(error.str())
+                if name in self._names and cut:
+                    found.truncated[name] = int(cut[1])
+                elif name in self._names:
                     found.out_of_range.append(name)
-            elif isinstance(told, Refused) and error.name() not in _PASSING:
+            elif isinstance(told, Refused) and error.name() not in _IGNORED_ERRORS:
                 raise told
-        self.stop(found.out_of_range)
-        refusal = self._listener.refusal(self._connection.bootstrap_servers, "reading")
+        self.stop([*found.out_of_range, *found.truncated])
+        refusal = self._listener.tls_or_login_error(self._connection.bootstrap_servers, "reading")
         if refusal is not None and not found.messages:
             raise refusal
-        return Fetched(found.messages, found.out_of_range)
+        return Fetched(found.messages, found.out_of_range, found.truncated)
 
     def bounds(self, name: TopicPartition) -> LogBounds:
-        kafka = load()
+        kafka = load_confluent_kafka()
         place = kafka.TopicPartition(*name)
         consumer = self._consumer()
         return LogBounds(*self._ask(name, lambda seconds: consumer.get_watermark_offsets(place, timeout=seconds)))
 
+    def topic_id(self, name: TopicPartition) -> str:
+        wanted, client, seconds = load_confluent_kafka().TopicCollection([name.topic]), self._admin.client, self._connection.timeout_s
+        described = self._admin.request(f"describe {name.topic}", lambda: client.describe_topics(wanted, request_timeout=seconds))
+        raw = uuid_to_bytes(described[name.topic].topic_id)
+        return uuid_text(raw) if any(raw) else ""
+
     def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
-        kafka = load()
+        kafka = load_confluent_kafka()
         place = kafka.TopicPartition(*name, timestamp_ms)
         consumer = self._consumer()
         (found,) = self._ask(name, lambda seconds: consumer.offsets_for_times([place], timeout=seconds))
         return None if found.offset < 0 else int(found.offset)
 
     def close(self) -> None:
+        self._admin.close()
         if self._client is not None:
             self._client.close()
             self._client = None
 
     def _ask(self, name: TopicPartition, attempt: Any) -> Any:
         try:
-            return ask(self._connection, self._listener, f"offsets of {name}", attempt)
+            return retry_until_answered(self._connection, self._listener, f"offsets of {name}", attempt)
         except NotFound as error:
             raise StoreError(error.message, hint=error.hint) from None
 
@@ -145,5 +204,5 @@ class ConfluentBroker:
                 auto_offset_reset="error",
                 isolation_level="read_committed" if self._committed else "read_uncommitted",
             )
-            self._client = load().Consumer(settings)
+            self._client = load_confluent_kafka().Consumer(settings)
         return self._client

@@ -1,7 +1,4 @@
-"""Records as Arrow columns, made from offsets and buffers: no Python object per record.
-
-``select`` keeps rows of a parsed chunk; each column is gathered from the chunk's byte array by one kernel.
-"""
+"""Records as Arrow columns, made from offsets and buffers: no Python object per record."""
 
 from __future__ import annotations
 
@@ -11,20 +8,21 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from compactor.consumer.gather import Flags, Selection, Slices, header_slices, slices
+from compactor.constants import NO_TIMESTAMP
+from compactor.consumer.gather import Selection, Slices, copy_headers, copy_slices
 from compactor.errors import UsageError
+from compactor.kernels.common import Flags
 from compactor.records.batches import LOG_APPEND
 
-NO_TIMESTAMP: Final = -1
 LATEST_MS: Final = (2**63 - 1) // 1000
-"""Spark counts microseconds: what lies beyond year 294247 is shown as that (clients have been seen to write such times)."""
+"""Largest timestamp in a column, in milliseconds (year 294247): Spark counts microseconds, and some clients write larger ones."""
 
-COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType", "leaderEpoch")
-"""The columns of Spark's own Kafka source, and the leader epoch."""
+MESSAGE_COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType", "leaderEpoch")
+"""Column names: those of Spark's own Kafka source, and the leader epoch."""
 
 
-def batch_of(selection: Selection, topic: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
-    """The selection as an Arrow batch with exactly the columns of ``schema``."""
+def arrow_batch(selection: Selection, topic: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the selected rows as an Arrow batch with exactly the columns of ``schema``."""
     return pa.RecordBatch.from_arrays([_column(selection, field, topic, partition) for field in schema], schema=schema)
 
 
@@ -33,11 +31,11 @@ def _column(selection: Selection, field: pa.Field, topic: str, partition: int) -
     some = slice(selection.chunk.first, selection.chunk.last)
     match field.name:
         case "key":
-            return binary(slices(selection.chunk.buf, rows.key_start, rows.key_length, picked))
+            return binary(copy_slices(selection.chunk.buf, rows.key_start, rows.key_length, picked))
         case "value":
-            return binary(slices(selection.chunk.buf, rows.value_start, rows.value_length, picked))
+            return binary(copy_slices(selection.chunk.buf, rows.value_start, rows.value_length, picked))
         case "headers":
-            return _headers(selection, field.type)
+            return _header_column(selection, field.type)
         case "topic":
             return pa.repeat(pa.scalar(topic, pa.string()), len(picked))
         case "partition":
@@ -59,25 +57,25 @@ def _column(selection: Selection, field: pa.Field, topic: str, partition: int) -
 
 
 def binary(found: Slices) -> pa.Array:
-    """Slices as a binary column."""
-    parts = [_validity(found.valid), pa.py_buffer(found.begins), pa.py_buffer(found.data)]
+    """Return byte strings as a binary column."""
+    parts = [_null_bitmap(found.valid), pa.py_buffer(found.begins), pa.py_buffer(found.data)]
     return pa.Array.from_buffers(pa.binary(), len(found), parts)
 
 
-def _validity(valid: Flags) -> pa.Buffer | None:
+def _null_bitmap(valid: Flags) -> pa.Buffer | None:
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def _headers(selection: Selection, kind: pa.DataType) -> pa.Array:
-    """As in Spark's own Kafka source: null where a record has none."""
-    found = header_slices(selection)
-    entries = pa.StructArray.from_arrays([_text(binary(found.names)), binary(found.values)], fields=list(kind.value_type))
+def _header_column(selection: Selection, kind: pa.DataType) -> pa.Array:
+    """Return a column of headers; null for records without headers, as in Spark's own Kafka source."""
+    found = copy_headers(selection)
+    entries = pa.StructArray.from_arrays([_text_column(binary(found.names)), binary(found.values)], fields=list(kind.value_type))
     some = np.diff(found.begins) > 0
-    return pa.Array.from_buffers(kind, len(some), [_validity(some), pa.py_buffer(found.begins)], children=[entries])
+    return pa.Array.from_buffers(kind, len(some), [_null_bitmap(some), pa.py_buffer(found.begins)], children=[entries])
 
 
-def _text(names: pa.Array) -> pa.Array:
-    """Kafka reads header names as UTF-8 with replacement characters; Arrow takes nothing that is not UTF-8."""
+def _text_column(names: pa.Array) -> pa.Array:
+    """Return header names as a text column. As in Kafka, bytes that are not valid UTF-8 become replacement characters."""
     try:
         text = names.cast(pa.string())
         text.validate(full=True)
@@ -86,8 +84,8 @@ def _text(names: pa.Array) -> pa.Array:
     return text
 
 
-def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """These columns (none: all of them) with times in milliseconds. Raises UsageError for one that there is not."""
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    """Return the schema of these columns (all if none is named), with timestamps in milliseconds. Raises UsageError if one is unknown."""
     kinds = {
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])), "key": pa.binary(), "leaderEpoch": pa.int32(),
         "offset": pa.int64(), "partition": pa.int32(), "timestamp": pa.timestamp("ms", "UTC"), "timestampType": pa.int32(),
@@ -95,5 +93,5 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     }  # fmt: skip
     for name in columns:
         if name not in kinds:
-            raise UsageError(f"there is no column {name!r}", hint=f"The columns are {', '.join(COLUMNS)}")
-    return pa.schema([(name, kinds[name]) for name in columns or COLUMNS])
+            raise UsageError(f"there is no column {name!r}", hint=f"The columns are {', '.join(MESSAGE_COLUMNS)}")
+    return pa.schema([(name, kinds[name]) for name in columns or MESSAGE_COLUMNS])

@@ -1,7 +1,7 @@
-"""The tier's side of a consumer: partitions are read by a few threads, ahead of whoever takes, and never more than a bounded bit ahead.
+"""The tier's part of a consumer: a few threads read partitions in advance, into one bounded queue of blocks.
 
-A thread reads one partition for a *turn* and then goes on with the next one that is due. What has been read waits as blocks in one
-queue. Memory: ``queue_bytes`` of blocks, and for each thread one more block and the pieces of the segment that it is reading.
+A thread reads one partition for a *turn* and then continues with the next one that is due. Memory: ``queue_bytes`` of blocks, and for each
+thread one more block and the pieces of the segment that it is reading.
 """
 
 from __future__ import annotations
@@ -11,213 +11,242 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from compactor.bootstrap import Tier
-from compactor.consumer.last_values import among, latest
-from compactor.consumer.messages import RecordBlock, block_of
-from compactor.consumer.reading import Extent, Reader, WantedRecords, first_offset, last_stable_offset
-from compactor.errors import CompactorError
+from compactor.access.tier import Tier
+from compactor.consumer.history import LogIdentity, LogMismatch, ReadHistory, find_mismatch, log_identity
+from compactor.consumer.last_values import keep_offsets, latest
+from compactor.consumer.messages import RecordBlock, copy_block
+from compactor.consumer.reading import LogChanged, Reader, ReadOptions, ReadRange, last_stable_offset
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import Int64s
 
 TURN_BYTES = 64 << 20
-"""Of blocks: after so many it is another partition's turn."""
+"""Size of the blocks after which another partition gets a turn."""
 
 
 @dataclass(eq=False)
 class Turn:
-    """A partition that is being read, from ``offset`` on. Below ``until`` only the offsets in ``only`` are wanted."""
+    """State of reading one partition of a tier.
+
+    offset: next offset to read.
+    read: what was read before the partition was started.
+    view_offsets: offsets of last records, to which reading is restricted below ``view_end``; None for all offsets.
+    view_end: end of the view of last records, exclusive; -1 if the view is still to be made.
+    log: the log that was read since the start; None before the first turn.
+    """
 
     name: TopicPartition
     offset: int
-    only: Int64s | None = None
-    until: int = -1
+    read: ReadHistory
+    view_offsets: Int64s | None = None
+    view_end: int = -1
+    log: LogIdentity | None = None
+
+
+@dataclass(frozen=True)
+class ReadBlock:
+    """Records of a partition, and the log that they were read from."""
+
+    name: TopicPartition
+    block: RecordBlock
+    log: LogIdentity
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The tier has no more of this partition than up to ``offset`` (exclusive).
+    """Last item of a partition: the tier has no more records of it that may be read.
 
-    ``start`` and ``end`` (exclusive) are the tier's. ``offset`` is below ``end`` where a transaction is open at its end, and below
-    ``start`` where the tier has lost its beginning.
+    offset: everything below was read. It is below ``end`` if a transaction is open at the tier's end, and below ``start`` if the tier has
+        lost its beginning.
+    start, end: first offset and end offset (exclusive) of the tier.
+    log: the tier's log.
+    mismatch: reason why this log does not continue what was read; None if it does.
     """
 
     name: TopicPartition
     offset: int
     start: int
     end: int
+    log: LogIdentity
+    mismatch: LogMismatch | None = None
 
 
 @dataclass(frozen=True)
 class Failed:
-    """It could not be read on at ``offset``."""
+    """Last item of a partition that could not be read, with the error."""
 
     name: TopicPartition
     error: Exception
 
 
-Item = RecordBlock | Ended | Failed
+Item = ReadBlock | Ended | Failed
 
 
 class TierFeed:
-    """``begin`` partitions, ``take`` what comes. Each partition ends with one Ended or Failed; then it may be begun again.
+    """Reader of several partitions of a tier in other threads.
 
-    :param latest_only: of what the tier has when a partition is begun, only the last records of keys (see LastValues).
+    The last item of each partition is Ended or Failed; then the partition can be started again.
+
+    :param latest_only: read only the last record of each key of what the tier holds when a partition is started (see LastValues).
     """
 
     def __init__(self, tier: Tier, *, committed: bool, latest_only: bool, threads: int, queue_bytes: int) -> None:
         self._tier = tier
         self._committed = committed
         self._latest_only = latest_only
-        self._most_threads = threads
+        self._max_threads = threads
         self._queue_bytes = queue_bytes
         self._hash_key = b""
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._turns: dict[TopicPartition, Turn] = {}
-        self._due: deque[Turn] = deque()
-        self._items: deque[Item] = deque()
-        self._queued = 0
+        self._due_turns: deque[Turn] = deque()
+        self._queue: deque[Item] = deque()
+        self._queued_bytes = 0
         self._closed = False
         self._threads: list[threading.Thread] = []
 
     @property
-    def busy(self) -> bool:
-        """Whether anything is to come."""
-        with self._changed:
-            return bool(self._turns or self._items)
+    def is_busy(self) -> bool:
+        """Return whether items are waiting or partitions are being read."""
+        with self._condition:
+            return bool(self._turns or self._queue)
 
-    def begin(self, name: TopicPartition, offset: int, *, from_now: bool = False) -> None:
-        """What was to come of this partition before does not come any more.
+    def start_reading(self, name: TopicPartition, read: ReadHistory, *, skip_view: bool = False) -> None:
+        """Start to read a partition. Items of an earlier start are dropped.
 
-        :param from_now: every record, also where ``latest_only`` is set: the consumer is past the view already.
+        :param read: what was read of it before; reading starts at its end.
+        :param skip_view: read every record, even if ``latest_only`` is set.
         """
-        self.stop(name)
+        self.stop_reading(name)
         if self._latest_only and not self._hash_key:
-            self._hash_key = self._tier.reading_key()
-        turn = Turn(name, offset, until=offset if from_now or not self._latest_only else -1)
-        with self._changed:
+            self._hash_key = self._tier.identity.reading_key()
+        turn = Turn(name, read.end, read, view_end=read.end if skip_view or not self._latest_only else -1)
+        with self._condition:
             self._turns[name] = turn
-            self._due.append(turn)
-            if len(self._threads) < min(self._most_threads, len(self._turns)):
-                thread = threading.Thread(target=self._work, name=f"tier-feed-{len(self._threads)}", daemon=True)
+            self._due_turns.append(turn)
+            if len(self._threads) < min(self._max_threads, len(self._turns)):
+                thread = threading.Thread(target=self._run_thread, name=f"tier-feed-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self._changed.notify_all()
+            self._condition.notify_all()
 
-    def stop(self, name: TopicPartition) -> None:
-        with self._changed:
+    def stop_reading(self, name: TopicPartition) -> None:
+        """Stop reading a partition and drop its items."""
+        with self._condition:
             self._turns.pop(name, None)
-            for item in [item for item in self._items if item.name == name]:
-                self._items.remove(item)
-                self._queued -= _size(item)
-            self._changed.notify_all()
+            for item in [item for item in self._queue if item.name == name]:
+                self._queue.remove(item)
+                self._queued_bytes -= _size(item)
+            self._condition.notify_all()
 
-    def take(self, timeout_s: float) -> Item | None:
-        """The next thing that has come; None after the time."""
+    def next_item(self, timeout_s: float) -> Item | None:
+        """Return the next item, or None if none arrives within the time."""
         deadline = time.monotonic() + timeout_s
-        with self._changed:
-            while not self._items:
+        with self._condition:
+            while not self._queue:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return None
-                self._changed.wait(left)
-            item = self._items.popleft()
-            self._queued -= _size(item)
-            self._changed.notify_all()
+                self._condition.wait(left)
+            item = self._queue.popleft()
+            self._queued_bytes -= _size(item)
+            self._condition.notify_all()
             return item
 
     def close(self) -> None:
-        """Ends the threads; a request that is under way is waited for."""
-        with self._changed:
+        """End the threads. Requests under way are waited for."""
+        with self._condition:
             self._closed = True
             self._turns.clear()
-            self._changed.notify_all()
+            self._condition.notify_all()
         for thread in self._threads:
             thread.join()
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         while True:
-            with self._changed:
-                while not self._due and not self._closed:
-                    self._changed.wait()
+            with self._condition:
+                while not self._due_turns and not self._closed:
+                    self._condition.wait()
                 if self._closed:
                     return
-                turn = self._due.popleft()
+                turn = self._due_turns.popleft()
             try:
-                item: Item | None = self._read(turn)
-            except Exception as error:  # noqa: BLE001 - told to whoever takes
+                item: Item | None = self._read_turn(turn)
+            except LogChanged:
+                self._requeue(turn)  # the next turn compares what was read below its offset
+                continue
+            except Exception as error:  # noqa: BLE001 - returned by next_item
                 item = Failed(turn.name, error)
             if item is not None:
-                self._put(turn, item, last=True)
+                self._enqueue(turn, item, last=True)
 
-    def _read(self, turn: Turn) -> Item | None:
-        """One turn. None: it was stopped, or it is not done and due again."""
+    def _read_turn(self, turn: Turn) -> Item | None:
+        """Read for one turn. Return the partition's last item, or None if it was stopped or is due again."""
         state = self._tier.open(turn.name).refresh()
-        start, end = first_offset(self._tier, state), state.end_offset + 1
+        start, end = self._tier.first_readable_offset(state), state.end_offset + 1
+        log = log_identity(self._tier, state)
+        read_until = turn.offset if turn.view_offsets is None else turn.view_end
+        mismatch = find_mismatch(turn.read if turn.log is None else turn.log.read_until(read_until), log)
+        if mismatch is not None:
+            return Ended(turn.name, turn.offset, start, end, log, mismatch)
+        turn.log = log
         bound = last_stable_offset(self._tier, state) if self._committed else end
         if turn.offset >= bound or turn.offset < start:
-            return Ended(turn.name, turn.offset, start, end)
-        if turn.until < 0:
+            return Ended(turn.name, turn.offset, start, end, log)
+        if turn.view_end < 0:
             view = latest(self._tier, turn.name, first=turn.offset, last=bound - 1, committed=self._committed, hash_key=self._hash_key)
-            turn.only = view.offsets()
-            turn.until = bound
-        if turn.only is not None and turn.offset < turn.until:
-            bound = min(bound, turn.until)
+            turn.view_offsets = view.offsets()
+            turn.view_end = bound
+        if turn.view_offsets is not None and turn.offset < turn.view_end:
+            bound = min(bound, turn.view_end)
         else:
-            turn.only = None
+            turn.view_offsets = None
         limit = self._tier.cleaner_for(turn.name.topic).max_decompressed_batch_bytes
         segments = tuple(segment for segment in state.live if segment.end_offset >= turn.offset)
-        extent = Extent(turn.name, turn.offset, bound - 1, segments)
+        extent = ReadRange(turn.name, turn.offset, bound - 1, segments, log)
         read = 0
-        for selection in Reader(self._tier, extent, WantedRecords(self._committed, limit, ahead=self._idle())).selections():
-            mine = selection if turn.only is None else among(selection, turn.only)
+        for selection in Reader(self._tier, extent, ReadOptions(self._committed, limit, ahead=self._idle_threads())).selections():
+            mine = selection if turn.view_offsets is None else keep_offsets(selection, turn.view_offsets)
             reached = int(selection.rows.offset[selection.picked[-1]]) + 1
             if len(mine):
-                block = block_of(turn.name, mine)
+                block = copy_block(turn.name, mine, log.topic_id)
                 read += block.nbytes
-                if not self._put(turn, block):
+                if not self._enqueue(turn, ReadBlock(turn.name, block, log)):
                     return None
             turn.offset = reached
-            if read >= TURN_BYTES and self._due:
-                self._again(turn)
+            if read >= TURN_BYTES and self._due_turns:
+                self._requeue(turn)
                 return None
         turn.offset = bound
-        if turn.only is not None:
-            self._again(turn)
+        if turn.view_offsets is not None:
+            self._requeue(turn)
             return None
-        return Ended(turn.name, bound, start, end)
+        return Ended(turn.name, bound, start, end, log)
 
-    def _idle(self) -> int:
-        """Threads that no partition needs fetch ahead for those that are read."""
-        with self._changed:
-            return max(0, self._most_threads - len(self._turns)) // max(1, len(self._turns))
+    def _idle_threads(self) -> int:
+        """Return how many idle threads can prefetch for each partition that is being read."""
+        with self._condition:
+            return max(0, self._max_threads - len(self._turns)) // max(1, len(self._turns))
 
-    def _again(self, turn: Turn) -> None:
-        with self._changed:
-            self._due.append(turn)
-            self._changed.notify()
+    def _requeue(self, turn: Turn) -> None:
+        with self._condition:
+            self._due_turns.append(turn)
+            self._condition.notify()
 
-    def _put(self, turn: Turn, item: Item, *, last: bool = False) -> bool:
-        """Waits for room. False where the partition was stopped."""
+    def _enqueue(self, turn: Turn, item: Item, *, last: bool = False) -> bool:
+        """Add an item to the queue, after waiting for space. Return False if the partition was stopped."""
         size = _size(item)
-        with self._changed:
-            while self._turns.get(turn.name) is turn and self._queued and self._queued + size > self._queue_bytes:
-                self._changed.wait()
+        with self._condition:
+            while self._turns.get(turn.name) is turn and self._queued_bytes and self._queued_bytes + size > self._queue_bytes:
+                self._condition.wait()
             if self._turns.get(turn.name) is not turn:
                 return False
             if last:
                 del self._turns[turn.name]
-            self._items.append(item)
-            self._queued += size
-            self._changed.notify_all()
+            self._queue.append(item)
+            self._queued_bytes += size
+            self._condition.notify_all()
             return True
 
 
 def _size(item: Item) -> int:
-    return item.nbytes if isinstance(item, RecordBlock) else 0
-
-
-def reported(error: Exception) -> CompactorError:
-    """What a caller is to see of what happened in a thread. Raises what is no error of this program."""
-    if isinstance(error, CompactorError):
-        return error
-    raise error
+    return item.block.nbytes if isinstance(item, ReadBlock) else 0

@@ -1,4 +1,4 @@
-"""Keys, values and headers copied out of a parsed chunk: offsets and bytes, no Python object per record."""
+"""Copies of keys, values and headers from a parsed chunk, as offsets and bytes: no Python object per record."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel
+from compactor.kernels.common import Flags
+from compactor.kernels.jit import kernel
 from compactor.kernels.memory import copy_bytes, read_varint
 from compactor.records.batches import BatchTable, Bytes, Int64s
 from compactor.records.rows import HAS_HEADERS, Chunk, Int32s, Rows
 
-Flags = npt.NDArray[np.bool_]
-
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows ``picked`` (ascending) of one parsed chunk; ``first_row`` as ``parse`` gives it."""
+    """Selected rows of one parsed chunk.
+
+    picked: numbers of the selected rows, ascending.
+    first_row: number of each batch's first row, as ``parse`` returns it.
+    """
 
     table: BatchTable
     chunk: Chunk
@@ -30,13 +33,13 @@ class Selection:
         return len(self.picked)
 
     def per_batch(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A column of the batch table (already cut to the chunk), one value for each picked row."""
+        """Return for each selected row the value of its batch. ``values`` has one value per batch of the chunk."""
         return values[np.searchsorted(self.first_row, self.picked, side="right") - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Byte strings one behind the other: number i is ``data[begins[i]:begins[i + 1]]``, null where not ``valid[i]``."""
+    """Byte strings in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
 
     begins: Int32s
     valid: Flags
@@ -48,23 +51,24 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class HeaderSlices:
-    """The headers of record i are those from ``begins[i]`` to ``begins[i + 1]``."""
+    """Headers of several records: those of record i are numbers ``begins[i]`` to ``begins[i + 1]`` (exclusive)."""
 
     begins: Int32s
     names: Slices
     values: Slices
 
 
-def slices(buf: Bytes, start: Int64s, length: Int32s, picked: Int64s) -> Slices:
-    """Slices of ``buf``; a negative length is null."""
+def copy_slices(buf: Bytes, start: Int64s, length: Int32s, picked: Int64s) -> Slices:
+    """Copy byte strings out of ``buf``; a negative length is null."""
     begins = np.empty(len(picked) + 1, np.int32)
     valid = np.empty(len(picked), np.bool_)
-    data = np.empty(_offsets(length, picked, begins, valid), np.uint8)
-    _gather(buf, start, picked, begins, data)
+    data = np.empty(_fill_offsets(length, picked, begins, valid), np.uint8)
+    _copy_bytes(buf, start, picked, begins, data)
     return Slices(begins, valid, data)
 
 
-def header_slices(selection: Selection) -> HeaderSlices:
+def copy_headers(selection: Selection) -> HeaderSlices:
+    """Copy the headers of the selected rows."""
     rows, picked, buf = selection.rows, selection.picked, selection.chunk.buf
     begins = np.empty(len(picked) + 1, np.int32)
     total = _count_headers(buf, rows.value_start, rows.value_length, rows.end, rows.flags, picked, begins)
@@ -72,15 +76,15 @@ def header_slices(selection: Selection) -> HeaderSlices:
     _find_headers(buf, rows.value_start, rows.value_length, rows.end, picked, begins, places)
     every = np.arange(total)
     name_start, name_length, value_start, value_length = places
-    names = slices(buf, name_start, name_length.astype(np.int32), every)
-    return HeaderSlices(begins, names, slices(buf, value_start, value_length.astype(np.int32), every))
+    names = copy_slices(buf, name_start, name_length.astype(np.int32), every)
+    return HeaderSlices(begins, names, copy_slices(buf, value_start, value_length.astype(np.int32), every))
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
 
 
 @kernel
-def _offsets(length: Int32s, picked: Int64s, offsets: Int32s, valid: Flags) -> int:
+def _fill_offsets(length: Int32s, picked: Int64s, offsets: Int32s, valid: Flags) -> int:
     at = 0
     for i in range(picked.size):
         offsets[i] = at
@@ -93,7 +97,7 @@ def _offsets(length: Int32s, picked: Int64s, offsets: Int32s, valid: Flags) -> i
 
 
 @kernel
-def _gather(buf: Bytes, start: Int64s, picked: Int64s, offsets: Int32s, data: Bytes) -> None:
+def _copy_bytes(buf: Bytes, start: Int64s, picked: Int64s, offsets: Int32s, data: Bytes) -> None:
     for i in range(picked.size):
         copy_bytes(data, np.int64(offsets[i]), buf, start[picked[i]], np.int64(offsets[i + 1]) - np.int64(offsets[i]))
 
@@ -117,7 +121,7 @@ def _count_headers(
 def _find_headers(
     buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, picked: Int64s, begins: Int32s, places: Int64s
 ) -> None:
-    """``places``: rows of key start, key length, value start, value length; ``parse`` has checked all of them."""
+    """Fill ``places`` with rows of key start, key length, value start and value length. ``parse`` has checked the headers."""
     for i in range(picked.size):
         if begins[i] == begins[i + 1]:
             continue

@@ -1,7 +1,7 @@
-"""Of each key its last value, from the tier alone: how an application gets its state back without reading what it was before.
+"""Last values of all keys of a partition, from the tier alone: an application restores its state without reading superseded values.
 
-Read backwards, the first record seen of a key is its last one. The keys seen are a set of hashes; where the set is full, the keys that
-are left are done in two halves, each read from the end again, and neither gives what was given already.
+The log is read backwards, so that the first record met of a key is its last one. The hashes of keys met are kept in a set. If the set is
+full, the remaining keys are read in two halves of the hash range, each from the end again, without those that were returned already.
 """
 
 from __future__ import annotations
@@ -12,67 +12,81 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compactor.bootstrap import Tier
+from compactor.access.tier import Tier
+from compactor.constants import MAX_OFFSET
 from compactor.consumer.gather import Selection
-from compactor.consumer.messages import RecordBlock, block_of
-from compactor.consumer.reading import Extent, Latest, Reader, WantedRecords, first_offset, last_stable_offset
+from compactor.consumer.history import LogIdentity, log_identity
+from compactor.consumer.messages import Place, RecordBlock, copy_block
+from compactor.consumer.reading import LastRecordsOnly, Reader, ReadOptions, ReadRange, last_stable_offset
 from compactor.errors import OutOfBudget
 from compactor.model.ids import TopicPartition
-from compactor.records.batches import MAX_OFFSET, Int64s
+from compactor.records.batches import Int64s
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PIECES_AHEAD = 3
-"""A bucket gives several at once faster than one after the other; each is 16 MiB."""
+PREFETCHED_PIECES = 3
+"""Number of pieces of 16 MiB that are fetched in advance: a bucket serves several requests at once faster than one after the other."""
 
-MOST_HALVINGS = 20
-"""More than a million times the budget is a mistake."""
+MAX_HALVINGS = 20
+"""Number of times that the hash range may be halved: more would be a million times the memory budget."""
 
 
 @dataclass(frozen=True)
 class LastValues:
-    """The last records of keys whose value is not null, from one partition of the tier as it was when it was asked.
+    """Last records of the keys of a partition, without tombstones, as of the time of the call.
 
-    ``next_offset``: whoever reads everything from there on (at the broker, or as the tier grows) has the whole state. Iterating reads;
-    each pass reads again.
+    Iterating reads them; each pass reads again. A reader that continues at ``next_offset``, at the broker or in the tier, has the whole
+    state.
     """
 
     tier: Tier
-    extent: Extent
+    extent: ReadRange
     committed: bool
     hash_key: bytes
 
     @property
     def next_offset(self) -> int:
+        """Return the first offset that is not covered."""
         return self.extent.last + 1
 
+    @property
+    def next_place(self) -> Place:
+        """Return ``next_offset`` as a position, which also identifies the log."""
+        read = self.log.read_until(self.next_offset)
+        return Place(*self.extent.name, self.next_offset, read.last_epoch, read.topic_id)
+
+    @property
+    def log(self) -> LogIdentity:
+        """Return topic id and leader epochs of the log that is read."""
+        return self.extent.log or LogIdentity()
+
     def __iter__(self) -> Iterator[RecordBlock]:
-        """A key is in one of the blocks, once; blocks come in no particular order. Raises StoreError, BadData."""
+        """Yield blocks of records, in no particular order. Each key occurs once. Raises StoreError, BadData."""
         for selection in self.selections():
-            yield block_of(self.extent.name, selection)
+            yield copy_block(self.extent.name, selection, self.log.topic_id)
 
     def arrow(self, *columns: str) -> Iterator[pa.RecordBatch]:
-        """The same as Arrow batches. ``columns`` are some of compactor.consumer.columns.COLUMNS; all of them by default."""
-        from compactor.consumer.columns import batch_of, schema_of
+        """Yield the records as Arrow batches. ``columns`` are some of ``compactor.consumer.columns.COLUMNS``; all by default."""
+        from compactor.consumer.columns import arrow_batch, arrow_schema
 
-        schema = schema_of(columns)
+        schema = arrow_schema(columns)
         for selection in self.selections():
-            yield batch_of(selection, *self.extent.name, schema)
+            yield arrow_batch(selection, *self.extent.name, schema)
 
     def offsets(self) -> Int64s:
-        """Of these records, ascending. Takes eight bytes a key."""
+        """Return the offsets of these records, ascending. Takes eight bytes per key."""
         found = [selection.rows.offset[selection.picked] for selection in self.selections()]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def selections(self) -> Iterator[Selection]:
-        """Each is valid until the next one is asked for."""
+        """Yield selected rows. Each selection is valid until the next one is requested."""
         cleaner = self.tier.cleaner_for(self.extent.name.topic)
         left = [(0, 1, MAX_OFFSET)]
         while left:
             number, ranges, below = left.pop()
-            latest = Latest(number, ranges, max(cleaner.map_budget_bytes, 1 << 16), self.hash_key)
-            wanted = WantedRecords(self.committed, cleaner.max_decompressed_batch_bytes, latest, PIECES_AHEAD)
+            latest = LastRecordsOnly(number, ranges, max(cleaner.map_budget_bytes, 1 << 16), self.hash_key)
+            wanted = ReadOptions(self.committed, cleaner.max_decompressed_batch_bytes, latest, PREFETCHED_PIECES)
             try:
                 for selection in Reader(self.tier, self.extent, wanted).selections():
                     picked = selection.picked[selection.rows.offset[selection.picked] < below]
@@ -80,7 +94,7 @@ class LastValues:
                         yield replace(selection, picked=picked)
                         below = int(selection.rows.offset[picked[0]])
             except OutOfBudget:
-                if ranges >> MOST_HALVINGS:
+                if ranges >> MAX_HALVINGS:
                     raise
                 left += [(2 * number + half, 2 * ranges, below) for half in (0, 1)]
 
@@ -88,19 +102,21 @@ class LastValues:
 def latest(
     tier: Tier, name: TopicPartition, *, first: int = 0, last: int = MAX_OFFSET, committed: bool = True, hash_key: bytes = b""
 ) -> LastValues:
-    """Of what the tier has now, between these offsets (inclusive). ``committed`` as Kafka's read_committed.
+    """Return the last values of a partition's keys, as the tier holds them now.
 
-    :param hash_key: what keys are hashed with, for threads that must not ask the tier at once; by default it is asked.
-    :raises BadData, StoreError:
+    :param first: :param last: bounds of the offsets that count, both inclusive.
+    :param committed: isolation level read_committed.
+    :param hash_key: key of the hash function, for threads that must not ask the tier at the same time; by default the tier is asked.
+    :raises BadData: :raises StoreError: the tier cannot be read.
     """
     state = tier.open(name).refresh()
     end = last_stable_offset(tier, state) if committed else state.end_offset + 1
-    extent = Extent(name, max(first, first_offset(tier, state)), min(last, end - 1), state.live)
-    return LastValues(tier, extent, committed, hash_key or tier.reading_key())
+    extent = ReadRange(name, max(first, tier.first_readable_offset(state)), min(last, end - 1), state.live, log_identity(tier, state))
+    return LastValues(tier, extent, committed, hash_key or tier.identity.reading_key())
 
 
-def among(selection: Selection, wanted: Int64s) -> Selection:
-    """The picked rows whose offset is one of ``wanted``, which ascend."""
+def keep_offsets(selection: Selection, wanted: Int64s) -> Selection:
+    """Return the selected rows whose offset is in ``wanted``, an ascending array."""
     offsets = selection.rows.offset[selection.picked]
     at = np.searchsorted(wanted, offsets)
     found = at < len(wanted)

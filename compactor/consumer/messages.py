@@ -1,6 +1,7 @@
-"""What a consumer gets: messages with the methods of confluent_kafka.Message, made when they are handed out and not before.
+"""Messages of a consumer, with the methods of confluent_kafka.Message.
 
-Inside, records travel as a RecordBlock: columns of numbers, and keys and values one behind the other.
+Messages are made when they are returned. Until then records are kept as a RecordBlock: columns of numbers, and arrays of key and value
+bytes.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from compactor.consumer.gather import HeaderSlices, Selection, Slices, header_slices, slices
+from compactor.consumer.gather import HeaderSlices, Selection, Slices, copy_headers, copy_slices
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import LOG_APPEND, Int64s
 from compactor.records.rows import HAS_HEADERS, Int32s
@@ -27,17 +28,36 @@ TIMESTAMP_CREATE_TIME: Final = 1
 TIMESTAMP_LOG_APPEND_TIME: Final = 2
 """Types of timestamps, as confluent_kafka has them."""
 
-Headers = list[tuple[str, bytes | None]]
+MessageHeaders = list[tuple[str, bytes | None]]
 Text = str
-"""What an error's method ``str`` gives."""
+"""The type ``str``, where a class has a method of that name."""
 
 
-class Place(NamedTuple):
-    """An offset in a partition: what is assigned, sought and asked for. confluent_kafka.TopicPartition is taken in its stead."""
-
+class _Offset(NamedTuple):
     topic: str
     partition: int
-    offset: int = OFFSET_INVALID
+    offset: int
+
+
+class Place(_Offset):
+    """A position in a partition: a tuple of topic, partition and offset. confluent_kafka.TopicPartition is accepted in its place.
+
+    leader_epoch: epoch of the record before ``offset``; None if unknown.
+    topic_id: id of the topic; empty if unknown.
+
+    Both say which log the offset was taken from. They are no elements of the tuple: positions are equal if their offsets are.
+    """
+
+    leader_epoch: int | None = None
+    topic_id: str = ""
+
+    def __new__(cls, topic: str, partition: int, offset: int = OFFSET_INVALID, leader_epoch: int | None = None, topic_id: str = "") -> Self:
+        place = super().__new__(cls, topic, partition, offset)
+        place.leader_epoch, place.topic_id = leader_epoch, topic_id
+        return place
+
+    def __repr__(self) -> str:
+        return f"Place({self.topic!r}, {self.partition}, {self.offset}, leader_epoch={self.leader_epoch}, topic_id={self.topic_id!r})"
 
     @property
     def name(self) -> TopicPartition:
@@ -72,7 +92,7 @@ class ErrorLike(Protocol):
 
 
 class MessageLike(Protocol):
-    """What ``poll`` gives: TierMessage for what comes from the tier, confluent_kafka.Message for what comes from a broker."""
+    """Message returned by ``poll``: a TierMessage for records of the tier, a BrokerMessage for records of a broker."""
 
     def error(self) -> ErrorLike | None: ...
 
@@ -86,15 +106,17 @@ class MessageLike(Protocol):
 
     def value(self) -> bytes | None: ...
 
-    def headers(self) -> Headers | None: ...
+    def headers(self) -> MessageHeaders | None: ...
 
     def timestamp(self) -> tuple[int, int]: ...
 
     def leader_epoch(self) -> int | None: ...
 
+    def topic_id(self) -> str: ...
+
 
 class LogError:
-    """Why a partition does not go on at present; it is tried again. Codes and names are Kafka's."""
+    """Reason why a partition cannot be read at its position. It is retried. Codes and names are Kafka's."""
 
     __slots__ = ("_code", "_name", "_text")
 
@@ -120,14 +142,20 @@ class LogError:
         return f"{self._name}: {self._text}"
 
 
-def out_of_range(text: str) -> LogError:
+def out_of_range_error(text: str) -> LogError:
+    """Return an error for an offset that neither tier nor broker has, or that another topic had."""
     return LogError(1, "OFFSET_OUT_OF_RANGE", text)
 
 
-class TierMessage:
-    """One record, or an error of one partition."""
+def truncation_error(text: str) -> LogError:
+    """Return an error for records that were read and have been discarded since."""
+    return LogError(-139, "_LOG_TRUNCATION", text)
 
-    __slots__ = ("_epoch", "_error", "_headers", "_key", "_offset", "_partition", "_timestamp", "_topic", "_value")
+
+class TierMessage:
+    """A record of the tier, or an error of a partition."""
+
+    __slots__ = ("_epoch", "_error", "_headers", "_key", "_offset", "_partition", "_timestamp", "_topic", "_topic_id", "_value")
 
     def __init__(
         self,
@@ -136,17 +164,18 @@ class TierMessage:
         offset: int,
         key: bytes | None = None,
         value: bytes | None = None,
-        headers: Headers | None = None,
+        headers: MessageHeaders | None = None,
         timestamp: tuple[int, int] = (TIMESTAMP_NOT_AVAILABLE, 0),
         epoch: int | None = None,
         error: LogError | None = None,
+        topic_id: str = "",
     ) -> None:
         self._topic, self._partition, self._offset = topic, partition, offset
         self._key, self._value, self._headers = key, value, headers
-        self._timestamp, self._epoch, self._error = timestamp, epoch, error
+        self._timestamp, self._epoch, self._error, self._topic_id = timestamp, epoch, error, topic_id
 
     def error(self) -> LogError | None:
-        """None for a record. With an error, there is no key and no value."""
+        """Return the error, or None for a record. An error has no key and no value."""
         return self._error
 
     def topic(self) -> str:
@@ -162,26 +191,48 @@ class TierMessage:
         return self._key
 
     def value(self) -> bytes | None:
-        """None: a tombstone."""
+        """Return the value; None for a tombstone."""
         return self._value
 
-    def headers(self) -> Headers | None:
-        """None where the record has none."""
+    def headers(self) -> MessageHeaders | None:
+        """Return the headers, or None if the record has none."""
         return self._headers
 
     def timestamp(self) -> tuple[int, int]:
-        """Its type (TIMESTAMP_CREATE_TIME ...) and milliseconds."""
+        """Return the type of the timestamp (TIMESTAMP_CREATE_TIME ...) and the timestamp in milliseconds."""
         return self._timestamp
 
     def leader_epoch(self) -> int | None:
         return self._epoch
 
+    def topic_id(self) -> str:
+        """Return the topic id; empty if unknown."""
+        return self._topic_id
+
+
+class BrokerMessage:
+    """A message of confluent-kafka, with the topic id that it lacks."""
+
+    __slots__ = ("_message", "_topic_id")
+
+    def __init__(self, message: Any, topic_id: str) -> None:
+        self._message, self._topic_id = message, topic_id
+
+    def topic_id(self) -> str:
+        return self._topic_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """Records of one partition, ascending by offset, copied out of what was read. All columns have one length.
+    """Records of one partition, ascending by offset, as columns of equal length.
 
-    ``timestamp_type`` as above; ``leader_epoch`` is -1 where it is not known; ``headers`` None: no record has any.
+    timestamp_type: as TIMESTAMP_CREATE_TIME ... above.
+    leader_epoch: -1 if unknown.
+    headers: None if no record has any.
+    topic_id: empty if unknown.
     """
 
     name: TopicPartition
@@ -192,29 +243,32 @@ class RecordBlock:
     keys: Slices
     values: Slices
     headers: HeaderSlices | None
+    topic_id: str = ""
 
     def __len__(self) -> int:
         return len(self.offset)
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory, about."""
+        """Return the approximate size in memory, in bytes."""
         inside = len(self.headers.names.data) + len(self.headers.values.data) if self.headers else 0
         return len(self.keys.data) + len(self.values.data) + inside + 40 * len(self.offset)
 
     def messages(self) -> Iterator[TierMessage]:
+        """Yield the records as messages."""
         topic, partition = self.name
         kinds, times = self.timestamp_type.tolist(), self.timestamp.tolist()
-        headers = _headers(self.headers) if self.headers else None
-        rows = zip(self.offset.tolist(), strings(self.keys), strings(self.values), kinds, times, self.leader_epoch.tolist(), strict=True)
+        headers = _header_lists(self.headers) if self.headers else None
+        rows = zip(
+            self.offset.tolist(), byte_strings(self.keys), byte_strings(self.values), kinds, times, self.leader_epoch.tolist(), strict=True
+        )
         for row, (offset, key, value, kind, time, epoch) in enumerate(rows):
-            yield TierMessage(
-                topic, partition, offset, key, value, headers[row] if headers else None, (kind, time), None if epoch < 0 else epoch
-            )
+            header, known = headers[row] if headers else None, None if epoch < 0 else epoch
+            yield TierMessage(topic, partition, offset, key, value, header, (kind, time), known, topic_id=self.topic_id)
 
 
-def block_of(name: TopicPartition, selection: Selection) -> RecordBlock:
-    """Copies the picked rows: what they were parsed from may be used again."""
+def copy_block(name: TopicPartition, selection: Selection, topic_id: str = "") -> RecordBlock:
+    """Copy the selected rows, so that the buffers they were parsed from can be reused."""
     rows, picked, table, buf = selection.rows, selection.picked, selection.table, selection.chunk.buf
     some = slice(selection.chunk.first, selection.chunk.last)
     kinds = np.where(table.attributes[some] & np.int16(LOG_APPEND), TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_CREATE_TIME)
@@ -225,14 +279,15 @@ def block_of(name: TopicPartition, selection: Selection) -> RecordBlock:
         rows.timestamp[picked],
         selection.per_batch(kinds.astype(np.int32)),
         selection.per_batch(table.leader_epoch[some]),
-        slices(buf, rows.key_start, rows.key_length, picked),
-        slices(buf, rows.value_start, rows.value_length, picked),
-        header_slices(selection) if (rows.flags[picked] & HAS_HEADERS).any() else None,
+        copy_slices(buf, rows.key_start, rows.key_length, picked),
+        copy_slices(buf, rows.value_start, rows.value_length, picked),
+        copy_headers(selection) if (rows.flags[picked] & HAS_HEADERS).any() else None,
+        topic_id,
     )
 
 
-def strings(found: Slices) -> Iterator[bytes | None]:
-    """Each of them as an object of its own."""
+def byte_strings(found: Slices) -> Iterator[bytes | None]:
+    """Yield each byte string as an object; None for null."""
     data, places = found.data.tobytes(), pairwise(found.begins.tolist())
     if found.valid.all():
         for begin, end in places:
@@ -242,9 +297,10 @@ def strings(found: Slices) -> Iterator[bytes | None]:
             yield data[begin:end] if valid else None
 
 
-def _headers(found: HeaderSlices) -> list[Headers | None]:
-    """Kafka reads their names as UTF-8, with replacement characters."""
+def _header_lists(found: HeaderSlices) -> list[MessageHeaders | None]:
+    """Return the headers of each record. As in Kafka, bytes of a name that are not valid UTF-8 become replacement characters."""
     pairs = [
-        ((name or b"").decode("utf-8", "replace"), value) for name, value in zip(strings(found.names), strings(found.values), strict=True)
+        ((name or b"").decode("utf-8", "replace"), value)
+        for name, value in zip(byte_strings(found.names), byte_strings(found.values), strict=True)
     ]
     return [pairs[begin:end] or None for begin, end in pairwise(found.begins.tolist())]

@@ -1,6 +1,6 @@
-"""Transactions that are open where a tier ends of which nobody has written that down: no producer snapshots, no transaction indexes.
+"""Open transactions at the end of a listed tier, which has neither producer snapshots nor transaction indexes.
 
-The batches say it. They are read once: what was found is remembered with the tier, and goes on with the segments that come.
+They are found by reading the batches. The result is remembered with the tier, so that later calls read new segments only.
 """
 
 from __future__ import annotations
@@ -9,33 +9,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compactor.bootstrap import Tier
-from compactor.consumer.pieces import Gone, SegmentReader
+from compactor.access.tier import Tier
+from compactor.constants import MAX_OFFSET
+from compactor.consumer.pieces import SegmentGone, SegmentReader
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import ABORT, COMMIT, MAX_OFFSET, NOT_CONTROL, BatchTable
+from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable
 from compactor.tier.layouts.pinterest.listing import ListedTier, OpenTransactions
 
 
 def first_open_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
-    """Of the oldest transaction that is open at the tier's end; the offset behind that end where there is none. Raises BadData, StoreError.
+    """Return the first offset of the oldest transaction that is open at the tier's end, or the end offset (exclusive) if none is open.
 
-    A transaction that is open for longer than ``producer_id_expiration_ms`` counts as abandoned, as in a round: nothing of a segment that
-    was uploaded so long before the newest one is read for this.
+    As in a round, a transaction that is open for longer than ``producer_id_expiration_ms`` counts as abandoned: segments that were uploaded
+    so long before the newest one are not read. Raises BadData, StoreError.
     """
     cleaner = tier.cleaner_for(state.topic)
-    recent = _recent(state.live, cleaner.producer_id_expiration_ms)
+    recent = _recent_segments(state.live, cleaner.producer_id_expiration_ms)
     if not recent:
         return state.end_offset + 1
     known = listed.transactions.get(state.name)
-    place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_through(segment)), -1)
+    place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_end_of(segment)), -1)
     opened = dict(known.first_offsets) if known is not None and place >= 0 else {}
     for segment in recent[place + 1 :]:
         reader = SegmentReader(tier.ports.layout, state.name, segment, cleaner.max_decompressed_batch_bytes)
         try:
             for piece in reader.pieces():
-                go_on(opened, piece.source.table, segment.end_offset)
-        except Gone:
+                update_open_transactions(opened, piece.source.table, segment.end_offset)
+        except SegmentGone:
             if segment is recent[-1]:
                 raise
             opened.clear()  # it has expired meanwhile, and so has everything before it
@@ -44,16 +45,19 @@ def first_open_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> 
     return min(opened.values(), default=state.end_offset + 1)
 
 
-def _recent(live: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
-    """From the first one on that was uploaded no longer than that before the newest."""
+def _recent_segments(live: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
+    """Return the segments from the first one on that was uploaded at most ``within_ms`` before the newest."""
     if not live:
         return ()
     begin = next(at for at, segment in enumerate(live) if segment.mtime_ms >= live[-1].mtime_ms - within_ms)
     return live[begin:]
 
 
-def go_on(opened: dict[int, int], table: BatchTable, last: int) -> None:
-    """Brings ``opened`` (producer -> first offset of its open transaction) behind these batches, as far as offset ``last``."""
+def update_open_transactions(opened: dict[int, int], table: BatchTable, last: int) -> None:
+    """Update ``opened`` with these batches, up to offset ``last`` (inclusive).
+
+    :param opened: producer id -> first offset of its open transaction.
+    """
     inside = (table.producer_id >= 0) & (table.last_offset <= last)
     ends = ((table.control == ABORT) | (table.control == COMMIT)) & inside
     data = (table.control == NOT_CONTROL) & table.is_transactional & inside

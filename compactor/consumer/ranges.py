@@ -1,4 +1,4 @@
-"""The records of a range of offsets as the tier has them now, block by block, in order: what is printed or scanned once."""
+"""Records of a range of offsets as the tier holds them now, in blocks, in order. Used for output and for scans."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from bloom.jit import kernel
 from bloom.siphash import hash_keys, key_halves
-from compactor.bootstrap import Tier
-from compactor.consumer.gather import Flags, Selection
-from compactor.consumer.last_values import among, latest
-from compactor.consumer.messages import RecordBlock, block_of
-from compactor.consumer.reading import Extent, Reader, WantedRecords
+from compactor.access.tier import Tier
+from compactor.constants import MAX_OFFSET
+from compactor.consumer.gather import Selection
+from compactor.consumer.last_values import keep_offsets, latest
+from compactor.consumer.messages import RecordBlock, copy_block
+from compactor.consumer.reading import Reader, ReadOptions, ReadRange
+from compactor.kernels.common import Flags
+from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
-from compactor.records.batches import MAX_OFFSET, Bytes, Int64s
+from compactor.records.batches import Bytes, Int64s
 from compactor.records.rows import Int32s
 
 
@@ -29,45 +31,45 @@ def read_blocks(
     latest_only: bool = False,
     key: bytes | None = None,
 ) -> Iterator[RecordBlock]:
-    """Records first..last (inclusive), ascending. Raises StoreError, BadData.
+    """Yield the records with offsets from ``first`` to ``last`` (inclusive), ascending. Raises StoreError, BadData.
 
-    :param latest_only: of each key only the last one in the range, and none where that is a tombstone.
-    :param key: only records that have it; a segment whose filter says that it has none of them is not read.
+    :param latest_only: only the last record of each key in the range, without keys whose last record is a tombstone.
+    :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
     """
     view = latest(tier, name, first=first, last=last, committed=committed)
     if key is not None:
-        view = replace(view, extent=_that_may_have(tier, view.extent, key))
+        view = replace(view, extent=_segments_with_key(tier, view.extent, key))
     only = view.offsets() if latest_only else None
     wanted = None if key is None else np.frombuffer(key, np.uint8)
     limit = tier.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
-    for selection in Reader(tier, view.extent, WantedRecords(committed, limit)).selections():
-        found = selection if only is None else among(selection, only)
-        found = found if wanted is None else _with_key(found, wanted)
+    for selection in Reader(tier, view.extent, ReadOptions(committed, limit)).selections():
+        found = selection if only is None else keep_offsets(selection, only)
+        found = found if wanted is None else _rows_with_key(found, wanted)
         if len(found):
-            yield block_of(name, found)
+            yield copy_block(name, found, view.log.topic_id)
 
 
-def _that_may_have(tier: Tier, extent: Extent, key: bytes) -> Extent:
-    """Without the segments whose filter does not know the key. Imported ones have no filter, rounds make them. Raises StoreError."""
-    if tier.listed is not None:
+def _segments_with_key(tier: Tier, extent: ReadRange, key: bytes) -> ReadRange:
+    """Return the range without segments whose Bloom filter excludes the key. Rounds write filters; imported segments have none."""
+    if not tier.kind.compacts:
         return extent
     inside = [segment for segment in extent.segments if segment.end_offset >= extent.first and segment.start_offset <= extent.last]
     sidecars = tier.sidecars(extent.name)
     hashes = np.empty((1, 2), np.uint64)
     hash_keys(np.frombuffer(key, np.uint8), np.zeros(1, np.int64), np.array([len(key)], np.int32), *key_halves(sidecars.hash_key), hashes)
-    met, _ = sidecars.meeting([segment.id for segment in inside], lambda: [hashes])
+    met, _ = sidecars.match_segments([segment.id for segment in inside], lambda: [hashes])
     return replace(extent, segments=tuple(segment for segment in inside if segment.id in met))
 
 
-def _with_key(selection: Selection, key: Bytes) -> Selection:
+def _rows_with_key(selection: Selection, key: Bytes) -> Selection:
     rows = selection.rows
     same = np.empty(len(selection), np.bool_)
-    _same_key(selection.chunk.buf, rows.key_start, rows.key_length, selection.picked, key, same)
+    _compare_keys(selection.chunk.buf, rows.key_start, rows.key_length, selection.picked, key, same)
     return replace(selection, picked=selection.picked[same])
 
 
 @kernel
-def _same_key(buf: Bytes, start: Int64s, length: Int32s, picked: Int64s, key: Bytes, same: Flags) -> None:
+def _compare_keys(buf: Bytes, start: Int64s, length: Int32s, picked: Int64s, key: Bytes, same: Flags) -> None:
     for i in range(picked.size):
         row = picked[i]
         same[i] = length[row] == key.size

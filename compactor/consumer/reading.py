@@ -1,9 +1,9 @@
-"""The records of a range of offsets, straight from the tier: what one task of the data source does, and one turn of a consumer.
+"""Reading a range of offsets of one partition from the tier: the work of one task of the data source, and of one turn of a consumer.
 
-Readers fold, then read; where an object has gone meanwhile they fold again and go on behind what they have handed out. A range is
-therefore said in offsets, which compaction keeps, and never in bytes.
+A range is given in offsets, which compaction keeps, and not in bytes. If an object has been replaced since the read was planned, the reader
+reads the control log again and continues after the last offset that it has returned.
 
-read_committed is what Kafka's consumer means by it: nothing of aborted transactions, and nothing at or above the last stable offset.
+read_committed has the meaning of Kafka's consumer: no records of aborted transactions, and none at or above the last stable offset.
 """
 
 from __future__ import annotations
@@ -18,51 +18,76 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from bloom.jit import kernel
 from bloom.siphash import key_halves, siphash128, tag_of
-from compactor.bootstrap import Tier
-from compactor.cleaner.keys.buckets import SEEN, KeyBuckets, range_of
-from compactor.cleaner.keys.keysets import Hashes, KeySet
+from compactor.access.tier import Tier
+from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
+from compactor.cleaner.keys.key_set import KeySet
+from compactor.cleaner.row_spool import range_of
 from compactor.consumer.gather import Selection
+from compactor.consumer.history import LogIdentity, changed_offset, log_identity
 from compactor.consumer.open_transactions import first_open_offset
 from compactor.consumer.outcomes import TransactionOutcomes
-from compactor.consumer.pieces import Gone, Piece, PiecesAhead, SegmentReader
+from compactor.consumer.pieces import Piece, PiecePrefetcher, SegmentGone, SegmentReader
+from compactor.control.logs import read_again_if_missing
 from compactor.control.state import PartitionState
-from compactor.errors import OutOfBudget
+from compactor.errors import BadData, OutOfBudget
+from compactor.kernels.common import Flags, Hashes
+from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.codecs import ByteBuffer
 from compactor.records.rows import Int32s, RowBuffers, parse
-from compactor.round.mirroring import completed
+from compactor.round.mirroring import complete_metadata
 
-Flags = npt.NDArray[np.bool_]
 T = TypeVar("T")
 
-MOST_SPAN: Final = SEEN - 1
-"""Offsets of an extent whose keys may go to the disk, where they have 32 bits."""
+MAX_SPILL_SPAN: Final = SEEN - 1
+"""Largest number of offsets in a range whose keys are sorted on disk: an offset takes 32 bits there."""
 
-FOLDS: Final = 5
-"""How often a range is folded anew without getting a step further, before a missing object counts as damage."""
+MAX_RETRIES: Final = 5
+"""Number of times that the control log is read again without progress before a missing object counts as damage."""
 
 
 @dataclass(frozen=True)
-class Extent:
-    """Offsets first..last (inclusive) of one partition, and the segments that held them when the read was planned."""
+class ReadRange:
+    """Offsets of one partition that are to be read.
+
+    first, last: both inclusive.
+    segments: live segments that held these offsets when the read was planned.
+    log: topic id and leader epochs at that time; None if changes of them need not be noticed.
+    """
 
     name: TopicPartition
     first: int
     last: int
     segments: tuple[RemoteLogSegmentMetadata, ...]
+    log: LogIdentity | None = None
+
+
+class LogChanged(BadData):
+    """The log was truncated, or its topic created again, while it was being read."""
+
+    def __init__(self, extent: ReadRange, offset: int) -> None:
+        where = f"{extent.name}: offsets from {offset} on were replaced while {extent.first} to {extent.last} were read"
+        super().__init__(where, segment="the tier", hint="Read them again")
+
+
+class BeginningDeleted(LogChanged):
+    """Retention or a person deleted records that were still to be read."""
+
+    def __init__(self, extent: ReadRange, offset: int) -> None:
+        where = f"{extent.name}: offsets below {offset} were deleted while {extent.first} to {extent.last} were read"
+        BadData.__init__(self, where, segment="the tier", hint=f"Read them again from offset {offset} on")
 
 
 @dataclass(frozen=True)
-class Spill:
-    """For keys that memory is too small for: the local disk has 16 bytes of each record, whose values are then read once more.
+class DiskSpill:
+    """Use of the local disk for more keys than fit in memory: 16 bytes for each record. Values are then read in a second pass.
 
-    :param records: at most so many; :param disk_bytes: of disk, 0: what there is.
+    records: largest number of records that the range can hold.
+    disk_bytes: limit of bytes on disk; 0 for none.
     """
 
     records: int
@@ -70,89 +95,107 @@ class Spill:
 
 
 @dataclass(frozen=True)
-class Latest:
-    """Of each key only its last record in the extent, and none where that is a tombstone; keys whose hash falls in one range of so many.
+class LastRecordsOnly:
+    """Request for the last record of each key in a range, without keys whose last record is a tombstone.
 
-    ``hash_key``: where the caller has asked the tier for it already. ``spill``: for one range of one, and an extent of at most MOST_SPAN.
+    key_range, key_ranges: only keys whose hash falls in this one of so many equal ranges.
+    map_budget_bytes: memory for key hashes.
+    hash_key: key of the hash function; empty to ask the tier for it.
+    spill: set to sort keys on disk; needs ``key_ranges`` 1 and at most MAX_SPILL_SPAN offsets.
     """
 
     key_range: int
     key_ranges: int
     map_budget_bytes: int
     hash_key: bytes = b""
-    spill: Spill | None = None
+    spill: DiskSpill | None = None
 
 
 @dataclass(frozen=True)
-class WantedRecords:
-    """What is read of an extent. ``latest`` None: every record. ``ahead``: pieces of 16 MiB that are fetched in advance."""
+class ReadOptions:
+    """Options for reading a range.
+
+    committed: isolation level read_committed.
+    inflate_limit: largest size of an uncompressed batch, in bytes.
+    latest: set to read only the last record of each key.
+    ahead: number of pieces of 16 MiB that are fetched in advance.
+    """
 
     committed: bool
     inflate_limit: int
-    latest: Latest | None = None
+    latest: LastRecordsOnly | None = None
     ahead: int = 0
 
 
-def first_offset(tier: Tier, state: PartitionState) -> int:
-    """Where readers may begin: what brokers no longer serve may still stand in their tier."""
-    return max(state.start_offset, tier.log_start(state.name))
-
-
 def last_stable_offset(tier: Tier, state: PartitionState) -> int:
-    """Exclusive: the first offset of the oldest transaction that is open at the tier's end, or the end.
+    """Return the first offset of the oldest transaction that is open at the tier's end, or the end offset (exclusive) if none is open.
 
-    Brokers' metadata does not say it; there the producer snapshot of the last segment does, and in a tier that was only listed the batches
-    do. Raises StoreError, BadData.
+    It is recorded with the last segment. In a broker-managed tier it comes from that segment's producer snapshot, in a listed tier from
+    the batches. Raises StoreError, BadData.
     """
-    if not state.live:
+    if not state.has_segments:
         return state.end_offset + 1
-    if tier.listed is not None:
+    if not tier.kind.describes_segments:
         return first_open_offset(tier, tier.listed, state)
     last = state.live[-1]
-    if tier.brokers is not None and not last.files:
-        last = completed(tier.ports.layout, state.name, last)
+    if not last.files:
+        last = complete_metadata(tier.ports.layout, state.name, last)
     return state.end_offset + 1 if last.open_txn_offset < 0 else last.open_txn_offset
 
 
-def first_offset_at(
-    tier: Tier, name: TopicPartition, live: Sequence[RemoteLogSegmentMetadata], timestamp_ms: int, limit: int
+def find_offset_by_time(
+    tier: Tier, name: TopicPartition, live: Sequence[RemoteLogSegmentMetadata], timestamp_ms: int, limit: int, first: int = 0
 ) -> int | None:
-    """The first offset whose record is at least that young (Kafka: offsetsForTimes), by metadata, time index and a few batches."""
+    """Return the offset of the first record with at least this timestamp, or None if there is none (Kafka: offsetsForTimes).
+
+    :param first: records below this offset are left out.
+    :param limit: largest size of an uncompressed batch, in bytes.
+    :raises SegmentGone: a segment was replaced meanwhile.
+    """
     scratch = _Scratch()
     for metadata in live:
-        if metadata.max_timestamp_ms < timestamp_ms:
+        if metadata.max_timestamp_ms < timestamp_ms or metadata.end_offset < first:
             continue
         reader = SegmentReader(tier.ports.layout, name, metadata, limit)
-        for piece in reader.pieces(reader.position_of(reader.offset_before(timestamp_ms)), piece_bytes=1 << 20):
+        for piece in reader.pieces(reader.position_of(reader.offset_before_time(timestamp_ms)), piece_bytes=1 << 20):
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
             for selection in scratch.selections(piece, late, limit):
-                young = np.flatnonzero(selection.rows.timestamp >= timestamp_ms)
+                young = np.flatnonzero((selection.rows.timestamp >= timestamp_ms) & (selection.rows.offset >= first))
                 if len(young):
                     return int(selection.rows.offset[young[0]])
     return None
 
 
-def offset_at(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int | None:
-    """The same of what is live now. Raises BadData, StoreError."""
+def offset_by_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int | None:
+    """Return the offset of the first live record with at least this timestamp, or None if there is none. Raises BadData, StoreError."""
     limit = tier.cleaner_for(name.topic).max_decompressed_batch_bytes
-    for _ in range(FOLDS):
-        try:
-            return first_offset_at(tier, name, tier.open(name).refresh().live, timestamp_ms, limit)
-        except Gone:
-            continue  # a segment was replaced while times were looked up in it
-    return first_offset_at(tier, name, tier.open(name).refresh().live, timestamp_ms, limit)
+
+    def find() -> int | None:
+        state = tier.open(name).refresh()
+        return find_offset_by_time(tier, name, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
+
+    return read_again_if_missing(name, find, MAX_RETRIES)
+
+
+def offset_before_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int:
+    """Return the offset below which all records are older: that of the first record with this timestamp or a later one.
+
+    It is the end offset (exclusive) if there is no such record. Raises BadData, StoreError.
+    """
+    found = offset_by_time(tier, name, timestamp_ms)
+    return tier.open(name).refresh().end_offset + 1 if found is None else found
 
 
 class _Scratch:
-    """Buffers that are used again for every chunk."""
+    """Buffers that are reused for every chunk."""
 
     def __init__(self) -> None:
         self._rows = RowBuffers()
         self._bodies = ByteBuffer()
 
     def selections(self, piece: Piece, mine: Flags, limit: int, *, backwards: bool = False) -> Iterator[Selection]:
-        """The parsed chunks of a piece that hold any of these batches, with all of their rows picked."""
+        """Yield the parsed chunks of a piece that hold any of the flagged batches, with all their rows selected."""
         source = piece.source
         ranges = source.ranges()
         for first, last in reversed(ranges) if backwards else ranges:
@@ -165,28 +208,32 @@ class _Scratch:
 
 
 class Reader:
-    """One task's reading. Not for two threads."""
+    """Reader of one range of offsets of a partition. Must be used by one thread."""
 
-    def __init__(self, tier: Tier, extent: Extent, wanted: WantedRecords, folder: str | None = None) -> None:
-        """``folder``: on the local disk, for what is spilled there; None: where temporary files go."""
+    def __init__(self, tier: Tier, extent: ReadRange, wanted: ReadOptions, folder: str | None = None) -> None:
+        """Prepare to read. ``folder`` holds keys that are sorted on disk; None for the folder of temporary files."""
         self._tier = tier
         self._folder = folder
         self._extent = extent
         self._wanted = wanted
         self._segments = extent.segments
-        self._folded: frozenset[str] | None = None
-        self._pieces = PiecesAhead(0 if wanted.latest else wanted.ahead)
-        self._outcomes = TransactionOutcomes(self._behind, self._segment, self._pieces)
+        self._live_ids: frozenset[str] | None = None
+        self._log_start = 0
+        self._pieces = PiecePrefetcher(0 if wanted.latest else wanted.ahead)
+        self._outcomes = TransactionOutcomes(self._segments_from, self._segment, self._pieces)
         self._scratch = _Scratch()
 
     def selections(self) -> Iterator[Selection]:
-        """Parts of chunks with at least one row; each is valid until the next one is asked for. Raises BadData, StoreError, OutOfBudget."""
+        """Yield selected rows, at least one at a time. Each selection is valid until the next one is requested.
+
+        Raises BadData, StoreError, OutOfBudget; LogChanged if the range was truncated, or its beginning deleted, while it was read.
+        """
         latest = self._wanted.latest
         if latest is None:
-            return self._all()
-        return self._newest(latest) if latest.spill is None else self._newest_on_disk(latest, latest.spill)
+            return self._all_forwards()
+        return self._last_records(latest) if latest.spill is None else self._last_records_by_disk(latest, latest.spill)
 
-    def _all(self) -> Iterator[Selection]:
+    def _all_forwards(self) -> Iterator[Selection]:
         try:
             yield from self._forwards()
         finally:
@@ -194,7 +241,7 @@ class Reader:
 
     def _forwards(self) -> Iterator[Selection]:
         extent = self._extent
-        first, folds = extent.first, 0
+        first, retries = extent.first, 0
         readers: dict[str, SegmentReader] = {}
         while first <= extent.last:
             segments = [segment for segment in self._segments if segment.end_offset >= first and segment.start_offset <= extent.last]
@@ -208,48 +255,50 @@ class Reader:
                 last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
                 while position < metadata.size_bytes and first <= last:
                     piece = self._outcomes.piece(reader, position)
-                    self._pieces.want(self._places_behind(list(readers.values()), piece.end))
-                    for selection in self._scratch.selections(piece, self._mine(piece, first, last), self._wanted.inflate_limit):
-                        inside = _inside(selection.rows.offset, first, last)
+                    self._pieces.prefetch(self._next_pieces(list(readers.values()), piece.end))
+                    for selection in self._scratch.selections(piece, self._wanted_batches(piece, first, last), self._wanted.inflate_limit):
+                        inside = _rows_between(selection.rows.offset, first, last)
                         if len(inside):
                             yield replace(selection, picked=inside)
-                    first, folds = max(first, min(last, int(piece.source.table.last_offset[-1])) + 1), 0
+                    first, retries = max(first, min(last, int(piece.source.table.last_offset[-1])) + 1), 0
                     position = piece.end
                 first = max(first, metadata.end_offset + 1)
-            except Gone as error:
-                folds = self._fold_again(error, folds)
+            except SegmentGone as error:
+                retries = self._reopen(error, retries)
+                if first < self._log_start:
+                    raise BeginningDeleted(extent, self._log_start) from None
 
-    def _places_behind(self, readers: Sequence[SegmentReader], position: int) -> Iterator[tuple[SegmentReader, int]]:
-        """Where pieces begin from ``position`` of the first segment on, as far as that is known without reading."""
+    def _next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[tuple[SegmentReader, int]]:
+        """Yield where the next pieces begin, from ``position`` of the first segment on, as far as indexes tell."""
         for reader in readers:
             at: int | None = position
             inside = reader.metadata.end_offset <= self._extent.last
-            end = reader.metadata.size_bytes if inside else reader.position_behind(self._extent.last)
+            end = reader.metadata.size_bytes if inside else reader.position_after(self._extent.last)
             while at is not None and at < end:
                 if not self._outcomes.holds(reader, at):
                     yield reader, at
-                at = reader.cut_behind(at)
+                at = reader.next_cut(at)
             position = 0
 
-    def _newest(self, latest: Latest) -> Iterator[Selection]:
-        """Read backwards, the first record seen of a key is its last one; a set of key hashes is all there is to remember."""
-        keys, halves = KeySet(latest.map_budget_bytes), key_halves(latest.hash_key or self._tier.reading_key())
+    def _last_records(self, latest: LastRecordsOnly) -> Iterator[Selection]:
+        """Yield the last record of each key: read backwards, it is the first one that is met. Only key hashes are remembered."""
+        keys, halves = KeySet(latest.map_budget_bytes), key_halves(latest.hash_key or self._tier.identity.reading_key())
         for selection, last in self._all_backwards():
-            picked = _first_seen(selection, self._extent.first, last, latest, keys, halves)
+            picked = _rows_of_new_keys(selection, self._extent.first, last, latest, keys, halves)
             if len(picked):
                 yield replace(selection, picked=picked)
 
-    def _newest_on_disk(self, latest: Latest, spill: Spill) -> Iterator[Selection]:
-        """The same in two readings, whatever the number of keys: which offsets are the last of their keys, then these."""
-        extent, halves = self._extent, key_halves(latest.hash_key or self._tier.reading_key())
-        room = _SpillRoom(spill.disk_bytes)
+    def _last_records_by_disk(self, latest: LastRecordsOnly, spill: DiskSpill) -> Iterator[Selection]:
+        """Yield the last record of each key in two passes: find the offsets of last records on disk, then read these records."""
+        extent, halves = self._extent, key_halves(latest.hash_key or self._tier.identity.reading_key())
+        room = _SpillBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), latest.map_budget_bytes
-            with KeyBuckets(path, room, map_budget_bytes=budget, expected_rows=spill.records) as buckets:
+            with DiskOffsetMap(path, room, map_budget_bytes=budget, expected_rows=spill.records) as buckets:
                 for selection, last in self._all_backwards():
-                    hashes, picked = _hashed(selection, extent.first, last, latest, halves)
+                    hashes, picked = _hash_keys(selection, extent.first, last, latest, halves)
                     buckets.add(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
-                bitmap = buckets.finish(extent.last - extent.first + 1)
+                bitmap = buckets.find_survivors(extent.last - extent.first + 1)
         for selection in Reader(self._tier, extent, replace(self._wanted, latest=None)).selections():
             rows, picked = selection.rows, selection.picked
             back = extent.last - rows.offset[picked]
@@ -259,67 +308,73 @@ class Reader:
                 yield replace(selection, picked=found)
 
     def _all_backwards(self) -> Iterator[tuple[Selection, int]]:
-        """Everything, newest first, with the last offset that is still wanted: rows above it were handed out before."""
+        """Yield all rows, newest first, each with the last offset that is still wanted: rows above it were returned before."""
         extent = self._extent
-        last, folds = extent.last, 0
+        last, retries = extent.last, 0
         while last >= extent.first:
             segments = [segment for segment in reversed(self._segments) if segment.start_offset <= last]
             try:
                 for piece in self._backwards([segment for segment in segments if segment.end_offset >= extent.first]):
-                    mine = self._mine(piece, extent.first, last)
-                    self._outcomes.passed_backwards(piece)
+                    mine = self._wanted_batches(piece, extent.first, last)
+                    self._outcomes.pass_backwards(piece)
                     for selection in self._scratch.selections(piece, mine, self._wanted.inflate_limit, backwards=True):
                         yield selection, last
-                    last, folds = min(last, int(piece.source.table.last_offset[0]) - 1), 0
+                    last, retries = min(last, int(piece.source.table.last_offset[0]) - 1), 0
                     if last < extent.first:
                         return
-            except Gone as error:
-                folds = self._fold_again(error, folds)
+            except SegmentGone as error:
+                retries = self._reopen(error, retries)
             else:
                 return
 
     def _backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[Piece]:
-        """The pieces of segments that are given newest first, the newest one first."""
+        """Yield the pieces of segments from the end to the beginning. ``segments`` are given newest first."""
         readers = map(self._segment, segments)
-        fetches = (partial(reader.piece, *cut) for reader in readers for cut in reader.cuts_backwards())
-        return ahead(fetches, self._wanted.ahead)
+        fetches = (partial(reader.piece, *cut) for reader in readers for cut in reader.bounds_backwards())
+        return fetched_ahead(fetches, self._wanted.ahead)
 
-    def _mine(self, piece: Piece, first: int, last: int) -> Flags:
+    def _wanted_batches(self, piece: Piece, first: int, last: int) -> Flags:
         table = piece.source.table
         # The base offset of a compressed v0/v1 wrapper is not known before it is inflated; it is -1 here.
         mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first) & (table.base_offset <= last)
         if self._wanted.committed and (table.is_transactional & mine).any():
             mine &= ~self._outcomes.aborted(piece)
-            if self._folded is not None and piece.metadata.id not in self._folded:
+            if self._live_ids is not None and piece.metadata.id not in self._live_ids:
                 # A round has replaced it before its markers were looked for: later rounds may have removed them.
-                raise Gone(piece.source.name, piece.metadata)
+                raise SegmentGone(piece.source.name, piece.metadata)
         return mine
 
-    def _fold_again(self, error: Gone, folds: int) -> int:
-        self._segments = tuple(self._behind(self._extent.first))
-        self._outcomes.fold_again()
-        if folds >= FOLDS or any(segment.id == error.metadata.id for segment in self._segments):
-            raise error.lost() from None
-        return folds + 1
+    def _reopen(self, error: SegmentGone, retries: int) -> int:
+        self._segments = tuple(self._segments_from(self._extent.first))
+        self._outcomes.forget_ahead()
+        if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
+            raise error.as_damage() from None
+        return retries + 1
 
     def _segment(self, metadata: RemoteLogSegmentMetadata) -> SegmentReader:
         return SegmentReader(self._tier.ports.layout, self._extent.name, metadata, self._wanted.inflate_limit)
 
-    def _behind(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
-        """Live segments that end at or above ``offset``, by a fresh fold."""
-        state = self._tier.open(self._extent.name).refresh()
-        self._folded = frozenset(segment.id for segment in state.live)
+    def _segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
+        """Read the control log again and return the live segments that end at or above ``offset``. Raises LogChanged."""
+        extent, state = self._extent, self._tier.open(self._extent.name).refresh()
+        changed = (
+            changed_offset(extent.log, log_identity(self._tier, state), extent.last + 1) if extent.log and state.has_segments else None
+        )
+        if changed is not None:
+            raise LogChanged(extent, changed)
+        self._live_ids = frozenset(segment.id for segment in state.live)
+        self._log_start = state.log_start
         return [segment for segment in state.live if segment.end_offset >= offset]
 
 
-def ahead(fetches: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
-    """What they give, in their order; up to ``most`` of them are made at once by other threads while one is being used."""
+def fetched_ahead(fetches: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
+    """Yield the results of calling ``fetches``, in order. Other threads call up to ``most`` of them in advance."""
     if not most:
         for fetch in fetches:
             yield fetch()
         return
     coming: deque[Future[T]] = deque()
-    with ThreadPoolExecutor(most, "fetch-ahead") as pool:
+    with ThreadPoolExecutor(most, "fetch-fetched_ahead") as pool:
         try:
             for fetch in fetches:
                 coming.append(pool.submit(fetch))
@@ -332,12 +387,14 @@ def ahead(fetches: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
                 left.cancel()
 
 
-def _inside(offset: Int64s, first: int, last: int) -> Int64s:
+def _rows_between(offset: Int64s, first: int, last: int) -> Int64s:
     return np.flatnonzero((offset >= first) & (offset <= last))
 
 
-def _hashed(selection: Selection, first: int, last: int, latest: Latest, halves: tuple[np.uint64, np.uint64]) -> tuple[Hashes, Int64s]:
-    """Keys of the rows that have one, backwards, and which rows they are."""
+def _hash_keys(
+    selection: Selection, first: int, last: int, latest: LastRecordsOnly, halves: tuple[np.uint64, np.uint64]
+) -> tuple[Hashes, Int64s]:
+    """Return the key hashes of rows from ``first`` to ``last`` (inclusive) that have a key, last row first, and the rows' numbers."""
     rows = selection.rows
     hashes, picked = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.int64)
     count = _hash_backwards(
@@ -347,9 +404,11 @@ def _hashed(selection: Selection, first: int, last: int, latest: Latest, halves:
     return hashes[:count], picked[:count]
 
 
-def _first_seen(selection: Selection, first: int, last: int, latest: Latest, keys: KeySet, halves: tuple[np.uint64, np.uint64]) -> Int64s:
-    """The rows, ascending, whose key was not seen before and whose value is not null."""
-    hashes, picked = _hashed(selection, first, last, latest, halves)
+def _rows_of_new_keys(
+    selection: Selection, first: int, last: int, latest: LastRecordsOnly, keys: KeySet, halves: tuple[np.uint64, np.uint64]
+) -> Int64s:
+    """Return the rows, ascending, whose key was not seen before and whose value is not null."""
+    hashes, picked = _hash_keys(selection, first, last, latest, halves)
     seen = np.empty(len(hashes), np.bool_)
     if keys.insert_if_absent(hashes, seen) < len(hashes):
         raise OutOfBudget(
@@ -360,20 +419,20 @@ def _first_seen(selection: Selection, first: int, last: int, latest: Latest, key
     return found[selection.rows.value_length[found] >= 0][::-1].copy()
 
 
-class _SpillRoom:
-    """The disk that one reading may use (cleaner.keys.buckets)."""
+class _SpillBudget:
+    """Limit of the disk space that one read may use."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._used = 0
 
-    def reserve(self, nbytes: int) -> None:
+    def take(self, nbytes: int) -> None:
         self._used += nbytes
         if 0 < self._most < self._used:
             hint = f"Set disk_budget_bytes to more than {self._most}, or give keyRanges a number: each task then reads everything"
             raise OutOfBudget(f"view = latest: the keys need more than {self._most} bytes of local disk", hint=hint)
 
-    def release(self, nbytes: int) -> None:
+    def give(self, nbytes: int) -> None:
         self._used -= nbytes
 
 
@@ -386,7 +445,7 @@ def _hash_backwards(
     for row in range(offset.size - 1, -1, -1):
         if key_length[row] >= 0 and first <= offset[row] <= last:
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-            if ranges == 1 or range_of(tag_of(h0), ranges) == wanted:
+            if ranges == 1 or range_of(np.uint64(tag_of(h0)), ranges) == wanted:
                 hashes[count, 0], hashes[count, 1], picked[count] = h0, h1, row
                 count += 1
     return count

@@ -1,8 +1,8 @@
-"""What compaction would save, from a sample: so many bytes are read of a partition, and the error is said.
+"""Estimate of what compaction would save, from a sample of a partition's bytes.
 
-Half of them are the newest that a round could clean, read as a whole: what is superseded in there is counted. The other half are windows
-spread evenly over everything older: of each the share is counted that the newest half alone supersedes. Keys that are superseded by records
-that were not read do not count, so the answer is a lower bound; the windows differ, and how much says how far off it may be.
+Half of the sample are the newest bytes that a round could clean: superseded records in them are counted. The other half are windows spread
+evenly over all older bytes: in each, the records that the newest half supersedes are counted. Records superseded by others that were not
+read do not count, so the estimate is a lower bound. Its error comes from the differences between the windows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import hash_keys, key_halves
-from compactor.bootstrap import Tier
-from compactor.consumer.reading import Extent, Reader, WantedRecords
+from compactor.access.tier import Tier
+from compactor.consumer.reading import Reader, ReadOptions, ReadRange
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
 
@@ -25,7 +25,7 @@ WINDOWS: Final = 32
 LEAST_WINDOW: Final = 32 << 10
 _NORMAL_95: Final = 1.96
 _OVERHEAD: Final = 8
-"""Bytes of a record besides key and value, about."""
+"""Approximate size of a record besides key and value, in bytes."""
 
 Hashes64 = npt.NDArray[np.uint64]
 Sizes = npt.NDArray[np.int64]
@@ -33,7 +33,12 @@ Sizes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SampledSaving:
-    """``at_least_bytes``: what goes at least, give or take ``error_bytes`` (95 %; 0 where all was read). ``read_bytes``: of the logs."""
+    """Estimate of what a round would save.
+
+    at_least_bytes: lower bound of the bytes saved.
+    error_bytes: half width of its 95 % confidence interval; 0 if all was read.
+    read_bytes, of_bytes: bytes of segments that were read, and that a round could clean.
+    """
 
     at_least_bytes: int
     error_bytes: int
@@ -42,6 +47,7 @@ class SampledSaving:
 
     @property
     def exact(self) -> bool:
+        """Return whether all bytes that a round could clean were read."""
         return self.read_bytes >= self.of_bytes
 
     def __str__(self) -> str:
@@ -52,17 +58,17 @@ class SampledSaving:
 
 
 def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> SampledSaving:
-    """Raises BadData, StoreError."""
-    # Of a tier that brokers write the newest segment is never cleaned, and its keys clean nothing.
-    live = state.live[:-1] if opened.brokers is not None else state.live
+    """Return what a round would save, estimated from about ``sample_bytes`` bytes. Raises BadData, StoreError."""
+    # In a broker-managed tier the newest segment is never cleaned, and its keys clean nothing.
+    live = state.live[:-1] if state.mirrored else state.live
     total = sum(segment.size_bytes for segment in live)
     if not total:
         return SampledSaving(0, 0, 0, 0)
-    sample = _Sample(opened, state, live)
+    sample = _SampleReader(opened, state, live)
     if sample_bytes >= total:
         hashes, sizes = sample.records(live[0].start_offset, live[-1].end_offset)
         return SampledSaving(round(_superseded_share(hashes, sizes) * total), 0, total, total)
-    first, newest_bytes = _newest(live, max(sample_bytes // 2, 1))
+    first, newest_bytes = _newest_bytes(live, max(sample_bytes // 2, 1))
     hashes, sizes = sample.records(first, live[-1].end_offset)
     saved = _superseded_share(hashes, sizes) * newest_bytes
     older_bytes = total - newest_bytes
@@ -82,18 +88,18 @@ def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> Sam
     return SampledSaving(round(saved), math.ceil(error), min(read, total), total)
 
 
-class _Sample:
-    """Committed records by ranges of offsets."""
+class _SampleReader:
+    """Reader of committed records by ranges of offsets."""
 
     def __init__(self, opened: Tier, state: PartitionState, live: Sequence[RemoteLogSegmentMetadata]) -> None:
         self._opened = opened
         self._state = state
         self._live = tuple(live)
-        self._wanted = WantedRecords(True, opened.settings.cleaner_for(state.topic).max_decompressed_batch_bytes)
-        self._halves = key_halves(opened.reading_key())
+        self._wanted = ReadOptions(True, opened.settings.cleaner_for(state.topic).max_decompressed_batch_bytes)
+        self._halves = key_halves(opened.identity.reading_key())
 
     def records(self, first: int, last: int) -> tuple[Hashes64, Sizes]:
-        """Of each record in offset order the hash of its key (0: it has none, and does not survive) and about its size."""
+        """Return for each record, in offset order, the hash of its key (0 without a key) and its approximate size in bytes."""
         parts = list(self._parts(first, last))
         if not parts:
             return np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -102,7 +108,7 @@ class _Sample:
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[Hashes64, Sizes]]:
         segments = tuple(segment for segment in self._live if segment.end_offset >= first and segment.start_offset <= last)
-        for selection in Reader(self._opened, Extent(self._state.name, first, last, segments), self._wanted).selections():
+        for selection in Reader(self._opened, ReadRange(self._state.name, first, last, segments), self._wanted).selections():
             rows, picked = selection.rows, selection.picked
             out = np.empty((len(picked), 2), np.uint64)
             hash_keys(selection.chunk.buf, rows.key_start[picked], rows.key_length[picked], *self._halves, out)
@@ -111,7 +117,7 @@ class _Sample:
 
 
 def _superseded_share(hashes: Hashes64, sizes: Sizes) -> float:
-    """By size, of records of which all are known: those that have a later one of their key, and those without a key."""
+    """Return the share, by size, of records without a key or with a later record of their key among these."""
     if not len(hashes):
         return 0.0
     _, from_end = np.unique(hashes[::-1], return_index=True)
@@ -121,8 +127,8 @@ def _superseded_share(hashes: Hashes64, sizes: Sizes) -> float:
     return float(sizes[~survives].sum() / sizes.sum())
 
 
-def _newest(live: Sequence[RemoteLogSegmentMetadata], wanted: int) -> tuple[int, int]:
-    """(first offset, bytes) of about so many bytes at the end."""
+def _newest_bytes(live: Sequence[RemoteLogSegmentMetadata], wanted: int) -> tuple[int, int]:
+    """Return the first offset and the size of about ``wanted`` bytes at the end of the segments."""
     taken = 0
     for segment in reversed(live):
         if taken + segment.size_bytes >= wanted:
@@ -134,7 +140,7 @@ def _newest(live: Sequence[RemoteLogSegmentMetadata], wanted: int) -> tuple[int,
 
 
 def _windows(live: Sequence[RemoteLogSegmentMetadata], before: int, older_bytes: int, sample_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """(first offset, last offset, about how many bytes), evenly spread over what lies before an offset; none of them overlap."""
+    """Yield windows (first offset, last offset, approximate bytes), evenly spread below the offset ``before``, without overlap."""
     count = max(1, min(WINDOWS, sample_bytes // LEAST_WINDOW))
     size = max(1, sample_bytes // count)
     starts = [(number + 0.5) * older_bytes / count for number in range(count)]

@@ -1,57 +1,68 @@
-"""One log out of two: a partition is read from the tier, and where the tier ends, from the broker.
+"""A consumer that reads each partition from the tier, and from the broker where the tier ends, as one log.
 
-The hand-over is an offset. read_uncommitted hands over at the tier's end; read_committed at the first offset of the oldest transaction that
-is open there: what lies behind it was not handed out, and the broker decides about it. Where the broker has deleted that offset already
-(OFFSET_OUT_OF_RANGE below its log start), the tier is asked again. So there is neither a gap nor a repeat: every step begins at the
-position, which is the offset behind the last message that was handed out.
+Reading moves from the tier to the broker at an offset: with read_uncommitted at the tier's end, with read_committed at the first offset of
+the oldest transaction that is open there, because the broker knows its outcome. If the broker has deleted that offset already
+(OFFSET_OUT_OF_RANGE below its log start), the tier is read again. There is neither a gap nor a repeat, because every step begins at the
+position: the offset after the last message that was returned.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
-from compactor.bootstrap import Tier
-from compactor.consumer.broker import BrokerLog, LogBounds
-from compactor.consumer.feed import Ended, Failed, Item, TierFeed, reported
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.brokers.metadata_topic.connection import KafkaConnection, load_confluent_kafka
+from compactor.config import settings as config
+from compactor.consumer.broker import BrokerLog, ConfluentBroker, LogBounds
+from compactor.consumer.feed import Ended, Failed, Item, TierFeed
+from compactor.consumer.history import EpochEnd, LogIdentity, LogMismatch, ReadHistory, is_other_topic, position_history
 from compactor.consumer.last_values import LastValues, latest
 from compactor.consumer.messages import (
     OFFSET_BEGINNING,
     OFFSET_END,
     OFFSET_INVALID,
+    BrokerMessage,
     MessageLike,
     Place,
     PlaceLike,
     TierMessage,
-    out_of_range,
+    out_of_range_error,
+    truncation_error,
 )
-from compactor.consumer.reading import first_offset, offset_at
+from compactor.consumer.reading import offset_by_time
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
+from compactor.views.checkpoints import read_only_tier
 
-FOREVER: Final = 1e9
-"""Seconds."""
+FOREVER_S: Final = 1e9
+"""Timeout of a caller who gives none, in seconds."""
 BROKER_SLICE_S: Final = 0.05
-"""How long the broker is waited for while the tier may have something, too."""
+"""Longest wait for the broker while the tier is being read too, in seconds."""
 BROKER_WAIT_S: Final = 0.5
-"""And how long otherwise, before the caller's patience is looked at again."""
-FETCH: Final = 10_000
-"""Messages that are taken from the broker's client at once."""
+"""Longest wait for the broker otherwise, in seconds, before the caller's timeout is checked again."""
+MAX_FETCH: Final = 10_000
+"""Largest number of messages that are taken from the broker's client at once."""
 
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """How a TieredConsumer reads.
+    """Options of a TieredConsumer.
 
-    ``view`` latest: of what the tier has when reading begins only the last record of each key, and none where that is a tombstone; from
-    there on every record. ``threads`` read the tier ahead, up to ``queue_bytes``. ``refresh_s``: how often a partition that cannot go
-    on looks again. ``offset_reset``: where to begin when an offset is below everything that there is, or none was given; "error" says so
-    in a message.
+    isolation: as in Kafka.
+    view: with ``latest``, only the last record of each key of what the tier holds when reading begins, without tombstones, and every record
+        from there on.
+    threads: number of threads that read the tier in advance.
+    queue_bytes: size of the records that they may hold.
+    refresh_s: seconds after which a partition that could not be read is retried.
+    offset_reset: where to begin if an offset is below all others, if none was given, or if the topic was created again; with ``error``, an
+        error message is returned instead.
     """
 
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
@@ -63,26 +74,68 @@ class ConsumerOptions:
 
     @property
     def committed(self) -> bool:
+        """Return whether the isolation level is read_committed."""
         return self.isolation == "read_committed"
 
 
 @dataclass
 class _Assigned:
-    """``source`` resting: it looks again at ``wake_s``. ``needed``: the broker begins only there. ``told``: its trouble was said once."""
+    """An assigned partition.
+
+    position: offset after the last message that was returned.
+    topic_id: id of the topic that was read; empty if unknown.
+    epochs: leader epochs that were read, if ``log`` is None; the last one reaches to the position.
+    log: the log of the tier that is being read.
+    source: ``resting``: retried at ``wake_s``, in seconds of the monotonic clock.
+    broker_start: the broker's first offset, if it is above the position; else -1.
+    is_reported: whether an error was returned since the last record.
+    is_view_done: whether the view ``latest`` was read.
+    """
 
     name: TopicPartition
     position: int
+    topic_id: str = ""
+    epochs: tuple[EpochEnd, ...] = ()
+    log: LogIdentity | None = None
     source: Literal["tier", "broker", "resting"] = "resting"
     wake_s: float = 0.0
-    needed: int = -1
-    told: bool = False
-    begun: bool = False
+    broker_start: int = -1
+    is_reported: bool = False
+    is_view_done: bool = False
+
+    @property
+    def read(self) -> ReadHistory:
+        """Return the history of what was read up to the position."""
+        if self.log is not None:
+            return replace(self.log.read_until(self.position), topic_id=self.topic_id)
+        epochs = (*self.epochs[:-1], EpochEnd(self.epochs[-1].epoch, self.position)) if self.epochs else ()
+        return ReadHistory(self.topic_id, epochs, self.position)
+
+    def note_log(self, log: LogIdentity | None) -> None:
+        """Set the log of the tier from which the next records are read; None for the broker."""
+        self.epochs = self.read.epochs
+        if log is not None:
+            self.topic_id = log.topic_id or self.topic_id
+        self.log = log
+
+    def note_record(self, offset: int, epoch: int | None) -> None:
+        """Move the position after a broker's record that is being returned."""
+        if epoch is not None and (not self.epochs or epoch > self.epochs[-1].epoch):
+            self.epochs = (*self.read.epochs, EpochEnd(epoch, offset + 1))
+        self.position, self.is_reported = offset + 1, False
+
+    def go_to(self, read: ReadHistory) -> None:
+        """Move the position to the end of another history."""
+        self.position, self.topic_id, self.epochs, self.log = read.end, read.topic_id, read.epochs, None
+        self.is_view_done, self.is_reported, self.broker_start = True, False, -1
 
 
 class TieredConsumer:
-    """Shaped like confluent_kafka.Consumer; partitions are assigned, no group is joined, no offset is committed. For one thread.
+    """Consumer with the methods of confluent_kafka.Consumer, for use by one thread.
 
-    :param broker: None reads the tier alone, and goes on as it grows. It is closed with the consumer.
+    Partitions are assigned; no group is joined, and no offset is committed.
+
+    :param broker: read where the tier ends, and closed with the consumer. None to read the tier alone, as it grows.
     """
 
     def __init__(self, tier: Tier, broker: BrokerLog | None = None, options: ConsumerOptions | None = None) -> None:
@@ -98,8 +151,8 @@ class TieredConsumer:
         )
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._block: tuple[TopicPartition, Iterator[TierMessage]] | None = None
-        self._pending: deque[MessageLike] = deque()
-        self._lost: list[TopicPartition] = []
+        self._pending: deque[Any] = deque()
+        self._lost: list[tuple[TopicPartition, int | None]] = []
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -108,111 +161,114 @@ class TieredConsumer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # ---- what is read -------------------------------------------------------------------------------------------------------
+    # ---- assignment --------------------------------------------------------------------------------------------------------
 
     def assign(self, places: Iterable[PlaceLike]) -> None:
-        """Reads exactly these partitions, each from its offset (OFFSET_BEGINNING, OFFSET_END too; without one as ``offset_reset`` says).
+        """Read exactly these partitions, each from its offset, which may be OFFSET_BEGINNING or OFFSET_END.
 
-        Raises UsageError for a partition that neither tier nor broker has, StoreError.
+        A place without an offset begins as ``offset_reset`` says. Raises UsageError if neither tier nor broker has a partition; StoreError.
         """
-        wanted = {TopicPartition.of(place.topic, place.partition): place.offset for place in places}
+        wanted = {TopicPartition.of(place.topic, place.partition): place for place in places}
         self._check_open()
         if self._broker is None:
             self._tier.partitions([str(name) for name in wanted])
-        offsets = {name: self._resolved(name, offset) for name, offset in wanted.items()}
+        assigned = {name: self._assigned_place(name, place) for name, place in wanted.items()}
         self.unassign()
-        for name, offset in offsets.items():
-            self._assigned[name] = _Assigned(name, offset)
-        self._wake(time.monotonic())
+        self._assigned = assigned
+        self._resume_rested(time.monotonic())
 
     def unassign(self) -> None:
+        """Stop reading all partitions."""
         for name in self._assigned:
-            self._feed.stop(name)
+            self._feed.stop_reading(name)
         if self._broker is not None and self._assigned:
             self._broker.stop(self._assigned)
         self._assigned, self._block = {}, None
         self._pending.clear()
 
     def assignment(self) -> list[Place]:
+        """Return the assigned partitions."""
         return [Place(*name) for name in self._assigned]
 
     def seek(self, place: PlaceLike) -> None:
-        """An assigned partition goes on at another offset."""
-        at = self._of(place)
-        offset = self._resolved(at.name, place.offset)
-        self._feed.stop(at.name)
+        """Continue an assigned partition at another position."""
+        at = self._assigned_at(place)
+        restored = self._assigned_place(at.name, place)
+        self._feed.stop_reading(at.name)
         if self._broker is not None:
             self._broker.stop([at.name])
         if self._block is not None and self._block[0] == at.name:
             self._block = None
         self._pending = deque(m for m in self._pending if (m.topic(), m.partition()) != at.name)
-        self._assigned[at.name] = _Assigned(at.name, offset)
-        self._wake(time.monotonic())
+        self._assigned[at.name] = restored
+        self._resume_rested(time.monotonic())
 
     def position(self, places: Sequence[PlaceLike]) -> list[Place]:
-        """Of assigned partitions: the offset behind the last message that was handed out, or behind what there was none of."""
-        return [Place(at.name.topic, at.name.partition, at.position) for at in map(self._of, places)]
+        """Return the positions of assigned partitions, with leader epochs and topic ids."""
+        return [Place(*at.name, at.position, at.read.last_epoch, at.topic_id) for at in map(self._assigned_at, places)]
 
     def offsets_for_times(self, places: Sequence[PlaceLike], timeout: float | None = None) -> list[Place]:
-        """``offset`` of each is a time in milliseconds; the answer has the first offset that is as young, OFFSET_END where there is none.
+        """Return for each partition the offset of the first record with at least a timestamp, or OFFSET_END if there is none.
 
-        ``timeout`` is there for confluent_kafka's shape: the tier's and the broker's own settings hold.
+        :param places: their ``offset`` is the timestamp in milliseconds.
+        :param timeout: ignored, and accepted as in confluent_kafka: the settings of tier and broker apply.
         """
         found = []
         for place in places:
             name = TopicPartition.of(place.topic, place.partition)
-            offset = offset_at(self._tier, name, place.offset)
+            offset = offset_by_time(self._tier, name, place.offset)
             if offset is None and self._broker is not None:
                 offset = self._broker.offset_at(name, place.offset)
             found.append(Place(*name, OFFSET_END if offset is None else offset))
         return found
 
     def get_watermark_offsets(self, place: PlaceLike) -> tuple[int, int]:
-        """The first offset that tier or broker has, and the one behind the last."""
+        """Return the first offset that tier or broker has, and the end offset (exclusive)."""
         return self._bounds(TopicPartition.of(place.topic, place.partition))
 
     def latest(self, place: PlaceLike) -> LastValues:
-        """The last values of a partition's keys, as the tier has them now; ``assign`` its ``next_offset`` to go on from there."""
+        """Return the last values of a partition's keys, as the tier holds them now. Assign their ``next_place`` to continue from there."""
         return latest(self._tier, TopicPartition.of(place.topic, place.partition), committed=self._options.committed)
 
-    # ---- what comes ---------------------------------------------------------------------------------------------------------
+    # ---- messages ----------------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None) -> MessageLike | None:
-        """The next message; None where none came in ``timeout`` seconds (None or negative: waits for one).
+        """Return the next message, or None if none arrives within ``timeout`` seconds; None or a negative number waits for one.
 
-        A message with an error says that one partition does not go on at present. Raises StoreError, BadData: it may be called again, and
-        begins where it was.
+        A message with an error says that a partition cannot be read at its position. After StoreError or BadData, ``poll`` may be called
+        again and continues at the position.
         """
         found = self.consume(1, -1 if timeout is None else timeout)
         return found[0] if found else None
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[MessageLike]:
-        """Up to so many messages; fewer where no more came in time."""
+        """Return up to ``num_messages`` messages, or fewer if no more arrive within ``timeout`` seconds. Raises as ``poll``."""
         self._check_open()
-        deadline = time.monotonic() + (FOREVER if timeout < 0 else timeout)
+        deadline = time.monotonic() + (FOREVER_S if timeout < 0 else timeout)
         found: list[MessageLike] = []
         while True:
-            self._hand_out(found, num_messages)
+            self._return_messages(found, num_messages)
             left = deadline - time.monotonic()
             if len(found) >= num_messages or (left <= 0 and found):
                 return found
             try:
-                came = self._gather(max(0.0, left))
+                received = self._receive(max(0.0, left))
             except CompactorError:
-                if found:  # the error comes again by itself; these do not
+                if found:  # the error is raised again by the next call
                     return found
                 raise
-            if not came and left <= 0:
+            if not received and left <= 0:
                 return found
 
     def close(self) -> None:
+        """End the threads and close the broker."""
         if not self._closed:
             self._closed = True
             self._feed.close()
             if self._broker is not None:
                 self._broker.close()
 
-    def _hand_out(self, found: list[MessageLike], wanted: int) -> None:
+    def _return_messages(self, found: list[MessageLike], wanted: int) -> None:
         while self._pending and len(found) < wanted:
             message = self._pending.popleft()
             at = self._assigned.get(TopicPartition(message.topic() or "", message.partition() or 0))
@@ -220,7 +276,8 @@ class TieredConsumer:
                 offset = message.offset() or 0
                 if at.source != "broker" or offset < at.position:
                     continue
-                at.position, at.told = offset + 1, False
+                at.note_record(offset, message.leader_epoch())
+                message = BrokerMessage(message, at.topic_id)
             found.append(message)
         if self._block is not None and len(found) < wanted:
             name, messages = self._block
@@ -231,66 +288,110 @@ class TieredConsumer:
             if len(found) < wanted:
                 self._block = None
 
-    def _gather(self, wait_s: float) -> bool:
-        """Takes what has come, after everything before it was handed out. False: nothing has."""
+    def _receive(self, wait_s: float) -> bool:
+        """Accept what has arrived, after everything before it was returned. Return whether anything has."""
         now = time.monotonic()
-        self._look_for_lost()
-        self._wake(now)
-        rest = min((at.wake_s - now for at in self._assigned.values() if at.source == "resting"), default=FOREVER)
+        self._handle_lost()
+        self._resume_rested(now)
+        rest = min((at.wake_s - now for at in self._assigned.values() if at.source == "resting"), default=FOREVER_S)
         wait_s = max(0.0, min(wait_s, rest))
         if self._broker is None or not any(at.source == "broker" for at in self._assigned.values()):
-            item = self._feed.take(wait_s)
+            item = self._feed.next_item(wait_s)
             if item is not None:
-                self._take(item)
+                self._accept(item)
             return item is not None
-        item = self._feed.take(0)
+        item = self._feed.next_item(0)
         if item is not None:
-            self._take(item)
-        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.busy else BROKER_WAIT_S
-        fetched = self._broker.fetch(FETCH, min(wait_s, most))
+            self._accept(item)
+        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.is_busy else BROKER_WAIT_S
+        fetched = self._broker.fetch(MAX_FETCH, min(wait_s, most))
         self._pending.extend(fetched.messages)
-        self._lost.extend(fetched.out_of_range)
-        return item is not None or bool(fetched.messages) or bool(fetched.out_of_range)
+        self._lost += [*((name, None) for name in fetched.out_of_range), *fetched.truncated.items()]
+        return item is not None or bool(fetched.messages) or bool(self._lost)
 
-    def _take(self, item: Item) -> None:
+    def _accept(self, item: Item) -> None:
         at = self._assigned.get(item.name)
         if at is None or at.source != "tier":
             return
         if isinstance(item, Ended):
-            self._rest(at)  # where the broker does not answer, nobody reads it at present
-            self._ended(at, item)
+            self._rest(at)  # retried if the broker does not answer
+            if item.mismatch is not None:
+                self._continue_after_mismatch(at, item, item.mismatch)
+            else:
+                self._continue_after_tier(at, item)
         elif isinstance(item, Failed):
             self._rest(at)
-            raise reported(item.error)
+            raise item.error
         else:
-            self._block = (item.name, item.messages())
-            at.told = False
+            self._block = (item.name, item.block.messages())
+            at.note_log(item.log)
+            at.is_reported = False
 
-    # ---- from one to the other ----------------------------------------------------------------------------------------------
+    # ---- tier and broker -----------------------------------------------------------------------------------------------
 
-    def _wake(self, now: float) -> None:
-        """Partitions that have rested look at the tier again."""
+    def _resume_rested(self, now: float) -> None:
+        """Read partitions from the tier again whose waiting time is over."""
         for at in self._assigned.values():
             if at.source == "resting" and at.wake_s <= now:
                 at.source = "tier"
-                self._feed.begin(at.name, at.position, from_now=at.begun)
+                self._feed.start_reading(at.name, at.read, skip_view=at.is_view_done)
 
-    def _ended(self, at: _Assigned, item: Ended) -> None:
-        """The tier has no more at the position."""
-        at.begun = True
-        if item.offset < item.start < item.end and not self._broker_has(at):
-            self._below(at, item)
+    def _continue_after_tier(self, at: _Assigned, item: Ended) -> None:
+        """Decide where to continue, because the tier has no more records at the position."""
+        at.is_view_done = True
+        if item.offset < item.start <= item.end and not self._broker_has(at):
+            self._reset_below_start(at, item)
             return
+        if item.offset >= item.start:
+            at.note_log(item.log)
         at.position = max(at.position, item.offset)
+        if at.position >= at.broker_start:
+            self._hand_over(at)
+        elif item.end <= at.position:
+            self._report_out_of_range(at, f"the tier ends at {item.end}, and the broker begins at {at.broker_start}")
+
+    def _hand_over(self, at: _Assigned) -> None:
+        """Continue at the broker, if there is one and its topic is the same."""
         if self._broker is None:
-            self._rest(at)
-        elif at.position < at.needed:
-            if item.end <= at.position:
-                self._tell(at, f"the tier ends at {item.end}, and the broker begins at {at.needed}")
-            self._rest(at)
+            return
+        topic_id = self._broker.topic_id(at.name)
+        if is_other_topic(at.topic_id, topic_id) and not self._reset_topic(at, "the broker", topic_id, self._broker.bounds(at.name)):
+            return
+        at.note_log(None)
+        at.topic_id = topic_id or at.topic_id
+        epoch = at.read.last_epoch
+        self._broker.read_from({at.name: at.position}, {} if epoch is None else {at.name: epoch})
+        at.broker_start, at.source = -1, "broker"
+
+    def _continue_after_mismatch(self, at: _Assigned, item: Ended, found: LogMismatch) -> None:
+        """Decide where to continue, because the tier's log is not the one that was read."""
+        broker = self._broker
+        if found.reason == "truncated":
+            self._report_truncation(at, item.log.read_until(found.agreed_offset))
+        elif found.reason == "topic" and (broker is None or broker.topic_id(at.name) != at.topic_id):
+            self._reset_topic(at, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
+        elif broker is not None and at.position >= at.broker_start:
+            self._hand_over(at)
         else:
-            self._broker.read_from({at.name: at.position})
-            at.needed, at.source = -1, "broker"
+            what = f"of topic id {item.log.topic_id}" if found.reason == "topic" else "one that a later leader has disowned"
+            self._report_out_of_range(at, f"the tier's log is {what}, and no broker has the offset")
+
+    def _report_truncation(self, at: _Assigned, agreed: ReadHistory) -> None:
+        """Report that records which were read have been discarded, and return to where the logs agree unless ``offset_reset`` is error."""
+        if not at.is_reported:
+            at.is_reported = True
+            text = f"{at.name} was truncated: the log holds what was read up to offset {agreed.end}, and the position is {at.position}"
+            self._pending.append(TierMessage(*at.name, agreed.end, error=truncation_error(text), topic_id=at.topic_id))
+        if self._options.offset_reset != "error":
+            at.go_to(replace(agreed, topic_id=at.topic_id) if agreed.end < at.position else at.read)
+
+    def _reset_topic(self, at: _Assigned, holder: str, topic_id: str, bounds: LogBounds) -> bool:
+        """Report that the topic was created again, and return whether ``offset_reset`` lets reading begin in the new one."""
+        self._report_out_of_range(at, f"it was read from topic id {at.topic_id}, and {holder} has topic id {topic_id}")
+        reset = self._options.offset_reset
+        if reset != "error":
+            at.go_to(position_history(bounds.start if reset == "earliest" else bounds.end, None, topic_id))
+        return reset != "error"
 
     def _broker_has(self, at: _Assigned) -> bool:
         if self._broker is None:
@@ -298,54 +399,73 @@ class TieredConsumer:
         bounds = self._broker.bounds(at.name)
         return bounds.start <= at.position <= bounds.end
 
-    def _below(self, at: _Assigned, item: Ended) -> None:
-        """What is at the position is gone from the tier, and the broker does not have it either."""
+    def _reset_below_start(self, at: _Assigned, item: Ended) -> None:
+        """Continue where ``offset_reset`` says, because neither tier nor broker have the position any more."""
         if self._options.offset_reset == "error":
-            self._tell(at, f"the tier begins at {item.start}")
-            self._rest(at)
+            self._report_out_of_range(at, f"the tier begins at {item.start}")
         else:
+            at.note_log(item.log)
             at.position = item.start if self._options.offset_reset == "earliest" else item.end
             at.source = "tier"
-            self._feed.begin(at.name, at.position, from_now=self._options.view == "all")
+            self._feed.start_reading(at.name, at.read, skip_view=self._options.view == "all")
 
-    def _look_for_lost(self) -> None:
-        """Only now: what had come of them before was handed out first."""
+    def _handle_lost(self) -> None:
+        """Handle partitions that the broker stopped reading, after all their messages were returned."""
         while self._lost and self._broker is not None:
-            at = self._assigned.get(self._lost[-1])
+            name, agreed = self._lost[-1]
+            at = self._assigned.get(name)
             if at is not None and at.source == "broker":
-                self._out_of_range(at, self._broker.bounds(at.name))
+                self._continue_after_broker(at, agreed, self._broker)
             self._lost.pop()
 
-    def _out_of_range(self, at: _Assigned, bounds: LogBounds) -> None:
-        """The broker does not have the position (any more)."""
-        if at.position < bounds.start:
-            at.needed, at.source = bounds.start, "tier"
-            self._feed.begin(at.name, at.position, from_now=True)
-            return
-        if at.position > bounds.end:
-            self._tell(at, f"the broker's log ends at {bounds.end}: was it truncated?")
-        self._rest(at)
+    def _continue_after_broker(self, at: _Assigned, agreed: int | None, broker: BrokerLog) -> None:
+        """Decide where to continue, because the broker does not have the position.
 
-    def _tell(self, at: _Assigned, why: str) -> None:
-        if not at.told:
-            at.told = True
+        :param agreed: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
+        """
+        topic_id, bounds = broker.topic_id(at.name), broker.bounds(at.name)
+        self._rest(at)
+        if is_other_topic(at.topic_id, topic_id):
+            self._hand_over(at)
+        elif agreed is not None:
+            # A later epoch begins there: a tier without one holds the discarded records.
+            later = tuple(EpochEnd(epoch + 1, agreed) for epoch, _ in at.read.epochs[-1:])
+            self._report_truncation(at, ReadHistory(at.topic_id, at.read.until(agreed).epochs + later, agreed))
+        elif at.position < bounds.start:
+            at.broker_start, at.source = bounds.start, "tier"
+            self._feed.start_reading(at.name, at.read, skip_view=True)
+        elif at.position > bounds.end:
+            self._report_out_of_range(at, f"the broker's log ends at {bounds.end}: was it truncated?")
+        else:
+            at.epochs = ()  # the broker cannot tell where the epoch ends
+
+    def _report_out_of_range(self, at: _Assigned, why: str) -> None:
+        if not at.is_reported:
+            at.is_reported = True
             text = f"offset {at.position} of {at.name} is not there: {why}"
-            self._pending.append(TierMessage(*at.name, at.position, error=out_of_range(text)))
+            self._pending.append(TierMessage(*at.name, at.position, error=out_of_range_error(text), topic_id=at.topic_id))
 
     def _rest(self, at: _Assigned) -> None:
         at.source, at.wake_s = "resting", time.monotonic() + self._options.refresh_s
 
     def _bounds(self, name: TopicPartition) -> LogBounds:
-        """Of tier and broker together."""
+        """Return the bounds of tier and broker together."""
         state = self._tier.open(name).refresh()
-        mine = LogBounds(first_offset(self._tier, state), state.end_offset + 1)
+        mine = LogBounds(self._tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine
         its = self._broker.bounds(name)
-        return LogBounds(min(mine.start, its.start), max(mine.end, its.end)) if state.live else its
+        return LogBounds(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
 
-    def _resolved(self, name: TopicPartition, offset: int) -> int:
-        """A real offset for a logical one. Raises UsageError where there is none to be had."""
+    def _assigned_place(self, name: TopicPartition, place: PlaceLike) -> _Assigned:
+        """Return an assigned partition at a position. confluent_kafka.TopicPartition has no topic id."""
+        offset = self._resolve_offset(name, place.offset)
+        epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
+        read = position_history(offset, epoch, getattr(place, "topic_id", ""))
+        return _Assigned(name, offset, read.topic_id, read.epochs)
+
+    def _resolve_offset(self, name: TopicPartition, offset: int) -> int:
+        """Return the offset that a logical offset stands for. Raises UsageError if an offset is needed and none is given."""
         if offset >= 0:
             return offset
         reset = self._options.offset_reset
@@ -355,7 +475,7 @@ class TieredConsumer:
             return self._bounds(name).end
         raise UsageError(f"no offset for {name}", hint=f"Give one, or OFFSET_BEGINNING; {OFFSET_INVALID} is none")
 
-    def _of(self, place: PlaceLike) -> _Assigned:
+    def _assigned_at(self, place: PlaceLike) -> _Assigned:
         name = TopicPartition(place.topic, place.partition)
         if name not in self._assigned:
             raise UsageError(f"{name} is not assigned", hint="Call assign first")
@@ -364,3 +484,26 @@ class TieredConsumer:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the consumer is closed")
+
+
+def open_consumer(
+    settings: str | None = None,
+    *,
+    bootstrap_servers: str = "",
+    properties: Mapping[str, str] | None = None,
+    options: ConsumerOptions | None = None,
+) -> TieredConsumer:
+    """Return a consumer of the tier that a configuration file describes. It cannot write to the tier.
+
+    :param settings: the file; None to look for one where the commands do.
+    :param bootstrap_servers: brokers to read where the tier ends; empty to read the tier alone.
+    :param properties: properties of librdkafka (security.protocol, sasl.* ...).
+    :raises UsageError: the configuration is invalid, or confluent-kafka is needed and not installed.
+    """
+    options = options or ConsumerOptions()
+    tier = read_only_tier(open_tier(config.load_settings(settings)))
+    if not bootstrap_servers:
+        return TieredConsumer(tier, options=options)
+    load_confluent_kafka()
+    connection = KafkaConnection(bootstrap_servers, dict(properties or {}))
+    return TieredConsumer(tier, ConfluentBroker(connection, committed=options.committed), options)

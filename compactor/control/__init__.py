@@ -1,1 +1,1 @@
-"""What counts and who may: the control log of each partition, the fold over it, the rules that keep data safe, leadership, publication."""
+"""Control logs of partitions, the state that they fold to, the ordering rules that keep data safe, leadership, and publication."""

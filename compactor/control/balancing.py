@@ -1,4 +1,4 @@
-"""Whether an intent's receipts balance: what the driver checks before it publishes, from receipts and metadata alone.
+"""Balance check of a round before it is published, from receipts and segment metadata alone.
 
 sources of a group = left + opened + dropped, records likewise           nothing lost or made up within the round
 sources of a group = what was recorded of these segments when they were written        nor between two rounds
@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from compactor.control.state import Intent, PartitionState, content_of
-from compactor.model.balance import Balance, Sum
+from compactor.control.state import Intent, PartitionState, sum_batches_of
+from compactor.model.balance import Balance, DigestSum
 from compactor.model.plan import Replacement
 
 
-def problem(state: PartitionState, intent: Intent) -> str:
-    """What does not add up, or nothing. A receipt without a balance is an earlier program's."""
+def balance_problem(state: PartitionState, intent: Intent) -> str:
+    """Return which equation of the balance does not hold for a round's receipts, or an empty string. Receipts of earlier versions have
+    none.
+    """
     live = state.live_by_id()
     tasks = {task.group: task for task in intent.plan.tasks}
     for receipt in intent.receipts:
@@ -25,7 +27,7 @@ def problem(state: PartitionState, intent: Intent) -> str:
             continue
         found = balance.problem()
         sources = tasks[receipt.group].sources
-        recorded = content_of(live[source] for source in sources) if live.keys() >= set(sources) else None
+        recorded = sum_batches_of(live[source] for source in sources) if live.keys() >= set(sources) else None
         if not found and recorded not in (None, balance.sources):
             found = f"the sources hold {balance.sources} batches, and {recorded} were recorded when they were written"
         if not found and receipt.segment.content != balance.result:
@@ -35,14 +37,14 @@ def problem(state: PartitionState, intent: Intent) -> str:
     return ""
 
 
-def of_round(intent: Intent, replacements: Sequence[Replacement]) -> Balance | None:
-    """All groups that readers get, together; None where one has none."""
+def round_balance(intent: Intent, replacements: Sequence[Replacement]) -> Balance | None:
+    """Return the sum of the balances of the groups that are published; None if one of them has no balance."""
     ids = {new.segment.id for new in replacements}
     found = [receipt.balance for receipt in intent.receipts if receipt.segment.id in ids]
     return None if not found or None in found else reduce(Balance.plus, (balance for balance in found if balance))
 
 
-def content_after(state: PartitionState, replacements: Sequence[Replacement]) -> Sum | None:
-    """What readers have once these are published."""
+def content_after_round(state: PartitionState, replacements: Sequence[Replacement]) -> DigestSum | None:
+    """Return the sum of all batches that readers have after these replacements; None if it is not known of each segment."""
     gone = {source for new in replacements for source in new.sources}
-    return content_of([*(segment for segment in state.live if segment.id not in gone), *(new.segment for new in replacements)])
+    return sum_batches_of([*(segment for segment in state.live if segment.id not in gone), *(new.segment for new in replacements)])

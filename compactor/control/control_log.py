@@ -1,23 +1,22 @@
-"""A numbered log in an object store: appends by create-if-absent, a fold of what is there, and the removal of what is old.
+"""Numbered log of records in an object store: append by create-if-absent, fold (replay to a state), snapshot, and removal of old slots.
 
-    <prefix>/log/<slot>.json         one record each, slots from 1 without gaps
-    <prefix>/snapshot/<slot>.json    the folded state up to and including that slot
-    <prefix>/boundary/<n>.json       numbered from 1: "slots <= B may be gone"; never overwritten, never deleted
+  <prefix>/log/<slot>.json         one record each, slots from 1 without gaps
+  <prefix>/snapshot/<slot>.json    the folded state up to and including that slot
+  <prefix>/boundary/<n>.json       numbered from 1: "slots <= B may be gone"; never overwritten, never deleted
 
-Why each rule is here (every one closes a hole that a randomised search has found):
+Reasons for the rules (a randomised search found a counterexample for each rule that is left out):
 
-* A create that failed may still land, so an empty slot proves nothing: the same slot is tried again (by the store's adapter:
-  nobody else repeats a request), or another record takes it. A create that was refused may be our own, whose answer was lost:
-  a slot is ours only if incarnation *and* attempt are equal.
-* A deleted slot can be created again by a process that slept. Therefore the boundary is read **after** the last GET of a
-  fold and after each successful create. If it lies above where the fold began, some of what was read may be such a late
-  record, and the fold is thrown away and restarted from the snapshot; for an append this means *answer unknown*, and what
-  became of it is read from the new fold.
-* A slot that is absent is the tail, or was lost by somebody else's doing. Folding cannot tell: ``floor`` is a slot that the log is
-  known to have had, by what the tier-wide log says, and a fold that ends below it is refused. ``check_whole`` finds what is left
-  behind a gap.
-* Snapshot created and read back < boundary created and read back < old slots and older snapshots deleted. Boundaries are
-  numbered without gaps and only created after the one before, so the last one is the highest and is found without a LIST.
+* A create that failed may still take effect later, so an empty slot proves nothing. The store's adapter retries the same slot, or another
+    record takes it. A create that was refused may be this process's own, whose answer was lost. A slot belongs to a process only if
+    incarnation *and* attempt are equal.
+* A process that slept can create a deleted slot again. The boundary is therefore read **after** the last GET of a fold and after each
+    successful create. If it lies above the slot where the fold began, some of the records read may be such late records: the fold is
+    discarded and restarted from the snapshot. For an append this means *answer unknown*, and the new fold shows whether the record counts.
+* An absent slot is the tail of the log, or an object that was lost. Folding cannot tell the two apart. ``floor`` is a slot that the log is
+    known to have had, according to the tier-wide log; a fold that ends below it is refused. ``refresh_and_check_gaps`` finds objects after
+    a gap.
+* Order: snapshot created and read back < boundary created and read back < old slots and older snapshots deleted. Boundaries are numbered
+    without gaps, each created only after the one before was seen, so that the last one is the highest and is found without a LIST.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from compactor.errors import AlreadyExists, NotFound, Unavailable
 from compactor.model.base import Value
 from compactor.storage.port import ObjectStore
 
-TRIES = 6
-"""How often a fold is begun again from a snapshot that was cut away meanwhile."""
+FOLD_ATTEMPTS = 6
+"""Maximum number of restarts of a fold whose snapshot another process deleted meanwhile."""
 CUT_EVERY = 64
-"""Slots after which a snapshot pays: starting up then reads at most about this many records, one after the other."""
-DELETE_BATCH = 1000
-KINDS = ("boundary", "log", "snapshot")
+"""Number of slots after which a snapshot is written, so that opening a log reads at most about this many records, one after the other."""
+_DELETE_BATCH = 1000
+SLOT_KINDS = ("boundary", "log", "snapshot")
 PAGE = 1000
-"""Keys that a store lists at once."""
+"""Number of keys that a store returns per LIST request."""
 _NUMBERED = re.compile(r"\d{20}\.json")
 
 
@@ -51,7 +50,7 @@ Body = Any
 
 
 class Boundary(Value):
-    """Slots up to and including ``slot`` may be gone; snapshot ``slot`` stands in for them."""
+    """Object saying that slots up to and including ``slot`` may be gone, because snapshot ``slot`` replaces them. Numbered from 1."""
 
     version: int
     log: str
@@ -60,20 +59,27 @@ class Boundary(Value):
 
 
 class Snapshot(Value, Generic[S]):
+    """Stored state of a control log up to and including ``state.slot``."""
+
     version: int
     log: str
     state: S
 
 
-class Crowded(Exception):
-    """Others have taken the next slot again and again, and what was to be appended can be said in another way."""
+class SlotContention(Exception):
+    """Raised when other processes took the next slot repeatedly. Only for appends that the caller can replace by something else."""
 
 
-class Mark(Value):
-    """What ties a folded state to its log: the record that it ends with, or the boundary whose snapshot it is (no incarnation).
+class StateMark(Value):
+    """Identity of a folded state within its log: incarnation and attempt of the last record in it, or the boundary of the snapshot that it
+    is.
 
-    ``boundary`` is the highest that was known to the fold. With it a state that was kept elsewhere is told from one of another log,
-    and folding on needs no search for the boundary.
+    With it a state that was stored elsewhere, for instance on local disk, can be checked against the log, and no search for the boundary is
+    needed.
+
+    boundary: the highest boundary that was known to the fold.
+    incarnation: random id of the writer of the last record; empty if the state is exactly the boundary's snapshot.
+    attempt: the writer's number of that create.
     """
 
     boundary: Boundary
@@ -83,10 +89,12 @@ class Mark(Value):
 
 @dataclass(frozen=True)
 class LogFormat(Generic[S]):
-    """What distinguishes one kind of control log from another.
+    """Properties that distinguish one kind of control log (partition or catalog) from another.
 
-    ``apply`` is the pure fold of one record. ``with_times`` fills in the store's modification times of slots that the state
-    still refers to; it runs before those slots may be deleted and is given a function slot -> milliseconds.
+    record, snapshot: types of the stored objects.
+    apply: pure function (state, record) -> state that folds one record.
+    with_times: fills in the store's modification times of slots that the state still refers to. Called before those slots may be deleted,
+        with a function slot -> milliseconds.
     """
 
     record: type[Record[Any]]
@@ -96,9 +104,10 @@ class LogFormat(Generic[S]):
 
 
 class ControlLog(Generic[S]):
-    """One process's view of one control log. Not for several threads at once; one incarnation each.
+    """One process's access to one control log, with the state that its records fold to. Not thread-safe. Each instance has its own
+    incarnation.
 
-    Reading methods raise BadControlRecord for an object that cannot be believed and StoreError for a store that fails.
+    Reading methods raise BadControlRecord if an object is corrupt or in the wrong place, and StoreError if the store fails.
     """
 
     def __init__(
@@ -114,7 +123,15 @@ class ControlLog(Generic[S]):
         floor: int = 0,
         view: Callable[[S], S] | None = None,
     ) -> None:
-        """``view``: what ``state`` makes of the folded state for whoever only reads. ``transact`` goes by the fold itself."""
+        """Set up access to the log. Makes no request.
+
+        :param prefix: key prefix of the log's objects in ``store``.
+        :param name: name of the log, stored in each object.
+        :param empty: the state of a log without records.
+        :param incarnation: random id, used by no other instance.
+        :param floor: slot that the log is known to have had; a fold that ends below it is refused. 0 if none is known.
+        :param view: changes the state that readers get from ``state``. ``transact`` decides on the folded state itself.
+        """
         self.store = store
         self.floor = floor
         self.prefix = prefix
@@ -126,7 +143,7 @@ class ControlLog(Generic[S]):
         self._view = view
         self._state: S | None = None
         self._last: tuple[str, int] | None = None
-        self._kept: tuple[S, Mark] | None = None
+        self._kept: tuple[S, StateMark] | None = None
         self._attempt = 0
         self._boundary = self._nothing = Boundary(version=records.VERSION, log=name, number=0, slot=0)
         self.diverged = False
@@ -134,40 +151,44 @@ class ControlLog(Generic[S]):
 
     @property
     def state(self) -> S:
-        """As last folded; call ``refresh`` first."""
-        return self._seen(self._folded)
+        """State as of the last fold, changed by ``view``. Call ``refresh`` first for the current one."""
+        return self._seen(self._folded_state)
 
     @property
-    def _folded(self) -> S:
+    def _folded_state(self) -> S:
+        """Folded state without ``view``. Folds now if nothing was folded yet."""
         if self._state is not None:
             return self._state
-        if not self._take_kept():
-            self._restart()
-        return self._settle(None)
+        if not self._adopt_loaded_state():
+            self._reset_to_snapshot()
+        return self._fold_to_tail(None)
 
     def _seen(self, state: S) -> S:
+        """Return a folded state as readers see it (``view``)."""
         return state if self._view is None else self._view(state)
 
-    def load(self, state: S, mark: Mark | None = None) -> None:
-        """Begins from a state folded earlier. Where a boundary has passed it, the next fold starts over.
+    def load(self, state: S, mark: StateMark | None = None) -> None:
+        """Continue from a state that was folded earlier. If a boundary has passed it, the next fold starts over.
 
-        With its ``mark`` the state need not be of this process: the next fold asks whether the log still has what ties it there.
+        :param mark: identity of the state in its log. With it the state may come from another process: the next fold first checks that the
+            log still has the record which the mark names.
         """
         self._state, self._kept = (state, None) if mark is None else (None, (state, mark))
         self._last = None
 
-    def mark(self) -> Mark | None:
-        """What ``load`` wants to know of the present state in another process; None where nothing ties it to the log."""
+    def mark(self) -> StateMark | None:
+        """Return the identity that another process needs to ``load`` the present state, or None if the log does not determine it."""
         state = self.state
         if self._boundary.slot == state.slot:
-            return Mark(boundary=self._boundary) if state.slot else None
-        return Mark(boundary=self._boundary, incarnation=self._last[0], attempt=self._last[1]) if self._last else None
+            return StateMark(boundary=self._boundary) if state.slot else None
+        return StateMark(boundary=self._boundary, incarnation=self._last[0], attempt=self._last[1]) if self._last else None
 
     def record_key(self, slot: int) -> str:
+        """Return the object key of a slot."""
         return f"{self.prefix}/log/{slot:020d}.json"
 
-    def candidate(self, body: Body) -> Record[Any]:
-        """The record that an append of ``body`` would make now: what the rules are asked about before the append."""
+    def candidate_record(self, body: Body) -> Record[Any]:
+        """Return the record that an append of ``body`` would create now. Used to ask the ordering rules before the append."""
         return self._form.record(
             version=records.VERSION,
             log=self.name,
@@ -179,35 +200,37 @@ class ControlLog(Generic[S]):
         )
 
     def refresh(self) -> S:
-        """Folds on to the tail and returns the state."""
-        if self._state is None and not self._take_kept():
-            self._restart()
-        self._settle(None)
+        """Read new records up to the tail of the log, and return the state."""
+        if self._state is None and not self._adopt_loaded_state():
+            self._reset_to_snapshot()
+        self._fold_to_tail(None)
         return self.state
 
-    def check_whole(self) -> S:
-        """Folds on to the tail by way of a LIST, and returns the state. Raises BadControlRecord where an object is missing.
+    def refresh_and_check_gaps(self) -> S:
+        """Fold to the tail, check by LIST that no object is missing before it, and return the state.
 
-        Nobody leaves a number out, so what is listed is within what a later fold reaches, unless something before it was lost: a fold
-        takes the gap for the tail. Asked before anything is decided that could not be taken back, and where no record is known at all.
-        A state that was folded before is the tail's, where nothing is listed behind it.
+        Slots are numbered without gaps, so every listed object is within reach of a fold unless an earlier one was lost; a fold alone would
+        take the gap for the tail. Called before irreversible decisions, and when no slot of the log is known at all. Raises
+        BadControlRecord if an object is missing.
         """
-        beyond = self._beyond()
+        beyond = self._last_listed_keys()
         if beyond:
             self.refresh()
         for kind, key in beyond.items():
-            if key > self._last_key(kind):
-                cause = f"an object before it is missing: what can be read ends at {self._last_key(kind)}"
+            if key > self._last_folded_key(kind):
+                cause = f"an object before it is missing: what can be read ends at {self._last_folded_key(kind)}"
                 hint = "Nothing was changed. Restore the missing objects from the store's versions or a backup"
                 raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint=hint)
         return self.state
 
-    def _beyond(self) -> dict[str, str]:
-        """By kind the last key that is listed behind what the present state knows. One page, unless other objects fill it."""
-        last = {kind: self._last_key(kind) for kind in KINDS}
+    def _last_listed_keys(self) -> dict[str, str]:
+        """Return the last listed key after the present state, for each kind of object that has one. One LIST request, more if other objects
+        fill its page.
+        """
+        last = {kind: self._last_folded_key(kind) for kind in SLOT_KINDS}
         keys = [info.key for info in islice(self.store.list(f"{self.prefix}/", after=min(last.values())), PAGE)]
         if len(keys) == PAGE:  # scratch and sidecars of a large partition
-            keys += [info.key for kind in KINDS for info in self.store.list(f"{self.prefix}/{kind}/", after=last[kind])]
+            keys += [info.key for kind in SLOT_KINDS for info in self.store.list(f"{self.prefix}/{kind}/", after=last[kind])]
         found: dict[str, str] = {}
         for key in keys:
             kind, _, name = key.removeprefix(f"{self.prefix}/").partition("/")
@@ -215,23 +238,26 @@ class ControlLog(Generic[S]):
                 found[kind] = max(key, found.get(kind, ""))
         return found
 
-    def _last_key(self, kind: str) -> str:
+    def _last_folded_key(self, kind: str) -> str:
+        """Return the key of the last object of this kind that the present state includes."""
         number = self._boundary.number if kind == "boundary" else self.state.slot
         return f"{self.prefix}/{kind}/{number:020d}.json"
 
     def reload(self) -> S:
-        """Folds again from the snapshot: it knows the times of slots that are gone, which a state folded before does not."""
-        self._restart()
-        self._settle(None)
+        """Fold again from the snapshot, and return the state. Unlike an older folded state, a snapshot has the modification times of
+        deleted slots.
+        """
+        self._reset_to_snapshot()
+        self._fold_to_tail(None)
         return self.state
 
     def history(self) -> tuple[S, list[tuple[Record[Any], S]]]:
-        """For people: the state that the log still begins from, and each record behind it with the state after it. Reads only."""
+        """Return the state from which the log still begins, and each later record with the state after it. For display. Reads only."""
         while True:
-            self._restart()
-            base = state = self._folded
+            self._reset_to_snapshot()
+            base = state = self._folded_state
             steps: list[tuple[Record[Any], S]] = []
-            for record in self._behind(base.slot):
+            for record in self._records_after(base.slot):
                 state = self._form.apply(state, record)
                 steps.append((record, state))
             if self._read_boundary().slot <= base.slot:
@@ -240,129 +266,141 @@ class ControlLog(Generic[S]):
                 return base, steps
 
     def poll(self) -> bool:
-        """Whether there is anything that the last fold has not seen; two requests where there is nothing.
+        """Return whether the log has changed since the last fold. Makes two requests if it has not.
 
-        Where the log was set back meanwhile, the next fold starts over.
+        If the log was replaced by an older copy meanwhile, the next fold starts over.
         """
         state, mark = self.state, self.mark()
         if mark is None:
             return self._get(self.record_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
-        if not self.poll_from(state.slot, mark):
+        if not self.has_changed_since(state.slot, mark):
             return False
-        tied = self.ties(state.slot, mark)
+        tied = self.has_mark(state.slot, mark)
         if not tied:
             self._state, self._last, self._boundary = None, None, self._nothing
             self.diverged = tied is False
         return True
 
-    def poll_from(self, slot: int, mark: Mark) -> bool:
-        """The same for a fold that was made elsewhere, up to and including ``slot``. A log that it is not tied to any more is news, too."""
+    def has_changed_since(self, slot: int, mark: StateMark) -> bool:
+        """Return whether the log has changed since another process folded it up to and including ``slot``.
+
+        :param mark: identity of that process's state. A log that no longer has the record which it names counts as changed.
+        """
         self._boundary = mark.boundary
-        if self.floor > slot or not self.ties(slot, mark):
+        if self.floor > slot or not self.has_mark(slot, mark):
             return True
         # Where the record still stands nobody has cut beyond it; a snapshot's own slot is gone, so that the boundary has to be asked.
         return self._get(self.record_key(slot + 1)) is not None or (not mark.incarnation and self._read_boundary().slot > slot)
 
     def is_far_behind(self, slots: int) -> bool:
-        """Whether so many slots have come since the present state: to fold them one by one would take as many requests."""
+        """Return whether at least ``slots`` records have been added since the present state. Folding them takes one request each."""
         return self._get(self.record_key(self.state.slot + slots)) is not None
 
     def reached(self) -> int:
-        """The slot that the present state ends with, once it was read back from the store; 0 where it is not there to be read."""
+        """Return the slot of the present state after reading that record back from the store, or 0 if it is not there."""
         state, mark = self.state, self.mark()
-        return state.slot if mark is not None and self.ties(state.slot, mark) else 0
+        return state.slot if mark is not None and self.has_mark(state.slot, mark) else 0
 
     def transact(self, decide: Callable[[S], Body | None], *, most_lost: int = 0) -> S:
-        """Appends what ``decide`` asks for until it asks for nothing; returns the folded state in which it did.
+        """Append the record that ``decide`` returns, repeatedly, until it returns None; return the folded state in which it did.
 
-        ``decide`` is asked again after every append and whenever the log has grown, so it must see from the state whether
-        its record has counted; that is the only way to know. It may raise to give up. After StoreError the last record may
-        or may not be in the log: the caller changes nothing that depends on it.
+        ``decide`` is called again after every append and whenever the log has grown. It must see from the state whether its record has
+        counted, because nothing else proves that. It may raise to give up. After a StoreError the last record may or may not be in the log,
+        so the caller must not change anything that depends on it.
 
-        ``most_lost``: slots that may be lost to others before Crowded is raised; 0: any number.
+        :param decide: the present state -> body of the record to append, or None when there is nothing left to append.
+        :param most_lost: number of slots lost to other writers after which Crowded is raised; 0 for no limit.
         """
         lost = 0
         while True:
-            state = self._folded
+            state = self._folded_state
             body = decide(state)
             if body is None:
                 return state
             self._attempt += 1
-            record = self.candidate(body)
+            record = self.candidate_record(body)
             try:
-                self.store.create(self.record_key(record.slot), records.seal(record.model_dump_json().encode()))
+                self.store.create(self.record_key(record.slot), records.seal_document(record.model_dump_json().encode()))
             except AlreadyExists:
                 pass
             else:
-                self._settle(record)
+                self._fold_to_tail(record)
                 continue
             stored = self._read_slot(record.slot)
-            if stored is not None and is_ours(stored, record):
-                self._settle(record)
+            if stored is not None and is_same_attempt(stored, record):
+                self._fold_to_tail(record)
             elif stored is not None:
-                self._settle(None)
+                self._fold_to_tail(None)
                 lost += 1
                 if lost == most_lost:
-                    raise Crowded
+                    raise SlotContention
 
     def cut(self, minimum: int = CUT_EVERY) -> bool:
-        """Snapshot, boundary, deletion; where at least ``minimum`` slots have come since the last boundary.
+        """Write a snapshot and a boundary and delete the slots before it, if at least ``minimum`` slots have come since the last boundary.
 
-        Anybody may do this, at any time, in any number. Returns whether old slots were deleted. Whether it is time yet is asked of the
-        present state first: who has made the log longer knows it.
+        Any process may do this at any time, also several at once. Returns whether old slots were deleted. The present state decides whether
+        it is time, without a request, because the process that made the log longer knows its length.
         """
-        if self._folded.slot - self._boundary.slot < max(minimum, 1):
+        if self._folded_state.slot - self._boundary.slot < max(minimum, 1):
             return False
         self.refresh()
-        state, known = self._folded, self._boundary
+        state, known = self._folded_state, self._boundary
         if state.slot - known.slot < max(minimum, 1):
             return False
         try:
             timed = self._form.with_times(state, lambda slot: self.store.head(self.record_key(slot)).modified_ms)
         except NotFound:
             return False  # somebody else has cut meanwhile
-        if self._read_boundary() != known or not self._keep_snapshot(timed):
+        if self._read_boundary() != known or not self._create_snapshot(timed):
             return False
         self._create_boundary(state.slot)
         self._delete_old()
         self._state = timed
         return True
 
-    def start_over(self, empty: Callable[[int], S]) -> S:
-        """Gives up a log that is damaged for good: a snapshot of ``empty`` at a slot beyond everything that was ever there.
+    def restart_empty(self, empty: Callable[[int], S]) -> S:
+        """Abandon a log that is damaged for good: write a snapshot of ``empty(slot)`` above every slot that ever existed, and return the
+        new state.
 
-        Whatever is found again below it later, or written by a process that slept, does not count.
+        Records below it that reappear later, or that a process writes after a pause, do not count. Raises Unavailable if the snapshot
+        cannot be read back.
         """
         self._read_boundary()
-        listed = [key for kind in ("log", "snapshot") for key in (self._highest(kind),) if key]
+        listed = [key for kind in ("log", "snapshot") for key in (self._highest_listed_number(kind),) if key]
         state = empty(max([self.floor, self._boundary.slot, *listed]) + 1)
-        if not self._keep_snapshot(state):
+        if not self._create_snapshot(state):
             raise Unavailable(f"{self.store.url}/{self._snapshot_key(state.slot)} cannot be read back", hint="Try again")
         self._create_boundary(state.slot)
         self._delete_old()
         return self.reload()
 
-    def _highest(self, kind: str) -> int:
+    def _highest_listed_number(self, kind: str) -> int:
+        """Return the highest number among the listed objects of this kind, or 0."""
         prefix = f"{self.prefix}/{kind}/"
         names = (info.key.removeprefix(prefix) for info in self.store.list(prefix))
         return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
 
-    def _settle(self, appended: Record[Any] | None) -> S:
-        """Folds on (from a record that was just created, or by GETs to the tail), then looks at the boundary."""
+    def _fold_to_tail(self, appended: Record[Any] | None) -> S:
+        """Fold on, then read the boundary, and start over if the fold began below it. Return the state.
+
+        :param appended: record that was just created, to be folded without reading it back; None to read the log up to its tail.
+        """
         while True:
-            base = self._folded
+            base = self._folded_state
             state, last = base, self._last
-            for record in [appended] if appended else self._behind(base.slot):
+            for record in [appended] if appended else self._records_after(base.slot):
                 state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
             if self._read_boundary().slot <= base.slot:
                 self._check_floor(state)
                 self._state, self._last = state, last
                 return state
-            self._restart()
+            self._reset_to_snapshot()
             appended = None
 
     def _check_floor(self, state: S) -> None:
-        """A log that ends below what it is known to have had was damaged or set back: nothing may be read from it or built on it."""
+        """Raise BadControlRecord if the log ends below the slot that it is known to have had: it was damaged or replaced by an older
+        copy.
+        """
         if state.slot < self.floor:
             cause = (
                 f"{self.name} ends at slot {state.slot}, and the tier-wide log has seen its slot {self.floor}: what came between is missing"
@@ -373,42 +411,45 @@ class ControlLog(Generic[S]):
             )
             raise BadControlRecord(cause, segment=f"{self.store.url}/{self.record_key(state.slot + 1)}", hint=hint)
 
-    def ties(self, slot: int, mark: Mark) -> bool | None:
-        """Whether the log still has what this mark names; None where the record is gone, which a cut does as well as a loss."""
+    def has_mark(self, slot: int, mark: StateMark) -> bool | None:
+        """Return whether the log still has the record or boundary that a mark names; None if the record is gone, by ``cut`` or by a
+        loss.
+        """
         if not mark.incarnation:
             return self._decode(Boundary, self._boundary_key(mark.boundary.number)) == mark.boundary
         record = self._read_slot(slot)
         return None if record is None else (record.incarnation, record.attempt) == (mark.incarnation, mark.attempt)
 
-    def _behind(self, slot: int) -> Iterator[Record[Any]]:
+    def _records_after(self, slot: int) -> Iterator[Record[Any]]:
+        """Yield the records after ``slot`` up to the tail, one request each."""
         while (record := self._read_slot(slot + 1)) is not None:
             yield record
             slot = record.slot
 
-    def _take_kept(self) -> bool:
-        """Takes the state that was kept elsewhere, if the log still has what it ends with."""
+    def _adopt_loaded_state(self) -> bool:
+        """Adopt the state given to ``load`` if the log still has its last record, and return whether it was adopted."""
         if self._kept is None:
             return False
         (state, mark), self._kept = self._kept, None
-        found = self.ties(state.slot, mark)
+        found = self.has_mark(state.slot, mark)
         self.diverged = found is False  # a slot that is gone was cut
         if found:
             self._state, self._boundary = state, mark.boundary
             self._last = (mark.incarnation, mark.attempt) if mark.incarnation else None
         return bool(found)
 
-    def _restart(self) -> None:
-        """From the snapshot of the highest boundary, or from nothing.
+    def _reset_to_snapshot(self) -> None:
+        """Set the state to the snapshot of the highest boundary, or to the empty state.
 
-        A log that is known to be short is begun from nothing without that question: it is asked after the fold in any case, and where
-        the log was cut nevertheless, the fold starts over.
+        A log that is known to be short starts from the empty state without reading the boundary first. The boundary is read after the fold
+        anyway, and the fold starts over if the log was cut.
         """
         self._last = None
         boundary = self._boundary
         if boundary.slot == 0 and 0 < self.floor < CUT_EVERY:
             self._state = self._empty
             return
-        for _ in range(TRIES):
+        for _ in range(FOLD_ATTEMPTS):
             boundary = self._read_boundary()
             if boundary.slot == 0:
                 self._state = self._empty
@@ -421,6 +462,7 @@ class ControlLog(Generic[S]):
         raise BadControlRecord(f"the snapshot that boundary {boundary.number} names is missing", segment=where, hint="Restore it")
 
     def _read_slot(self, slot: int) -> Record[Any] | None:
+        """Return the record of a slot, or None if there is none. Raises BadControlRecord if the object belongs to another slot or log."""
         key = self.record_key(slot)
         record = self._decode(self._form.record, key)
         if record is not None and (record.slot != slot or record.log != self.name):
@@ -429,10 +471,11 @@ class ControlLog(Generic[S]):
         return record
 
     def _snapshot_key(self, slot: int) -> str:
+        """Return the object key of the snapshot of a slot."""
         return f"{self.prefix}/snapshot/{slot:020d}.json"
 
     def read_snapshot(self, slot: int) -> S | None:
-        """The snapshot of this slot; None where there is none."""
+        """Return the snapshot of a slot, or None if there is none. Raises BadControlRecord if the object belongs to another slot or log."""
         key = self._snapshot_key(slot)
         snapshot = self._decode(self._form.snapshot, key)
         if snapshot is None:
@@ -442,20 +485,23 @@ class ControlLog(Generic[S]):
             raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint="Restore the object that belongs here")
         return snapshot.state
 
-    def _keep_snapshot(self, state: S) -> bool:
-        """Creates it and reads it back; what another process wrote for the same slot is as good."""
+    def _create_snapshot(self, state: S) -> bool:
+        """Create a snapshot, read it back, and return whether it exists. A snapshot of the same slot by another process is equally
+        valid.
+        """
         snapshot = self._form.snapshot(version=records.VERSION, log=self.name, state=state)
         try:
-            self.store.create(self._snapshot_key(state.slot), records.seal(snapshot.model_dump_json().encode()))
+            self.store.create(self._snapshot_key(state.slot), records.seal_document(snapshot.model_dump_json().encode()))
         except (AlreadyExists, Unavailable):
             pass
         return self.read_snapshot(state.slot) is not None
 
     def _boundary_key(self, number: int) -> str:
+        """Return the object key of a boundary by its number."""
         return f"{self.prefix}/boundary/{number:020d}.json"
 
     def _read_boundary(self) -> Boundary:
-        """The highest boundary. One request where there is no new one; the first time a search by doubling and halving."""
+        """Return the highest boundary. Makes one request if there is no new one; otherwise searches by doubling and halving the number."""
         known = self._boundary
         step = 1
         while (found := self._decode(Boundary, self._boundary_key(known.number + step))) is not None:
@@ -469,15 +515,20 @@ class ControlLog(Generic[S]):
         return known
 
     def _create_boundary(self, slot: int) -> None:
+        """Create the next boundary for ``slot``. Errors are ignored, because the highest boundary is read again before anything is
+        deleted.
+        """
         number = self._boundary.number + 1
         boundary = Boundary(version=records.VERSION, log=self.name, number=number, slot=slot)
         try:
-            self.store.create(self._boundary_key(number), records.seal(boundary.model_dump_json().encode()))
+            self.store.create(self._boundary_key(number), records.seal_document(boundary.model_dump_json().encode()))
         except (AlreadyExists, Unavailable):
             pass
 
     def _delete_old(self) -> None:
-        """What the highest boundary (read back here) allows to go; includes what latecomers have left below it."""
+        """Delete the slots and snapshots below the highest boundary, which is read again first, including records that were written there
+        late.
+        """
         bound = self._read_boundary().slot
         for kind, beyond in (("log", bound + 1), ("snapshot", bound)):
             limit = f"{self.prefix}/{kind}/{beyond:020d}.json"
@@ -486,28 +537,31 @@ class ControlLog(Generic[S]):
                 if info.key >= limit:
                     break
                 keys.append(info.key)
-            for start in range(0, len(keys), DELETE_BATCH):
-                self.store.delete(keys[start : start + DELETE_BATCH])
+            for start in range(0, len(keys), _DELETE_BATCH):
+                self.store.delete(keys[start : start + _DELETE_BATCH])
 
     def _decode(self, kind: type[records.ValueT], key: str) -> records.ValueT | None:
-        """The object at ``key``, None where there is none. One that cannot be read is fetched once more before it is refused."""
+        """Return the object at ``key`` as a value of this type, or None if there is none. A corrupt object is fetched once more before it
+        is refused.
+        """
         data = self._get(key)
         if data is None:
             return None
         where = f"{self.store.url}/{key}"
         try:
-            return records.decode(kind, data, where)
+            return records.decode_sealed(kind, data, where)
         except BadControlRecord:
             again = self._get(key)
-            return records.decode(kind, data if again is None else again, where)
+            return records.decode_sealed(kind, data if again is None else again, where)
 
     def _get(self, key: str) -> bytes | None:
+        """Return an object's bytes, or None if there is none."""
         try:
             return self.store.get(key)
         except NotFound:
             return None
 
 
-def is_ours(stored: Record[Any], attempted: Record[Any]) -> bool:
-    """Whether the record in a slot is the one that we tried to create there: our incarnation and this very attempt."""
+def is_same_attempt(stored: Record[Any], attempted: Record[Any]) -> bool:
+    """Return whether the record in a slot is the one that this process tried to create: same incarnation and same attempt."""
     return stored.incarnation == attempted.incarnation and stored.attempt == attempted.attempt

@@ -1,33 +1,63 @@
-"""``topics delete``: a partition leaves the tier. Its objects wait for grace like everything that readers may still be at."""
+"""Removal of data from the view: a whole partition (``topics delete``), or its beginning (retention and ``topics delete-records``).
+
+The objects wait for grace, because readers may still be reading them.
+"""
 
 from __future__ import annotations
 
-from compactor.control.leadership import RequirementFailed, lead
-from compactor.control.logs import PartitionLog, tidy
+from collections.abc import Callable
+
+from compactor.control.leadership import Leadership, RequirementFailed, check_before_append, hold_leadership
+from compactor.control.log_start import log_start_record, removable_below
+from compactor.control.logs import PartitionLog, cut_if_due
 from compactor.control.ports import Lease, Ports
-from compactor.control.records import PartitionDeleted
+from compactor.control.records import LogStartRaised, PartitionDeleted
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
 
 
-def give_up_log(log: PartitionLog) -> PartitionState:
-    """The way out where a control log is lost for good: it begins anew, empty. The objects of its segments are then unknown to the tier."""
+def restart_lost_log(log: PartitionLog) -> PartitionState:
+    """Restart a control log that is lost for good as an empty log. The objects of its segments are then unknown to the tier."""
     name = log.name
     topic, _, partition = name.rpartition("-")
-    return log.start_over(lambda slot: PartitionState(topic=topic, partition=int(partition), slot=slot, deleted_slot=slot))
+    return log.restart_empty(lambda slot: PartitionState(topic=topic, partition=int(partition), slot=slot, deleted_slot=slot))
 
 
 def delete_partition(ports: Ports, log: PartitionLog, lease: Lease) -> tuple[PartitionState, PartitionState]:
-    """(state before, state in which it counts). A round that is open is given up, an import that is under way is void.
+    """Delete a partition, and return the state before it and the state after it. An open round is undone, and open imports become void.
 
-    Raises UsageError for a partition that holds nothing, Leased and Fenced as everything that needs leadership.
+    Raises UsageError if the partition holds nothing, Leased if another compactor leads it, and Fenced if one takes over.
     """
-    with lead(ports, log, lease) as leadership:
+    with hold_leadership(ports, log, lease) as leadership:
         before = leadership.state
         try:
             body = PartitionDeleted(leader_epoch=leadership.epoch, grace_ms=ports.grace_ms)
-            state = leadership.append(body, lambda state: state.deleted_slot > before.slot and not state.live)
+            state = leadership.append(body, lambda state: state.deleted_slot > before.slot and not state.has_segments)
         except RequirementFailed as refused:
             raise UsageError(f"{log.state.name} cannot be deleted: {refused}", hint="`topics` lists what the tier holds") from refused
-        tidy(log)
+        cut_if_due(log)
         return before, state
+
+
+def raise_log_start(leadership: Leadership, choose: Callable[[PartitionState], int | None]) -> PartitionState:
+    """Raise the log start to the offset that ``choose`` names, and return the state in which this counts.
+
+    :param choose: asked of the latest state, again after each change: the new log start, or None to leave it where it is.
+
+    Nothing is written if the log start is there already and no segment can leave. Raises Fenced, RequirementFailed if an ordering rule
+    refuses the record, and StoreError if it is unknown whether the record was written.
+    """
+
+    def decide(state: PartitionState) -> LogStartRaised | None:
+        offset = choose(state)
+        if offset is None or (offset == state.log_start and not removable_below(state.live, offset)):
+            return None
+        leadership.require(state)
+        body = log_start_record(state, offset, leadership.epoch, leadership.ports.grace_ms)
+        problem = check_before_append(leadership.log, state, body)
+        if problem:
+            raise RequirementFailed(problem)
+        return body
+
+    leadership.pulse.steps += 1
+    return leadership.log.transact(decide)

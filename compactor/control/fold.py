@@ -1,7 +1,7 @@
-"""What each record does to a partition's state, given that it counts. Whether it counts is asked of ``refusal``.
+"""Effects of records on the folded state: one function per record type, which returns the changed fields.
 
-``refusal`` is the rules of compactor/control/ordering.py, handed in because imports point down. A record that is refused
-leaves everything as it was but for an entry in ``fenced``: the sources of a void publication simply stay live.
+Whether a record counts is decided by ``refusal``, the rules of compactor/control/ordering.py, which are passed in because imports point
+down. A record that is refused changes nothing but the list of fenced appends: the sources of a void publication, for example, stay live.
 """
 
 from __future__ import annotations
@@ -32,36 +32,39 @@ from compactor.control.state import (
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
 TAIL = 16
-"""How many of the last batches a state remembers."""
+"""Number of last imported batches that a state remembers."""
 
 VOIDED = 1000
-"""How many of the last void ids a state remembers."""
+"""Number of last void ids that a state remembers."""
 
 Refusal = Callable[[PartitionState, Record[Any]], str]
 Changes = dict[str, Any]
 
 
 def fold_partition(state: PartitionState, record: Record[Any], refusal: Refusal) -> PartitionState:
-    """The state after one more slot. ``refusal`` says why the record does not count, or nothing."""
+    """Return the state after one more record. ``refusal``: returns why the record does not count in a state, or an empty string."""
     reason = refusal(state, record)
-    changes = _fenced(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
+    changes = _fenced_changes(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
     changes["slot"] = record.slot
     return state.model_copy(update=changes)
 
 
 def fold_catalog(state: CatalogState, record: Record[Any]) -> CatalogState:
-    """The state after one more slot of the tier-wide log. The first identity counts; later ones are another creator's lost race."""
+    """Return the state of the tier-wide log after one more record. Only the first identity counts; later ones lost the race to create
+    it.
+    """
     return state.model_copy(update={"slot": record.slot, **_catalog_changes(state, record, record.body)})
 
 
 def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Changes:
+    """Return the fields of the catalog that a record changes."""
     if isinstance(body, r.PartitionChanged):
-        return _hinted(state, record, {f"{body.topic}-{body.partition}": body.slot})
+        return _hint_changes(state, record, {f"{body.topic}-{body.partition}": body.slot})
     if isinstance(body, r.PartitionsChanged):
-        return _hinted(state, record, body.slots)
+        return _hint_changes(state, record, body.slots)
     if isinstance(body, r.SlotsReached):
-        return {"reached": _higher(state.reached, body.slots)}
-    if isinstance(body, r.PartitionsLooked):
+        return {"reached": _raise_bounds(state.reached, body.slots)}
+    if isinstance(body, r.PartitionsInspected):
         # A look that was overtaken says nothing of what came after it.
         return {"looks": state.looks | {name: look for name, look in body.looks.items() if look.slot >= state.reached.get(name, 0)}}
     if isinstance(body, r.RoundsPaused):
@@ -75,20 +78,25 @@ def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Cha
     return {} if state.tier_id else body.model_dump(include={"tier_id", "hash_key", "kind", "layout", "url", "cluster_id"})
 
 
-def _hinted(state: CatalogState, record: Record[Any], slots: Mapping[str, int]) -> Changes:
-    """A hint that does not say how far the log has come undoes a look; one that does is compared with it (``reached``)."""
-    changes: Changes = {"partitions": state.partitions | dict.fromkeys(slots, record.slot), "reached": _higher(state.reached, slots)}
+def _hint_changes(state: CatalogState, record: Record[Any], slots: Mapping[str, int]) -> Changes:
+    """Return the changes by hints that partitions have new records.
+
+    A hint that does not state a slot invalidates the last retirement check; one that states it is compared with that check (``reached``).
+    """
+    changes: Changes = {"partitions": state.partitions | dict.fromkeys(slots, record.slot), "reached": _raise_bounds(state.reached, slots)}
     unsaid = {name for name, slot in slots.items() if not slot} & state.looks.keys()
     return changes | {"looks": {name: look for name, look in state.looks.items() if name not in unsaid}} if unsaid else changes
 
 
-def _higher(known: dict[str, int], new: Mapping[str, int]) -> dict[str, int]:
-    """Bounds only grow, in whatever order they arrive."""
+def _raise_bounds(known: dict[str, int], new: Mapping[str, int]) -> dict[str, int]:
+    """Return the larger bound of each name. Bounds only grow, in whatever order they arrive."""
     return known | {name: slot for name, slot in new.items() if slot > known.get(name, 0)}
 
 
 def with_times(state: PartitionState, modified_ms: Callable[[int], int]) -> PartitionState:
-    """The state with the store's times of the slots that grace and orphan age count from, before those slots go."""
+    """Return the state with the store's times of the slots from which grace, leases and import age count, before those slots are
+    deleted.
+    """
 
     def timed(entry: Any) -> Any:
         return entry if entry.since_ms is not None else entry.model_copy(update={"since_ms": modified_ms(entry.slot)})
@@ -102,26 +110,28 @@ def with_times(state: PartitionState, modified_ms: Callable[[int], int]) -> Part
     )
 
 
-def _fenced(state: PartitionState, record: Record[Any], reason: str) -> Changes:
+def _fenced_changes(state: PartitionState, record: Record[Any], reason: str) -> Changes:
+    """Return the changes by a record that does not count: one entry in the list of fenced appends."""
     body = record.body
     entry = FencedAppend(
         slot=record.slot,
         type=body.type,
         leader_epoch=getattr(body, "leader_epoch", -1),
-        offset=offsets.clean_up_to(body.vector) if isinstance(body, r.RoundPublished) else -1,
-        by=getattr(body, "holder", "") or _holder(state, record),
+        offset=offsets.clean_end_offset(body.vector) if isinstance(body, r.RoundPublished) else -1,
+        by=getattr(body, "holder", "") or _writer_name(state, record),
         reason=reason,
         at_ms=record.at_ms,
     )
     return {"fenced": (*state.fenced, entry)[-HISTORY:]}
 
 
-def _holder(state: PartitionState, record: Record[Any]) -> str:
+def _writer_name(state: PartitionState, record: Record[Any]) -> str:
+    """Return the process that wrote a record, by the compactor epochs that are remembered; its incarnation if it never led."""
     known = (epoch.holder for epoch in reversed(state.epochs) if epoch.incarnation == record.incarnation)
     return next(known, record.incarnation)
 
 
-def _leadership_acquired(state: PartitionState, record: Record[Any], body: r.LeadershipAcquired) -> Changes:
+def _apply_leadership_acquired(state: PartitionState, record: Record[Any], body: r.LeadershipAcquired) -> Changes:
     leader = Leader(
         epoch=body.leader_epoch,
         incarnation=record.incarnation,
@@ -130,50 +140,68 @@ def _leadership_acquired(state: PartitionState, record: Record[Any], body: r.Lea
         at_ms=record.at_ms,
         ttl_ms=body.ttl_ms,
     )
-    entry = EpochHistory(epoch=leader.epoch, holder=leader.holder, incarnation=leader.incarnation, slot=leader.slot, at_ms=leader.at_ms)
-    return {"leader": leader, "epochs": (*_epoch_ended(state, record, "replaced"), entry)[-HISTORY:]}
+    entry = EpochHistory(
+        epoch=leader.epoch,
+        holder=leader.holder,
+        incarnation=leader.incarnation,
+        slot=leader.slot,
+        at_ms=leader.at_ms,
+        delivery_timeout_ms=body.delivery_timeout_ms,
+    )
+    return {"leader": leader, "epochs": (*_end_last_epoch(state, record, "replaced"), entry)[-HISTORY:]}
 
 
-def _leadership_released(state: PartitionState, record: Record[Any], body: r.LeadershipReleased) -> Changes:
+def _apply_leadership_released(state: PartitionState, record: Record[Any], body: r.LeadershipReleased) -> Changes:
     leader = state.leader.model_copy(update={"released": True}) if state.leader else None
-    return {"leader": leader, "epochs": _epoch_ended(state, record, "released")}
+    return {"leader": leader, "epochs": _end_last_epoch(state, record, "released")}
 
 
-def _epoch_ended(state: PartitionState, record: Record[Any], how: str) -> tuple[EpochHistory, ...]:
+def _end_last_epoch(state: PartitionState, record: Record[Any], how: str) -> tuple[EpochHistory, ...]:
+    """Return the epochs with the last one marked as ended. ``how``: replaced or released."""
     if not state.epochs or state.epochs[-1].ended:
         return state.epochs
     return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": how, "ended_ms": record.at_ms}))
 
 
-def _ids_registered(state: PartitionState, record: Record[Any], body: r.IdsRegistered) -> Changes:
+def _apply_ids_registered(state: PartitionState, record: Record[Any], body: r.IdsRegistered) -> Changes:
     entry = Registration(import_id=body.import_id, ids=body.ids, holder=body.holder, slot=record.slot)
     return {"registrations": state.registrations | {body.import_id: entry}}
 
 
-def _segments_tiered(state: PartitionState, record: Record[Any], body: r.SegmentsTiered) -> Changes:
+def _apply_segments_tiered(state: PartitionState, record: Record[Any], body: r.SegmentsTiered) -> Changes:
     entry = state.registrations[body.import_id]
     tiered = {segment.id for segment in body.segments}
     end = body.segments[-1].end_offset
     entry = entry.model_copy(update={"ids": tuple(name for name in entry.ids if name not in tiered), "tiered_end": end})
-    changes = _registered(state, record, entry) | {"live": state.live + body.segments}
-    told = lineage.extend(state.lineage, lineage.union([segment.leader_epochs for segment in body.segments]))
-    newer = lineage.merge(state.lineage, body.lineage) if body.lineage else told
+    changes = _update_import(state, record, entry) | {"live": state.live + body.segments}
+    told = lineage.extend_lineage(state.lineage, lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments]))
+    newer = lineage.restore_removed_epochs(state.lineage, body.lineage) if body.lineage else told
     changes |= {"tail": (*state.tail, *body.tail)[-TAIL:] if body.tail else (), "deleted_slot": 0}
-    return changes | _lineage_moved(state, newer, end + 1)
+    changes |= {"topic_id": state.topic_id or body.topic_id, "adopted_seam": -1}
+    changes |= {} if state.has_segments or state.topic_id else {"opened_slot": record.slot}
+    if body.log_start_offset is not None:
+        changes |= {"log_start_offset": body.log_start_offset, "log_start_slot": record.slot}
+    return changes | _move_lineage(state, newer, end + 1)
 
 
-def _segments_prepended(state: PartitionState, record: Record[Any], body: r.SegmentsPrepended) -> Changes:
+def _apply_segments_prepended(state: PartitionState, record: Record[Any], body: r.SegmentsPrepended) -> Changes:
     entry = state.registrations[body.import_id]
     entry = entry.model_copy(update={"ids": (), "tiered_end": body.segments[-1].end_offset})
-    older = body.lineage or lineage.union([segment.leader_epochs for segment in body.segments])
-    return _registered(state, record, entry) | {"live": body.segments + state.live, "lineage": lineage.merge(older, state.lineage)}
+    older = body.lineage or lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments])
+    return _update_import(state, record, entry) | {
+        "live": body.segments + state.live,
+        "lineage": lineage.restore_removed_epochs(older, state.lineage),
+    }
 
 
-def _tail_truncated(state: PartitionState, record: Record[Any], body: r.TailTruncated) -> Changes:
-    """The discarded branch leaves the view and waits for grace; nothing from ``offset`` on counts as clean, nor as known."""
+def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.TailTruncated) -> Changes:
+    """Replace the discarded branch by the new one. Its segments wait for grace, and cleaner offsets above the cut are lowered to it.
+
+    Open imports were checked against the discarded branch, so they become void.
+    """
     gone = set(body.voided)
     kept = tuple(segment for segment in state.live if segment.id not in gone)
-    changes = _clamped(state, body.offset)
+    changes = _clamp_offsets(state, body.offset)
     group = Waiting(
         slot=record.slot,
         run_id=body.cut_id,
@@ -185,23 +213,45 @@ def _tail_truncated(state: PartitionState, record: Record[Any], body: r.TailTrun
         why=f"the broker's log was truncated at offset {body.offset}",
         grace_ms=body.grace_ms,
     )
-    if body.head is not None:
+    live = kept + body.new_segments
+    known = lineage.truncate_lineage(state.lineage, body.offset)
+    told = lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments])
+    if body.epoch is not None:
+        told = (lineage.EpochEntry(body.epoch, body.offset),)
+    tail = tuple(batch for batch in state.tail if batch.last_offset < body.offset)
+    if body.new_segments:
         entry = state.registrations[body.cut_id]
-        changes |= _registered(state, record, entry.model_copy(update={"ids": (), "tiered_end": body.head.end_offset}))
-        kept += (body.head,)
-    following = () if body.epoch is None else (lineage.EpochEntry(body.epoch, body.offset),)
+        changes |= _update_import(state, record, entry.model_copy(update={"ids": (), "tiered_end": live[-1].end_offset}))
+    if record.version >= 5:  # what an earlier version has let in stays in
+        changes |= _void_open_imports(state.model_copy(update=changes), record, group.why)
     return changes | {
-        "live": kept,
+        "live": live,
         "waiting": (*changes["waiting"], group),
-        "lineage": lineage.extend(lineage.cut(state.lineage, body.offset), following),
-        "lineage_end": body.offset,
-        "tail": tuple(batch for batch in state.tail if batch.last_offset < body.offset),
+        "lineage": lineage.restore_removed_epochs(known, body.lineage) if body.lineage else lineage.extend_lineage(known, told),
+        "lineage_end": live[-1].end_offset + 1 if live else body.offset,
+        "tail": (*tail, *body.tail)[-TAIL:],
+        "adopted_seam": -1,
         "quarantine": None,
     }
 
 
-def _partition_deleted(state: PartitionState, record: Record[Any], body: r.PartitionDeleted) -> Changes:
-    """Everything that was, is or was about to be readable waits for grace or is an orphan; nobody can go back to it."""
+def _void_open_imports(state: PartitionState, record: Record[Any], why: str) -> Changes:
+    """Close all open imports; the ids that they have registered become unusable for ever."""
+    entries = state.registrations.values()
+    closed = (ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=why) for entry in entries)
+    changes: Changes = {"registrations": {}, "closed_imports": (*state.closed_imports, *closed)[-HISTORY:]}
+    return changes | _void_ids(state, (name for entry in entries for name in entry.ids))
+
+
+def _apply_topic_adopted(state: PartitionState, record: Record[Any], body: r.TopicAdopted) -> Changes:
+    """Record the topic id. A topic that replaces another one has other leader epochs and batches, so lineage and tail are dropped."""
+    changes: Changes = {"topic_id": body.topic_id or state.topic_id, "adopted_seam": body.seam}
+    other = body.topic_id and body.previous_id and body.topic_id != body.previous_id
+    return changes | {"lineage": (), "lineage_end": -1, "tail": ()} if other else changes
+
+
+def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r.PartitionDeleted) -> Changes:
+    """Empty the partition. Live segments wait for grace without a way back, and announced or registered ids become unusable for ever."""
     why = "the partition was deleted"
     group = Waiting(
         slot=record.slot,
@@ -215,30 +265,54 @@ def _partition_deleted(state: PartitionState, record: Record[Any], body: r.Parti
         grace_ms=body.grace_ms,
     )
     earlier = tuple(other.model_copy(update={"undone": True, "replaced_by": {}, "why": other.why or why}) for other in state.waiting)
-    closed = [
-        ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=why)
-        for entry in state.registrations.values()
-    ]
+    known = tuple(closed.model_copy(update={"voided": closed.voided or why}) for closed in state.closed_imports)
     open_run = state.intent.plan.run_id if state.intent else ""
     return {
         "live": (),
         "vector": (),
         "intent": None,
-        "registrations": {},
-        "closed_imports": (*(c.model_copy(update={"voided": c.voided or why}) for c in state.closed_imports), *closed)[-HISTORY:],
-        "waiting": (*earlier, group) if state.live else earlier,
+        "waiting": (*earlier, group) if state.has_segments else earlier,
         "lineage": (),
         "lineage_end": -1,
         "tail": (),
+        "topic_id": "",
+        "adopted_seam": -1,
+        "opened_slot": 0,
+        "log_start_offset": None,
+        "log_start_slot": 0,
         "quarantine": None,
         "published": (),
-        "runs": _run_changed(state, open_run, status="undone", reason=why, ended_ms=record.at_ms) if open_run else state.runs,
+        "runs": _update_run(state, open_run, status="undone", reason=why, ended_ms=record.at_ms) if open_run else state.runs,
         "deleted_slot": record.slot,
-    } | _void(state, [*_new_ids(state), *(name for entry in state.registrations.values() for name in entry.ids)])
+    } | _void_open_imports(
+        state.model_copy(update={"closed_imports": known, "voided": (*state.voided, *_announced_ids(state))}), record, why
+    )
 
 
-def _registered(state: PartitionState, record: Record[Any], entry: Registration, voided: str = "") -> Changes:
-    """An import stays open until each of its ids is tiered or void."""
+def _apply_log_start_raised(state: PartitionState, record: Record[Any], body: r.LogStartRaised) -> Changes:
+    """Remove the segments below the new log start from the view. They wait for grace without a way back."""
+    gone = set(body.ids)
+    changes: Changes = {"log_start_offset": body.offset, "log_start_slot": record.slot}
+    if not gone:
+        return changes
+    group = Waiting(
+        slot=record.slot,
+        run_id="",
+        leader_epoch=body.leader_epoch,
+        undone=True,
+        segments=tuple(segment for segment in state.live if segment.id in gone),
+        vector_before=(),
+        vector=(),
+        why=f"records below offset {body.offset} were deleted",
+        grace_ms=body.grace_ms,
+    )
+    return changes | {"live": tuple(segment for segment in state.live if segment.id not in gone), "waiting": (*state.waiting, group)}
+
+
+def _update_import(state: PartitionState, record: Record[Any], entry: Registration, voided: str = "") -> Changes:
+    """Return the changes by a changed import, which stays open until each of its ids is tiered or void. ``voided``: why it is void, or
+    empty.
+    """
     if entry.ids and not voided:
         return {"registrations": state.registrations | {entry.import_id: entry}}
     closed = ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=voided)
@@ -246,46 +320,47 @@ def _registered(state: PartitionState, record: Record[Any], entry: Registration,
     return {"registrations": others, "closed_imports": (*state.closed_imports, closed)[-HISTORY:]}
 
 
-def _import_voided(state: PartitionState, record: Record[Any], body: r.ImportVoided) -> Changes:
+def _apply_import_voided(state: PartitionState, record: Record[Any], body: r.ImportVoided) -> Changes:
     entry = state.registrations[body.import_id]
-    return _registered(state, record, entry, voided=body.reason or "void") | _void(state, entry.ids)
+    return _update_import(state, record, entry, voided=body.reason or "void") | _void_ids(state, entry.ids)
 
 
-def _void(state: PartitionState, ids: Iterable[str]) -> Changes:
+def _void_ids(state: PartitionState, ids: Iterable[str]) -> Changes:
+    """Return the changes that make these ids unusable for ever."""
     return {"voided": (*state.voided, *ids)[-VOIDED:]}
 
 
-def _new_ids(state: PartitionState) -> Iterator[str]:
-    """Those of the open intent."""
+def _announced_ids(state: PartitionState) -> Iterator[str]:
+    """Return the segment ids that the open intent announced."""
     return (task.new_segment_id for task in state.intent.plan.tasks) if state.intent else iter(())
 
 
-def _lineage_recorded(state: PartitionState, record: Record[Any], body: r.LineageRecorded) -> Changes:
-    return _lineage_moved(state, body.lineage, body.end_offset)
+def _apply_lineage_recorded(state: PartitionState, record: Record[Any], body: r.LineageRecorded) -> Changes:
+    return _move_lineage(state, body.lineage, body.end_offset)
 
 
-def _segments_mirrored(state: PartitionState, record: Record[Any], body: r.SegmentsMirrored) -> Changes:
-    return mirror.after(state, body)
+def _apply_segments_mirrored(state: PartitionState, record: Record[Any], body: r.SegmentsMirrored) -> Changes:
+    return mirror.mirrored_changes(state, body)
 
 
-def _lineage_moved(state: PartitionState, newer: tuple[EpochEntry, ...], end: int) -> Changes:
-    """Stores the lineage; where the broker's log was truncated or has diverged, nothing above counts as clean any more."""
-    parted = lineage.divergence(state.lineage, state.end_offset + 1, newer, end)
+def _move_lineage(state: PartitionState, newer: tuple[EpochEntry, ...], end: int) -> Changes:
+    """Record the broker's lineage. If its log was truncated or has diverged, cleaner offsets above the divergence are lowered to it."""
+    parted = lineage.first_divergent_offset(state.lineage, state.end_offset + 1, newer, end)
     moved: Changes = {"lineage": newer, "lineage_end": end}
-    return moved if parted is None or parted >= offsets.clean_up_to(state.vector) else moved | _clamped(state, parted)
+    return moved if parted is None or parted >= offsets.clean_end_offset(state.vector) else moved | _clamp_offsets(state, parted)
 
 
-def _clamped(state: PartitionState, parted: int) -> Changes:
-    """Nothing from here on counts as clean: for who plans, who retires what was replaced, and who undoes."""
+def _clamp_offsets(state: PartitionState, parted: int) -> Changes:
+    """Lower all cleaner offsets above ``parted`` to it, including those stored for undo and for deletions."""
 
     def clamped(entry: Any) -> Any:
-        both = {name: offsets.clamp(getattr(entry, name), parted) for name in ("vector_before", "vector")}
+        both = {name: offsets.clamp_vector(getattr(entry, name), parted) for name in ("vector_before", "vector")}
         return entry.model_copy(update=both)
 
-    return {"vector": offsets.clamp(state.vector, parted), "waiting": tuple(clamped(group) for group in state.waiting)}
+    return {"vector": offsets.clamp_vector(state.vector, parted), "waiting": tuple(clamped(group) for group in state.waiting)}
 
 
-def _plan_announced(state: PartitionState, record: Record[Any], body: r.PlanAnnounced) -> Changes:
+def _apply_plan_announced(state: PartitionState, record: Record[Any], body: r.PlanAnnounced) -> Changes:
     plan = body.plan
     run = Run(
         run_id=plan.run_id,
@@ -301,32 +376,33 @@ def _plan_announced(state: PartitionState, record: Record[Any], body: r.PlanAnno
     return {"intent": Intent(plan=plan, slot=record.slot, at_ms=record.at_ms), "runs": (*state.runs, run)[-HISTORY:]}
 
 
-def _receipts_added(state: PartitionState, record: Record[Any], body: r.ReceiptsAdded) -> Changes:
-    intent = _open(state)
+def _apply_receipts_added(state: PartitionState, record: Record[Any], body: r.ReceiptsAdded) -> Changes:
+    intent = _open_intent(state)
     return {"intent": intent.model_copy(update={"receipts": intent.receipts + body.receipts})}
 
 
-def _survivors_stored(state: PartitionState, record: Record[Any], body: r.SurvivorsStored) -> Changes:
-    return {"intent": _open(state).model_copy(update={"survivors": body.objects})}
+def _apply_survivors_stored(state: PartitionState, record: Record[Any], body: r.SurvivorsStored) -> Changes:
+    return {"intent": _open_intent(state).model_copy(update={"survivors": body.objects})}
 
 
-def _open(state: PartitionState) -> Intent:
+def _open_intent(state: PartitionState) -> Intent:
+    """Return the open intent. The rules have already refused records that need one where there is none."""
     if state.intent is None:
         raise AssertionError("the rules let a record pass that needs an open intent")
     return state.intent
 
 
-def _intent_undone(state: PartitionState, record: Record[Any], body: r.IntentUndone) -> Changes:
-    runs = _run_changed(state, body.run_id, status="undone", reason=body.reason, ended_ms=record.at_ms)
-    return {"intent": None, "runs": runs} | _void(state, _new_ids(state))
+def _apply_intent_undone(state: PartitionState, record: Record[Any], body: r.IntentUndone) -> Changes:
+    runs = _update_run(state, body.run_id, status="undone", reason=body.reason, ended_ms=record.at_ms)
+    return {"intent": None, "runs": runs} | _void_ids(state, _announced_ids(state))
 
 
-def _publish_begun(state: PartitionState, record: Record[Any], body: r.PublishBegun) -> Changes:
-    return {"intent": _open(state).model_copy(update={"begun_slot": record.slot})}
+def _apply_publish_begun(state: PartitionState, record: Record[Any], body: r.PublishBegun) -> Changes:
+    return {"intent": _open_intent(state).model_copy(update={"begun_slot": record.slot})}
 
 
-def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPublished) -> Changes:
-    """Readers switch, all at once. The sources' objects begin to wait for grace."""
+def _apply_round_published(state: PartitionState, record: Record[Any], body: r.RoundPublished) -> Changes:
+    """Replace sources by new segments for all readers at once. The objects of the sources begin to wait for grace."""
     by_id = state.live_by_id()
     replaced_by = {source: new.segment.id for new in body.replacements for source in new.sources}
     outputs = {new.sources[0]: new.segment for new in body.replacements}
@@ -338,7 +414,7 @@ def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPu
             live.append(segment)
     published_by = state.published_by | {new.segment.id: body.leader_epoch for new in body.replacements}
     named = {*published_by.values(), *(group.leader_epoch for group in state.waiting)}
-    vector = offsets.fold_unnamed(body.vector, named)
+    vector = offsets.drop_unreferenced_epochs(body.vector, named)
     group = Waiting(
         slot=record.slot,
         run_id=body.run_id,
@@ -350,7 +426,7 @@ def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPu
         grace_ms=body.grace_ms,
         undo_window_ms=body.undo_window_ms,
     )
-    runs = _run_changed(
+    runs = _update_run(
         state,
         body.run_id,
         status=body.status or "published",
@@ -358,7 +434,7 @@ def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPu
         leader_epoch=body.leader_epoch,
         ended_ms=record.at_ms,
         published_slot=record.slot,
-        next_dirty_offset=offsets.clean_up_to(vector),
+        next_dirty_offset=offsets.clean_end_offset(vector),
         vector=vector,
         balance=body.balance,
         content=body.content,
@@ -373,15 +449,21 @@ def _round_published(state: PartitionState, record: Record[Any], body: r.RoundPu
         "quarantine": None,
         "runs": runs,
     }
-    restores = _open(state).plan.restores
+    restores = _open_intent(state).plan.restores
     if not restores:
         return changes
-    return changes | _taken_back(state.model_copy(update={"runs": runs}), restores, group, stay=len(body.cut_off))
+    return changes | _take_back_round(state.model_copy(update={"runs": runs}), restores, group, stay=len(body.cut_off))
 
 
-def _taken_back(state: PartitionState, run_id: str, made: Waiting, *, stay: int) -> Changes:
-    """What the run made waits for grace like anything that left the view; what it had replaced goes when its time has come, as copies stand
-    for it now. ``stay``: so many groups could not go back, and readers keep what the run made of them."""
+def _take_back_round(state: PartitionState, run_id: str, made: Waiting, *, stay: int) -> Changes:
+    """Return the changes by a round that restores the sources of ``run_id`` as copies.
+
+    The run's outputs wait for grace like other removed segments. The objects that it had replaced are deleted when their time has come,
+    because the copies have taken their place.
+
+    :param made: the outputs that leave the view.
+    :param stay: number of groups that could not be restored, so that readers keep the run's outputs.
+    """
     why = f"run {run_id} was taken back"
     reason = f"{stay} of {stay + len(made.segments)} groups stay: brokers had deleted segments of them" if stay else ""
     left = made.model_copy(update={"run_id": run_id, "undone": True, "replaced_by": {}, "undo_window_ms": None, "why": why})
@@ -392,11 +474,11 @@ def _taken_back(state: PartitionState, run_id: str, made: Waiting, *, stay: int)
     return {
         "waiting": (*earlier, left),
         "published": tuple(other for other in state.published if other != run_id),
-        "runs": _run_changed(state, run_id, status="reverted_in_part" if stay else "reverted", reason=reason),
+        "runs": _update_run(state, run_id, status="reverted_in_part" if stay else "reverted", reason=reason),
     }
 
 
-def _retire_begun(state: PartitionState, record: Record[Any], body: r.RetireBegun) -> Changes:
+def _apply_retire_begun(state: PartitionState, record: Record[Any], body: r.RetireBegun) -> Changes:
     ids = set(body.ids)
     gone = [segment for group in state.waiting for segment in group.segments if segment.id in ids]
     return {
@@ -406,13 +488,13 @@ def _retire_begun(state: PartitionState, record: Record[Any], body: r.RetireBegu
     }
 
 
-def _retired(state: PartitionState, record: Record[Any], body: r.Retired) -> Changes:
+def _apply_retired(state: PartitionState, record: Record[Any], body: r.Retired) -> Changes:
     ids = set(body.ids)
-    return {"retiring": tuple(segment for segment in state.retiring if segment.id not in ids)} | _void(state, body.ids)
+    return {"retiring": tuple(segment for segment in state.retiring if segment.id not in ids)} | _void_ids(state, body.ids)
 
 
-def _round_undone(state: PartitionState, record: Record[Any], body: r.RoundUndone) -> Changes:
-    """Readers go back to the sources; the outputs wait for grace like anything that left the view."""
+def _apply_round_undone(state: PartitionState, record: Record[Any], body: r.RoundUndone) -> Changes:
+    """Restore the sources of a round for readers. Its outputs wait for grace like other removed segments."""
     group = next(group for group in state.waiting if group.run_id == body.run_id and not group.undone)
     outputs = set(group.replaced_by.values())
     left = tuple(segment for segment in state.live if segment.id in outputs)
@@ -433,13 +515,14 @@ def _round_undone(state: PartitionState, record: Record[Any], body: r.RoundUndon
         "waiting": (*others, waits),
         "vector": group.vector_before,
         "published": tuple(run_id for run_id in state.published if run_id != body.run_id),
-        "runs": _run_changed(state, body.run_id, status="reverted"),
+        "runs": _update_run(state, body.run_id, status="reverted"),
     }
 
 
-def _run_ended(state: PartitionState, record: Record[Any], body: r.RunEnded) -> Changes:
+def _apply_run_ended(state: PartitionState, record: Record[Any], body: r.RunEnded) -> Changes:
+    """Add outcome and figures of a run to the history. A quarantined run increases the partition's count of failures."""
     told = {"status": body.status, "reason": body.reason, "segment": body.segment, "stats": body.stats}
-    runs = _run_changed(state, body.run_id, **told)
+    runs = _update_run(state, body.run_id, **told)
     if state.run(body.run_id) is None:  # it failed before there was a plan
         holder = state.leader.holder if state.leader else ""
         run = Run(run_id=body.run_id, leader_epoch=body.leader_epoch, holder=holder, slot=record.slot, started_ms=record.at_ms)
@@ -451,30 +534,33 @@ def _run_ended(state: PartitionState, record: Record[Any], body: r.RunEnded) -> 
     return {"runs": runs, "quarantine": why}
 
 
-def _run_changed(state: PartitionState, run_id: str, **changes: Any) -> tuple[Run, ...]:
+def _update_run(state: PartitionState, run_id: str, **changes: Any) -> tuple[Run, ...]:
+    """Return the run history with changed fields of one run."""
     return tuple(run.model_copy(update=changes) if run.run_id == run_id else run for run in state.runs)
 
 
 EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
-    r.LeadershipAcquired: _leadership_acquired,
-    r.LeadershipReleased: _leadership_released,
-    r.IdsRegistered: _ids_registered,
-    r.SegmentsTiered: _segments_tiered,
-    r.SegmentsPrepended: _segments_prepended,
-    r.TailTruncated: _tail_truncated,
-    r.PartitionDeleted: _partition_deleted,
-    r.LineageRecorded: _lineage_recorded,
-    r.SegmentsMirrored: _segments_mirrored,
-    r.ImportVoided: _import_voided,
-    r.PlanAnnounced: _plan_announced,
-    r.ReceiptsAdded: _receipts_added,
-    r.SurvivorsStored: _survivors_stored,
-    r.IntentUndone: _intent_undone,
-    r.PublishBegun: _publish_begun,
-    r.RoundPublished: _round_published,
-    r.RetireBegun: _retire_begun,
-    r.Retired: _retired,
-    r.RoundUndone: _round_undone,
-    r.RunEnded: _run_ended,
+    r.LeadershipAcquired: _apply_leadership_acquired,
+    r.LeadershipReleased: _apply_leadership_released,
+    r.IdsRegistered: _apply_ids_registered,
+    r.SegmentsTiered: _apply_segments_tiered,
+    r.SegmentsPrepended: _apply_segments_prepended,
+    r.TailTruncated: _apply_tail_truncated,
+    r.TopicAdopted: _apply_topic_adopted,
+    r.PartitionDeleted: _apply_partition_deleted,
+    r.LogStartRaised: _apply_log_start_raised,
+    r.LineageRecorded: _apply_lineage_recorded,
+    r.SegmentsMirrored: _apply_segments_mirrored,
+    r.ImportVoided: _apply_import_voided,
+    r.PlanAnnounced: _apply_plan_announced,
+    r.ReceiptsAdded: _apply_receipts_added,
+    r.SurvivorsStored: _apply_survivors_stored,
+    r.IntentUndone: _apply_intent_undone,
+    r.PublishBegun: _apply_publish_begun,
+    r.RoundPublished: _apply_round_published,
+    r.RetireBegun: _apply_retire_begun,
+    r.Retired: _apply_retired,
+    r.RoundUndone: _apply_round_undone,
+    r.RunEnded: _apply_run_ended,
 }
-"""One effect per record. tests/unit/test_control_ordering.py checks that none is missing."""
+"""One effect per record type. tests/unit/test_control_ordering.py checks that none is missing."""

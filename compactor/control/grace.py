@@ -1,7 +1,7 @@
-"""When something may be deleted: the one place that counts grace, the undo window and the age of what nobody finished.
+"""Deletion times: the only place that computes grace, undo window and the age of unfinished imports.
 
-Pure functions over frozen values. ``since`` has the store's time of each slot that something waits from; a slot whose time is not
-known counts from ``now_ms``, so that nothing goes too early. All times in milliseconds by the store's clock.
+Pure functions over frozen values. ``since`` maps slots to the store's time of each. A slot whose time is unknown counts from ``now_ms``, so
+that nothing is deleted too early. All times are in milliseconds by the store's clock.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from compactor.control.ports import Retention
 
 
 class WaitsFrom(Protocol):
-    """What waits from a slot on: a group of replaced segments, an open import, or the summary of either."""
+    """Something whose waiting time starts at a slot: a group of replaced segments, an open import, or a summary of either."""
 
     @property
     def slot(self) -> int: ...
 
 
 class WaitingGroup(WaitsFrom, Protocol):
-    """Segments that left the view: state.Waiting, or its summary."""
+    """Segments that left the view and wait for deletion. Implemented by state.Waiting and its summary."""
 
     @property
     def undone(self) -> bool: ...
@@ -30,20 +30,20 @@ class WaitingGroup(WaitsFrom, Protocol):
     def undo_window_ms(self) -> int | None: ...
 
 
-def keep_ms(group: WaitingGroup, retention: Retention) -> int:
-    """How long the group is kept: what was recorded with it or what is configured here, whichever is more.
+def retention_time_ms(group: WaitingGroup, retention: Retention) -> int:
+    """Return how long a group is kept after it left the view: the larger of the recorded and the configured time, in milliseconds.
 
-    The outputs of an undone round need no undo window. Where nothing was recorded, what is configured counts.
+    The undo window applies only to groups that ``undo`` can restore.
     """
     grace = max(retention.grace_ms, group.grace_ms or 0)
     return grace if group.undone else max(grace, retention.undo_window_ms, group.undo_window_ms or 0)
 
 
-def retire_ms(group: WaitingGroup, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
-    """The first moment at which the group may be deleted."""
-    return since.get(group.slot, now_ms) + keep_ms(group, retention)
+def earliest_retire_ms(group: WaitingGroup, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
+    """Return the first time at which a group of replaced segments may be deleted. ``since``: slot -> the store's time of it."""
+    return since.get(group.slot, now_ms) + retention_time_ms(group, retention)
 
 
-def stale_ms(entry: WaitsFrom, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
-    """The first moment at which nobody takes an open import for one that is still at work."""
+def import_abandoned_ms(entry: WaitsFrom, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
+    """Return the first time at which an open import counts as abandoned. ``since``: slot -> the store's time of it."""
     return since.get(entry.slot, now_ms) + retention.orphan_age_ms

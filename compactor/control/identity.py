@@ -1,12 +1,12 @@
-"""Whose a tier's data is: a data root of our own holds the id of its tier, and only the catalog with that id writes into it or sweeps it.
+"""Ownership of the data root: a compactor-managed tier stores its id there, and only the catalog with that id may write or sweep.
 
-    <tier.url>/tier-id.json    {"tier_id": "...", ...}, created if absent, never overwritten
+  <tier.url>/tier-id.json    {"tier_id": "...", ...}, created if absent, never overwritten
 
-A mistyped ``control_url`` makes an empty catalog: to it, every segment would be an orphan. Therefore no identity is made over a root
-that holds another id, or segments that the catalog does not name. A root without an id (an earlier program's, or one whose id was
+With a mistyped ``control_url`` the catalog is empty, and every segment would look like an orphan. Therefore no identity is created over a
+root that holds another id, or segments that the catalog does not name. A root without an id (written by an earlier version, or the id was
 lost) is adopted by the catalog that names all its segments, and by no other.
 
-Into foreign layouts nothing is written for this: what they are (kind, url, cluster id) stands in the tier-wide log.
+Nothing is written into broker-managed and listed tiers for this. Their kind, URL and cluster id are stored in the tier-wide log.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from compactor.control.logs import open_catalog, open_partition
 from compactor.control.ports import Ports
 from compactor.control.state import CatalogState
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, UsageError
-from compactor.model.ids import TopicPartition
-from compactor.tier.names import foreign
+from compactor.model.ids import Incarnation
+from compactor.tier.names import foreign_owner
 
 KEY = "tier-id.json"
-READS = 4
+IDENTITY_READ_ATTEMPTS = 4
 FIRST_OBJECTS = 1_000
-"""So many are looked at for whose they are."""
+"""Number of objects that are inspected to find out which program writes them."""
 
 
 @dataclass(frozen=True)
 class RootId:
-    """What lies in the data root. ``made_by`` and ``control_url`` are of the time when it was made, for people."""
+    """Content of ``tier-id.json``. ``made_by`` and ``control_url``: process and control store that created it, for people."""
 
     tier_id: str
     made_by: str = ""
@@ -43,13 +43,13 @@ class RootId:
         return f"tier {self.tier_id}" + (f" ({' '.join(made)})" if made else "")
 
 
-def read_root(ports: Ports) -> RootId | None:
-    """The id in the data root; None where there is none. Raises BadData for an object that says nothing.
+def read_root_id(ports: Ports) -> RootId | None:
+    """Return the tier id that is stored in the data root, or None if there is none. Raises BadData if the object is corrupt.
 
-    It has no checksum of its own: what is damaged on its way is told by asking until two answers in a row are the same.
+    The object has no checksum, so it is read until two answers in a row are equal.
     """
     before = data = b""
-    for _ in range(READS):
+    for _ in range(IDENTITY_READ_ATTEMPTS):
         try:
             data = ports.data.get(KEY)
         except NotFound:
@@ -66,21 +66,23 @@ def read_root(ports: Ports) -> RootId | None:
 
 
 class Ownership:
-    """One process's answer to whose the data root is. Asked once before it leads anything, and anew before each sweep.
+    """Check that the data root belongs to this tier, done once before a process leads anything, and again before each sweep.
 
-    ``tier_id`` is the catalog's, once somebody has folded it; until then this folds it for itself.
+    tier_id: id in the catalog. Read from the catalog if no caller has set it yet.
     """
 
     def __init__(self, *, ours: bool = True) -> None:
-        """``ours``: nobody but this program writes into the data root."""
+        """Set up the check. ``ours``: only this program writes into the data root; without it every check passes."""
         self.tier_id = ""
         self.ours = ours
         self._asked = False
 
     def require(self, ports: Ports, *, anew: bool = False) -> None:
-        """For whoever is about to write or to sweep. Raises UsageError where the root is not certainly this tier's.
+        """Raise UsageError unless the data root certainly belongs to this tier. Called before writing and sweeping.
 
-        Where the root has no id it gets this one, if the catalog names everything in it.
+        A root without an id gets this tier's id if the catalog names every segment in it.
+
+        :param anew: check again even if the check has passed before.
         """
         if not self.ours or (self._asked and not anew):
             return
@@ -88,41 +90,46 @@ class Ownership:
             self.tier_id = open_catalog(ports).refresh().tier_id
         if not self.tier_id:
             return  # nothing was ever imported: there is nothing to write into, and nothing that could be swept
-        found = read_root(ports)
+        found = read_root_id(ports)
         if found is None:
-            found = self._adopt(ports)
-        self._compare(ports, found)
+            found = self._write_tier_id(ports)
+        self._require_same_id(ports, found)
         self._asked = True
 
     def check(self, ports: Ports, catalog: CatalogState) -> None:
-        """For whoever only looks: as ``require``, but a root without an id stays as it is."""
-        found = read_root(ports) if self.ours else None
+        """Raise UsageError if the data root belongs to another tier. For reading commands: a root without an id is accepted and left
+        unchanged.
+        """
+        found = read_root_id(ports) if self.ours else None
         self.tier_id = catalog.tier_id
         if found is not None:
-            self._compare(ports, found)
+            self._require_same_id(ports, found)
 
-    def before_creation(self, ports: Ports, catalog: CatalogState) -> None:
-        """Whether a tier may be made here. Raises UsageError for a root that is somebody's."""
+    def require_free_root(self, ports: Ports, catalog: CatalogState) -> None:
+        """Raise UsageError if no tier may be created over this data root, because it has an id or segments that the catalog does not
+        name.
+        """
         if not self.ours or catalog.tier_id:
             return
-        found = read_root(ports)
+        found = read_root_id(ports)
         if found is not None:
-            self._compare(ports, found)
-        self.refuse_foreign(ports)
-        stranger = _unnamed(ports, catalog)
+            self._require_same_id(ports, found)
+        self.require_no_foreign_objects(ports)
+        stranger = _find_unnamed_segment(ports, catalog)
         if stranger:
             raise UsageError(
                 f"{ports.data.url} holds segments already ({stranger}), and the control store {ports.control.url} knows no tier",
                 hint="Nothing was changed. Correct tier.url or tier.control_url, or restore the control store from a backup",
             )
 
-    def refuse_foreign(self, ports: Ports) -> None:
-        """Raises UsageError where brokers write into what is named as ours: the objects are theirs, and ours would be in their way."""
-        found = foreign(info.key for info in islice(ports.data.list(""), FIRST_OBJECTS)) if self.ours else None
+    def require_no_foreign_objects(self, ports: Ports) -> None:
+        """Raise UsageError if brokers write into this data root, although the configuration calls it a compactor-managed tier."""
+        found = foreign_owner(info.key for info in islice(ports.data.list(""), FIRST_OBJECTS)) if self.ours else None
         if found is not None:
             raise UsageError(f"there is no tier at {ports.data.url} that could be ours: it is {found.what}", hint=found.hint)
 
-    def _compare(self, ports: Ports, found: RootId) -> None:
+    def _require_same_id(self, ports: Ports, found: RootId) -> None:
+        """Raise UsageError if the id in the data root is not this tier's."""
         if found.tier_id != self.tier_id:
             other = f"that of tier {self.tier_id}" if self.tier_id else "has no tier yet"
             is_other = "is " if self.tier_id else ""
@@ -131,10 +138,14 @@ class Ownership:
                 hint="Nothing was changed. Correct tier.url or tier.control_url: each tier needs a place of its own",
             )
 
-    def _adopt(self, ports: Ports) -> RootId:
+    def _write_tier_id(self, ports: Ports) -> RootId:
+        """Write this tier's id into a data root without one, and return what the root holds then.
+
+        Raises UsageError if the root holds segments that the catalog does not name, or none of those that it names.
+        """
         catalog = open_catalog(ports).refresh()
-        stranger = _unnamed(ports, catalog)
-        named = _elsewhere(ports, catalog)
+        stranger = _find_unnamed_segment(ports, catalog)
+        named = _find_missing_segment(ports, catalog)
         if named:
             raise UsageError(
                 f"{ports.data.url} holds nothing of tier {self.tier_id} in the control store {ports.control.url}, which names {named}",
@@ -153,33 +164,39 @@ class Ownership:
             ports.data.create(KEY, json.dumps(made).encode())
         except (AlreadyExists, Unavailable):
             pass
-        found = read_root(ports)
+        found = read_root_id(ports)
         if found is None:
             raise Unavailable(f"{ports.data.url}/{KEY} was written and cannot be read", hint="Try again")
         return found
 
 
-def _unnamed(ports: Ports, catalog: CatalogState) -> str:
-    """A segment's object that no partition of the catalog names; empty where there is none. LIST < fold: what is imported now is named."""
-    for text in {found: None for info in ports.data.list("") if (found := ports.layout.partition_of(info.key))}:
-        name = TopicPartition.parse(text)
+def _find_unnamed_segment(ports: Ports, catalog: CatalogState) -> str:
+    """Return the key of a segment's object that the catalog does not know, or an empty string.
+
+    Objects are listed before the logs are folded, so that a segment which is being imported is already registered.
+    """
+    for text, key in {found: info.key for info in ports.data.list("") if (found := ports.layout.partition_of(info.key))}.items():
+        name, number = Incarnation.parse(text)
+        if number > 1:
+            return key  # of a later version's catalog, which this is not
         listed = [item for item in ports.layout.list(name) if item.segment_id]
         known: set[str] = set()
         if listed and text in catalog.partitions:
-            state = open_partition(ports, name, catalog.reached.get(text, 0)).check_whole()
-            known = ordering.protected(state).union(segment.id for segment in state.retiring).union(state.voided)
+            state = open_partition(ports, name, catalog.reached.get(text, 0)).refresh_and_check_gaps()
+            known = ordering.protected_ids(state).union(segment.id for segment in state.retiring).union(state.voided)
         for item in listed:
             if item.segment_id not in known:
                 return item.key
     return ""
 
 
-def _elsewhere(ports: Ports, catalog: CatalogState) -> str:
-    """A live segment that the catalog names, where the root has none of them all: it is another place. Empty where it has one."""
+def _find_missing_segment(ports: Ports, catalog: CatalogState) -> str:
+    """Return a live segment that the catalog names, if the data root has none of them, so that the URL must be another place; else an empty
+    string.
+    """
     named = ""
-    for text in sorted(catalog.partitions):
-        name = TopicPartition.parse(text)
-        live = {segment.id for segment in open_partition(ports, name, catalog.reached.get(text, 0)).check_whole().live}
+    for name in catalog.names:
+        live = {segment.id for segment in open_partition(ports, name, catalog.reached.get(str(name), 0)).refresh_and_check_gaps().live}
         if live.intersection(item.segment_id for item in ports.layout.list(name)):
             return ""
         named = named or (f"segments of {name}" if live else "")
@@ -187,7 +204,9 @@ def _elsewhere(ports: Ports, catalog: CatalogState) -> str:
 
 
 def foreign_problem(state: CatalogState, url: str, cluster_id: str) -> str:
-    """Why this control store is not about that broker's tier, or nothing. The cluster's id counts where both are known, else the place."""
+    """Return why a control store belongs to another broker-managed tier, or an empty string. Compares cluster ids if both are known, else
+    URLs.
+    """
     if not state.url:
         return ""
     if state.cluster_id and cluster_id:

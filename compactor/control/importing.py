@@ -1,33 +1,49 @@
-"""How segments come into the tier: register ids < upload < tiered. Needs no leadership.
+"""Records of an import: register segment ids < upload the segments < make them readable. Needs no leadership.
 
-An importer that sleeps between its upload and its last record may find its import void: its objects were taken for orphans
-once its registration was ``orphan_age_ms`` old. Nothing is lost but its time.
+An importer that sleeps between upload and last record may find its import void, because its objects were swept as orphans once its
+registration was ``orphan_age_ms`` old. It has to import again; nothing else is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from compactor.control.leadership import check_before_append
-from compactor.control.logs import PartitionLog, tidy
+from compactor.control.logs import PartitionLog, cut_if_due
 from compactor.control.ports import Ports
-from compactor.control.records import IdsRegistered, LineageRecorded, SegmentsPrepended, SegmentsTiered, TailBatch, TailTruncated
-from compactor.control.state import HISTORY, PartitionState
+from compactor.control.records import (
+    IdsRegistered,
+    LineageRecorded,
+    SegmentsPrepended,
+    SegmentsTiered,
+    TailBatch,
+    TailTruncated,
+    TopicAdopted,
+)
+from compactor.control.state import HISTORY, ClosedImport, PartitionState
 from compactor.errors import BadData, Fenced, Unavailable
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
 
-def register(ports: Ports, log: PartitionLog, import_id: str, ids: Sequence[str]) -> PartitionState:
-    """These ids may be uploaded from now on. Both are fresh (``ports.new_id``)."""
-    ports.own()
-    began = log.check_whole().slot
+def register_import(
+    ports: Ports, log: PartitionLog, import_id: str, ids: Sequence[str], fits: Callable[[PartitionState], None] = lambda state: None
+) -> PartitionState:
+    """Register an import and its segment ids, which may be uploaded from then on. Both are fresh (``ports.new_id``).
+
+    :param fits: raises if the import does not match the state to which the registration is added. A later truncation voids the import.
+
+    Raises BadData if a rule refuses the registration, and Unavailable if the log grew so much that the import may have been voided already.
+    """
+    ports.require_ownership()
+    began = log.refresh_and_check_gaps().slot
     body = IdsRegistered(import_id=import_id, ids=tuple(ids), holder=ports.holder)
 
     def decide(state: PartitionState) -> IdsRegistered | None:
-        if import_id in state.registrations or _closed(state, import_id):
+        if import_id in state.registrations or closed_import(state, import_id):
             return None
         if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
             raise Unavailable(f"{state.name}: the log went on while this import was being registered", hint="Import again")
+        fits(state)
         problem = check_before_append(log, state, body)
         if problem:
             raise BadData(problem, segment=str(state.name), hint="Nothing was changed")
@@ -36,58 +52,80 @@ def register(ports: Ports, log: PartitionLog, import_id: str, ids: Sequence[str]
     return log.transact(decide)
 
 
-def tier(
+def tier_segments(
     ports: Ports,
     log: PartitionLog,
     import_id: str,
     segments: Sequence[RemoteLogSegmentMetadata],
     lineage: Sequence[EpochEntry] = (),
     tail: Sequence[TailBatch] = (),
+    topic_id: str = "",
+    log_start_offset: int | None = None,
 ) -> PartitionState:
-    """The uploaded segments become readable, all or none. ``lineage``: the broker's leader-epoch-checkpoint, if known.
+    """Make the uploaded segments of an import readable at the end of the log, all or none. Return the resulting state.
 
-    Raises Fenced where the import was voided meanwhile, BadData where the segments no longer continue the log.
+    :param lineage: the broker's leader-epoch-checkpoint, if known.
+    :param tail: the last batches of the segments.
+    :param topic_id: id of the broker's topic, if known.
+    :param log_start_offset: where readers begin in the first segments of a partition; None if at their beginning.
+
+    Raises Fenced if the import was voided meanwhile, and BadData if the segments no longer continue the log.
     """
-    body = SegmentsTiered(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), tail=tuple(tail))
-    return _tiered(log, body)
+    body = SegmentsTiered(
+        import_id=import_id,
+        segments=tuple(segments),
+        lineage=tuple(lineage),
+        tail=tuple(tail),
+        topic_id=topic_id,
+        log_start_offset=log_start_offset,
+    )
+    return _append_import_record(log, body)
 
 
-def prepend(
-    ports: Ports, log: PartitionLog, import_id: str, segments: Sequence[RemoteLogSegmentMetadata], lineage: Sequence[EpochEntry] = ()
+def prepend_segments(
+    ports: Ports,
+    log: PartitionLog,
+    import_id: str,
+    segments: Sequence[RemoteLogSegmentMetadata],
+    lineage: Sequence[EpochEntry] = (),
+    topic_id: str = "",
 ) -> PartitionState:
-    """The same for segments that end where the log begins, while nothing of it is compacted."""
-    return _tiered(log, SegmentsPrepended(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage)))
+    """Make uploaded segments readable before the first segment of the log, if no part of it is compacted yet. Parameters and errors as for
+    ``tier``.
+    """
+    return _append_import_record(
+        log, SegmentsPrepended(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), topic_id=topic_id)
+    )
 
 
-def _tiered(log: PartitionLog, body: SegmentsTiered | SegmentsPrepended) -> PartitionState:
+def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrepended) -> PartitionState:
+    """Append the record that makes an import's segments readable, unless it has counted already."""
     log.refresh()
     import_id, end = body.import_id, body.segments[-1].end_offset
 
     def decide(state: PartitionState) -> SegmentsTiered | SegmentsPrepended | None:
         entry = state.registrations.get(import_id)
-        closed = next((closed for closed in state.closed_imports if closed.import_id == import_id), None)
-        known = entry or closed
-        if known is not None and known.tiered_end >= end:
+        known = entry or closed_import(state, import_id)
+        if known is not None and known.tiered_end >= end and state.end_offset >= end:
             return None
         if entry is None:
-            raise Fenced(
-                f"{state.name}: import {import_id} was voided: {closed.voided if closed else 'it took too long to come back'}",
-                hint="Import again; the objects that it had uploaded are swept by `retire`",
-            )
+            raise _voided_import_error(state, import_id)
         problem = check_before_append(log, state, body)
         if problem:
             raise BadData(problem, segment=str(state.name), hint="Another process was faster. Import again what is still missing")
         return body
 
     state = log.transact(decide)
-    tidy(log)
+    cut_if_due(log)
     return state
 
 
-def truncate(ports: Ports, log: PartitionLog, body: TailTruncated) -> PartitionState:
-    """What the tier has from an offset on leaves the view: the broker has discarded it. Raises BadData where a round was faster.
+def truncate_tail(ports: Ports, log: PartitionLog, body: TailTruncated) -> PartitionState:
+    """Replace the end of the log from an offset on by the first segments of the broker's new branch, in one record.
 
-    What is discarded is kept at least for as long as this process is told to keep things (``ports.retention``), whoever retires it.
+    Discarded segments wait for grace, at least as long as ``ports.retention`` says, whichever process retires them.
+
+    Raises BadData if the view is not the one that the record was made for, and Fenced if the new segments' ids were voided meanwhile.
     """
     log.refresh()
     body = body.model_copy(update={"grace_ms": ports.grace_ms})
@@ -95,16 +133,39 @@ def truncate(ports: Ports, log: PartitionLog, body: TailTruncated) -> PartitionS
     def decide(state: PartitionState) -> TailTruncated | None:
         if any(group.run_id == body.cut_id for group in state.waiting):
             return None
+        if body.new_segments and body.cut_id not in state.registrations:
+            raise _voided_import_error(state, body.cut_id)
         problem = check_before_append(log, state, body)
         if problem:
             raise BadData(problem, segment=str(state.name), hint="Another process was faster. Import again")
+        return body
+
+    state = log.transact(decide)
+    cut_if_due(log)
+    return state
+
+
+def adopt_topic(log: PartitionLog, body: TopicAdopted) -> PartitionState:
+    """Record that the log in the tier is that of a topic, or continues at a seam. Raises BadData if a rule refuses it."""
+    log.refresh()
+
+    def decide(state: PartitionState) -> TopicAdopted | None:
+        seam = body.seam if body.seam >= 0 else state.adopted_seam
+        if (state.topic_id, state.adopted_seam) == (body.topic_id or state.topic_id, seam):
+            return None
+        problem = check_before_append(log, state, body)
+        if problem:
+            raise BadData(problem, segment=str(state.name), hint="Nothing was changed")
         return body
 
     return log.transact(decide)
 
 
 def record_lineage(ports: Ports, log: PartitionLog, lineage: Sequence[EpochEntry], end_offset: int) -> PartitionState:
-    """The broker's lineage now, with its log end (exclusive). Where it was truncated, the cleaner offsets are clamped to it."""
+    """Record the broker's current leader-epoch lineage, with the end of its log (exclusive).
+
+    If the log was truncated, cleaner offsets above the cut are lowered to it. Raises BadData if a rule refuses the record.
+    """
     log.refresh()
     body = LineageRecorded(lineage=tuple(lineage), end_offset=end_offset)
 
@@ -119,5 +180,15 @@ def record_lineage(ports: Ports, log: PartitionLog, lineage: Sequence[EpochEntry
     return log.transact(decide)
 
 
-def _closed(state: PartitionState, import_id: str) -> bool:
-    return any(closed.import_id == import_id for closed in state.closed_imports)
+def closed_import(state: PartitionState, import_id: str) -> ClosedImport | None:
+    """Return the import if it is remembered as complete or void, or None."""
+    return next((entry for entry in state.closed_imports if entry.import_id == import_id), None)
+
+
+def _voided_import_error(state: PartitionState, import_id: str) -> Fenced:
+    """Return the error for an import that was voided."""
+    closed = closed_import(state, import_id)
+    return Fenced(
+        f"{state.name}: import {import_id} was voided: {closed.voided if closed else 'it took too long to come back'}",
+        hint="Import again; the objects that it had uploaded are swept by `retire`",
+    )

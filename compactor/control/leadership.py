@@ -1,8 +1,8 @@
-"""Who may decide and publish: acquiring and releasing a partition's leadership, heartbeats, and appends that only a leader makes.
+"""Leadership of a partition: acquiring and releasing it, heartbeats, and appends that only the leader may make.
 
-Safety comes from the log alone: acquiring is a record with the next compactor epoch, and the fold drops whatever a lower
-epoch appends after it. Time only says when it is polite to take over. Heartbeats and the slot of the acquisition are dated
-by the store, and compared with the store's own clock, so that the clocks of two machines need not agree.
+Safety comes from the log alone: acquiring is a record with the next compactor epoch, and the fold drops whatever a lower epoch appends
+after it. Time only decides when a take-over is attempted. Heartbeats and acquisitions are dated by the store and compared with the store's
+own clock, so that the clocks of two machines need not agree.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from compactor.control.records import LeadershipAcquired, LeadershipReleased
 from compactor.control.state import Leader, PartitionState
 from compactor.errors import Fenced, Leased, NotFound, OutOfBudget, StoreError, Unavailable
 
-BEATS_PER_TTL = 3
-LOOKS_PER_TTL = 10
+HEARTBEATS_PER_TTL = 3
+POLLS_PER_TTL = 10
 
 
 class RequirementFailed(Exception):
-    """The record would not count, though its writer leads: for the caller to turn into "undone" (I6)."""
+    """Raised if an ordering rule refuses a record although its writer leads. The caller then records the intent undone (I6)."""
 
 
 @dataclass(frozen=True)
 class LeaseInfo:
-    """For people: who holds the lease and until when it counts as alive, by the store's clock."""
+    """Holder and epoch of a lease, and until when it counts as alive, by the store's clock. For display."""
 
     holder: str
     epoch: int
@@ -40,17 +40,25 @@ class LeaseInfo:
 
 
 @dataclass
-class Pulse:
-    """Whether the work goes on. Heartbeats come from a thread of their own, which would beat for a worker that hangs, too."""
+class LeaderProgress:
+    """Progress of the leader's work. The thread that sends heartbeats would also send them for work that hangs, so it stops without
+    progress.
+
+    steps: steps of work so far.
+    heard: steps at the last heartbeat.
+    silent_beats: heartbeats in a row without a step between them.
+    """
 
     steps: int = 0
     heard: int = 0
     silent_beats: int = 0
     beaten: bool = False
-    """Whether there may be an object of heartbeats: a short round has none."""
+    """Whether a heartbeat object may exist. A short round writes none."""
 
-    def beats_on(self, most: int) -> bool:
-        """Asked once per heartbeat: False once there was no step for more than ``most`` of them. A step brings it back."""
+    def should_beat(self, most: int) -> bool:
+        """Return whether to send this heartbeat: False after more than ``most`` heartbeats without a step of work. Called once per
+        heartbeat.
+        """
         self.silent_beats = 0 if self.steps != self.heard else self.silent_beats + 1
         self.heard = self.steps
         return self.silent_beats <= most
@@ -58,22 +66,23 @@ class Pulse:
 
 @dataclass(frozen=True)
 class Leadership:
-    """This process leads the partition with this epoch, as far as it knows; every append finds out."""
+    """Leadership of a partition under one compactor epoch, as far as this process knows. Every append checks it."""
 
     ports: Ports
     log: PartitionLog
     epoch: int
-    pulse: Pulse = field(default_factory=Pulse, compare=False)
+    pulse: LeaderProgress = field(default_factory=LeaderProgress, compare=False)
 
     @property
     def state(self) -> PartitionState:
+        """State of the partition as of the last fold."""
         return self.log.state
 
     def append(self, body: Any, counted: Callable[[PartitionState], bool]) -> PartitionState:
-        """Appends unless ``counted`` says that the state shows it already; returns the state in which it counts.
+        """Append a record unless ``counted`` says that the state shows it already, and return the state in which it counts.
 
-        Raises Fenced where this process no longer leads, RequirementFailed where a rule of ordering.py stands against it,
-        StoreError where it is unknown whether the record is in the log.
+        Raises Fenced if this process no longer leads, RequirementFailed if an ordering rule refuses the record, and StoreError if it is
+        unknown whether the record is in the log.
         """
 
         def decide(state: PartitionState) -> Any:
@@ -88,32 +97,35 @@ class Leadership:
         self.pulse.steps += 1
         return self.log.transact(decide)
 
-    def foresee(self, body: Any) -> None:
-        """Raises what ``append`` would, by the state as last folded: asked before others are told what the record is going to say."""
+    def check_append(self, body: Any) -> None:
+        """Raise what ``append`` would raise now. Called before others are informed of what the record is going to say."""
         self.require(self.state)
         problem = check_before_append(self.log, self.state, body)
         if problem:
             raise RequirementFailed(problem)
 
     def require(self, state: PartitionState) -> None:
-        """Raises Fenced unless this process leads in ``state``."""
+        """Raise Fenced unless this process leads in ``state``."""
         ordering.require_leadership(state, self.log.incarnation, self.epoch)
 
     def check(self, *, waiting: bool = False) -> PartitionState:
-        """Folds on; raises Fenced when somebody has taken over. A step of the work, unless it is only ``waiting``."""
+        """Read new records and return the state. Raises Fenced if another process has taken over.
+
+        :param waiting: do not count this call as a step of work.
+        """
         self.pulse.steps += not waiting
         state = self.log.refresh()
         self.require(state)
         return state
 
     def beat(self) -> None:
-        """Says "alive" to those who wait. Nothing depends on it."""
+        """Write the heartbeat object, which shows waiting processes that this leader is alive. Liveness only."""
         self.pulse.beaten = True
         body = {"epoch": self.epoch, "holder": self.ports.holder, "incarnation": self.log.incarnation}
         (self.ports.urgent or self.ports.control).put(_heartbeat_key(self.log, self.epoch), json.dumps(body).encode())
 
     def release(self) -> None:
-        """Raises Fenced where it was lost already."""
+        """Give up the leadership. Raises Fenced if it was lost already."""
 
         def counted(state: PartitionState) -> bool:
             leader = state.leader
@@ -125,25 +137,25 @@ class Leadership:
 
 
 def check_before_append(log: PartitionLog, state: PartitionState, body: Any) -> str:
-    """The rules' answer about a record before it is appended: its writer learns why, and the log is spared the record."""
-    return ordering.refusal(state, log.candidate(body))
+    """Return why a record would not count if it were appended now, or an empty string. Spares the log a record without effect."""
+    return ordering.refusal(state, log.candidate_record(body))
 
 
 @contextmanager
-def lead(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[Leadership]:
-    """Acquires a new epoch, keeps it alive while the block runs and takes steps (``Lease.stall_ms``), releases it.
+def hold_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[Leadership]:
+    """Acquire leadership with a new epoch, send heartbeats while the block runs and makes progress (``Lease.stall_ms``), then release it.
 
-    Raises Leased where another compactor is alive and stays so for one ttl; the block raises Fenced when one takes over.
+    Raises Leased if another compactor stays alive for one ttl. The block raises Fenced when another one takes over.
     """
-    leadership = acquire(ports, log, lease)
-    most = lease.stall_ms * BEATS_PER_TTL // lease.ttl_ms
+    leadership = acquire_leadership(ports, log, lease)
+    most = lease.stall_ms * HEARTBEATS_PER_TTL // lease.ttl_ms
 
     def beat() -> None:
-        if leadership.pulse.beats_on(most):
+        if leadership.pulse.should_beat(most):
             leadership.beat()
 
     try:
-        with ports.keep_alive(beat, lease.ttl_ms / 1000 / BEATS_PER_TTL):
+        with ports.keep_alive(beat, lease.ttl_ms / 1000 / HEARTBEATS_PER_TTL):
             yield leadership
     finally:
         try:
@@ -152,22 +164,26 @@ def lead(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[Leadership]:
             pass  # lost already, or it ends with its ttl: neither is worth hiding how the block ended
 
 
-def acquire(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
-    """Takes the next epoch once nobody else is alive. Raises Leased after waiting one ttl for a foreign lease, BadControlRecord for a log
-    with a gap: a leader that took it for the tail would decide from the past, and fill it, UsageError where the data is another tier's."""
-    ports.own()
-    state = log.check_whole()
+def acquire_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
+    """Acquire the next compactor epoch as soon as no other leader is alive.
+
+    Raises Leased after waiting one ttl for another leader, UsageError if the data belongs to another tier, and BadControlRecord if the log
+    has a gap: a leader that took the gap for the tail would decide from an old state and fill it.
+    """
+    ports.require_ownership()
+    state = log.refresh_and_check_gaps()
     waited_ms = 0.0
     while True:
-        holder = _alive(ports, log, state)
+        holder = _other_living_leader(ports, log, state)
         if holder is None:
             before = state.leader
             epoch = state.last_epoch + 1
-            body = LeadershipAcquired(leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms)
-            state = log.transact(partial(_unless_changed, log, before, body))
+            late_ms = ports.publisher.late_ms
+            body = LeadershipAcquired(leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=late_ms)
+            state = log.transact(partial(_acquisition_unless_changed, log, before, body))
             leader = state.leader
             if leader is not None and leader.incarnation == log.incarnation and leader.epoch == epoch:
-                _forget_heartbeat(ports, log, before)
+                _delete_heartbeat(ports, log, before)
                 return Leadership(ports, log, epoch)
             continue  # somebody was faster
         if waited_ms >= lease.ttl_ms:
@@ -175,23 +191,23 @@ def acquire(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
                 f"{state.name}: {holder.holder} holds the lease with epoch {holder.epoch}",
                 hint="It is at work; try again later. Nothing was changed",
             )
-        pause_ms = max(1.0, min(lease.ttl_ms / LOOKS_PER_TTL, lease.ttl_ms - waited_ms))
+        pause_ms = max(1.0, min(lease.ttl_ms / POLLS_PER_TTL, lease.ttl_ms - waited_ms))
         ports.sleep(pause_ms / 1000)
         waited_ms += pause_ms
         state = log.refresh()
 
 
-def lease_of(ports: Ports, log: PartitionLog) -> LeaseInfo | None:
-    """Who leads and until when that lease counts as alive; None where nobody does. Reads only."""
+def current_lease(ports: Ports, log: PartitionLog) -> LeaseInfo | None:
+    """Return who leads the partition and until when the lease counts as alive, or None if no one does. Reads only."""
     leader = log.state.leader
     if leader is None or leader.released:
         return None
-    return LeaseInfo(leader.holder, leader.epoch, _last_sign_ms(ports, log, leader) + leader.ttl_ms)
+    return LeaseInfo(leader.holder, leader.epoch, _last_heartbeat_ms(ports, log, leader) + leader.ttl_ms)
 
 
 @contextmanager
-def background_beats(beat: Callable[[], None], interval_s: float) -> Iterator[None]:
-    """KeepAlive by a thread."""
+def send_heartbeats_in_background(beat: Callable[[], None], interval_s: float) -> Iterator[None]:
+    """Send heartbeats from a background thread. Implements KeepAlive."""
     over = threading.Event()
 
     def run() -> None:
@@ -210,8 +226,10 @@ def background_beats(beat: Callable[[], None], interval_s: float) -> Iterator[No
         thread.join()
 
 
-def _unless_changed(log: PartitionLog, before: Leader | None, body: LeadershipAcquired, state: PartitionState) -> LeadershipAcquired | None:
-    """The acquisition, for as long as nothing about the leadership has changed since its liveness was looked at."""
+def _acquisition_unless_changed(
+    log: PartitionLog, before: Leader | None, body: LeadershipAcquired, state: PartitionState
+) -> LeadershipAcquired | None:
+    """Return the acquisition, or None if the leadership has changed since its liveness was checked."""
     if state.leader != before:
         return None
     problem = check_before_append(log, state, body)
@@ -220,20 +238,20 @@ def _unless_changed(log: PartitionLog, before: Leader | None, body: LeadershipAc
     return body
 
 
-def _alive(ports: Ports, log: PartitionLog, state: PartitionState) -> Leader | None:
-    """The foreign leader that stands in the way, if any. Our own earlier epoch does not."""
+def _other_living_leader(ports: Ports, log: PartitionLog, state: PartitionState) -> Leader | None:
+    """Return the other leader that is still alive, or None. An earlier epoch of this process does not count."""
     leader = state.leader
     if leader is None or leader.released or leader.incarnation == log.incarnation:
         return None
-    sign_ms = _last_sign_ms(ports, log, leader)
+    sign_ms = _last_heartbeat_ms(ports, log, leader)
     # A sign from the future: the store's clock was set back. Who is alive beats by the new one soon, who is dead must not lead until then.
     silent = abs(ports.control.clock_ms() - sign_ms) > leader.ttl_ms
     # Looked at again: we may have been stopped between the two questions, and heard nothing because we did not listen.
-    return None if silent and _last_sign_ms(ports, log, leader) == sign_ms else leader
+    return None if silent and _last_heartbeat_ms(ports, log, leader) == sign_ms else leader
 
 
-def _last_sign_ms(ports: Ports, log: PartitionLog, leader: Leader) -> int:
-    """When the store last heard of this leader; 0 where nobody knows any more."""
+def _last_heartbeat_ms(ports: Ports, log: PartitionLog, leader: Leader) -> int:
+    """Return the store's time of a leader's last heartbeat or acquisition; 0 if unknown."""
     try:
         return ports.control.head(_heartbeat_key(log, leader.epoch)).modified_ms
     except NotFound:
@@ -247,7 +265,8 @@ def _last_sign_ms(ports: Ports, log: PartitionLog, leader: Leader) -> int:
         return kept.since_ms or 0 if kept is not None and kept.epoch == leader.epoch else 0
 
 
-def _forget_heartbeat(ports: Ports, log: PartitionLog, before: Leader | None) -> None:
+def _delete_heartbeat(ports: Ports, log: PartitionLog, before: Leader | None) -> None:
+    """Delete the heartbeat object of a replaced leader. Errors are ignored, because it is never read again."""
     if before is not None and not before.released:
         try:
             ports.control.delete([_heartbeat_key(log, before.epoch)])
@@ -256,4 +275,5 @@ def _forget_heartbeat(ports: Ports, log: PartitionLog, before: Leader | None) ->
 
 
 def _heartbeat_key(log: PartitionLog, epoch: int) -> str:
+    """Return the key of a leader's heartbeat object."""
     return f"{log.prefix}/heartbeat/{epoch:020d}.json"

@@ -1,4 +1,4 @@
-"""Which segments a round left alone, and why, as one line of its run history: pages of any process show it, and `runs show`.
+"""Segments that a round skipped and why, as one line of the run history, which web pages and ``runs show`` display.
 
 0-1199: its filter meets none of 812 keys; 4800-5999: nothing is due in it
 """
@@ -11,40 +11,44 @@ from typing import NamedTuple
 
 from compactor.model.segment import RemoteLogSegmentMetadata
 
-STAT = "left_alone"
-"""Its name in run history."""
-MOST = 40
-"""Ranges; run history is read with every look at a partition."""
+SKIPPED_RANGES_STAT = "left_alone"
+"""Name of the line in the run history's figures."""
+MAX_SKIPPED_RANGES = 40
+"""Number of ranges that are kept. The run history is read with every check of a partition."""
 
 
-class LeftAlone(NamedTuple):
-    """Neighbouring segments. Offsets inclusive."""
+class SkippedRange(NamedTuple):
+    """Range of neighbouring segments that a round skipped for the same reason. Offsets are inclusive."""
 
     start_offset: int
     end_offset: int
     why: str
 
 
-def ranges(live: Iterable[RemoteLogSegmentMetadata], why: Mapping[str, str]) -> list[LeftAlone]:
-    """:param live: ascending. :param why: segment id -> the reason; others were not left alone."""
-    found: list[LeftAlone] = []
+def skipped_ranges(live: Iterable[RemoteLogSegmentMetadata], why: Mapping[str, str]) -> list[SkippedRange]:
+    """Return the ranges of neighbouring segments that a round skipped for the same reason.
+
+    :param live: live segments, ascending.
+    :param why: segment id -> the reason; segments without an entry were not skipped.
+    """
+    found: list[SkippedRange] = []
     joins = False
     for segment in live:
         reason = why.get(segment.id, "")
         if reason and joins and found[-1].why == reason:
             found[-1] = found[-1]._replace(end_offset=segment.end_offset)
         elif reason:
-            found.append(LeftAlone(segment.start_offset, segment.end_offset, reason))
+            found.append(SkippedRange(segment.start_offset, segment.end_offset, reason))
         joins = bool(reason)
     return found
 
 
-def told(found: Iterable[LeftAlone]) -> str:
-    """The longest MOST of them, in their order."""
-    kept = sorted(sorted(found, key=lambda one: one.start_offset - one.end_offset)[:MOST])
+def format_skipped_ranges(found: Iterable[SkippedRange]) -> str:
+    """Format the longest MOST ranges, in ascending order, as one line for the run history."""
+    kept = sorted(sorted(found, key=lambda one: one.start_offset - one.end_offset)[:MAX_SKIPPED_RANGES])
     return "; ".join(f"{one.start_offset}-{one.end_offset}: {one.why.replace(';', ',')}" for one in kept)
 
 
-def read(text: str) -> list[LeftAlone]:
-    """What ``told`` has written."""
-    return [LeftAlone(int(low), int(high), why) for low, high, why in re.findall(r"(\d+)-(\d+): ([^;]*)", text)]
+def parse_skipped_ranges(text: str) -> list[SkippedRange]:
+    """Parse a line that ``format_skipped_ranges`` has formatted."""
+    return [SkippedRange(int(low), int(high), why) for low, high, why in re.findall(r"(\d+)-(\d+): ([^;]*)", text)]

@@ -1,10 +1,12 @@
-"""Opens control logs with the rules of ordering.py. Keys in the control store:
+"""Opening of control logs with the ordering rules, and the hints between processes. Keys in the control store:
 
-catalog/{log,snapshot,boundary}/...                     the tier-wide log: identity, partitions, hints
-catalog/inbox/<incarnation>-<slot>-<crc>.json            hints that found no slot there, until somebody takes them in
-partitions/<topic-partition>/{log,snapshot,boundary}/... one partition's log
-partitions/<topic-partition>/heartbeat/<epoch>.json      liveness of a leader
-partitions/<topic-partition>/scratch/<run>/<name>        what a run keeps between its passes
+  catalog/{log,snapshot,boundary}/...                     the tier-wide log: identity, partitions, hints
+  catalog/inbox/<incarnation>-<slot>-<crc>.json           hints that found no slot there, until a process moves them into the log
+  partitions/<topic-partition>/{log,snapshot,boundary}/...  one partition's log
+  partitions/<topic-partition>/heartbeat/<epoch>.json     liveness of a leader
+  partitions/<topic-partition>/scratch/<run>/<name>       what a run stores between its passes
+
+A later incarnation of a topic has ``<topic-partition>~<number>`` in place of ``<topic-partition>`` (compactor.model.ids).
 """
 
 from __future__ import annotations
@@ -13,78 +15,99 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from compactor.control import ordering
-from compactor.control.control_log import ControlLog, Crowded, LogFormat, Snapshot
+from compactor.control.control_log import ControlLog, LogFormat, SlotContention, Snapshot
 from compactor.control.fold import fold_catalog, fold_partition, with_times
 from compactor.control.ports import Ports
 from compactor.control.records import (
     BadControlRecord,
     CatalogRecord,
-    LookedAt,
     PartitionChanged,
     PartitionRecord,
     PartitionsChanged,
-    PartitionsLooked,
+    PartitionsInspected,
     Record,
+    RetireInspection,
     SlotsReached,
     TierCreated,
-    decode,
-    seal,
+    decode_sealed,
+    seal_document,
 )
 from compactor.control.state import CatalogState, PartitionState
-from compactor.errors import NotFound, OutOfBudget, StoreError, Unavailable, UsageError
+from compactor.errors import BadData, NotFound, OutOfBudget, StoreError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 
 PartitionLog = ControlLog[PartitionState]
 CatalogLog = ControlLog[CatalogState]
+T = TypeVar("T")
+
+READ_ATTEMPTS = 3
 
 HASH_KEY_BYTES = 16
 MOST_LOST = 3
-"""Slots of the tier-wide log that a hint may lose to others."""
+"""Number of slots of the tier-wide log that a hint may lose to other writers before it goes to the inbox."""
 FAR_BEHIND = 32
-"""Slots that a writer folds to append a hint, at most."""
+"""Number of slots that a writer reads at most before it appends a hint."""
 INBOX = 1000
-"""Hints that are taken in at once."""
+"""Number of hints that are taken from the inbox at once."""
 
 
-def apply_partition(state: PartitionState, record: Record[Any]) -> PartitionState:
-    """The fold with the ordering rules in it."""
+def fold_partition_record(state: PartitionState, record: Record[Any]) -> PartitionState:
+    """Fold one record into a partition's state, subject to the ordering rules."""
     return fold_partition(state, record, ordering.refusal)
 
 
-PARTITION = LogFormat(record=PartitionRecord, snapshot=Snapshot[PartitionState], apply=apply_partition, with_times=with_times)
+PARTITION = LogFormat(record=PartitionRecord, snapshot=Snapshot[PartitionState], apply=fold_partition_record, with_times=with_times)
 CATALOG = LogFormat(record=CatalogRecord, snapshot=Snapshot[CatalogState], apply=fold_catalog, with_times=lambda state, _: state)
 
 
 def open_partition(
     ports: Ports, name: TopicPartition, floor: int = 0, *, key: str = "", view: Callable[[PartitionState], PartitionState] | None = None
 ) -> PartitionLog:
-    """A partition's control log under a new incarnation. Makes no request yet; a partition that nobody wrote to is empty.
+    """Return a partition's control log under a new writer incarnation. Makes no request yet. A partition without records is empty.
 
-    ``floor``: a slot that the log has had, as the tier-wide log has it (``CatalogState.reached``). ``key``: what the log is called
-    where a partition's name is not enough: brokers' topics come again under another id. ``view``: as ControlLog takes it.
+    :param floor: a slot that the log has had according to the tier-wide log (``CatalogState.reached``); a log that ends below it is
+        refused.
+    :param key: name of the log if the partition's name is not unique: on broker-managed tiers it contains the topic id.
+    :param view: changes the state that readers get, as in ControlLog.
     """
     empty = PartitionState(topic=name.topic, partition=name.partition)
     called = key or str(name)
-    return _open(ports, f"partitions/{called}", called, empty, PARTITION, floor, view)
+    return _open_log(ports, f"partitions/{called}", called, empty, PARTITION, floor, view)
+
+
+def read_again_if_missing(name: TopicPartition, attempt: Callable[[], T], attempts: int = READ_ATTEMPTS) -> T:
+    """Return ``attempt()``, which folds the partition's log and reads objects; call it again if one of them was deleted meanwhile.
+
+    Raises BadData if an object is missing in the last attempt, too.
+    """
+    for _ in range(attempts - 1):
+        with suppress(NotFound):
+            return attempt()
+    try:
+        return attempt()
+    except NotFound as error:
+        raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="Run `verify`") from error
 
 
 def open_catalog(ports: Ports) -> CatalogLog:
-    """The tier-wide log. ``state.tier_id`` is empty where no tier was created."""
-    return _open(ports, "catalog", "catalog", CatalogState(), CATALOG)
+    """Return the tier-wide control log. ``state.tier_id`` is empty if no tier was created."""
+    return _open_log(ports, "catalog", "catalog", CatalogState(), CATALOG)
 
 
 def create_tier(ports: Ports, *, kind: str, layout: str, url: str = "", cluster_id: str = "", hash_key: bytes = b"") -> CatalogState:
-    """Makes the tier's identity and its secret hash key, or returns those that it has. Raises UsageError for another kind.
+    """Create the tier's identity and secret hash key, or return the existing ones. Raises UsageError if the tier is of another kind or
+    layout.
 
-    Of a native tier the caller asks first whether the data root is free (control.identity). ``hash_key``: one that was drawn already,
-    as keys were hashed before there was a tier.
+    For a compactor-managed tier the caller first checks that the data root is free (control.identity).
+
+    :param hash_key: key that was used already, because keys were hashed before the tier existed; empty to create a random one.
     """
     log = open_catalog(ports)
     if not log.refresh().tier_id:
-        log.check_whole()  # a second identity, with another hash key, would be the end of the first
+        log.refresh_and_check_gaps()  # a second identity, with another hash key, would be the end of the first
     made = TierCreated(
         tier_id=ports.new_id(),
         hash_key=(hash_key or ports.random_bytes(HASH_KEY_BYTES)).hex(),
@@ -103,24 +126,26 @@ def create_tier(ports: Ports, *, kind: str, layout: str, url: str = "", cluster_
     return state
 
 
-def note_change(catalog: CatalogLog, name: TopicPartition, slot: int = 0) -> None:
-    """``note_partitions`` of one partition."""
-    note_partitions(catalog, {name: slot})
+def publish_hint(catalog: CatalogLog, name: TopicPartition, slot: int = 0) -> None:
+    """Publish a hint that this partition exists and has new records. See ``publish_hints``."""
+    publish_hints(catalog, {name: slot})
 
 
-def note_partitions(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
-    """Lists partitions and tells other processes to look at them, in one record. Those that are listed already are only hinted at.
+def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
+    """Add partitions to the tier-wide log and tell other processes that they have new records, in one record.
 
-    ``slots``: what each one's own log has had (``ControlLog.reached``); from now on a log that ends below it is refused.
+    :param slots: a slot that each partition's own log has had (``ControlLog.reached``). A log that ends below it is refused from now on.
+
+    Raises StoreError only if a partition is new; a lost hint about a known partition merely delays others.
     """
     if all(str(name) in catalog.state.partitions for name in slots) and catalog.is_far_behind(FAR_BEHIND):
-        _leave_in_inbox(catalog, slots)
+        _store_in_inbox(catalog, slots)
         return
     known = catalog.refresh().partitions
     seen = {str(name): known.get(str(name), 0) for name in slots}
 
     def decide(state: CatalogState) -> PartitionChanged | PartitionsChanged | None:
-        new = {name: slot for name, slot in slots.items() if not _is_told(state, str(name), slot, seen[str(name)])}
+        new = {name: slot for name, slot in slots.items() if not _is_hinted(state, str(name), slot, seen[str(name)])}
         if len(new) == 1:
             ((name, slot),) = new.items()
             return PartitionChanged(topic=name.topic, partition=name.partition, slot=slot)
@@ -130,18 +155,18 @@ def note_partitions(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) ->
     try:
         # A thousand writers do not wait for each other: where slots are taken away, what is known already is left in the inbox.
         catalog.transact(decide, most_lost=MOST_LOST if listed else 0)
-    except Crowded:
-        _leave_in_inbox(catalog, slots)
+    except SlotContention:
+        _store_in_inbox(catalog, slots)
         return
     except StoreError:
         # A hint that is lost costs the others time; a partition that nobody has listed would be lost to them.
         if not listed:
             raise
-    tidy(catalog)
+    cut_if_due(catalog)
 
 
-def note_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
-    """The lower bounds of many partitions in one record; none where all of them are known. One request for each that is not."""
+def record_lower_bounds(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
+    """Record the current slots of many partition logs as lower bounds, in one record; none if all are recorded already."""
     known = catalog.refresh().reached
     behind = [log for log in logs if log.state.slot > known.get(log.name, 0)]
     slots = {log.name: log.reached() for log in behind}
@@ -152,33 +177,33 @@ def note_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
 
     try:
         catalog.transact(decide, most_lost=MOST_LOST)
-    except Crowded:
+    except SlotContention:
         return  # bounds are told again with the next change
-    tidy(catalog)
+    cut_if_due(catalog)
 
 
-def note_looks(catalog: CatalogLog, looks: Mapping[str, LookedAt]) -> None:
-    """Where there is nothing to retire, and until when. One record; a store that is crowded costs another look, later."""
+def record_inspections(catalog: CatalogLog, looks: Mapping[str, RetireInspection]) -> None:
+    """Record until when partitions need no retirement check, in one record. Skipped if the log is busy, which costs a later check."""
     left = dict(looks)
 
-    def decide(state: CatalogState) -> PartitionsLooked | None:
+    def decide(state: CatalogState) -> PartitionsInspected | None:
         new = {name: look for name, look in left.items() if state.looks.get(name) != look and look.slot >= state.reached.get(name, 0)}
-        return PartitionsLooked(looks=new) if new else None
+        return PartitionsInspected(looks=new) if new else None
 
     try:
         catalog.transact(decide, most_lost=MOST_LOST)
-    except Crowded:
+    except SlotContention:
         return
-    tidy(catalog)
+    cut_if_due(catalog)
 
 
-def take_in_inbox(catalog: CatalogLog) -> int:
-    """Hints that others have left become one record; returns how many there were. One LIST where there are none. Raises StoreError."""
+def collect_inbox(catalog: CatalogLog) -> int:
+    """Move waiting hints from the inbox into the tier-wide log as one record, and return their number. Raises StoreError."""
     found: dict[str, int] = {}
     keys: list[str] = []
     for info in islice(catalog.store.list(f"{catalog.prefix}/inbox/"), INBOX):
         try:
-            hint = decode(PartitionChanged, catalog.store.get(info.key), f"{catalog.store.url}/{info.key}")
+            hint = decode_sealed(PartitionChanged, catalog.store.get(info.key), f"{catalog.store.url}/{info.key}")
         except NotFound:
             continue  # somebody else was faster
         except BadControlRecord:
@@ -192,38 +217,39 @@ def take_in_inbox(catalog: CatalogLog) -> int:
     seen = catalog.refresh().slot
 
     def decide(state: CatalogState) -> PartitionsChanged | None:
-        new = {name: slot for name, slot in found.items() if not _is_told(state, name, slot, seen)}
+        new = {name: slot for name, slot in found.items() if not _is_hinted(state, name, slot, seen)}
         return PartitionsChanged(slots=new) if new else None
 
     catalog.transact(decide)
     catalog.store.delete(keys)
-    tidy(catalog)
+    cut_if_due(catalog)
     return len(keys)
 
 
-def _is_told(state: CatalogState, name: str, slot: int, seen: int) -> bool:
-    """Whether there is a hint later than ``seen`` that says as much: somebody else's may know less of the partition's log."""
+def _is_hinted(state: CatalogState, name: str, slot: int, seen: int) -> bool:
+    """Return whether the log has a hint about this partition that is later than ``seen`` and states at least ``slot``."""
     return state.partitions.get(name, 0) > seen and state.reached.get(name, 0) >= slot
 
 
-def _leave_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
-    """No slot, so that nobody is in anybody's way. Lost where the store fails: hints may be."""
+def _store_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
+    """Store hints as separate objects that need no slot, so that writers do not wait for each other. Store errors are ignored."""
     for name, slot in slots.items():
         key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"
         hint = PartitionChanged(topic=name.topic, partition=name.partition, slot=slot)
         with suppress(StoreError):
-            catalog.store.put(key, seal(hint.model_dump_json().encode()))
+            catalog.store.put(key, seal_document(hint.model_dump_json().encode()))
 
 
-def tidy(log: ControlLog[Any]) -> None:
-    """Cuts the log where that pays, after whatever has made it longer. A store that is busy is asked again the next time."""
+def cut_if_due(log: ControlLog[Any]) -> None:
+    """Cut a log if that saves requests. Called after records were added. If the store is busy, the next call does it."""
     try:
         log.cut()
     except (Unavailable, OutOfBudget):
         pass
 
 
-def _open(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any], floor: int = 0, view: Any = None) -> ControlLog[Any]:
+def _open_log(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any], floor: int = 0, view: Any = None) -> ControlLog[Any]:
+    """Return a control log under a new writer incarnation. Parameters as in ControlLog."""
     return ControlLog(
         ports.control,
         prefix,

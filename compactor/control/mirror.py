@@ -1,41 +1,31 @@
-"""A tier that brokers write: what a partition's readers find is in ``__remote_log_metadata``, and the control log mirrors it.
+"""Mirror of a broker-managed tier: ``__remote_log_metadata`` decides what readers find, and the control log follows it.
 
-Who only reads applies the difference in memory (``mirrored``); who compacts appends it (*segments mirrored*), so that the fold, the
-rules and everything that decides from the state work as they do without a broker.
+Readers apply the difference in memory (``apply_broker_view``). A compactor appends it (*segments mirrored*), so that the fold, the rules
+and all decisions work as on a tier without brokers.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 from checkpoint import offsets
-from checkpoint.lineage import EpochEntry, divergence
+from checkpoint.lineage import first_divergent_offset
+from compactor.brokers.metadata_topic.cache import segment_lineage
+from compactor.brokers.metadata_topic.chain import BrokerView
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.control.records import SegmentsMirrored
 from compactor.control.state import PartitionState
-from compactor.metadata_topic.cache import lineage_of
-from compactor.metadata_topic.chain import Link
-from compactor.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 
-@dataclass(frozen=True)
-class BrokersView:
-    """What readers find, in order, and the lineage that it was found by. ``metadata_offset``: of the last record that was folded."""
+def segment_from_broker(record: RemoteLogSegmentMetadataRecord, last: int | None = None) -> RemoteLogSegmentMetadata:
+    """Convert a broker's segment record to this program's metadata. ``last``: last offset that readers read of it; None for its end offset.
 
-    links: Sequence[Link]
-    lineage: tuple[EpochEntry, ...]
-    metadata_offset: int = -1
-
-
-def described(record: RemoteLogSegmentMetadataRecord, last: int | None = None) -> RemoteLogSegmentMetadata:
-    """A broker's segment as this program has segments. ``last``: the last offset that readers read of it.
-
-    Brokers say nothing of modification times and of what is in it: the largest timestamp stands in for the former (the event's, where
-    no record has one), for the first batch's as well until a round has looked (max.compaction.lag.ms is late by a segment's time, then),
-    and the rest is unknown until a sidecar says it. Files are not recorded: the layout knows them.
+    Brokers do not state modification times or content. The largest timestamp (or the event's, if there is none) replaces the modification
+    time and the first batch's timestamp, so that max.compaction.lag.ms may act late by the time span of a segment. Other values are unknown
+    until a sidecar states them. Files are not recorded, because the layout knows them.
     """
     known = record.max_timestamp_ms >= 0
     return RemoteLogSegmentMetadata(
@@ -45,7 +35,7 @@ def described(record: RemoteLogSegmentMetadataRecord, last: int | None = None) -
         size_bytes=record.size_bytes,
         max_timestamp_ms=record.max_timestamp_ms,
         mtime_ms=record.max_timestamp_ms if known else record.event_timestamp_ms,
-        leader_epochs=tuple(entry for entry in lineage_of(record) if last is None or entry.start_offset <= last),
+        leader_epochs=tuple(entry for entry in segment_lineage(record) if last is None or entry.start_offset <= last),
         files={},
         first_timestamp_ms=record.max_timestamp_ms,
         custom_metadata=base64.b64encode(record.custom_metadata).decode() if record.custom_metadata else "",
@@ -53,15 +43,17 @@ def described(record: RemoteLogSegmentMetadataRecord, last: int | None = None) -
     )
 
 
-def difference(state: PartitionState, view: BrokersView, leader_epoch: int = -1) -> SegmentsMirrored | None:
-    """What the log lacks of what brokers say; None where it has it all. What the log knows of a segment already is kept."""
+def mirroring_record(state: PartitionState, view: BrokerView, leader_epoch: int = -1) -> SegmentsMirrored | None:
+    """Return the record that brings the control log up to the brokers' view, or None if it is up to date. Known details of segments are
+    kept.
+    """
     known = state.live_by_id()
     there = {(segment.id, segment.end_offset) for segment in state.live}
     wanted = {(link.segment.id, link.last) for link in view.links}
     added = tuple(
-        known[link.segment.id].model_copy(update=_read_to(described(link.segment, link.last)) | {"content": None})
+        known[link.segment.id].model_copy(update=_extent_fields(segment_from_broker(link.segment, link.last)) | {"content": None})
         if link.segment.id in known
-        else described(link.segment, link.last)
+        else segment_from_broker(link.segment, link.last)
         for link in view.links
         if (link.segment.id, link.last) not in there
     )
@@ -78,32 +70,32 @@ def difference(state: PartitionState, view: BrokersView, leader_epoch: int = -1)
     )
 
 
-def _read_to(segment: RemoteLogSegmentMetadata) -> dict[str, Any]:
-    """What depends on how far a segment is read."""
+def _extent_fields(segment: RemoteLogSegmentMetadata) -> dict[str, Any]:
+    """Return the fields that depend on the offset up to which a segment is read."""
     return {name: getattr(segment, name) for name in ("end_offset", "copied_end_offset", "leader_epochs")}
 
 
-def after(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
-    """What of the state changes.
+def mirrored_changes(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
+    """Return the fields of the state that a *segments mirrored* record changes.
 
-    Where the brokers' lineage parts from the one that was known, nothing above counts as clean any more; nor where a segment of theirs
-    has come that reaches below the cleaner offset: a later leader has tiered again what compaction had gone through.
+    Cleaner offsets are lowered to the first offset at which the brokers' lineage diverges from the known one, or at which a segment of the
+    brokers covers offsets that compaction had already cleaned, because a later leader has tiered them again.
     """
-    changes: dict[str, Any] = {"live": live_after(state, body), "mirrored": True}
-    parted = divergence(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
-    begins = [begin for begin in (parted, _again_from(state, body)) if begin is not None]
+    changes: dict[str, Any] = {"live": live_after_mirroring(state, body), "mirrored": True}
+    parted = first_divergent_offset(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
+    begins = [begin for begin in (parted, _first_retiered_offset(state, body)) if begin is not None]
     parted = min(begins, default=None)
-    if parted is not None and parted < offsets.clean_up_to(state.vector):
-        changes["vector"] = offsets.clamp(state.vector, parted)
+    if parted is not None and parted < offsets.clean_end_offset(state.vector):
+        changes["vector"] = offsets.clamp_vector(state.vector, parted)
         both = ("vector_before", "vector")
         changes["waiting"] = tuple(
-            group.model_copy(update={name: offsets.clamp(getattr(group, name), parted) for name in both}) for group in state.waiting
+            group.model_copy(update={name: offsets.clamp_vector(getattr(group, name), parted) for name in both}) for group in state.waiting
         )
     return changes | {"lineage": body.lineage, "lineage_end": body.end_offset}
 
 
-def _again_from(state: PartitionState, body: SegmentsMirrored) -> int | None:
-    """The first offset that readers read in another segment than before, which no round of ours has made."""
+def _first_retiered_offset(state: PartitionState, body: SegmentsMirrored) -> int | None:
+    """Return the first offset that readers now read from another segment than before, unless a round of this program wrote that segment."""
     ends = {segment.id: segment.end_offset for segment in state.live}
     planned = {task.new_segment_id for task in state.intent.plan.tasks} if state.intent else set()
     new = (segment for segment in body.added if segment.id not in planned)
@@ -111,19 +103,20 @@ def _again_from(state: PartitionState, body: SegmentsMirrored) -> int | None:
     return min(begins, default=None)
 
 
-def live_after(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:
+def live_after_mirroring(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:
+    """Return the live segments after a *segments mirrored* record."""
     gone = set(body.gone)
     kept = (segment for segment in state.live if segment.id not in gone)
     return tuple(sorted((*kept, *body.added), key=lambda segment: segment.end_offset))
 
 
-def mirrored(state: PartitionState, view: BrokersView) -> PartitionState:
-    """The state with what brokers say, for whoever only reads."""
-    body = difference(state, view)
-    return state if body is None else state.model_copy(update=after(state, body))
+def apply_broker_view(state: PartitionState, view: BrokerView) -> PartitionState:
+    """Return the state with the brokers' view applied in memory, for code that only reads."""
+    body = mirroring_record(state, view)
+    return state if body is None else state.model_copy(update=mirrored_changes(state, body))
 
 
-def named_by_round(state: PartitionState) -> Iterable[str]:
-    """Segments that the open round reads or leaves alone: none of them may leave the view while it is open."""
+def segments_of_open_round(state: PartitionState) -> Iterable[str]:
+    """Return the segments that the open round reads or skips. None of them may leave the view while it is open."""
     plan = state.intent.plan if state.intent else None
     return (*plan.sources, *(skipped.id for skipped in plan.skipped)) if plan else ()

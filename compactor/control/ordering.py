@@ -1,108 +1,47 @@
-"""The ordering rules that keep data safe (I1 - I6), as code that refuses. All of them are here and nowhere else.
+"""The ordering rules that keep data safe (I1 - I6), as code that refuses. All of them are in this module and in ``log_start``.
 
-Three tables:
+Two tables:
 
-* ``STAGES``: what may follow what in the life of one round. ``Steps`` walks it where the steps are taken and refuses one out of turn.
-* ``REQUIREMENTS``: for each control record the conditions under which it counts. The **fold** asks before it applies a record,
-  so that a record which raced past its check changes nothing; the **writer** asks before it appends, so that it learns why.
-* ``protected``: the segment ids whose objects must not be deleted in a given state. Everything that deletes asks here.
+* ``REQUIREMENTS``: the conditions under which a control record counts. The **fold** checks them before it applies a record, so that a
+    record which raced past its writer's check changes nothing; the **writer** checks them before it appends, so that it learns the reason.
+* ``protected_ids``: the segment ids whose objects must not be deleted in a given state. Every deletion checks it.
 
-docs/publication.md shows these tables; tests/unit/test_control_ordering.py holds the two together.
+docs/publication.md shows the first table; tests/unit/test_control_ordering.py compares them. The stages of a round are in ``stages``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
 from checkpoint import lineage, offsets
-from compactor.control import mirror
+from compactor.control import log_start, mirror
 from compactor.control import records as r
+from compactor.control.coverage import coverage_problem, gap_problem, invalid_segment_problem, segment_problem, task_problem
 from compactor.control.records import Record
 from compactor.control.state import Intent, PartitionState, Waiting
 from compactor.errors import CompactorError, Fenced
-from compactor.model.plan import CompactionPlan, CompactionTask
+from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
-
-
-class Stage(StrEnum):
-    """The life of a round (I4). What is durable in the log is in capitals in docs/publication.md."""
-
-    ANNOUNCED = "announced"
-    UPLOADED = "uploaded"
-    VERIFIED = "verified"
-    PUBLISH_BEGUN = "publish begun"
-    PUBLISHED = "published"
-    RETIRE_BEGUN = "retire begun"
-    DELETED = "deleted"
-    RETIRED = "retired"
-    UNDONE = "undone"
-    REVERTED = "reverted"
-
-
-_T = Stage
-STAGES: dict[Stage | None, frozenset[Stage]] = {
-    None: frozenset({_T.ANNOUNCED}),
-    _T.ANNOUNCED: frozenset({_T.UPLOADED, _T.UNDONE}),
-    _T.UPLOADED: frozenset({_T.VERIFIED, _T.UNDONE}),
-    _T.VERIFIED: frozenset({_T.PUBLISH_BEGUN, _T.PUBLISHED, _T.UNDONE}),
-    _T.PUBLISH_BEGUN: frozenset({_T.PUBLISHED}),
-    _T.PUBLISHED: frozenset({_T.RETIRE_BEGUN, _T.REVERTED}),
-    _T.REVERTED: frozenset({_T.RETIRE_BEGUN}),
-    _T.UNDONE: frozenset({_T.DELETED}),
-    _T.RETIRE_BEGUN: frozenset({_T.DELETED}),
-    _T.DELETED: frozenset({_T.RETIRED}),
-    _T.RETIRED: frozenset(),
-}
-"""Before PUBLISHED a round can only go back (UNDONE), after it only forward; REVERTED is a publication of its own (``undo``).
-PUBLISH_BEGUN comes between where readers are switched in several steps (brokers): no more way back from there either.
-Of an undone intent there is nothing to retire: DELETED is where it ends. Grace lies between PUBLISHED or REVERTED and RETIRE_BEGUN.
-
-UPLOADED: all groups have their receipts, that is, each was rewritten, passed the gate and was uploaded, in this order."""
-
-
-def stage_of(intent: Intent) -> Stage:
-    """How far an open intent has come by what the log says of it: where whoever takes it up begins."""
-    if intent.begun_slot:
-        return Stage.PUBLISH_BEGUN
-    return Stage.ANNOUNCED if intent.pending else Stage.UPLOADED
-
-
-class Steps:
-    """A way through STAGES in this process: of one round, or of what is retired together.
-
-    Raises CompactorError (a bug) for a step out of turn.
-    """
-
-    def __init__(self, stage: Stage | None = None) -> None:
-        self.stage = stage
-
-    def to(self, stage: Stage) -> None:
-        """Takes the next step."""
-        if stage not in STAGES[self.stage]:
-            raise CompactorError(f"a round cannot go from {self.stage or 'nothing'} to {stage}", hint="This is a bug; please report it")
-        self.stage = stage
-
 
 # --- who may write -----------------------------------------------------------------------------------------------------------
 
 
-def next_epoch(state: PartitionState, record: Record[Any]) -> str:
-    """a compactor epoch one higher than the last"""
+def check_next_epoch(state: PartitionState, record: Record[Any]) -> str:
+    """Require a compactor epoch one higher than the last."""
     if record.body.leader_epoch != state.last_epoch + 1:
         return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_epoch}"
     return ""
 
 
-def leads(state: PartitionState, record: Record[Any]) -> str:
-    """its writer leads: the last acquired epoch, by this incarnation, not released"""
+def check_writer_leads(state: PartitionState, record: Record[Any]) -> str:
+    """Require the current leader as writer: the last acquired epoch, by this incarnation, not released."""
     return leadership_problem(state, record.incarnation, record.body.leader_epoch)
 
 
 def leadership_problem(state: PartitionState, incarnation: str, epoch: int) -> str:
-    """Why this incarnation does not lead with this epoch, or nothing. No clock: a late holder whom nobody replaced leads on."""
+    """Return why a writer incarnation does not lead with this epoch, or an empty string. An expired lease alone does not end leadership."""
     leader = state.leader
     if leader is None:
         return f"epoch {epoch} was never acquired"
@@ -114,7 +53,7 @@ def leadership_problem(state: PartitionState, incarnation: str, epoch: int) -> s
 
 
 def require_leadership(state: PartitionState, incarnation: str, epoch: int) -> None:
-    """Raises Fenced. Asked before every act that only the leader may do, appends and deletions alike."""
+    """Raise Fenced unless this incarnation leads with this epoch. Called before everything that only the leader may do."""
     problem = leadership_problem(state, incarnation, epoch)
     if problem:
         raise Fenced(f"{state.name}: {problem}", hint="Nothing was changed since. Run the command again to continue after it")
@@ -123,17 +62,17 @@ def require_leadership(state: PartitionState, incarnation: str, epoch: int) -> N
 # --- imports -----------------------------------------------------------------------------------------------------------------
 
 
-def fresh_import(state: PartitionState, record: Record[Any]) -> str:
-    """an import id and segment ids that were not used before"""
+def check_fresh_import(state: PartitionState, record: Record[Any]) -> str:
+    """Require an import id and segment ids that were never used before."""
     body: r.IdsRegistered = record.body
-    known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
-    if known or not body.ids:
+    is_known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
+    if is_known or not body.ids:
         return f"import {body.import_id} is known already, or registers nothing"
-    return _fresh(state, body.ids)
+    return _used_id_problem(state, body.ids)
 
 
-def registered_ids(state: PartitionState, record: Record[Any]) -> str:
-    """ids that are registered by this import and not voided"""
+def check_registered_ids(state: PartitionState, record: Record[Any]) -> str:
+    """Require segment ids that this import has registered and that are not void."""
     body: r.SegmentsTiered = record.body
     entry = state.registrations.get(body.import_id)
     if entry is None:
@@ -142,61 +81,86 @@ def registered_ids(state: PartitionState, record: Record[Any]) -> str:
     return f"import {body.import_id} has not registered {min(strange)}" if strange else ""
 
 
-def continues_log(state: PartitionState, record: Record[Any]) -> str:
-    """segments that start at the end + 1 and follow each other without a gap"""
+def check_continues_log(state: PartitionState, record: Record[Any]) -> str:
+    """Require segments that start at the end offset + 1 and follow each other without a gap."""
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
     if not segments or len({segment.id for segment in segments}) != len(segments):
         return "no segments, or one of them twice"
-    if state.live and segments[0].start_offset != state.end_offset + 1:
+    if state.has_segments and segments[0].start_offset != state.end_offset + 1:
         return f"segment {segments[0].id} starts at {segments[0].start_offset}, the log ends at {state.end_offset}"
-    return _unsound(segments) or _gap(segments)
+    return invalid_segment_problem(segments) or gap_problem(segments)
 
 
-def lineage_kept(state: PartitionState, record: Record[Any]) -> str:
-    """a lineage that does not disown what the tier holds (asked of records that carry a tail: earlier programs wrote none)"""
+def check_lineage_kept(state: PartitionState, record: Record[Any]) -> str:
+    """Require a lineage that gives no live offset to another epoch (checked for records with a tail, which early versions lack)."""
     body: r.SegmentsTiered = record.body
     end = state.end_offset + 1
-    parted = lineage.disowned(state.lineage, end, body.lineage, end) if body.tail and state.live else None
+    parted = lineage.first_disowned_offset(state.lineage, end, body.lineage, end) if body.tail and state.has_segments else None
     return "" if parted is None else f"its lineage gives offset {parted} to another leader epoch than the tier's"
 
 
-def precedes_log(state: PartitionState, record: Record[Any]) -> str:
-    """segments that end at the start - 1 and follow each other without a gap"""
+def check_same_topic(state: PartitionState, record: Record[Any]) -> str:
+    """Require the known topic id, if the record names one; a partition with segments but without an id gets one by adoption only."""
+    return topic_conflict(state, record.body.topic_id)
+
+
+def topic_conflict(state: PartitionState, topic_id: str) -> str:
+    """Return why a log of this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
+    if not topic_id or topic_id == state.topic_id:
+        return ""
+    if state.topic_id:
+        return f"it is of topic id {topic_id}, and the tier has the log of topic id {state.topic_id}"
+    return f"it is of topic id {topic_id}, and the tier holds segments of a topic whose id it does not know" if state.has_segments else ""
+
+
+def check_adopted_topic(state: PartitionState, record: Record[Any]) -> str:
+    """Require a topic id, or a seam at the end of the tier; and the topic id that the tier had when it was decided."""
+    body: r.TopicAdopted = record.body
+    if not state.has_segments and not state.topic_id:
+        return "the partition is empty: the first import brings its topic id"
+    if body.previous_id != state.topic_id:
+        return f"the tier has the log of topic id {state.topic_id or 'none'} by now"
+    if body.seam >= 0 and body.seam != state.end_offset + 1:
+        return f"the seam is {body.seam}, and the tier ends at {state.end_offset}"
+    return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
+
+
+def check_precedes_log(state: PartitionState, record: Record[Any]) -> str:
+    """Require segments that end at the start offset - 1 and follow each other without a gap."""
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
     if not segments or len({segment.id for segment in segments}) != len(segments):
         return "no segments, or one of them twice"
-    if not state.live or segments[-1].end_offset != state.start_offset - 1:
+    if not state.has_segments or segments[-1].end_offset != state.start_offset - 1:
         return f"segment {segments[-1].id} ends at {segments[-1].end_offset}, the log starts at {state.start_offset}"
-    return _unsound(segments) or _gap(segments)
+    return invalid_segment_problem(segments) or gap_problem(segments)
 
 
-def whole_import(state: PartitionState, record: Record[Any]) -> str:
-    """all segments of the import at once"""
+def check_whole_import(state: PartitionState, record: Record[Any]) -> str:
+    """Require all registered segments of the import at once."""
     entry = state.registrations.get(record.body.import_id)
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
 
 
-def nothing_compacted(state: PartitionState, record: Record[Any]) -> str:
-    """a partition of which nothing was compacted or is about to be"""
-    return compacted(state)
+def check_nothing_compacted(state: PartitionState, record: Record[Any]) -> str:
+    """Require a partition of which no part was compacted or is being compacted."""
+    return compacted_problem(state)
 
 
-def compacted(state: PartitionState) -> str:
-    """Why nothing can come before the beginning of the log any more; empty where it can.
+def compacted_problem(state: PartitionState) -> str:
+    """Return why segments can no longer be prepended to the log, or an empty string.
 
-    A record is dropped because a later one has its key, and a tombstone once what it deletes is gone: older records that came after
-    that would be read as values.
+    Compaction drops records that have newer values, and tombstones. Older records added after that would appear as current values.
     """
     if state.intent:
         return f"run {state.intent.plan.run_id} is compacting the partition"
     rewritten = any(segment.id in state.published_by for segment in state.live)
-    if rewritten or offsets.clean_up_to(state.vector) > 0:
-        return f"the partition was compacted up to offset {offsets.clean_up_to(state.vector)}"
+    if rewritten or offsets.clean_end_offset(state.vector) > 0:
+        return f"the partition was compacted up to offset {offsets.clean_end_offset(state.vector)}"
     return ""
 
 
-def tail_of_view(state: PartitionState, record: Record[Any]) -> str:
-    """exactly the live segments that end at the offset or later, and what the first of them has below it"""
+def check_truncated_segments(state: PartitionState, record: Record[Any]) -> str:
+    """Require exactly the live segments that end at the offset or later, and as head the first one's part below the offset."""
     body: r.TailTruncated = record.body
     voided = tuple(segment for segment in state.live if segment.end_offset >= body.offset)
     if not voided or tuple(segment.id for segment in voided) != body.voided:
@@ -204,70 +168,90 @@ def tail_of_view(state: PartitionState, record: Record[Any]) -> str:
     first, head = voided[0], body.head
     if head is None:
         return "" if first.start_offset == body.offset else f"segment {first.id} begins below offset {body.offset}"
-    entry = state.registrations.get(body.cut_id)
-    if entry is None or entry.ids != (head.id,):
-        return f"{head.id} is not registered as what is left of segment {first.id}"
     if (head.start_offset, head.end_offset) != (first.start_offset, body.offset - 1):
         return f"segment {head.id} covers {head.start_offset}..{head.end_offset}, not {first.start_offset}..{body.offset - 1}"
-    return _unsound([head])
+    return ""
 
 
-def there_is_something(state: PartitionState, record: Record[Any]) -> str:
-    """a partition that holds something or is about to"""
-    return "" if state.live or state.registrations or state.intent else "the partition is empty"
+def check_new_branch(state: PartitionState, record: Record[Any]) -> str:
+    """Require all segments that the cut has registered: the head, and a new branch that begins at the offset and has no gap."""
+    body: r.TailTruncated = record.body
+    new = body.new_segments
+    entry = state.registrations.get(body.cut_id)
+    if {segment.id for segment in new} != set(entry.ids if entry else ()):
+        return f"the new segments are not those that cut {body.cut_id} has registered"
+    if body.segments and body.segments[0].start_offset != body.offset:
+        return f"segment {body.segments[0].id} starts at {body.segments[0].start_offset}, the log is cut at {body.offset}"
+    return invalid_segment_problem(new) or gap_problem(new)
 
 
-def lineage_ascends(state: PartitionState, record: Record[Any]) -> str:
-    """a lineage that ascends in epoch and offset"""
+def check_loss_accepted(state: PartitionState, record: Record[Any]) -> str:
+    """Require cleaner offsets that do not exceed the offset, or an accepted loss (checked for records from version 5 on)."""
+    body: r.TailTruncated = record.body
+    clean = offsets.clean_end_offset(state.vector)
+    if record.version < 5 or body.accept_loss or clean <= body.offset:
+        return ""
+    return f"the partition was compacted up to offset {clean}, and the log is cut at {body.offset}"
+
+
+def check_partition_not_empty(state: PartitionState, record: Record[Any]) -> str:
+    """Require a partition with live segments, open imports or an open intent."""
+    return "" if state.has_segments or state.registrations or state.intent else "the partition is empty"
+
+
+def check_lineage_ascends(state: PartitionState, record: Record[Any]) -> str:
+    """Require a lineage that ascends in epoch and offset."""
     entries = record.body.lineage
     rising = all(a.epoch < b.epoch and a.start_offset <= b.start_offset for a, b in pairwise(entries))
     return "" if entries and rising else "the lineage is empty or does not ascend"
 
 
-def open_import(state: PartitionState, record: Record[Any]) -> str:
-    """an import that is still open"""
+def check_import_open(state: PartitionState, record: Record[Any]) -> str:
+    """Require an import that is still open."""
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
-def round_untouched(state: PartitionState, record: Record[Any]) -> str:
-    """nothing taken away that the open round names"""
-    lost = set(mirror.named_by_round(state)).intersection(record.body.gone)
+def check_open_round_untouched(state: PartitionState, record: Record[Any]) -> str:
+    """Require that no segment of the open round is removed."""
+    lost = set(mirror.segments_of_open_round(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 
-def chain_without_gaps(state: PartitionState, record: Record[Any]) -> str:
-    """ids that were live and segments that follow each other without a gap"""
+def check_mirrored_chain(state: PartitionState, record: Record[Any]) -> str:
+    """Require removed ids that were live, and a result in which segments follow each other without a gap."""
     strange = set(record.body.gone) - {segment.id for segment in state.live}
     if strange:
         return f"segment {min(strange)} is not live"
-    after = mirror.live_after(state, record.body)
+    after = mirror.live_after_mirroring(state, record.body)
     ids = [segment.id for segment in after]
-    return "a segment is in the view twice" if len(set(ids)) != len(ids) else _unsound(after) or _gap(after)
+    return "a segment is in the view twice" if len(set(ids)) != len(ids) else invalid_segment_problem(after) or gap_problem(after)
 
 
 # --- a round -----------------------------------------------------------------------------------------------------------------
 
 
-def no_intent(state: PartitionState, record: Record[Any]) -> str:
-    """no open intent"""
+def check_no_open_intent(state: PartitionState, record: Record[Any]) -> str:
+    """Require that no intent is open."""
     return f"run {state.intent.plan.run_id} is still open" if state.intent else ""
 
 
-def sound_plan(state: PartitionState, record: Record[Any]) -> str:
-    """a plan of this partition and this leader, under a new run id, with tasks and new ids, whose cleaner offset does not go back"""
+def check_plan(state: PartitionState, record: Record[Any]) -> str:
+    """Require a plan of this partition and leader with a new run id, tasks and new ids, whose cleaner offset does not decrease."""
     plan: CompactionPlan = record.body.plan
     if (plan.topic, plan.partition, plan.leader_epoch) != (state.topic, state.partition, record.body.leader_epoch):
         return "the plan is another partition's or another epoch's"
     if state.run(plan.run_id) is not None or not plan.tasks or len(set(plan.sources)) != len(plan.sources):
         return f"run {plan.run_id} is known already, has no tasks, or names a source twice"
-    back = plan.next_dirty_offset < offsets.clean_up_to(plan.vector) and not plan.restores
+    back = plan.next_dirty_offset < offsets.clean_end_offset(plan.vector) and not plan.restores
     if len({task.group for task in plan.tasks}) != len(plan.tasks) or back:
         return "two tasks are one group, or the cleaner offset goes back"
-    return _fresh(state, [task.new_segment_id for task in plan.tasks])
+    return _used_id_problem(state, [task.new_segment_id for task in plan.tasks])
 
 
-def restored_latest(state: PartitionState, record: Record[Any]) -> str:
-    """where it takes a round back: the latest, nothing built on it, as a whole, with all its sources still waiting for grace"""
+def check_restored_round(state: PartitionState, record: Record[Any]) -> str:
+    """Require, if the plan takes back a round, the latest one as a whole, nothing built on it, and its sources in grace and above the log
+    start.
+    """
     plan: CompactionPlan = record.body.plan
     if not plan.restores:
         return ""
@@ -279,21 +263,21 @@ def restored_latest(state: PartitionState, record: Record[Any]) -> str:
     return "" if whole else f"the plan takes back a part of run {plan.restores}"
 
 
-def vector_unchanged(state: PartitionState, record: Record[Any]) -> str:
-    """the vector that the plan started from"""
-    plan = _plan(state, record)
-    return _vector_moved(state, plan) if plan else ""
+def check_vector_unchanged(state: PartitionState, record: Record[Any]) -> str:
+    """Require the cleaner offsets from which the plan started."""
+    plan = _plan_of_record(state, record)
+    return _vector_problem(state, plan) if plan else ""
 
 
-def sources_live(state: PartitionState, record: Record[Any]) -> str:
-    """every source live, and every segment that the plan skips"""
-    plan = _plan(state, record)
-    return _source_gone(state, plan) if plan else ""
+def check_sources_live(state: PartitionState, record: Record[Any]) -> str:
+    """Require that all sources and all skipped segments of the plan are live."""
+    plan = _plan_of_record(state, record)
+    return _missing_source_problem(state, plan) if plan else ""
 
 
-def tasks_cover(state: PartitionState, record: Record[Any]) -> str:
-    """tasks that cover exactly their sources (I1), in ascending order"""
-    plan = _plan(state, record)
+def check_tasks_cover_sources(state: PartitionState, record: Record[Any]) -> str:
+    """Require tasks that cover exactly their sources (I1), in ascending order."""
+    plan = _plan_of_record(state, record)
     if plan is None:
         return ""
     by_id = state.live_by_id()
@@ -304,14 +288,14 @@ def tasks_cover(state: PartitionState, record: Record[Any]) -> str:
     return "" if all(a.end_offset < b.start_offset for a, b in pairwise(plan.tasks)) else "the tasks do not ascend"
 
 
-def intent_open(state: PartitionState, record: Record[Any]) -> str:
-    """the intent still open"""
-    run_id = _run_id(record)
+def check_intent_open(state: PartitionState, record: Record[Any]) -> str:
+    """Require that the run has the open intent."""
+    run_id = _run_id_of_record(record)
     return "" if state.intent and state.intent.plan.run_id == run_id else f"run {run_id} is not open: it was undone or published"
 
 
-def receipts_match(state: PartitionState, record: Record[Any]) -> str:
-    """one receipt per task, for the announced id, covering exactly the sources (I1)"""
+def check_receipts_match_tasks(state: PartitionState, record: Record[Any]) -> str:
+    """Require at most one receipt per task, for the announced segment id, covering exactly the sources (I1)."""
     intent = state.intent
     if intent is None:
         return ""
@@ -326,25 +310,25 @@ def receipts_match(state: PartitionState, record: Record[Any]) -> str:
     return ""
 
 
-def one_run(state: PartitionState, record: Record[Any]) -> str:
-    """receipts of one run"""
+def check_single_run(state: PartitionState, record: Record[Any]) -> str:
+    """Require receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
-def all_receipts(state: PartitionState, record: Record[Any]) -> str:
-    """a receipt for each group of the round"""
+def check_all_receipts(state: PartitionState, record: Record[Any]) -> str:
+    """Require a receipt for each group of the round."""
     pending = state.intent.pending if state.intent else ()
     return f"group {pending[0].group} has no receipt" if pending else ""
 
 
-def not_begun(state: PartitionState, record: Record[Any]) -> str:
-    """a round whose publication has not begun"""
+def check_publication_not_begun(state: PartitionState, record: Record[Any]) -> str:
+    """Require a round whose publication has not begun."""
     begun = state.intent is not None and state.intent.begun_slot
     return f"readers are being switched since slot {begun}" if begun else ""
 
 
-def whole_round(state: PartitionState, record: Record[Any]) -> str:
-    """all outputs of the round, each as its receipt has it, in ascending order (I5); without those cut off after publication had begun"""
+def check_whole_round(state: PartitionState, record: Record[Any]) -> str:
+    """Require all outputs of the round, as receipted, ascending (I5), but those cut off after publication had begun."""
     intent = state.intent
     if intent is None:
         return ""
@@ -357,8 +341,8 @@ def whole_round(state: PartitionState, record: Record[Any]) -> str:
     return "" if given == expected else "the replacements are not what the receipts say"
 
 
-def coverage_kept(state: PartitionState, record: Record[Any]) -> str:
-    """each replacement covering exactly its sources (I1)"""
+def check_coverage(state: PartitionState, record: Record[Any]) -> str:
+    """Require that each replacement covers exactly its sources (I1)."""
     by_id = state.live_by_id()
     for new in record.body.replacements:
         problem = coverage_problem([by_id[name] for name in new.sources if name in by_id], new.segment)
@@ -367,8 +351,10 @@ def coverage_kept(state: PartitionState, record: Record[Any]) -> str:
     return ""
 
 
-def vector_ends_round(state: PartitionState, record: Record[Any]) -> str:
-    """the vector before; after it the plan's end under the leader's epoch (what there was if cut off, cut there if taken back)"""
+def check_new_vector(state: PartitionState, record: Record[Any]) -> str:
+    """Require the vector before and after the round: the plan's end under the leader's epoch (unchanged if cut off, lowered if taken
+    back).
+    """
     body: r.RoundPublished = record.body
     intent = state.intent
     if intent is None:
@@ -382,37 +368,37 @@ def vector_ends_round(state: PartitionState, record: Record[Any]) -> str:
 # --- retire and undo ---------------------------------------------------------------------------------------------------------
 
 
-def whole_groups(state: PartitionState, record: Record[Any]) -> str:
-    """whole groups of segments that wait for grace"""
+def check_whole_groups(state: PartitionState, record: Record[Any]) -> str:
+    """Require whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
-    for group in _groups(state, ids):
+    for group in _groups_within(state, ids):
         ids -= {segment.id for segment in group.segments}
     if ids or not record.body.ids:
         return f"segment {min(ids, default='')} does not wait for grace, or only a part of its group"
     return ""
 
 
-def granted_groups(state: PartitionState, record: Record[Any]) -> str:
-    """publications that the current vector grants"""
-    for group in _groups(state, set(record.body.ids)):
-        if not group.undone and not offsets.granted(state.vector, group.leader_epoch, offsets.clean_up_to(group.vector)):
+def check_groups_granted(state: PartitionState, record: Record[Any]) -> str:
+    """Require segments replaced by publications that the current cleaner offsets grant."""
+    for group in _groups_within(state, set(record.body.ids)):
+        if not group.undone and not offsets.is_claim_valid(state.vector, group.leader_epoch, offsets.clean_end_offset(group.vector)):
             return f"the current cleaner offsets do not grant what run {group.run_id} published"
     return ""
 
 
-def retire_was_begun(state: PartitionState, record: Record[Any]) -> str:
-    """segments whose retiring has begun"""
+def check_retire_begun(state: PartitionState, record: Record[Any]) -> str:
+    """Require segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
 
 
-def latest_round(state: PartitionState, record: Record[Any]) -> str:
-    """the latest round, which nothing was built on, by a higher epoch, with all its sources still waiting for grace"""
+def check_latest_round(state: PartitionState, record: Record[Any]) -> str:
+    """Require the latest round, nothing built on it, a higher epoch, and all its sources in grace and above the log start."""
     return restorable_problem(state, record.body.run_id, record.body.leader_epoch)
 
 
 def restorable_problem(state: PartitionState, run_id: str, leader_epoch: int) -> str:
-    """Why nobody with this epoch can go back to what the run replaced, or nothing."""
+    """Return why a compactor with this epoch cannot restore the segments that the run replaced, or an empty string."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
     group = next((group for group in state.waiting if group.run_id == run_id and not group.undone), None)
@@ -421,7 +407,9 @@ def restorable_problem(state: PartitionState, run_id: str, leader_epoch: int) ->
     if leader_epoch <= group.leader_epoch:
         return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
     live = {segment.id for segment in state.live}
-    return "" if live.issuperset(group.replaced_by.values()) else f"something was built on run {run_id}"
+    if not live.issuperset(group.replaced_by.values()):
+        return f"something was built on run {run_id}"
+    return log_start.restoring_problem(state, group)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------------------
@@ -429,32 +417,77 @@ def restorable_problem(state: PartitionState, run_id: str, leader_epoch: int) ->
 Requirement = Callable[[PartitionState, Record[Any]], str]
 
 REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
-    r.LeadershipAcquired: (next_epoch,),
-    r.LeadershipReleased: (leads,),
-    r.IdsRegistered: (fresh_import,),
-    r.SegmentsTiered: (registered_ids, continues_log, lineage_kept),
-    r.SegmentsPrepended: (registered_ids, whole_import, precedes_log, nothing_compacted),
-    r.TailTruncated: (tail_of_view,),
-    r.PartitionDeleted: (leads, there_is_something),
-    r.LineageRecorded: (lineage_ascends,),
-    r.SegmentsMirrored: (leads, round_untouched, chain_without_gaps),
-    r.ImportVoided: (leads, open_import),
-    r.PlanAnnounced: (leads, no_intent, sound_plan, restored_latest, vector_unchanged, sources_live, tasks_cover),
-    r.ReceiptsAdded: (leads, one_run, intent_open, receipts_match),
-    r.SurvivorsStored: (leads, intent_open),
-    r.IntentUndone: (leads, intent_open, not_begun),
-    r.PublishBegun: (leads, intent_open, not_begun, vector_unchanged, sources_live, all_receipts),
-    r.RoundPublished: (leads, intent_open, vector_unchanged, sources_live, all_receipts, whole_round, coverage_kept, vector_ends_round),
-    r.RetireBegun: (leads, whole_groups, granted_groups),
-    r.Retired: (leads, retire_was_begun),
-    r.RoundUndone: (leads, no_intent, latest_round),
-    r.RunEnded: (leads,),
+    r.LeadershipAcquired: (check_next_epoch,),
+    r.LeadershipReleased: (check_writer_leads,),
+    r.IdsRegistered: (check_fresh_import,),
+    r.SegmentsTiered: (check_registered_ids, check_same_topic, check_continues_log, check_lineage_kept, log_start.check_imported_log_start),
+    r.SegmentsPrepended: (
+        check_registered_ids,
+        check_same_topic,
+        check_whole_import,
+        check_precedes_log,
+        check_nothing_compacted,
+        log_start.check_log_start_never_raised,
+    ),
+    r.TailTruncated: (
+        check_same_topic,
+        check_truncated_segments,
+        check_new_branch,
+        check_loss_accepted,
+        log_start.check_cut_above_log_start,
+    ),
+    r.TopicAdopted: (check_adopted_topic,),
+    r.PartitionDeleted: (check_writer_leads, check_partition_not_empty),
+    r.LogStartRaised: (
+        check_writer_leads,
+        check_no_open_intent,
+        log_start.check_log_start_rises,
+        log_start.check_removed_segments,
+        log_start.check_removed_balance,
+    ),
+    r.LineageRecorded: (check_lineage_ascends,),
+    r.SegmentsMirrored: (check_writer_leads, check_open_round_untouched, check_mirrored_chain),
+    r.ImportVoided: (check_writer_leads, check_import_open),
+    r.PlanAnnounced: (
+        check_writer_leads,
+        check_no_open_intent,
+        check_plan,
+        check_restored_round,
+        check_vector_unchanged,
+        check_sources_live,
+        check_tasks_cover_sources,
+    ),
+    r.ReceiptsAdded: (check_writer_leads, check_single_run, check_intent_open, check_receipts_match_tasks),
+    r.SurvivorsStored: (check_writer_leads, check_intent_open),
+    r.IntentUndone: (check_writer_leads, check_intent_open, check_publication_not_begun),
+    r.PublishBegun: (
+        check_writer_leads,
+        check_intent_open,
+        check_publication_not_begun,
+        check_vector_unchanged,
+        check_sources_live,
+        check_all_receipts,
+    ),
+    r.RoundPublished: (
+        check_writer_leads,
+        check_intent_open,
+        check_vector_unchanged,
+        check_sources_live,
+        check_all_receipts,
+        check_whole_round,
+        check_coverage,
+        check_new_vector,
+    ),
+    r.RetireBegun: (check_writer_leads, check_whole_groups, check_groups_granted),
+    r.Retired: (check_writer_leads, check_retire_begun),
+    r.RoundUndone: (check_writer_leads, check_no_open_intent, check_latest_round),
+    r.RunEnded: (check_writer_leads,),
 }
-"""Each function's docstring is its condition in words."""
+"""Conditions under which a record counts, by its type. The docstring of each function states its condition."""
 
 
 def refusal(state: PartitionState, record: Record[Any]) -> str:
-    """Why this record does not count in this state, or an empty string. The fold's question, and the writer's before it appends."""
+    """Return why a record does not count in this state, or an empty string. Used by the fold and by writers before they append."""
     for requirement in REQUIREMENTS[type(record.body)]:
         problem = requirement(state, record)
         if problem:
@@ -463,67 +496,26 @@ def refusal(state: PartitionState, record: Record[Any]) -> str:
 
 
 def vector_after(state: PartitionState, plan: CompactionPlan, leader_epoch: int, *, cut_off: bool = False) -> offsets.Vector:
-    """The vector at the end of this plan's round, published by this epoch (a resumed plan may be an earlier epoch's).
-
-    Where groups were ``cut_off`` the offset stays, under this epoch: the other groups are granted, and what they replace retires.
+    """Return the cleaner offsets at the end of a plan's round if it is published under this epoch. ``cut_off``: groups were left out, so
+    the offset stays, under this epoch, which grants the retirement of what the other groups replace.
     """
     if plan.restores:
-        return offsets.clamp(state.vector, plan.next_dirty_offset)
-    return offsets.advance(state.vector, leader_epoch, offsets.clean_up_to(state.vector) if cut_off else plan.next_dirty_offset)
+        return offsets.clamp_vector(state.vector, plan.next_dirty_offset)
+    return offsets.advance_vector(state.vector, leader_epoch, offsets.clean_end_offset(state.vector) if cut_off else plan.next_dirty_offset)
 
 
 def resume_problem(state: PartitionState, intent: Intent) -> str:
-    """Why the open intent cannot be published any more: a source went or the vector moved; empty where it can be resumed.
-
-    Once its publication has begun it can be published, whatever happens: there is no way back.
-    """
+    """Return why an open intent can no longer be published, or an empty string. Once its publication has begun, nothing prevents it."""
     if intent.begun_slot:
         return ""
-    return _source_gone(state, intent.plan) or _vector_moved(state, intent.plan)
+    return _missing_source_problem(state, intent.plan) or _vector_problem(state, intent.plan)
 
 
-def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new: RemoteLogSegmentMetadata) -> str:
-    """I1: exactly the sources' start offset, end offset and union of leader epochs, never zero bytes. Empty where it holds."""
-    if not sources:
-        return f"segment {new.id} replaces nothing that is live"
-    gap = _gap(sources)
-    if gap:
-        return gap
-    if (new.start_offset, new.end_offset) != (sources[0].start_offset, sources[-1].end_offset):
-        return (
-            f"segment {new.id} covers {new.start_offset}..{new.end_offset}, its sources {sources[0].start_offset}..{sources[-1].end_offset}"
-        )
-    if new.leader_epochs != lineage.union([source.leader_epochs for source in sources]):
-        return f"segment {new.id} does not carry the leader epochs of its sources"
-    log = new.files.get("log")
-    if new.size_bytes <= 0 or log is None or log.size != new.size_bytes:
-        return f"segment {new.id} has no bytes"
-    return ""
+def protected_ids(state: PartitionState) -> set[str]:
+    """Return the segment ids whose objects must not be deleted: live, in grace, registered, or announced by the open intent.
 
-
-def task_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Whether a task says of its future segment what I1 demands of it."""
-    if tuple(source.id for source in sources) != task.sources or not sources:
-        return f"group {task.group} does not list live sources"
-    epochs = lineage.union([source.leader_epochs for source in sources])
-    if (task.start_offset, task.end_offset, task.leader_epochs) != (sources[0].start_offset, sources[-1].end_offset, epochs):
-        return f"group {task.group} does not cover its sources exactly"
-    return _gap(sources)
-
-
-def segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> str:
-    """Whether a receipt's segment is the one that its task announced."""
-    announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
-    if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:
-        return f"group {task.group} made another segment than it announced"
-    return "" if segment.size_bytes > 0 and "log" in segment.files else f"segment {segment.id} has no bytes"
-
-
-def protected(state: PartitionState) -> set[str]:
-    """Ids whose objects must not be deleted: live, in grace, registered, or in the open intent.
-
-    Whatever is not here and was uploaded before this state was folded can never come back: ids are registered or announced
-    before the first upload, and the record that took them out of this set has closed them for good.
+    An object that was uploaded before this state was folded and is not protected can never be needed again: ids are registered or announced
+    before the first upload, and the record that removed an id from this set has closed it for good.
     """
     ids = {segment.id for segment in state.live}
     ids.update(segment.id for group in state.waiting for segment in group.segments)
@@ -533,65 +525,55 @@ def protected(state: PartitionState) -> set[str]:
     return ids
 
 
-def known(state: PartitionState) -> set[str]:
-    """Ids of which this log says what becomes of them."""
-    return protected(state).union(segment.id for segment in state.retiring)
+def known_ids(state: PartitionState) -> set[str]:
+    """Return the segment ids whose fate this log decides: the protected ones and those that are being deleted."""
+    return protected_ids(state).union(segment.id for segment in state.retiring)
 
 
 def require_deletable(state: PartitionState, incarnation: str, epoch: int, ids: Iterable[str]) -> None:
-    """Raises Fenced for a process that does not lead, CompactorError (a bug) for an id that is protected."""
+    """Raise Fenced if this process does not lead, and CompactorError (a bug) if one of the ids is protected."""
     require_leadership(state, incarnation, epoch)
-    wrong = protected(state).intersection(ids)
+    wrong = protected_ids(state).intersection(ids)
     if wrong:
         raise CompactorError(f"segment {min(wrong)} of {state.name} must not be deleted", hint="This is a bug; please report it")
 
 
-def _plan(state: PartitionState, record: Record[Any]) -> CompactionPlan | None:
+def _plan_of_record(state: PartitionState, record: Record[Any]) -> CompactionPlan | None:
+    """Return the plan that a record is about: the announced one, or that of the open intent; None if there is none."""
     if isinstance(record.body, r.PlanAnnounced):
         return record.body.plan
     return state.intent.plan if state.intent else None
 
 
-def _vector_moved(state: PartitionState, plan: CompactionPlan) -> str:
+def _vector_problem(state: PartitionState, plan: CompactionPlan) -> str:
+    """Return that the cleaner offsets differ from those of the plan, or an empty string."""
     return "" if plan.vector == state.vector else "the cleaner offsets are not those that the plan started from"
 
 
-def _source_gone(state: PartitionState, plan: CompactionPlan) -> str:
+def _missing_source_problem(state: PartitionState, plan: CompactionPlan) -> str:
+    """Return which source or skipped segment of a plan is not live any more, or an empty string."""
     live = {segment.id for segment in state.live}
     names = (*plan.sources, *(skipped.id for skipped in plan.skipped))
     gone = next((name for name in names if name not in live), "")
     return f"segment {gone} is not live any more" if gone else ""
 
 
-def _run_id(record: Record[Any]) -> str:
+def _run_id_of_record(record: Record[Any]) -> str:
+    """Return the run that a record is about."""
     body = record.body
     run_id: str = body.receipts[0].run_id if isinstance(body, r.ReceiptsAdded) else body.run_id
     return run_id
 
 
-def _groups(state: PartitionState, ids: set[str]) -> list[Waiting]:
-    """Groups that lie wholly within these ids."""
+def _groups_within(state: PartitionState, ids: set[str]) -> list[Waiting]:
+    """Return the waiting groups all of whose segments are among these ids."""
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 
 
-def _fresh(state: PartitionState, ids: Sequence[str]) -> str:
-    """Ids are never reused."""
-    used = protected(state).union(segment.id for segment in state.retiring)
+def _used_id_problem(state: PartitionState, ids: Sequence[str]) -> str:
+    """Return which segment id is used already, or an empty string. Ids are never reused."""
+    used = protected_ids(state).union(segment.id for segment in state.retiring)
     old = next((name for name in ids if name in used), "")
     if old or len(set(ids)) != len(ids):
         return f"segment id {old or ids[0]} is in use already"
-    return ""
-
-
-def _unsound(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    for segment in segments:
-        if segment.end_offset < segment.start_offset or segment.size_bytes <= 0 or not segment.leader_epochs:
-            return f"segment {segment.id} is empty or has no leader epoch"
-    return ""
-
-
-def _gap(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    for before, after in pairwise(segments):
-        if after.start_offset != before.end_offset + 1:
-            return f"segment {after.id} starts at {after.start_offset}, the one before it ends at {before.end_offset}"
     return ""

@@ -1,33 +1,36 @@
-"""Who keeps compactors from beginning rounds, and who wants one now: records of the tier-wide log that all of them obey."""
+"""Pauses and requested rounds: records of the tier-wide log that all compactors obey."""
 
 from __future__ import annotations
 
 import re
 
-from compactor.control.logs import CatalogLog, tidy
+from compactor.control.logs import CatalogLog, cut_if_due
 from compactor.control.records import RoundsPaused, RoundsResumed, RoundWanted
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
 
-def matches(pattern: str, name: TopicPartition) -> bool:
-    """A whole regular expression: of a topic, or of a ``topic-partition``."""
+def pattern_matches(pattern: str, name: TopicPartition) -> bool:
+    """Return whether a pattern matches a topic or a ``topic-partition`` as a whole regular expression."""
     return bool(re.fullmatch(pattern, name.topic) or re.fullmatch(pattern, str(name)))
 
 
-def pause_of(state: CatalogState, name: TopicPartition) -> str:
-    """Why no round is begun over this partition; empty where one may be."""
+def pause_reason(state: CatalogState, name: TopicPartition) -> str:
+    """Return why no round may begin over this partition, with author and pattern of the pause, or an empty string."""
     for pattern, pause in state.paused.items():
-        if matches(pattern, name):
+        if pattern_matches(pattern, name):
             return (
                 f"paused by {pause.by}" + (f": {pause.reason}" if pause.reason else "") + (f" ({pattern})" if pattern != str(name) else "")
             )
     return ""
 
 
-def pause(catalog: CatalogLog, pattern: str, by: str, reason: str) -> bool:
-    """Returns whether it was not paused before. Raises UsageError for what is no regular expression."""
+def pause_rounds(catalog: CatalogLog, pattern: str, by: str, reason: str) -> bool:
+    """Pause rounds over the partitions that a pattern matches. Returns whether the pattern was not paused before.
+
+    Raises UsageError if the pattern is not a valid regular expression.
+    """
     try:
         re.compile(pattern)
     except re.error as error:
@@ -36,23 +39,23 @@ def pause(catalog: CatalogLog, pattern: str, by: str, reason: str) -> bool:
         ) from error
     before = pattern in catalog.refresh().paused
     catalog.transact(lambda state: None if pattern in state.paused else RoundsPaused(pattern=pattern, by=by, reason=reason))
-    tidy(catalog)
+    cut_if_due(catalog)
     return not before
 
 
-def resume(catalog: CatalogLog, pattern: str, by: str) -> None:
-    """Raises UsageError for a pattern that nothing was paused by."""
+def resume_rounds(catalog: CatalogLog, pattern: str, by: str) -> None:
+    """End a pause. Raises UsageError if nothing was paused by this pattern."""
     known = catalog.refresh().paused
     if pattern not in known:
         hint = f"Paused are: {', '.join(known)}" if known else "Nothing is paused"
         raise UsageError(f"nothing was paused by {pattern!r}", hint=hint)
     catalog.transact(lambda state: RoundsResumed(pattern=pattern, by=by) if pattern in state.paused else None)
-    tidy(catalog)
+    cut_if_due(catalog)
 
 
-def want(catalog: CatalogLog, name: TopicPartition, by: str) -> None:
-    """A daemon begins a round over it at its next scan."""
+def request_round(catalog: CatalogLog, name: TopicPartition, by: str) -> None:
+    """Request a round over a partition. A daemon starts it at its next scan."""
     since = catalog.refresh().slot
     body = RoundWanted(topic=name.topic, partition=name.partition, by=by)
     catalog.transact(lambda state: None if str(name) in state.wanted and state.wanted[str(name)].slot > since else body)
-    tidy(catalog)
+    cut_if_due(catalog)

@@ -1,6 +1,6 @@
-"""What everything that reads or writes control logs is given: stores, a clock, randomness, a way to wait.
+"""The environment of code that reads or writes control logs: stores, clock, randomness and waiting, passed in as one value.
 
-Nothing below the composition root reads a clock or makes an id by itself, so that the simulation runs the very same code.
+Code below the composition root never reads a clock or creates an id by itself, so that the simulation runs the same code.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from compactor.control.mirror import BrokersView
+from compactor.brokers.metadata_topic.chain import BrokerView
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.storage.port import ObjectStore
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
 
 class KeepAlive(Protocol):
-    """Calls ``beat`` every ``interval_s`` in the background while the block runs; errors of ``beat`` do not end the block."""
+    """Context manager that calls ``beat`` every ``interval_s`` seconds in the background. Errors of ``beat`` do not end the block."""
 
     def __call__(self, beat: Callable[[], None], interval_s: float) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
 class Retention:
-    """``[publish]``: how long replaced objects and unfinished imports are kept. Milliseconds by the store's clock."""
+    """Settings ``[publish]``: how long replaced objects and unfinished imports are kept. Milliseconds by the store's clock."""
 
     grace_ms: int = 600_000
     undo_window_ms: int = 0
@@ -32,22 +32,28 @@ class Retention:
 
 
 class Owner(Protocol):
-    """Whose the data is: control.identity."""
+    """Check that the data root belongs to this tier. Implemented by control.identity.Ownership."""
 
     def require(self, ports: Ports, *, anew: bool = False) -> None: ...
 
 
 @dataclass(frozen=True)
 class Ports:
-    """One process's view of the world.
+    """Everything that one process uses to reach its environment.
 
-    ``control`` holds control logs, sidecars and scratch. ``layout`` knows where segments lie and ``publisher`` who is told of them;
-    ``data`` is the store below, for probing what it can do. ``clock_ms`` is this machine's clock and is
-    used for what people read, never for a decision about deletion or leadership. ``holder`` names this process to people.
-    ``retention`` is recorded with what this process publishes (None: nothing is), so that nobody deletes earlier.
-    ``ownership`` says whose the data root is (None: nobody asks).
-    ``brokers``: what brokers' readers find of a partition now (None: the control log alone says what is live).
-    ``urgent`` is the control store without [limits], for heartbeats: behind gigabytes that wait for their turn a leader would seem dead.
+    control: store of control logs, sidecars and scratch objects.
+    data: store of the segments below ``layout``; used directly only to probe what the store can do.
+    layout: turns segments into objects.
+    publisher: switches readers to new segments.
+    clock_ms: this machine's clock. For display only, never for a decision about deletion or leadership.
+    sleep: waits for a number of seconds.
+    holder: name of this process for people.
+    keep_alive: runs heartbeats in the background.
+    urgent: the control store without [limits], for heartbeats: behind gigabytes of queued requests a leader would seem dead. None:
+        ``control``.
+    ownership: checks that the data root belongs to this tier; None for no check.
+    retention: recorded with what this process publishes, so that no process deletes earlier; None to record nothing.
+    brokers: returns what brokers' readers find of a partition now; None if the control log alone decides.
     """
 
     control: ObjectStore
@@ -62,22 +68,25 @@ class Ports:
     urgent: ObjectStore | None = None
     ownership: Owner | None = None
     retention: Retention | None = None
-    brokers: Callable[[TopicPartition], BrokersView] | None = None
+    brokers: Callable[[TopicPartition], BrokerView] | None = None
 
-    def own(self, *, anew: bool = False) -> None:
-        """Raises UsageError where the data root is not this tier's: asked before anything is written or swept (control.identity)."""
+    def require_ownership(self, *, anew: bool = False) -> None:
+        """Raise UsageError if the data root belongs to another tier (control.identity). Called before anything is written or swept.
+
+        :param anew: check again even if the check has passed before.
+        """
         if self.ownership is not None:
             self.ownership.require(self, anew=anew)
 
     @property
     def grace_ms(self) -> int | None:
-        """What is recorded with everything that leaves the view."""
+        """Grace that is recorded with everything that leaves the view; None if it is not recorded."""
         return self.retention.grace_ms if self.retention else None
 
     def new_id(self) -> str:
-        """16 random bytes as Kafka's Uuid prints them; for segments, runs, imports and incarnations.
+        """Return a random id: 16 bytes as Kafka's Uuid prints them. Used for segments, runs, imports and incarnations.
 
-        Never with a dash in front (Kafka's ``Uuid.randomUuid`` avoids it too): on a command line that would be an option.
+        It never begins with a dash, which a command line would take for an option (Kafka's ``Uuid.randomUuid`` avoids it too).
         """
         while (made := segment_id(self.random_bytes(16))).startswith("-"):
             pass
@@ -86,7 +95,11 @@ class Ports:
 
 @dataclass(frozen=True)
 class Lease:
-    """``[lease]``: how long a silent leader counts as alive, and after how long without a step it falls silent. Liveness only."""
+    """Settings ``[lease]``, which affect liveness only.
+
+    ttl_ms: how long a leader without heartbeats counts as alive.
+    stall_ms: time without a step of work after which a leader stops its heartbeats.
+    """
 
     ttl_ms: int = 30_000
     stall_ms: int = 3_600_000

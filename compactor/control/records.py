@@ -1,8 +1,7 @@
-"""What a control log's slots hold: one record each, one kind of body per event.
+"""Records of control logs: one type of body per event, their encoding, and the checks that refuse an object which cannot be trusted.
 
-An object is ``{"crc":"<8 hex>","record":{...}}``: strict JSON whose checksum covers exactly the bytes of ``record``, so that
-a truncated, garbled or half-written object is told from a real one before anything of it is believed. Values refuse
-unknown fields; a record of a later version is named and refused, never half understood.
+An object is ``{"crc":"<8 hex>","record":{...}}``: strict JSON whose checksum covers exactly the bytes of ``record``, so that a truncated or
+garbled object is recognized before any of it is used. Unknown fields are refused. A record of a later version is refused by name.
 """
 
 from __future__ import annotations
@@ -13,22 +12,31 @@ from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 from pydantic import ConfigDict, Field, ValidationError
 
 from compactor.errors import BadData
-from compactor.model.balance import Balance, Sum
+from compactor.model.balance import Balance, DigestSum
 from compactor.model.base import Value
 from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
-VERSION = 4
-"""What is written. Earlier ones are read too: 1 had no records of truncations, deletions and prepended segments, no tails, no bounds;
-2 had none of tiers that brokers write; 3 had no pauses, no wanted rounds, no looks, and one partition a hint."""
+VERSION = 6
+"""Version of the records that this program writes. It reads all earlier ones:
+
+* 1 had no truncations, deletions or prepended segments, no tails, and no lower bounds of slots;
+* 2 had no records of broker-managed tiers;
+* 3 had no pauses, requested rounds or retirement checks, and one partition per hint;
+* 4 had no topic ids, adoptions, log start or delivery timeouts, and its truncations named neither the new branch nor an accepted loss. A
+    program that read a later truncation without its segments would end the log at the cut;
+* 5 could not raise the log start.
+"""
 
 
 class BadControlRecord(BadData):
-    """A control record that cannot be read. Exit code 3: the partition stands still until a person has looked at it."""
+    """A control record or snapshot that is corrupt, misplaced or of a later version. Exit code 3: the partition stops until a person has
+    acted.
+    """
 
 
 class ScratchObject(Value):
-    """One object under the partition's scratch prefix of the control store, for instance a segment's survivor bitmap."""
+    """Reference to an object under the partition's scratch prefix in the control store, for instance a segment's survivor bitmap."""
 
     key: str
     size: int
@@ -36,21 +44,30 @@ class ScratchObject(Value):
 
 
 class LeadershipAcquired(Value):
-    """Compactor ``holder`` leads from here on; counts only if the epoch is one higher than the last."""
+    """Record: compactor ``holder`` leads the partition from here on. It counts only if its epoch is one higher than the last.
+
+    leader_epoch: the new compactor epoch.
+    ttl_ms: time without a heartbeat after which other compactors may take over.
+    delivery_timeout_ms: how long after its end this process's messages may still reach readers (``SegmentPublisher.late_ms``); 0 if never,
+        or if an earlier version wrote the record.
+    """
 
     type: Literal["leadership_acquired"] = "leadership_acquired"
     leader_epoch: int
     holder: str
     ttl_ms: int
+    delivery_timeout_ms: int = Field(default=0, exclude_if=lambda value: not value)
 
 
 class LeadershipReleased(Value):
+    """Record: the leader of this compactor epoch has given up its leadership."""
+
     type: Literal["leadership_released"] = "leadership_released"
     leader_epoch: int
 
 
 class IdsRegistered(Value):
-    """An importer or uploader is about to create objects under these ids. Needs no leadership."""
+    """Record: an import or uploader is about to create objects under these segment ids. Needs no leadership."""
 
     type: Literal["ids_registered"] = "ids_registered"
     import_id: str
@@ -59,7 +76,7 @@ class IdsRegistered(Value):
 
 
 class TailBatch(Value):
-    """One of the last batches that were imported. ``digest``: of its header (with the CRC of the rest), as the broker wrote it."""
+    """One of the last imported batches. ``digest`` covers its header, which holds the CRC of the rest, as the broker wrote it."""
 
     base_offset: int
     last_offset: int
@@ -67,11 +84,14 @@ class TailBatch(Value):
 
 
 class SegmentsTiered(Value):
-    """Registered segments are complete and stand at the end of the log. Needs no leadership.
+    """Record: registered segments are uploaded and stand at the end of the log, so that readers find them. Needs no leadership.
 
-    ``lineage`` is the broker's leader-epoch lineage up to the last segment's end, as far back as the broker has it; empty where it is
-    unknown. ``tail``: the last batches of these segments. They stay known whatever becomes of the segments, so that the next import
-    can tell whether it continues the same log.
+    lineage: the broker's leader-epoch lineage as far back as the broker has it, with epochs that begin after the last segment (earlier
+        versions left those out); empty if unknown.
+    tail: the last batches of these segments. They are remembered even when the segments are gone, so that the next import can check that it
+        continues the same log.
+    topic_id: id of the broker's topic, as Kafka prints it; empty if unknown.
+    log_start_offset: with the first segments of a partition, where readers begin, if the broker has deleted records there.
     """
 
     type: Literal["segments_tiered"] = "segments_tiered"
@@ -79,23 +99,36 @@ class SegmentsTiered(Value):
     segments: tuple[RemoteLogSegmentMetadata, ...]
     lineage: tuple[EpochEntry, ...] = ()
     tail: tuple[TailBatch, ...] = ()
+    topic_id: str = Field(default="", exclude_if=lambda value: not value)
+    log_start_offset: int | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class SegmentsPrepended(Value):
-    """Registered segments are complete and stand before the beginning of the log. Needs no leadership."""
+    """Record: registered segments are uploaded and stand before the first segment of the log. Needs no leadership."""
 
     type: Literal["segments_prepended"] = "segments_prepended"
     import_id: str
     segments: tuple[RemoteLogSegmentMetadata, ...]
     lineage: tuple[EpochEntry, ...] = ()
+    topic_id: str = Field(default="", exclude_if=lambda value: not value)
 
 
 class TailTruncated(Value):
-    """The broker's log was truncated at ``offset`` (an unclean election): what the tier has from there on never was. Needs no leadership.
+    """Record: the broker's log was truncated at ``offset`` (an unclean election), so a new branch replaces the end of the log. Needs no
+    leadership.
 
-    ``voided``: the live segments that end there or later. ``head``: what the first of them has below ``offset``, as a new segment,
-    registered under ``cut_id``; None where it begins at ``offset``. ``epoch``: that of the leader who goes on at ``offset``, where it is
-    known: a replica that has missed the truncation is told by it, also before anything of the new branch came.
+    This one record removes the old branch from the view and adds the first segments of the new one.
+
+    cut_id: the import under which the new segments are registered; names the discarded ones while they wait for grace.
+    offset: first offset that the new leader's log does not share with the tier.
+    voided: the live segments that end at ``offset`` or later.
+    head: what the first of them has below ``offset``, as a new segment; None if it begins at ``offset``.
+    epoch: leader epoch of the new branch at ``offset``; None if ``lineage`` is given instead. Written by earlier versions.
+    topic_id: id of the broker's topic, empty if unknown.
+    segments: the first segments of the new branch; empty if the broker has sealed none of it yet.
+    lineage: all leader epochs of the broker; empty if unknown. It identifies a replica that has missed the truncation.
+    tail: the last batches of ``segments``.
+    accept_loss: a person has accepted that rounds beyond ``offset`` cannot be undone, so that some keys lose their last value.
     """
 
     type: Literal["tail_truncated"] = "tail_truncated"
@@ -105,18 +138,67 @@ class TailTruncated(Value):
     head: RemoteLogSegmentMetadata | None = None
     epoch: int | None = None
     grace_ms: int | None = None
+    topic_id: str = Field(default="", exclude_if=lambda value: not value)
+    segments: tuple[RemoteLogSegmentMetadata, ...] = Field(default=(), exclude_if=lambda value: not value)
+    lineage: tuple[EpochEntry, ...] = Field(default=(), exclude_if=lambda value: not value)
+    tail: tuple[TailBatch, ...] = Field(default=(), exclude_if=lambda value: not value)
+    accept_loss: bool = False
+
+    @property
+    def new_segments(self) -> tuple[RemoteLogSegmentMetadata, ...]:
+        """The head and the first segments of the new branch."""
+        return self.segments if self.head is None else (self.head, *self.segments)
+
+
+class TopicAdopted(Value):
+    """Record: the log in the tier is declared to be that of a topic, or to continue at an offset. Needs no leadership.
+
+    An import writes it after the records of a directory compared equal with the tier's; a person writes it if nothing can be compared.
+
+    topic_id: id of the broker's topic from here on; empty if only the seam is declared.
+    previous_id: the topic id that the tier had when this was decided; the record is void if the tier has another one by now.
+    seam: the tier's end offset + 1. The next import that begins there needs no comparison; -1 if only the id is declared.
+    by: the process that wrote the record.
+    why: the reason, for people.
+    """
+
+    type: Literal["topic_adopted"] = "topic_adopted"
+    topic_id: str = ""
+    previous_id: str = ""
+    seam: int = -1
+    by: str = ""
+    why: str = ""
 
 
 class PartitionDeleted(Value):
-    """The partition leaves the tier, all of it: the name is as good as new, the objects wait for grace."""
+    """Record: the whole partition leaves the tier. Its name is free again, and its objects wait for grace."""
 
     type: Literal["partition_deleted"] = "partition_deleted"
     leader_epoch: int
     grace_ms: int | None = None
 
 
+class LogStartRaised(Value):
+    """Record: readers begin at ``offset`` from here on, because retention or a person has deleted the records below it.
+
+    offset: the new log start, at most the tier's end offset + 1.
+    ids: the live segments wholly below it, without the newest segment. They wait for grace and cannot be restored.
+    removed, content: sums of the batches of these segments and of all that stay in the view; None if it is not known of each segment.
+    """
+
+    type: Literal["log_start_raised"] = "log_start_raised"
+    leader_epoch: int
+    offset: int
+    ids: tuple[str, ...]
+    grace_ms: int | None = None
+    removed: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
+    content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
 class LineageRecorded(Value):
-    """The broker's lineage now, with its log end (exclusive); clamps the vector where it parts from the stored one."""
+    """Record: the broker's leader-epoch lineage, with the end of its log (exclusive). Cleaner offsets above a divergence are lowered to
+    it.
+    """
 
     type: Literal["lineage_recorded"] = "lineage_recorded"
     lineage: tuple[EpochEntry, ...]
@@ -124,10 +206,12 @@ class LineageRecorded(Value):
 
 
 class SegmentsMirrored(Value):
-    """A tier that brokers write: what their metadata topic says is readable, where it differs from what the log has.
+    """Record: changes of a partition that brokers reported in their metadata topic, relative to what this log has.
 
-    ``gone`` leave the view, ``added`` stand in it, in order; one that is in both is read up to another offset than before.
-    ``lineage`` ends at ``end_offset`` (exclusive). ``metadata_offset``: of the last record that was folded, for people.
+    added: segments that readers find now, in order. A segment in both lists is read up to another offset than before.
+    gone: ids of segments that readers no longer find.
+    lineage: the brokers' leader epochs, up to ``end_offset`` (exclusive).
+    metadata_offset: offset of the last metadata record that was read, for people.
     """
 
     type: Literal["segments_mirrored"] = "segments_mirrored"
@@ -140,7 +224,7 @@ class SegmentsMirrored(Value):
 
 
 class ImportVoided(Value):
-    """The ids of this import that are not tiered are unusable for ever."""
+    """Record: the ids of this import that have not been tiered are unusable for ever."""
 
     type: Literal["import_voided"] = "import_voided"
     leader_epoch: int
@@ -149,7 +233,7 @@ class ImportVoided(Value):
 
 
 class PlanAnnounced(Value):
-    """The intent: the whole plan with the ids of everything it may create."""
+    """Record: the intent of a round, that is the whole plan with the ids of all segments that it may create."""
 
     type: Literal["plan_announced"] = "plan_announced"
     leader_epoch: int
@@ -157,13 +241,15 @@ class PlanAnnounced(Value):
 
 
 class ReceiptsAdded(Value):
+    """Record: groups of the open round are rewritten, checked and uploaded; a resumed round does not repeat them."""
+
     type: Literal["receipts_added"] = "receipts_added"
     leader_epoch: int
     receipts: tuple[CompactionReceipt, ...]
 
 
 class SurvivorsStored(Value):
-    """Pass 1 of the open intent is done; these scratch objects hold its answer."""
+    """Record: pass 1 of the open round is complete; these scratch objects hold the survivors that it found."""
 
     type: Literal["survivors_stored"] = "survivors_stored"
     leader_epoch: int
@@ -172,7 +258,7 @@ class SurvivorsStored(Value):
 
 
 class IntentUndone(Value):
-    """The plan will never be published; its ids are unusable for ever."""
+    """Record: the announced plan will never be published; the ids that it announced are unusable for ever."""
 
     type: Literal["intent_undone"] = "intent_undone"
     leader_epoch: int
@@ -181,7 +267,7 @@ class IntentUndone(Value):
 
 
 class PublishBegun(Value):
-    """Readers are about to be switched, in more than one step: from here the round only goes forward. Never without a broker."""
+    """Record: readers are about to be switched in more than one step, so the round can no longer be undone. Broker-managed tiers only."""
 
     type: Literal["publish_begun"] = "publish_begun"
     leader_epoch: int
@@ -189,13 +275,14 @@ class PublishBegun(Value):
 
 
 class RoundPublished(Value):
-    """All replacements of a round and the cleaner offsets it ends with: all or nothing.
+    """Record: all replacements of a round and its new cleaner offsets become effective together, all or nothing.
 
-    ``cut_off``: groups that are not among the replacements, because a broker had deleted what they replace; the cleaner offset then stays.
-    ``grace_ms``, ``undo_window_ms``: [publish] of who published, here and in other records after which something waits; nobody may keep it
-    for less. None: a record of version 1, which did not say. ``balance``: of all its groups, ``content``: of all batches that readers
-    have after it; None where they are not known of every group or segment. ``status``, ``stats``: as *run ended* says them of a run that
-    published nothing; of a record without them it follows.
+    cut_off: groups that are not among the replacements, because a broker had deleted what they replace. The cleaner offset then stays.
+    grace_ms, undo_window_ms: the publishing process's [publish] settings. Every process keeps the replaced segments at least this long.
+        None in records of version 1.
+    balance: sums of what all groups read and wrote; None if a receipt has none.
+    content: sum of all batches that readers have after it; None if it is not known of each segment.
+    status, stats: outcome and figures for the run history; empty in records of earlier versions, where *run ended* has them.
     """
 
     type: Literal["round_published"] = "round_published"
@@ -208,13 +295,13 @@ class RoundPublished(Value):
     undo_window_ms: int | None = None
     cut_off: tuple[int, ...] = Field(default=(), exclude_if=lambda groups: not groups)
     balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
-    content: Sum | None = Field(default=None, exclude_if=lambda value: value is None)
+    content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
     status: str = Field(default="", exclude_if=lambda value: not value)
     stats: dict[str, int | float | str] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
 
 class RetireBegun(Value):
-    """The objects of these replaced or undone segments are about to be deleted; their ids are unusable for ever."""
+    """Record: the objects of these replaced or undone segments are about to be deleted; their ids are unusable for ever."""
 
     type: Literal["retire_begun"] = "retire_begun"
     leader_epoch: int
@@ -222,13 +309,17 @@ class RetireBegun(Value):
 
 
 class Retired(Value):
+    """Record: the objects of these segments have been deleted."""
+
     type: Literal["retired"] = "retired"
     leader_epoch: int
     ids: tuple[str, ...]
 
 
 class RoundUndone(Value):
-    """Readers go back to what the run replaced; its outputs wait for grace, the vector returns to its earlier value."""
+    """Record: readers go back to the segments that the run replaced. Its outputs wait for grace, and the cleaner offsets return to their
+    earlier value.
+    """
 
     type: Literal["round_undone"] = "round_undone"
     leader_epoch: int
@@ -237,10 +328,11 @@ class RoundUndone(Value):
 
 
 class RunEnded(Value):
-    """Run history: how a run ended and what it cost.
+    """Record: outcome and cost of a run, for the run history.
 
-    ``status`` is one of section "status" of docs/publication.md; ``stats`` is for people and scripts, nothing depends on it.
-    ``reason`` and ``segment`` say why and where a run was quarantined.
+    status: one of section "status" of docs/publication.md.
+    reason, segment: why and where a run was quarantined.
+    stats: figures for people and scripts. No decision depends on them.
     """
 
     type: Literal["run_ended"] = "run_ended"
@@ -259,7 +351,9 @@ PartitionBody = Annotated[
     | SegmentsTiered
     | SegmentsPrepended
     | TailTruncated
+    | TopicAdopted
     | PartitionDeleted
+    | LogStartRaised
     | LineageRecorded
     | SegmentsMirrored
     | ImportVoided
@@ -278,9 +372,9 @@ PartitionBody = Annotated[
 
 
 class TierCreated(Value):
-    """The tier's identity, made once. ``hash_key``: 32 hex digits, the SipHash key of everything that hashes record keys.
+    """Record: the tier's identity, created once. ``hash_key``: 32 hex digits, the SipHash key for everything that hashes record keys.
 
-    ``url`` and ``cluster_id``: of a broker's tier, into which nothing can be written that says whose it is.
+    url, cluster_id: location and cluster of a broker-managed tier, in which nothing can be stored that identifies it.
     """
 
     type: Literal["tier_created"] = "tier_created"
@@ -294,7 +388,7 @@ class TierCreated(Value):
 
 
 class PartitionChanged(Value):
-    """This partition exists, and something in its control log is worth a look. Its log has had ``slot`` (0: not said)."""
+    """Record: this partition exists, and its control log has new records. ``slot``: a slot that its log has had; 0 if not stated."""
 
     type: Literal["partition_changed"] = "partition_changed"
     topic: str
@@ -303,36 +397,41 @@ class PartitionChanged(Value):
 
 
 class SlotsReached(Value):
-    """Slots that control logs have had, read back before this was written: a log that ends below its own was damaged."""
+    """Record: a slot that each control log has had, read back before this was written. A log that ends below its slot was damaged."""
 
     type: Literal["slots_reached"] = "slots_reached"
     slots: dict[str, int]
 
 
 class PartitionsChanged(Value):
-    """PartitionChanged of many partitions, each with a slot that its log has had: hints that had waited in the inbox."""
+    """Record: the same as PartitionChanged for many partitions, by name; written from hints that had waited in the inbox."""
 
     type: Literal["partitions_changed"] = "partitions_changed"
     slots: dict[str, int]
 
 
-class LookedAt(NamedTuple):
-    """A look at a partition whose log ended at ``slot``: nothing can be deleted in it before ``next_ms``. ``at_ms``: when that was."""
+class RetireInspection(NamedTuple):
+    """Result of a retirement check of a partition: its log ended at ``slot``, and no object of it can be deleted before ``next_ms``.
+
+    at_ms: time of the check, in milliseconds since the epoch.
+    """
 
     slot: int
     next_ms: int
     at_ms: int
 
 
-class PartitionsLooked(Value):
-    """Where `retire` has nothing to do, and until when, unless a hint says that something was written. Only where to look depends on it."""
+class PartitionsInspected(Value):
+    """Record: until when ``retire`` has nothing to do in each partition, unless its log changes. Only saves ``retire`` from checking
+    again.
+    """
 
     type: Literal["partitions_looked"] = "partitions_looked"
-    looks: dict[str, LookedAt]
+    looks: dict[str, RetireInspection]
 
 
 class RoundsPaused(Value):
-    """No compactor begins a round over partitions that ``pattern`` matches (control.pauses); what is open goes on, and so does retiring."""
+    """Record: no compactor begins a round over partitions that ``pattern`` matches (control.pauses). Open rounds and deletions continue."""
 
     type: Literal["rounds_paused"] = "rounds_paused"
     pattern: str
@@ -341,13 +440,15 @@ class RoundsPaused(Value):
 
 
 class RoundsResumed(Value):
+    """Record: the pause of this pattern has ended."""
+
     type: Literal["rounds_resumed"] = "rounds_resumed"
     pattern: str
     by: str
 
 
 class RoundWanted(Value):
-    """Somebody wants a round over this partition now, whatever its dirty ratio says: a daemon takes it up at its next scan."""
+    """Record: a person or program requests a round over this partition whatever its dirty ratio; a daemon starts it at its next scan."""
 
     type: Literal["round_wanted"] = "round_wanted"
     topic: str
@@ -356,7 +457,7 @@ class RoundWanted(Value):
 
 
 CatalogBody = Annotated[
-    TierCreated | PartitionChanged | SlotsReached | PartitionsChanged | PartitionsLooked | RoundsPaused | RoundsResumed | RoundWanted,
+    TierCreated | PartitionChanged | SlotsReached | PartitionsChanged | PartitionsInspected | RoundsPaused | RoundsResumed | RoundWanted,
     Field(discriminator="type"),
 ]
 
@@ -364,10 +465,15 @@ BodyT = TypeVar("BodyT")
 
 
 class Record(Value, Generic[BodyT]):
-    """One slot. ``log`` names the control log it belongs to, ``at_ms`` is its writer's clock, for people only.
+    """One slot of a control log: an event with the identity of its writer.
 
-    ``incarnation`` is random per writer and ``attempt`` counts its creates: a slot is ours only if both are equal. Content
-    proves nothing, as two processes of one host write alike.
+    A slot belongs to a process only if incarnation and attempt are equal. Equal content proves nothing, because two processes of one host
+    write the same content.
+
+    log: name of the control log that it belongs to.
+    incarnation: random id of the writer.
+    attempt: number of the writer's creates.
+    at_ms: the writer's clock, for people only.
     """
 
     version: int
@@ -383,23 +489,23 @@ PartitionRecord = Record[PartitionBody]
 CatalogRecord = Record[CatalogBody]
 
 
-def seal(document: bytes) -> bytes:
-    """``document`` (JSON text) with its checksum around it."""
+def seal_document(document: bytes) -> bytes:
+    """Wrap ``document`` (JSON text) together with its checksum."""
     return b'{"crc":"%08x","record":%s}' % (zlib.crc32(document), document)
 
 
-def unseal(data: bytes, where: str) -> bytes:
-    """The JSON text inside. ``where`` names the object. Raises BadControlRecord."""
+def unseal_document(data: bytes, where: str) -> bytes:
+    """Return the JSON text of a sealed object after checking its checksum. ``where``: the object's name. Raises BadControlRecord."""
     if not (data.startswith(b'{"crc":"') and data[16:27] == b'","record":' and data.endswith(b"}")):
-        raise _bad(where, "it is not a control record, or it is cut short")
+        raise _corrupt_record_error(where, "it is not a control record, or it is cut short")
     document = data[27:-1]
     if data[8:16] != b"%08x" % zlib.crc32(document):
-        raise _bad(where, "its checksum does not match")
+        raise _corrupt_record_error(where, "its checksum does not match")
     return document
 
 
-class _Versioned(Value):
-    """Just enough of a record to tell its version; the only value here that looks past unknown fields."""
+class _VersionField(Value):
+    """The version field of a record; the only type here that ignores unknown fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -407,11 +513,11 @@ class _Versioned(Value):
 
 
 def check_version(document: bytes, where: str) -> None:
-    """Raises BadControlRecord for a document of a later version, before its fields are looked at."""
+    """Raise BadControlRecord if a document has a later version than this program knows. Called before its other fields are read."""
     try:
-        version = _Versioned.model_validate_json(document).version
+        version = _VersionField.model_validate_json(document).version
     except ValidationError as error:
-        raise _bad(where, "it has no version") from error
+        raise _corrupt_record_error(where, "it has no version") from error
     if version > VERSION:
         raise BadControlRecord(
             f"it is of format version {version}, this program knows version {VERSION}",
@@ -423,19 +529,20 @@ def check_version(document: bytes, where: str) -> None:
 ValueT = TypeVar("ValueT", bound=Value)
 
 
-def decode(kind: type[ValueT], data: bytes, where: str) -> ValueT:
-    """A sealed object as a value of this kind. Raises BadControlRecord that names the object and what is wrong."""
-    document = unseal(data, where)
+def decode_sealed(kind: type[ValueT], data: bytes, where: str) -> ValueT:
+    """Return a sealed object as a value of this type. Raises BadControlRecord with the object's name and the reason."""
+    document = unseal_document(data, where)
     try:
         return kind.model_validate_json(document)
     except ValidationError as error:
         check_version(document, where)
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise _bad(where, f"field {field}: {first['msg']}") from error
+        raise _corrupt_record_error(where, f"field {field}: {first['msg']}") from error
 
 
-def _bad(where: str, cause: str) -> BadControlRecord:
+def _corrupt_record_error(where: str, cause: str) -> BadControlRecord:
+    """Return the error for a corrupt object."""
     return BadControlRecord(
         cause,
         segment=where,

@@ -1,4 +1,4 @@
-"""What a partition's control log comes to: the value that everything decides from."""
+"""Folded states of control logs: everything that decisions about a partition, or about the tier, are made from."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from checkpoint.offsets import CleanerOffset, clean_up_to
-from compactor.control.records import LookedAt, ScratchObject, TailBatch
-from compactor.model.balance import Balance, Sum, total
+from checkpoint.offsets import CleanerOffset, clean_end_offset
+from compactor.control.records import RetireInspection, ScratchObject, TailBatch
+from compactor.model.balance import Balance, DigestSum, add_sums
 from compactor.model.base import Value
-from compactor.model.ids import TopicPartition
+from compactor.model.ids import TopicPartition, first_incarnations
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
 HISTORY = 100
-"""How many past runs, fenced appends, epochs and closed imports a state remembers; the rest is gone with its slots."""
+"""Number of past runs, fenced appends, epochs and closed imports that a state keeps. Older ones are lost when their slots are deleted."""
 
 
 class LogState(Value):
-    """What every folded control log has: the last slot that is in it (0: empty)."""
+    """Base of folded states. ``slot``: the last slot of the log that is included; 0 for an empty log."""
 
     slot: int = 0
 
 
 class Leader(Value):
-    """The last leadership that was acquired. It counts until it is released or a higher epoch is acquired; time ends nothing.
+    """The last acquired leadership. It ends when it is released or when a higher epoch is acquired, never by time.
 
-    ``since_ms``: the store's time of ``slot``, None while the slot stands.
+    since_ms: the store's modification time of ``slot``; None while the slot exists.
     """
 
     epoch: int
@@ -42,7 +42,10 @@ class Leader(Value):
 
 
 class EpochHistory(Value):
-    """One compactor epoch, for the viewer. ``ended`` is released, replaced or empty while it lasts."""
+    """One compactor epoch and how it ended. ``ended``: released, replaced, or empty while it lasts.
+
+    delivery_timeout_ms: how long its messages may outlive it, as in ``LeadershipAcquired``.
+    """
 
     epoch: int
     holder: str
@@ -51,12 +54,15 @@ class EpochHistory(Value):
     at_ms: int
     ended: str = ""
     ended_ms: int = -1
+    delivery_timeout_ms: int = Field(default=0, exclude_if=lambda value: not value)
 
 
 class Intent(Value):
     """The open intent: a plan that was announced and neither published nor undone.
 
-    ``begun_slot``: of *publish begun*; 0 as long as the round can be undone.
+    receipts: of the groups that are done.
+    survivors: scratch objects with the result of pass 1; empty until it is complete.
+    begun_slot: slot of the *publish begun* record; 0 as long as the round can be undone.
     """
 
     plan: CompactionPlan
@@ -68,13 +74,17 @@ class Intent(Value):
 
     @property
     def pending(self) -> tuple[CompactionTask, ...]:
-        """Tasks without a receipt: what a resumed run still has to do."""
+        """Tasks without a receipt, which a resumed run still has to do."""
         done = {receipt.group for receipt in self.receipts}
         return tuple(task for task in self.plan.tasks if task.group not in done)
 
 
 class Registration(Value):
-    """An open import. ``ids`` are those not tiered yet; ``since_ms`` is the store's time of ``slot``, None while the slot stands."""
+    """An open import. ``ids``: registered segment ids that are not tiered yet.
+
+    since_ms: the store's modification time of ``slot``; None while the slot exists.
+    tiered_end: last offset that it has tiered, inclusive; -1 for none.
+    """
 
     import_id: str
     ids: tuple[str, ...]
@@ -85,7 +95,9 @@ class Registration(Value):
 
 
 class ClosedImport(Value):
-    """An import that is complete (``voided`` empty) or void (``voided`` says why); ``tiered_end`` is inclusive, -1 for nothing."""
+    """An import that is complete (``voided`` empty) or void (``voided`` has the reason). ``tiered_end``: inclusive, -1 if it tiered
+    nothing.
+    """
 
     import_id: str
     slot: int
@@ -94,13 +106,13 @@ class ClosedImport(Value):
 
 
 class Waiting(Value):
-    """Segments that left the view and whose objects wait for grace: a round's sources, or the outputs of an undone one.
+    """Segments that readers no longer use and whose objects wait for grace: a round's sources, or the outputs of an undone round.
 
-    ``why`` is empty for those two; else it says what took the segments out (the broker's truncation, the partition's deletion), and
-    ``undone`` is true: nobody can go back to them.
-
-    ``slot`` is the publishing or undoing slot, ``since_ms`` the store's modification time of it once a snapshot has recorded
-    it (None: ask the store, the slot is still there). ``replaced_by`` maps source id -> new id, empty for an undone round.
+    slot: the publishing or undoing slot.
+    since_ms: the store's modification time of that slot once a snapshot has recorded it; None while the slot exists.
+    undone: whether the segments can no longer be restored by ``undo``.
+    replaced_by: source id -> new id; empty for an undone round.
+    why: what removed the segments, if not a round (truncation, deletion, retention); empty otherwise.
     """
 
     slot: int
@@ -115,13 +127,14 @@ class Waiting(Value):
     why: str = ""
     grace_ms: int | None = None
     undo_window_ms: int | None = None
-    """As recorded by who took the segments out of the view; None where the record did not say."""
+    """Recorded by the process that removed the segments from the view; None if the record did not state it."""
 
 
 class Run(Value):
-    """Run history. ``status``: running, published, undone (the intent), reverted or reverted_in_part (``undo``), or what RunEnded said.
+    """One entry of the run history. ``status``: running, published, undone (the intent), reverted or reverted_in_part (``undo``), or as in
+    RunEnded.
 
-    ``balance``, ``content``: as recorded with the publication.
+    balance, content: sums as recorded with the publication; None if unknown.
     """
 
     run_id: str
@@ -142,16 +155,16 @@ class Run(Value):
     outputs: int = 0
     stats: dict[str, int | float | str] = Field(default_factory=dict)
     balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
-    content: Sum | None = Field(default=None, exclude_if=lambda value: value is None)
+    content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def stands(self) -> bool:
-        """Whether it was published, and not taken back since, not even in part."""
+        """Return whether the run was published and not reverted since, not even in part."""
         return bool(self.published_slot) and not self.status.startswith("reverted")
 
 
 class Quarantine(Value):
-    """Why this partition is left alone, and how often in a row it has failed."""
+    """Why no more rounds of this partition are started for now, and how often in a row it has failed."""
 
     reason: str
     segment: str
@@ -161,7 +174,7 @@ class Quarantine(Value):
 
 
 class FencedAppend(Value):
-    """A record that is in the log and does not count. ``offset`` is the cleaner offset that it claimed, -1 for none."""
+    """A record that is in the log and does not count, with the reason. ``offset``: the cleaner offset that it claimed, -1 for none."""
 
     slot: int
     type: str
@@ -173,14 +186,14 @@ class FencedAppend(Value):
 
 
 class PartitionState(LogState):
-    """The fold of a partition's control log up to and including ``slot`` (0: empty)."""
+    """State of a partition: its control log folded up to and including ``slot`` (0: empty)."""
 
     topic: str
     partition: int
     live: tuple[RemoteLogSegmentMetadata, ...] = ()
-    """What readers read: ascending, each beginning where the one before ends + 1."""
+    """Segments that readers use, ascending. Each begins at the offset after the end of the one before."""
     published_by: dict[str, int] = Field(default_factory=dict)
-    """Live and waiting segments that a round wrote -> the leader epoch that published them."""
+    """Id of a live or waiting segment that a round wrote -> the compactor epoch that published it."""
     vector: tuple[CleanerOffset, ...] = ()
     leader: Leader | None = None
     intent: Intent | None = None
@@ -188,44 +201,67 @@ class PartitionState(LogState):
     closed_imports: tuple[ClosedImport, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     retiring: tuple[RemoteLogSegmentMetadata, ...] = ()
-    """Retire begun and not yet recorded as retired: their objects may be gone."""
+    """Segments whose deletion has begun and is not yet recorded as complete. Their objects may be gone."""
     lineage: tuple[EpochEntry, ...] = ()
     """The broker's leader-epoch lineage of the partition, as last imported or recorded."""
     lineage_end: int = -1
-    """The log end (exclusive) that was known with it."""
+    """End of the broker's log (exclusive) that was known with the lineage."""
     tail: tuple[TailBatch, ...] = ()
-    """The last batches that were imported, as the broker wrote them; empty where the import was an earlier program's."""
+    """The last imported batches, as the broker wrote them; empty if an earlier version imported them."""
+    topic_id: str = Field(default="", exclude_if=lambda value: not value)
+    """Id of the broker's topic whose log this is, as Kafka prints it; empty if unknown."""
+    adopted_seam: int = Field(default=-1, exclude_if=lambda value: value < 0)
+    """Offset at which a person has declared that the next import continues this log; -1 for none. Valid while it equals the end offset +
+    1.
+    """
+    opened_slot: int = Field(default=0, exclude_if=lambda value: not value)
+    """Slot of the import that filled the empty partition. It distinguishes this log from one before `topics delete`. 0 if unknown."""
+    log_start_offset: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """First offset that readers may read, if retention or a person has raised it above the first segment; None if not."""
+    log_start_slot: int = Field(default=0, exclude_if=lambda value: not value)
+    """Slot of the record that last raised the log start; 0 for none. Programs that cannot raise it refuse a snapshot with this field."""
     voided: tuple[str, ...] = ()
-    """The last ids that became unusable for ever: what still appears under them may go at once."""
+    """The most recent ids that became unusable for ever. Objects under them may be deleted at once."""
     deleted_slot: int = 0
-    """Where the partition was deleted, 0 once something was imported under its name again."""
+    """Slot in which the partition was deleted; 0 once something was imported under its name again."""
     mirrored: bool = False
-    """Whether brokers say what is live: the newest segment is then theirs, and is left alone."""
+    """Whether brokers decide which segments are live. The newest segment is then left to them."""
     quarantine: Quarantine | None = None
     runs: tuple[Run, ...] = ()
     published: tuple[str, ...] = ()
-    """Ids of the rounds that readers have now, oldest first: only the last one can be undone."""
+    """Ids of the rounds whose outputs readers have now, oldest first. Only the last one can be undone."""
     epochs: tuple[EpochHistory, ...] = ()
     fenced: tuple[FencedAppend, ...] = ()
 
     @property
     def name(self) -> TopicPartition:
+        """Topic and partition number."""
         return TopicPartition(self.topic, self.partition)
 
     @property
+    def has_segments(self) -> bool:
+        """Return whether the partition holds any segment that is not replaced or deleted. Its records may all be below the log start."""
+        return bool(self.live)
+
+    @property
     def start_offset(self) -> int:
-        """First offset of the view; 0 for an empty partition."""
+        """First offset of the live segments; 0 for an empty partition."""
         return self.live[0].start_offset if self.live else 0
 
     @property
+    def log_start(self) -> int:
+        """First offset that readers may read; the end offset + 1 if all records were deleted."""
+        return max(self.start_offset, self.log_start_offset or 0)
+
+    @property
     def end_offset(self) -> int:
-        """Last offset of the view, inclusive; -1 for an empty partition."""
+        """Last offset of the live segments, inclusive; -1 for an empty partition."""
         return self.live[-1].end_offset if self.live else -1
 
     @property
     def first_dirty_offset(self) -> int:
-        """First offset that is not clean: the vector's, but never before the view."""
-        return max(clean_up_to(self.vector), self.start_offset)
+        """First offset that is not clean, from the cleaner offsets, but never below the log start (Kafka's LogCleanerManager)."""
+        return max(clean_end_offset(self.vector), self.log_start)
 
     @property
     def last_epoch(self) -> int:
@@ -234,36 +270,39 @@ class PartitionState(LogState):
 
     @property
     def last_take_over(self) -> EpochHistory | None:
-        """The last epoch that was acquired while the one before had not been released: its holder may not know that it is over."""
+        """The last epoch that replaced an unreleased one, whose holder may not know that it has lost; None if there is none."""
         pairs = list(zip(self.epochs, self.epochs[1:], strict=False))
         return next((later for earlier, later in reversed(pairs) if earlier.ended == "replaced"), None)
 
     def live_by_id(self) -> dict[str, RemoteLogSegmentMetadata]:
-        """Live segments by id; built anew at each call."""
+        """Return the live segments by id. Builds a new dictionary at each call."""
         return {segment.id: segment for segment in self.live}
 
     @property
     def bytes(self) -> int:
-        """Size of the live .log objects."""
+        """Total size of the live segments' .log files."""
         return sum(segment.size_bytes for segment in self.live)
 
     @property
-    def content(self) -> Sum | None:
-        """All batches that readers have; None where some segment's are not known."""
-        return content_of(self.live)
+    def content(self) -> DigestSum | None:
+        """Sum of all batches that readers have; None if it is not known of each segment."""
+        return sum_batches_of(self.live)
 
     def run(self, run_id: str) -> Run | None:
+        """Return the latest entry of the run history with this id, or None."""
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
 
 
-def content_of(segments: Iterable[RemoteLogSegmentMetadata]) -> Sum | None:
-    """The batches of these segments as recorded when they were written; None where that is not known of each, or not all of it is read."""
+def sum_batches_of(segments: Iterable[RemoteLogSegmentMetadata]) -> DigestSum | None:
+    """Return the sum of the batches of these segments as recorded when they were written; None if one has no sum or is read only in
+    part.
+    """
     known = [None if segment.is_cut else segment.content for segment in segments]
-    return None if None in known else total(content for content in known if content)
+    return None if None in known else add_sums(content for content in known if content)
 
 
 class Pause(Value):
-    """Why no round is begun, and since when by the clock of who said so."""
+    """A recorded request that no round begins: by whom, why, and since when by the writer's clock."""
 
     by: str
     reason: str
@@ -271,17 +310,19 @@ class Pause(Value):
 
 
 class WantedRound(NamedTuple):
+    """A requested round: the slot and the time of the request."""
+
     slot: int
     at_ms: int
 
 
-def _nothing(value: object) -> bool:
-    """What is empty is not written: programs that do not know of it read the rest."""
+def _is_empty(value: object) -> bool:
+    """Return whether a field is empty. Empty fields are omitted, so that older versions can still read the snapshot."""
     return not value
 
 
 class CatalogState(LogState):
-    """The tier-wide log: who the tier is, which partitions it has, and at which slot each was last said to have changed."""
+    """State of the tier-wide log: the tier's identity, its partitions with the slot of the latest hint about each, pauses and requests."""
 
     tier_id: str = ""
     hash_key: str = ""
@@ -289,19 +330,19 @@ class CatalogState(LogState):
     layout: str = ""
     url: str = ""
     cluster_id: str = ""
-    """Of a broker's tier: where it lay and whose it was when this control store was made; empty for a native one."""
+    """URL and cluster id of a broker-managed tier when this control store was created; empty for a compactor-managed tier."""
     partitions: dict[str, int] = Field(default_factory=dict)
-    """``topic-partition`` -> slot of the latest hint about it."""
+    """``topic-partition`` -> slot of the latest hint that the partition has changed."""
     reached: dict[str, int] = Field(default_factory=dict)
-    """``topic-partition`` -> a slot that its own log has had: the lower bound of where it may end now."""
-    looks: dict[str, LookedAt] = Field(default_factory=dict, exclude_if=_nothing)
-    """The same -> the last look of `retire`; it counts for as long as ``reached`` is not beyond it."""
-    paused: dict[str, Pause] = Field(default_factory=dict, exclude_if=_nothing)
-    """By pattern (control.pauses)."""
-    wanted: dict[str, WantedRound] = Field(default_factory=dict, exclude_if=_nothing)
-    """``topic-partition`` -> when a round was asked for, the last ones."""
+    """``topic-partition`` -> a slot that its own control log has had, as a lower bound of where that log may end."""
+    looks: dict[str, RetireInspection] = Field(default_factory=dict, exclude_if=_is_empty)
+    """``topic-partition`` -> the last check by `retire`. Valid as long as ``reached`` is not above its slot."""
+    paused: dict[str, Pause] = Field(default_factory=dict, exclude_if=_is_empty)
+    """Pattern (control.pauses) -> the pause."""
+    wanted: dict[str, WantedRound] = Field(default_factory=dict, exclude_if=_is_empty)
+    """``topic-partition`` -> the latest request for a round. Only the most recent requests are kept."""
 
     @property
     def names(self) -> list[TopicPartition]:
-        """All partitions, by topic and number."""
-        return sorted(TopicPartition.parse(text) for text in self.partitions)
+        """All partitions by topic and number, without later incarnations of topic names."""
+        return first_incarnations(self.partitions)

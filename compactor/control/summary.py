@@ -1,7 +1,7 @@
-"""What listing, planning and scheduling need of a partition, small enough to be had for thousands of partitions at once.
+"""Summary of a partition's state for listing, planning and scheduling, small enough to keep for thousands of partitions at once.
 
-A folded state holds every file of every segment: 200,000 segments take seconds to parse. A summary says the same about offsets,
-sizes, times and what is open; its segments are columns of numbers, which become objects only where somebody looks at them.
+A state holds every file of every segment; parsing 200,000 segments takes seconds. A summary has the offsets, sizes, times and open work.
+Its segments are columns of numbers, which become objects only when they are used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset
-from compactor.control.savings import SavingRates, learned
+from compactor.constants import HOUR_MS
 from compactor.control.state import Leader, PartitionState, Quarantine, Run, Waiting
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
@@ -23,7 +23,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 
 
 class SegmentFacts(Protocol):
-    """What decisions need of a segment. RemoteLogSegmentMetadata has it, and so has its summary."""
+    """Properties of a segment that decisions need. Implemented by RemoteLogSegmentMetadata and SegmentSummary."""
 
     @property
     def id(self) -> str: ...
@@ -57,7 +57,7 @@ S_co = TypeVar("S_co", bound=SegmentFacts, covariant=True)
 
 
 class PartitionFacts(Protocol[S_co]):
-    """What decisions need of a partition: PartitionState, or its summary."""
+    """Properties of a partition that decisions need. Implemented by PartitionState and PartitionSummary."""
 
     @property
     def topic(self) -> str: ...
@@ -68,9 +68,13 @@ class PartitionFacts(Protocol[S_co]):
     @property
     def live(self) -> Sequence[S_co]: ...
     @property
+    def has_segments(self) -> bool: ...
+    @property
     def bytes(self) -> int: ...
     @property
     def start_offset(self) -> int: ...
+    @property
+    def log_start(self) -> int: ...
     @property
     def end_offset(self) -> int: ...
     @property
@@ -80,7 +84,7 @@ class PartitionFacts(Protocol[S_co]):
 
 
 class SegmentSummary(NamedTuple):
-    """As RemoteLogSegmentMetadata has it; of the files what decisions need."""
+    """Figures of one segment, as in RemoteLogSegmentMetadata, with sizes and number of its files in place of the files."""
 
     id: str
     start_offset: int
@@ -97,7 +101,6 @@ class SegmentSummary(NamedTuple):
     file_count: int
 
 
-HOUR_MS = 3_600_000
 HOURS = 25
 _NUMBERS = SegmentSummary._fields[1:]
 _HEAD = struct.Struct("<I")
@@ -105,7 +108,7 @@ Packed = bytes
 
 
 class WaitingSummary(Value):
-    """Segments that wait for grace: as state.Waiting, with their number and size in their place."""
+    """Summary of a group of segments that wait for grace (state.Waiting), with the number and size of the segments in their place."""
 
     slot: int
     since_ms: int | None
@@ -118,15 +121,14 @@ class WaitingSummary(Value):
 
 
 class ImportSummary(Value):
+    """Summary of an open import: the slot of its registration, and the store's time of that slot if a snapshot has recorded it."""
+
     slot: int
     since_ms: int | None
 
 
 class LastRound(Value):
-    """The latest round that has ended, as the log remembers it: state.Run, of its stats what people compare.
-
-    Bytes and records, -1 where nobody wrote them down.
-    """
+    """The latest ended round in the run history, with the figures that are compared: bytes and records, -1 if not recorded."""
 
     run_id: str
     status: str
@@ -138,11 +140,15 @@ class LastRound(Value):
 
 
 class PartitionSummary(Value):
-    """PartitionState, summarized. ``open_run``: the open intent's run, or nothing.
+    """Summary of a PartitionState. Fields with the same name have the same meaning.
 
-    ``rates``: what its rounds have saved (control.savings).
-    ``freed``: bytes of segments that rounds replaced and that are gone by now, by the hour (ms) in which their round ended; HOURS of them.
-    ``negative_timestamps``: records of its segments that have one.
+    open_run: run id of the open intent, or an empty string.
+    undone_slot: slot of the latest plan that was undone; 0 if none is known.
+    saved_per_dirty_byte: bytes that the latest round over dirty bytes saved for each of them; None if no such round is known.
+    freed: bytes of replaced segments that were deleted, by the hour (milliseconds) in which their round ended, for the last HOURS hours.
+    negative_timestamps: number of records with a negative timestamp other than -1.
+    log_start_offset: as in PartitionState; None if nobody has raised it.
+    columns: the figures of the live segments in packed form; ``live`` unpacks them.
     """
 
     topic: str
@@ -163,21 +169,35 @@ class PartitionSummary(Value):
     undone_slot: int
     negative_timestamps: int
     mirrored: bool = False
+    log_start_offset: int | None = None
     last_round: LastRound | None = None
-    rates: SavingRates = SavingRates()
+    saved_per_dirty_byte: float | None = None
     freed: tuple[tuple[int, int], ...] = ()
     columns: Packed = Field(default=b"", exclude=True, repr=False)
 
     @property
     def name(self) -> TopicPartition:
+        """Topic and partition number."""
         return TopicPartition(self.topic, self.partition)
+
+    @property
+    def has_segments(self) -> bool:
+        """Return whether the partition holds any segment."""
+        return self.segments > 0
+
+    @property
+    def log_start(self) -> int:
+        """First offset that readers may read; the end offset + 1 if all records were deleted."""
+        return max(self.start_offset, self.log_start_offset or 0)
 
     @cached_property
     def live(self) -> tuple[SegmentSummary, ...]:
-        return _segments(self.columns, self.segments)
+        """Live segments, unpacked on first use."""
+        return _unpack_segments(self.columns, self.segments)
 
 
-def summarize(state: PartitionState) -> PartitionSummary:
+def summarize_state(state: PartitionState) -> PartitionSummary:
+    """Return the summary of a partition's state."""
     return PartitionSummary(
         topic=state.topic,
         partition=state.partition,
@@ -191,20 +211,22 @@ def summarize(state: PartitionState) -> PartitionSummary:
         leader=state.leader,
         open_run=state.intent.plan.run_id if state.intent else "",
         quarantine=state.quarantine,
-        waiting=tuple(_waiting(group) for group in state.waiting),
+        waiting=tuple(_summarize_waiting(group) for group in state.waiting),
         imports=tuple(ImportSummary(slot=entry.slot, since_ms=entry.since_ms) for entry in state.registrations.values()),
         retiring=len(state.retiring),
         undone_slot=max((run.slot for run in state.runs if run.status == "undone"), default=0),
-        rates=learned(state.runs),
-        freed=_freed(state),
+        saved_per_dirty_byte=_saved_per_dirty_byte(state.runs),
+        freed=_freed_bytes_by_hour(state),
         mirrored=state.mirrored,
+        log_start_offset=state.log_start_offset,
         last_round=_last_round(state.runs),
         negative_timestamps=sum(segment.negative_timestamps for segment in state.live),
-        columns=_columns(state.live),
+        columns=_pack_segments(state.live),
     )
 
 
 def _last_round(runs: Sequence[Run]) -> LastRound | None:
+    """Return the latest run that has ended, or None."""
     run = next((run for run in reversed(runs) if run.ended_ms >= 0), None)
     if run is None:
         return None
@@ -213,7 +235,19 @@ def _last_round(runs: Sequence[Run]) -> LastRound | None:
     return LastRound(run_id=run.run_id, status=run.status, ended_ms=run.ended_ms, **known)
 
 
-def _freed(state: PartitionState) -> tuple[tuple[int, int], ...]:
+def _saved_per_dirty_byte(runs: Sequence[Run]) -> float | None:
+    """Return the bytes that the latest published round over dirty bytes saved for each of them, or None. In old records all bytes count as
+    dirty.
+    """
+    for run in reversed(runs):
+        before = int(run.stats.get("bytes_before", 0))
+        if run.published_slot and (dirty := int(run.stats.get("bytes_dirty", before))):
+            return max(0, before - int(run.stats.get("bytes_written", 0))) / dirty
+    return None
+
+
+def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:
+    """Return the bytes of replaced segments that were deleted, by the hour in which their round ended."""
     kept = {group.run_id for group in state.waiting}
     found: dict[int, int] = {}
     for run in state.runs:
@@ -223,21 +257,22 @@ def _freed(state: PartitionState) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found.items())[-HOURS:])
 
 
-def pack(summary: PartitionSummary) -> bytes:
-    """For ``unpack`` on a machine of the same byte order."""
+def pack_summary(summary: PartitionSummary) -> bytes:
+    """Encode a summary for ``unpack_summary`` on a machine with the same byte order."""
     head = summary.model_dump_json().encode()
     return _HEAD.pack(len(head)) + head + summary.columns
 
 
-def unpack(data: bytes) -> PartitionSummary:
-    """Raises ValueError (pydantic's included) or struct.error for what ``pack`` did not write."""
+def unpack_summary(data: bytes) -> PartitionSummary:
+    """Decode what ``pack_summary`` returned. Raises ValueError (pydantic's included) or struct.error for other bytes."""
     (length,) = _HEAD.unpack_from(data)
     start = _HEAD.size
     summary = PartitionSummary.model_validate_json(data[start : start + length])
     return summary.model_copy(update={"columns": data[start + length :]})
 
 
-def _waiting(group: Waiting) -> WaitingSummary:
+def _summarize_waiting(group: Waiting) -> WaitingSummary:
+    """Return the summary of one group of waiting segments."""
     return WaitingSummary(
         slot=group.slot,
         since_ms=group.since_ms,
@@ -250,13 +285,14 @@ def _waiting(group: Waiting) -> WaitingSummary:
     )
 
 
-def _columns(live: Sequence[RemoteLogSegmentMetadata]) -> bytes:
-    """Column after column of 64-bit numbers, then the ids."""
+def _pack_segments(live: Sequence[RemoteLogSegmentMetadata]) -> bytes:
+    """Pack segments column by column as 64-bit numbers, followed by their ids."""
     numbers = array("q", [getattr(segment, name) for name in _NUMBERS for segment in live])
     return numbers.tobytes() + "\n".join(segment.id for segment in live).encode()
 
 
-def _segments(columns: bytes, count: int) -> tuple[SegmentSummary, ...]:
+def _unpack_segments(columns: bytes, count: int) -> tuple[SegmentSummary, ...]:
+    """Unpack ``count`` segments from their columns."""
     if not count:
         return ()
     width = 8 * count

@@ -1,67 +1,68 @@
-"""Going back to what a round replaced, for as long as its objects are kept: a publication of its own, under a new epoch."""
+"""Undo of the latest round, as long as the replaced objects exist: a publication of its own under a new compactor epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from compactor.control import publication
-from compactor.control.leadership import RequirementFailed, lead
+from compactor.control.leadership import RequirementFailed, hold_leadership
 from compactor.control.logs import PartitionLog
-from compactor.control.ordering import Stage, Steps
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import RoundUndone
+from compactor.control.stages import Stage, StageTracker
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 
-def undo(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> PartitionState:
-    """Readers go back to the sources of this run, the cleaner offsets to their earlier value.
+def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> PartitionState:
+    """Switch readers back to the segments that a run replaced, and return the new state. The cleaner offsets return to their earlier value.
 
-    Raises UsageError where the rules refuse it: an open intent, a later round, sources whose retiring has begun; BadData where one of
-    the sources was lost meanwhile; Leased and Fenced as every publication. The run's outputs wait for grace and are then deleted by
-    ``retire``.
+    The run's outputs wait for grace and are then deleted by ``retire``. Raises UsageError if a rule refuses it (an open intent, a later
+    round, deletion of the sources has begun), BadData if a source is missing or damaged, Leased, and Fenced.
     """
     known = log.refresh().run(run_id)
     if known is None:
         raise UsageError(f"{log.state.name} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
-    with lead(ports, log, lease) as leadership:
-        sources = _sources(leadership.state, run_id)
-        _check_sources(ports, leadership.state, run_id, sources)
+    with hold_leadership(ports, log, lease) as leadership:
+        sources = _replaced_segments(leadership.state, run_id)
+        _require_intact_segments(ports, leadership.state, run_id, sources)
 
         body = RoundUndone(leader_epoch=leadership.epoch, run_id=run_id, grace_ms=ports.grace_ms)
 
         def record() -> None:
+            """Append *round undone* unless it has counted."""
             leadership.append(body, lambda state: was_reverted(state, run_id))
 
         try:
-            leadership.foresee(body)
-            ports.publisher.restore(log.state.name, sources, _outputs(leadership.state, run_id), record)
+            leadership.check_append(body)
+            ports.publisher.restore(log.state.name, sources, _live_outputs(leadership.state, run_id), record)
         except RequirementFailed as refused:
             raise UsageError(f"run {run_id} of {log.state.name} cannot be undone: {refused}", hint="Nothing was changed") from refused
-        Steps(Stage.PUBLISHED).to(Stage.REVERTED)
+        StageTracker(Stage.PUBLISHED).advance(Stage.REVERTED)
         return leadership.state
 
 
-def _sources(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
+def _replaced_segments(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
+    """Return the segments that a run replaced and that still wait for grace."""
     return [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
 
 
-def _outputs(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
-    """Those of the run's segments that readers have now."""
+def _live_outputs(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
+    """Return the segments of a run that readers have now."""
     made = {name for group in state.waiting if group.run_id == run_id and not group.undone for name in group.replaced_by.values()}
     return [segment for segment in state.live if segment.id in made]
 
 
-def _check_sources(ports: Ports, state: PartitionState, run_id: str, sources: Sequence[RemoteLogSegmentMetadata]) -> None:
-    """Nobody reads what waits, so nobody would have noticed."""
-    problem = publication.verify(ports, state, sources)
+def _require_intact_segments(ports: Ports, state: PartitionState, run_id: str, sources: Sequence[RemoteLogSegmentMetadata]) -> None:
+    """Raise BadData if a replaced segment is missing or damaged. No reader uses them, so a damage would not have been noticed before."""
+    problem = publication.stored_segments_problem(ports, state, sources)
     if problem:
         hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"
         raise BadData(f"what run {run_id} replaced is damaged: {problem}", segment=str(state.name), hint=hint)
 
 
 def was_reverted(state: PartitionState, run_id: str) -> bool:
-    """Whether the undoing has counted, by the folded state alone."""
+    """Return whether the undo has counted, by the folded state alone."""
     run = state.run(run_id)
     return run is not None and run.status == "reverted"

@@ -1,1 +1,1 @@
-"""What numba compiles: loads and stores inside byte arrays, CRC."""
+"""Helpers that numba compiles into kernels: loads and stores in byte arrays, varints, and CRC-32C."""

@@ -1,7 +1,7 @@
-"""CRC-32C for kernels: a batch at a time, without going back to Python between batches.
+"""CRC-32C for kernels, so that the checksums of many batches are computed without going back to Python between batches.
 
-Where the processor has the instruction (x86-64 with SSE 4.2, 64-bit ARM) three streams run at once, which hides its latency; their
-checksums are joined by a table that says what a checksum becomes after so many zero bytes. Elsewhere tables do the work.
+Processors that have the CRC-32C instruction (x86-64 with SSE 4.2, 64-bit ARM) work on three streams at once, which hides the latency of the
+instruction. A table then combines the three checksums: it gives the effect of appending zero bytes. Other processors use tables only.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from llvmlite import binding, ir
 from numba.core import cgutils, config, types
 from numba.extending import intrinsic
 
-from bloom.jit import kernel, leaf, load_u64
-from compactor.kernels.memory import prefetch_read
+from compactor.kernels.common import Bytes
+from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.memory import load_u64, prefetch_read
 
-Bytes = npt.NDArray[np.uint8]
-Table = npt.NDArray[np.uint64]
+CrcTable = npt.NDArray[np.uint64]
 
 _POLYNOMIAL: Final = 0x82F63B78
 _LONG: Final = 4096  # bytes of each of the three streams
 _SHORT: Final = 256
 
 
-def _instruction() -> str:
-    """Which instruction the compiler may use: "x86", "arm" or "" for none."""
+def _crc32c_instruction() -> str:
+    """Return which CRC-32C instruction the compiler may use: "x86", "arm", or an empty string if there is none."""
     features = config.CPU_FEATURES  # what the environment allows numba comes before what the processor has
     if features is None:
         features = binding.get_host_cpu_features().flatten()
@@ -40,13 +40,15 @@ def _instruction() -> str:
     return ""
 
 
-INSTRUCTION: Final = _instruction()
+INSTRUCTION: Final = _crc32c_instruction()
 _NAMES: Final = {("x86", 64): "llvm.x86.sse42.crc32.64.64", ("x86", 8): "llvm.x86.sse42.crc32.32.8",
                  ("arm", 64): "llvm.aarch64.crc32cx", ("arm", 8): "llvm.aarch64.crc32cb"}  # fmt: skip
 
 
-def _step(bits: int) -> Any:
-    """``step(crc, data)``: the checksum after eight more bytes, or after one."""
+def _define_crc_step(bits: int) -> Any:
+    """Define a numba intrinsic ``step(crc, data)`` that advances a CRC-32C state by ``bits`` bits of data (64 or 8) with the processor's
+    instruction.
+    """
 
     def step(typing_context: Any, crc: Any, data: Any) -> Any:
         # x86 takes eight bytes into a 64-bit register; ARM takes one byte as a 32-bit number.
@@ -65,10 +67,11 @@ def _step(bits: int) -> Any:
     return intrinsic(step)
 
 
-def _after_zeros(count: int) -> Table:
-    """What each byte of a checksum contributes after ``count`` zero bytes: shape (4, 256).
+def _zero_bytes_table(count: int) -> CrcTable:
+    """Return a table that advances a CRC-32C state by ``count`` zero bytes, which must be a power of two. Shape (4, 256): one row per byte
+    of the state.
 
-    Linear over bits, so that 2n zero bytes are n zero bytes applied to themselves (zlib's crc32_combine).
+    The operation is linear over bits, so the table for 2n bytes is the table for n bytes applied to itself (zlib's crc32_combine).
     """
     byte = np.arange(256, dtype=np.uint64)
     after = np.stack([byte << np.uint64(8 * place) for place in range(4)])
@@ -78,38 +81,40 @@ def _after_zeros(count: int) -> Table:
     squared = np.concatenate([shifted_out[np.newaxis], after[:3]])
     while count:
         if count & 1:
-            after = _applied(squared, after)
-        squared = _applied(squared, squared)
+            after = _advance_crcs(squared, after)
+        squared = _advance_crcs(squared, squared)
         count >>= 1
     return after
 
 
 @functools.cache
-def zeros_by_power() -> Table:
-    """For ``after_zeros``: what each byte of a checksum contributes after 1, 2, 4, ... zero bytes, shape (32, 4, 256)."""
-    tables = [_after_zeros(1)]
+def zero_bytes_tables() -> CrcTable:
+    """Return the tables for ``crc_after_zero_bytes``, shape (32, 4, 256): table i advances a CRC-32C state by 2^i zero bytes."""
+    tables = [_zero_bytes_table(1)]
     while len(tables) < 32:
-        tables.append(_applied(tables[-1], tables[-1]))
+        tables.append(_advance_crcs(tables[-1], tables[-1]))
     return np.stack(tables)
 
 
-def joined(first: int, second: int, size: int) -> int:
-    """The checksum of bytes of which the first ones have the checksum ``first``, and the last ``size`` ones ``second``."""
-    table = _after_zeros(size)
+def combine_crc32c(first: int, second: int, size: int) -> int:
+    """Combine the CRC-32C of two adjacent byte ranges into that of both. ``size`` is the length of the second range in bytes."""
+    table = _zero_bytes_table(size)
     for byte in range(4):
         second ^= int(table[byte, first >> 8 * byte & 255])
     return second
 
 
-def _applied(table: Table, crcs: Table) -> Table:
+def _advance_crcs(table: CrcTable, crcs: CrcTable) -> CrcTable:
+    """Advance every CRC-32C state in ``crcs`` by the zero bytes of ``table``."""
     low = np.uint64(255)
     first, second, third, last = (table[place, crcs >> np.uint64(8 * place) & low] for place in range(4))
-    applied: Table = first ^ second ^ third ^ last
+    applied: CrcTable = first ^ second ^ third ^ last
     return applied
 
 
 @leaf
-def _shift(table: Table, crc: np.uint64) -> np.uint64:
+def _advance_crc(table: CrcTable, crc: np.uint64) -> np.uint64:
+    """Advance one CRC-32C state by the zero bytes of ``table``."""
     low = np.uint64(255)
     return (
         table[0, crc & low]
@@ -120,30 +125,34 @@ def _shift(table: Table, crc: np.uint64) -> np.uint64:
 
 
 @leaf
-def after_zeros(powers: Table, crc: np.uint64, count: int) -> np.uint64:
-    """The checksum after so many zero bytes, less than 2^32. ``joined``, for kernels, is this of the first one ^ the second one.
+def crc_after_zero_bytes(powers: CrcTable, crc: np.uint64, count: int) -> np.uint64:
+    """Return the CRC-32C state after ``count`` zero bytes, fewer than 2^32. The CRC of two joined ranges is this of the first CRC, xor the
+    second CRC.
 
-    :param powers: ``zeros_by_power()``.
+    :param powers: the tables that ``zero_bytes_tables`` returns.
     """
     power = 0
     while count > 0:
         if count & 1:
-            crc = _shift(powers[power], crc)
+            crc = _advance_crc(powers[power], crc)
         count >>= 1
         power += 1
     return crc
 
 
-_step64 = _step(64)
-_step8 = _step(8)
-_AFTER_LONG: Final = _after_zeros(_LONG)
-_AFTER_SHORT: Final = _after_zeros(_SHORT)
-_AFTER: Final = np.stack([_after_zeros(8 - i)[0] for i in range(8)])  # slicing by eight: byte i of a word has 8 - i bytes to go
+_step64 = _define_crc_step(64)
+_step8 = _define_crc_step(8)
+_AFTER_LONG: Final = _zero_bytes_table(_LONG)
+_AFTER_SHORT: Final = _zero_bytes_table(_SHORT)
+_AFTER: Final = np.stack([_zero_bytes_table(8 - i)[0] for i in range(8)])  # slicing by eight: byte i of a word has 8 - i bytes to go
 
 
 @leaf
-def _three(buf: Bytes, at: int, size: int, table: Table, crc: np.uint64) -> np.uint64:
-    """The checksum after 3 * ``size`` more bytes, in three streams."""
+def _crc_in_three_streams(buf: Bytes, at: int, size: int, table: CrcTable, crc: np.uint64) -> np.uint64:
+    """Return the CRC-32C state after 3 * ``size`` bytes from position ``at``, computed in three interleaved streams.
+
+    :param table: advances a state by ``size`` zero bytes; it combines the streams.
+    """
     second = np.uint64(0)
     third = np.uint64(0)
     for line in range(at, at + size, 64):
@@ -155,7 +164,7 @@ def _three(buf: Bytes, at: int, size: int, table: Table, crc: np.uint64) -> np.u
             crc = _step64(crc, load_u64(buf, i))
             second = _step64(second, load_u64(buf, i + size))
             third = _step64(third, load_u64(buf, i + 2 * size))
-    return _shift(table, _shift(table, crc) ^ second) ^ third
+    return _advance_crc(table, _advance_crc(table, crc) ^ second) ^ third
 
 
 @leaf
@@ -167,10 +176,10 @@ def _word_by_instruction(crc: np.uint64, word: np.uint64) -> np.uint64:
 def _bytes_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
     at = start
     while end - at >= 3 * _LONG:
-        crc = _three(buf, at, _LONG, _AFTER_LONG, crc)
+        crc = _crc_in_three_streams(buf, at, _LONG, _AFTER_LONG, crc)
         at += 3 * _LONG
     while end - at >= 3 * _SHORT:
-        crc = _three(buf, at, _SHORT, _AFTER_SHORT, crc)
+        crc = _crc_in_three_streams(buf, at, _SHORT, _AFTER_SHORT, crc)
         at += 3 * _SHORT
     while end - at >= 8:
         crc = _step64(crc, load_u64(buf, at))
@@ -182,8 +191,8 @@ def _bytes_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> n
 
 
 @leaf
-def word_by_tables(crc: np.uint64, word: np.uint64) -> np.uint64:
-    """``extend_word`` without the instruction."""
+def extend_word_by_tables(crc: np.uint64, word: np.uint64) -> np.uint64:
+    """Return the CRC-32C state after eight bytes, using tables. For processors without a CRC-32C instruction."""
     word ^= crc
     crc = np.uint64(0)
     for i in range(8):
@@ -192,11 +201,11 @@ def word_by_tables(crc: np.uint64, word: np.uint64) -> np.uint64:
 
 
 @kernel
-def bytes_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
-    """``extend`` without the instruction."""
+def extend_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
+    """Return the CRC-32C state after ``buf[start:end]``, using tables. For processors without a CRC-32C instruction."""
     at = start
     while end - at >= 8:
-        crc = word_by_tables(crc, load_u64(buf, at))
+        crc = extend_word_by_tables(crc, load_u64(buf, at))
         at += 8
     while at < end:
         crc = _AFTER[7, (crc ^ np.uint64(buf[at])) & np.uint64(255)] ^ (crc >> np.uint64(8))
@@ -207,14 +216,14 @@ def bytes_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint
 START: Final = np.uint64(0xFFFFFFFF)
 """The state before the first byte; what is stored is the state after the last one, inverted."""
 
-extend = _bytes_by_instruction if INSTRUCTION else bytes_by_tables
+extend = _bytes_by_instruction if INSTRUCTION else extend_by_tables
 """``extend(state, buf, start, end)``: the state after ``buf[start:end]``. For kernels; bounds are the caller's business."""
 
-extend_word = _word_by_instruction if INSTRUCTION else word_by_tables
+extend_word = _word_by_instruction if INSTRUCTION else extend_word_by_tables
 """``extend_word(state, word)``: the state after eight bytes, the lowest first."""
 
 
 @leaf
 def crc32c(buf: Bytes, start: int, end: int) -> int:
-    """Of ``buf[start:end]``."""
+    """Return the CRC-32C of ``buf[start:end]``."""
     return np.int64(extend(START, buf, start, end) ^ START)

@@ -1,6 +1,6 @@
-"""Big-endian loads and stores, varints, block copies and prefetches inside byte arrays, for kernels.
+"""Access to byte arrays in kernels: unaligned loads and stores, block copies, prefetches, varints, and calls of C functions.
 
-All of these are unchecked: the caller has compared positions with the end of the array before.
+Nothing here checks bounds. The caller must have compared positions with the end of the array.
 """
 
 from __future__ import annotations
@@ -12,36 +12,44 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from bloom.jit import leaf
+from compactor.kernels.jit import leaf
 
 
 def _is_bytes(array: Any) -> bool:
     return isinstance(array, types.Array) and array.dtype == types.uint8 and array.layout == "C"
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, bits: int) -> Any:
+def _element_pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, bits: int = 8) -> Any:
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), ir.IntType(bits).as_pointer())
 
 
-def _load(bits: int, result: Any) -> Any:
+def _define_load(bits: int, result: Any, *, swap: bool = True) -> Any:
+    """Define a numba intrinsic ``load(array, position)`` that reads a number of ``bits`` bits at any byte position;
+    big-endian if ``swap``.
+    """
+
     @intrinsic  # type: ignore[untyped-decorator]
     def load(typing_context: Any, array: Any, position: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bits)
-            return builder.bswap(builder.load(pointer, align=1))
+            value = builder.load(_element_pointer(context, builder, signature.args[0], args[0], args[1], bits), align=1)
+            return builder.bswap(value) if swap else builder.zext(value, ir.IntType(64))
 
         return (result(array, types.intp), codegen) if _is_bytes(array) else None
 
     return load
 
 
-def _store(bits: int, kind: Any) -> Any:
+def _define_store(bits: int, kind: Any, *, swap: bool = True) -> Any:
+    """Define a numba intrinsic ``store(array, position, value)`` that writes a number of ``bits`` bits at any byte position; big-endian if
+    ``swap``.
+    """
+
     @intrinsic  # type: ignore[untyped-decorator]
     def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bits)
-            builder.store(builder.bswap(args[2]), pointer, align=1)
+            pointer = _element_pointer(context, builder, signature.args[0], args[0], args[1], bits)
+            builder.store(builder.bswap(args[2]) if swap else builder.trunc(args[2], ir.IntType(bits)), pointer, align=1)
             return context.get_dummy_value()
 
         return (types.void(array, types.intp, kind), codegen) if _is_bytes(array) else None
@@ -49,49 +57,26 @@ def _store(bits: int, kind: Any) -> Any:
     return store
 
 
-def _load_plain(bits: int) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
-    def load(typing_context: Any, array: Any, position: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bits)
-            return builder.zext(builder.load(pointer, align=1), ir.IntType(64))
-
-        return (types.int64(array, types.intp), codegen) if _is_bytes(array) else None
-
-    return load
-
-
-def _store_plain(bits: int) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
-    def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bits)
-            builder.store(builder.trunc(args[2], ir.IntType(bits)), pointer, align=1)
-            return context.get_dummy_value()
-
-        return (types.void(array, types.intp, types.int64), codegen) if _is_bytes(array) else None
-
-    return store
-
-
-get_8, get_16, get_32 = _load_plain(8), _load_plain(16), _load_plain(32)
-put_8, put_16 = _store_plain(8), _store_plain(16)
-load_i64 = _load(64, types.int64)
-load_i32 = _load(32, types.int32)
-load_u32 = _load(32, types.uint32)
-load_i16 = _load(16, types.int16)
-store_i64 = _store(64, types.int64)
-store_i32 = _store(32, types.int32)
-store_i16 = _store(16, types.int16)
+get_8, get_16, get_32 = (_define_load(bits, types.int64, swap=False) for bits in (8, 16, 32))
+put_8, put_16 = (_define_store(bits, types.int64, swap=False) for bits in (8, 16))
+load_i64 = _define_load(64, types.int64)
+load_i32 = _define_load(32, types.int32)
+load_u32 = _define_load(32, types.uint32)
+load_i16 = _define_load(16, types.int16)
+store_i64 = _define_store(64, types.int64)
+store_i32 = _define_store(32, types.int32)
+store_i16 = _define_store(16, types.int16)
+load_u64 = _define_load(64, types.uint64, swap=False)
+"""``load_u64(bytes, position)``: the 8 bytes from there as a little-endian number, whatever the alignment."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, length: Any) -> Any:
-    """memcpy: ``target[tp:tp + length] = source[sp:sp + length]``; the arrays must not overlap."""
+    """Copy ``length`` bytes between two byte arrays with memcpy. The ranges must not overlap."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to = _pointer(context, builder, signature.args[0], args[0], args[1], 8)
-        of = _pointer(context, builder, signature.args[2], args[2], args[3], 8)
+        to = _element_pointer(context, builder, signature.args[0], args[0], args[1])
+        of = _element_pointer(context, builder, signature.args[2], args[2], args[3])
         cgutils.raw_memcpy(builder, to, of, args[4], 1)
         return context.get_dummy_value()
 
@@ -102,7 +87,7 @@ def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: A
 
 @intrinsic  # type: ignore[untyped-decorator]
 def count_zeros(typing_context: Any, word: Any) -> Any:
-    """How many of the lowest bits are 0; ``word`` is not 0."""
+    """Return the number of trailing zero bits of ``word``, which must not be 0."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.IntType(1)(1))
@@ -110,12 +95,14 @@ def count_zeros(typing_context: Any, word: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
-def _copy(bits: int) -> Any:
+def _define_word_copy(bits: int) -> Any:
+    """Define a numba intrinsic that copies ``bits`` bits between two byte positions."""
+
     @intrinsic  # type: ignore[untyped-decorator]
     def copy(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            to = _pointer(context, builder, signature.args[0], args[0], args[1], bits)
-            of = _pointer(context, builder, signature.args[2], args[2], args[3], bits)
+            to = _element_pointer(context, builder, signature.args[0], args[0], args[1], bits)
+            of = _element_pointer(context, builder, signature.args[2], args[2], args[3], bits)
             builder.store(builder.load(of, align=1), to, align=1)
             return context.get_dummy_value()
 
@@ -126,56 +113,81 @@ def _copy(bits: int) -> Any:
     return copy
 
 
-copy_8, copy_16 = _copy(64), _copy(128)
+copy_8, copy_16 = _define_word_copy(64), _define_word_copy(128)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(typing_context: Any, array: Any, position: Any) -> Any:
-    """Where ``array[position]`` lies, for as long as somebody holds the array."""
+    """Return the memory address of ``array[position]``. It is valid as long as the array exists."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ptrtoint(_pointer(context, builder, signature.args[0], args[0], args[1], 8), ir.IntType(64))
+        return builder.ptrtoint(_element_pointer(context, builder, signature.args[0], args[0], args[1]), ir.IntType(64))
 
     return (types.int64(array, types.intp), codegen) if _is_bytes(array) else None
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_c(typing_context: Any, function: Any, *words: Any) -> Any:
-    """Calls the C function at an address with integers and addresses, at most six, and returns its ``int``. For 64-bit processors.
+    """Call the C function at the address ``function`` with at most six integers or addresses, and return its ``int`` result. For 64-bit
+    processors.
 
-    An address rather than a function: what is compiled stays good where the library lies elsewhere. Words are whole registers, of
-    which a callee reads what it asks for.
+    The function is given by its address at run time, so that cached machine code remains valid if the library is loaded elsewhere. Each
+    argument fills a whole register; the function reads as many bits of it as it declares.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
-        given = builder.extract_value
         count = len(signature.args[1].types)
         kind = ir.FunctionType(ir.IntType(32), [word] * count)
-        result = builder.call(builder.inttoptr(args[0], kind.as_pointer()), [given(args[1], i) for i in range(count)])
-        return builder.sext(result, word)
+        given = [builder.extract_value(args[1], i) for i in range(count)]
+        return builder.sext(builder.call(builder.inttoptr(args[0], kind.as_pointer()), given), word)
 
     return types.int64(types.int64, types.containers.UniTuple(types.int64, len(words))), codegen
 
 
+def _define_prefetch(to_write: int) -> Any:
+    """Define a numba intrinsic that loads the cache line of an array element in advance; ``to_write`` is 1 if the
+    element will be written.
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def fetch(typing_context: Any, array: Any, index: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            word = ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            pointer = _element_pointer(context, builder, signature.args[0], args[0], args[1])
+            builder.call(function, [pointer, word(to_write), word(3), word(1)])  # 3: into every cache level, 1: data
+            return context.get_dummy_value()
+
+        return (types.void(array, types.intp), codegen) if isinstance(array, types.Array) and array.layout == "C" else None
+
+    return fetch
+
+
+prefetch, prefetch_read = _define_prefetch(1), _define_prefetch(0)
+"""``prefetch(array, index)``: fetch the cache line of a one-dimensional array's element, which will soon be written, or only read."""
+
+
 @intrinsic  # type: ignore[untyped-decorator]
-def prefetch_read(typing_context: Any, array: Any, position: Any) -> Any:
-    """Fetches the cache line of ``array[position]``, which is soon to be read. Never faults, wherever that is."""
+def multiply_high(typing_context: Any, a: Any, b: Any) -> Any:
+    """Return the upper 64 bits of the 128-bit product of two unsigned numbers. This maps a uniform ``a`` to a uniform
+    number below ``b``.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], 8)
-        builder.call(function, [pointer, word(0), word(3), word(1)])  # to read, keep in every cache level, data
-        return context.get_dummy_value()
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
 
-    return (types.void(array, types.intp), codegen) if _is_bytes(array) else None
+    return types.uint64(types.uint64, types.uint64), codegen
 
 
 @leaf
 def read_varint(buf: Any, position: int, end: int) -> tuple[int, int]:
-    """(value, next position) of a zigzag varint of at most ten bytes; next position -1 where it is longer or reaches ``end``."""
+    """Read a zigzag varint of at most ten bytes. Return its value and the next position, or position -1 if it is longer
+    or reaches ``end``.
+    """
     if position < end and buf[position] < 128:
         byte = np.int64(buf[position])
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -193,7 +205,7 @@ def read_varint(buf: Any, position: int, end: int) -> tuple[int, int]:
 
 @leaf
 def varint_size(value: int) -> int:
-    """Bytes of the minimal zigzag varint of an int64."""
+    """Return the number of bytes that the shortest zigzag varint of ``value`` takes."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     size = 1
     while raw >= np.uint64(128):
@@ -204,7 +216,7 @@ def varint_size(value: int) -> int:
 
 @leaf
 def write_varint(buf: Any, position: int, value: int) -> int:
-    """Writes the minimal zigzag varint and returns the next position."""
+    """Write ``value`` as the shortest zigzag varint and return the next position."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     while raw >= np.uint64(128):
         buf[position] = np.uint8((raw & np.uint64(127)) | np.uint64(128))

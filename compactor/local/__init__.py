@@ -1,1 +1,1 @@
-"""What lies on this machine: the disk budget, staged and spooled files, the cache. All of it may be lost."""
+"""Local state that may be lost: the disk budget, staged and spooled files, and the cache."""

@@ -1,7 +1,7 @@
-"""What the C library's allocator keeps of memory that was given back: little. For processes that run for weeks.
+"""Allocator settings for services that run for weeks, so that freed memory is returned to the operating system.
 
-glibc gives each new thread a heap of its own, up to eight for a processor, and each keeps what its busiest hour has needed. A service
-begins threads all the time (a job is one, a scan is many), so that every one of those heaps comes to hold that much.
+glibc gives each new thread a heap of its own, up to eight per processor, and each heap keeps the memory that it needed at its peak. A
+service starts threads all the time (one per job, many per scan), so every heap would grow to the size of the largest job.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ _M_ARENA_MAX = -8
 
 @cache
 def _library() -> Any:
-    """The process's own C library; None where there is none to ask."""
+    """Return the process's C library, or None if it cannot be called."""
     try:
         return ctypes.CDLL(None)
     except (OSError, TypeError):
         return None
 
 
-def few_heaps() -> bool:
-    """Called before the first thread begins; whether the C library is one that can be told so (glibc)."""
+def limit_heaps() -> bool:
+    """Limit the number of malloc heaps of this process. Return whether the C library supports it (glibc). Must be called before the first
+    thread starts.
+    """
     tell = getattr(_library(), "mallopt", None)
     return tell is not None and tell(_M_ARENA_MAX, HEAPS) == 1
 
 
-def give_back() -> bool:
-    """Pages on which nothing lies any more go back to the system: a few milliseconds. Whether there were any."""
+def release_free_memory() -> bool:
+    """Return unused memory of this process to the operating system, which takes a few milliseconds. Return whether there was any."""
     trim = getattr(_library(), "malloc_trim", None)
     return trim is not None and trim(0) == 1

@@ -1,9 +1,11 @@
-"""The disk budget of one process (I10): all its partitions and threads together never hold more bytes on the local disk than it says.
+"""Disk budget of one process (I10): all its partitions and threads together never use more bytes of local disk than the budget allows.
 
-Whoever is about to write asks for a *grant* over everything that he will hold at once, before the first byte. A grant is given whole, and
-only to one who holds none: nobody who waits has what another one waits for. Files count in whole blocks, as the disk counts them.
+Before a thread writes anything, it reserves all the bytes that it will use at once. A reservation is granted in full or not at all, and
+only to a thread that holds none, so threads cannot wait for each other in a circle. Sizes are rounded up to whole blocks, as file systems
+allocate them.
 
-What is not granted is used to *keep* files that could be fetched again; whoever needs the room takes the one that was not used for longest.
+Unreserved bytes are used to *cache* files that could be fetched again. If a reservation needs them, the least recently used files are
+deleted.
 """
 
 from __future__ import annotations
@@ -20,28 +22,30 @@ from compactor.errors import OutOfBudget
 T = TypeVar("T")
 
 BLOCK: Final = 4096
-"""What file systems and tmpfs give room in."""
+"""Unit in which file systems and tmpfs allocate space, in bytes."""
 
 LOOK_S: Final = 1.0
-"""Between two looks of one who waits, at whether he should go on waiting and whether a full disk has room again."""
+"""Interval, in seconds, at which a waiting thread checks whether it should stop waiting and whether a full disk has space again."""
 
 PATIENCE_S: Final = 60.0
-"""How long a full disk is waited for."""
+"""Longest time, in seconds, for which a full disk is waited for."""
 
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Overrun(OutOfBudget):
-    """More was written than the grant foresaw, and nobody has room to spare. The work is to be done again, alone."""
+    """Raised if more is written than was reserved and the budget has no spare bytes. The work must be repeated without other work at the
+    same time.
+    """
 
 
 def blocks(size: int) -> int:
-    """Bytes that a file of ``size`` bytes takes up."""
+    """Return the bytes of disk that a file of ``size`` bytes occupies: ``size`` rounded up to whole blocks."""
     return -(-size // BLOCK) * BLOCK
 
 
 class Account:
-    """What one round has of the budget, and the most it ever had. Bytes."""
+    """Disk usage of one round in bytes: what it has reserved now, and the highest value so far."""
 
     def __init__(self) -> None:
         self.used = 0
@@ -49,7 +53,7 @@ class Account:
 
 
 class Kept:
-    """A file that may stay until its room is needed. While it is pinned it stays."""
+    """A cached file, which is deleted when its bytes are needed unless it is pinned."""
 
     def __init__(self, account: Account, size: int, drop: Callable[[], None]) -> None:
         self.account = account
@@ -60,7 +64,9 @@ class Kept:
 
 
 class Budget:
-    """:param total: bytes."""
+    """Disk budget of a process: hands out reservations and caches files in the remaining bytes. Thread-safe. ``total``:
+    its size in bytes.
+    """
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -74,13 +80,13 @@ class Budget:
     def grant(
         self, account: Account, size: int, what: str, keeping: Sequence[Kept] = (), check: Callable[[], None] = lambda: None
     ) -> Grant:
-        """Waits until so many bytes are free; first come, first served.
+        """Reserve disk space, waiting until it is free. Requests are served in the order of arrival.
 
-        :param account: of the round that asks.
-        :param what: for the message, "group 3 of orders-0".
-        :param keeping: files that are to stay and are pinned with the grant, as long as they are there.
-        :param check: asked while waiting; what it raises ends the wait.
-        :raises OutOfBudget: more than the whole budget.
+        :param account: usage of the round that asks.
+        :param what: name of the work for messages, such as "group 3 of orders-0".
+        :param keeping: cached files to pin together with the reservation, if they still exist.
+        :param check: called while waiting; an exception from it ends the wait.
+        :raises OutOfBudget: if ``size`` exceeds the whole budget.
         """
         if size > self.total:
             raise OutOfBudget(
@@ -101,12 +107,12 @@ class Budget:
                 self.changed.notify_all()
 
     def spare(self, account: Account, size: int) -> Grant | None:
-        """The same out of what nobody uses or waits for: no file has to go for it. For what is fetched ahead."""
+        """Reserve bytes for prefetching if they are free and nobody waits for them; otherwise return None. No cached file is deleted."""
         with self.changed:
             return None if self._queue or self.used + size > self.total else self._granted(account, size)
 
     def take(self, account: Account, size: int) -> bool:
-        """For one who holds a grant and needs more: never waits."""
+        """Extend a reservation by ``size`` bytes without waiting. Return False if they are not free."""
         with self.changed:
             if not self._make_room(size, ()):
                 return False
@@ -114,14 +120,16 @@ class Budget:
             return True
 
     def give(self, account: Account, size: int) -> None:
+        """Return ``size`` reserved bytes to the budget."""
         with self.changed:
             self._count(account, -size)
             self.changed.notify_all()
 
     def keep(self, account: Account, size: int, drop: Callable[[], None]) -> Kept | None:
-        """Room for a file that is there already, besides the grant under which it was written; None: it has to go.
+        """Cache an existing file by reserving bytes for it, in addition to the reservation under which it was written. Return None if it
+        must be deleted instead.
 
-        ``drop`` removes the file; it is called from any thread and must not wait for anything.
+        :param drop: removes the file. It is called from any thread and must not wait for anything.
         """
         with self.changed:
             if self._queue or not self._make_room(size, ()):
@@ -130,7 +138,7 @@ class Budget:
             return self._keep(account, size, drop)
 
     def settle(self, grant: Grant, drop: Callable[[], None]) -> Kept:
-        """What a grant was for is there and may be kept: its room changes hands."""
+        """Turn a reservation into a cached file of the same size. ``drop`` removes the file."""
         with self.changed:
             kept = self._keep(grant.account, grant.size, drop)
             grant.size = grant.taken = 0
@@ -138,17 +146,18 @@ class Budget:
             return kept
 
     def pin(self, kept: Kept) -> bool:
-        """False where it is gone."""
+        """Pin a cached file, so that it is not deleted. Return False if it was deleted already."""
         with self.changed:
             return bool(self._pin((kept,)))
 
     def unpin(self, kept: Kept) -> None:
+        """Undo one ``pin`` of a cached file."""
         with self.changed:
             kept.pins -= 1
             self.changed.notify_all()
 
     def forget(self, some: Iterable[Kept] | None = None) -> None:
-        """Drops these files, or all that nobody is using."""
+        """Delete these cached files, or all of them, except those that are pinned."""
         with self.changed:
             for kept in list(self._kept if some is None else some):
                 if kept.pins == 0:
@@ -171,7 +180,9 @@ class Budget:
         account.peak = max(account.peak, account.used)
 
     def _make_room(self, size: int, keeping: Sequence[Kept]) -> bool:
-        """Whether so much is free once files nobody uses are gone; ``keeping`` go last of all."""
+        """Delete unpinned files until ``size`` bytes are free; those in ``keeping`` go last. Return False, deleting nothing, if that would
+        not be enough.
+        """
         idle = [kept for kept in self._kept if kept.pins == 0]
         if self.used + size - sum(kept.size for kept in idle) > self.total:
             return False
@@ -197,7 +208,7 @@ class Budget:
 
 
 class Grant:
-    """Room for one piece of work; to be used in a ``with``, by one thread."""
+    """Reservation of disk space for one piece of work. Used as a context manager, in one thread."""
 
     def __init__(self, budget: Budget, account: Account, size: int) -> None:
         self._budget = budget
@@ -206,7 +217,9 @@ class Grant:
         self.taken = 0
 
     def take(self, size: int) -> None:
-        """Before ``size`` bytes are written. Raises Overrun where neither the grant nor the budget has them."""
+        """Count ``size`` bytes as used; called before they are written. Raises Overrun if neither the reservation nor
+        the budget has them.
+        """
         missing = self.taken + size - self.size
         if missing > 0:
             if not self._budget.take(self.account, missing):
@@ -218,11 +231,11 @@ class Grant:
         self.taken += size
 
     def give(self, size: int) -> None:
-        """After they were deleted, or are kept."""
+        """Count ``size`` bytes as unused, after their file was deleted or cached."""
         self.taken -= size
 
     def handed_over(self) -> Grant:
-        """What was taken of it as a grant of its own, for whoever goes on; this one keeps nothing."""
+        """Move the used bytes to a new reservation, which is returned, and release the rest. This reservation is empty afterwards."""
         other = Grant(self._budget, self.account, self.taken)
         other.taken = self.taken
         self._budget.give(self.account, self.size - self.taken)
@@ -230,6 +243,7 @@ class Grant:
         return other
 
     def release(self) -> None:
+        """Return all bytes to the budget."""
         self._budget.give(self.account, self.size)
         self.size = self.taken = 0
 
@@ -241,8 +255,8 @@ class Grant:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the file system has no room: not our budget, but somebody else's files."""
-    while not (isinstance(error, OSError) and error.errno in FULL):
+    """Return whether an error means that the file system is full or its quota is used up, because of files outside the disk budget."""
+    while not (isinstance(error, OSError) and error.errno in _FULL):
         if error.__cause__ is None:
             return False
         error = error.__cause__
@@ -250,9 +264,14 @@ def is_full(error: BaseException) -> bool:
 
 
 def patiently(work: Callable[[], T], budget: Budget, sleep: Callable[[float], None], on_pause: Callable[[], None]) -> T:
-    """Does ``work``; where the file system is full, gives it all that is only kept, waits, and does the work again from its beginning.
+    """Call ``work`` and return its result. While the file system is full, delete all cached files, wait, and call ``work`` again.
 
-    ``work`` removes what it has written before it raises. Raises OutOfBudget once patience is over: nothing is lost, the next run goes on.
+    ``work`` must remove what it has written before it raises.
+
+    :param budget: the disk budget whose cached files are deleted.
+    :param sleep: waits for a number of seconds.
+    :param on_pause: called before each wait.
+    :raises OutOfBudget: if the disk is still full after PATIENCE_S seconds.
     """
     waited = 0.0
     while True:

@@ -1,14 +1,15 @@
-"""What this machine remembers of one tier: folded control logs, summaries of partitions, heads of sidecars.
+"""Cache of one tier on the local machine: folded control logs, partition summaries, and sidecar heads.
 
-It can be deleted at any time, is bound to the id of its tier, and is never the truth: a state kept here is folded on from where it
-ended, and only if the log still has what it ended with (control_log.Mark). Nothing here raises: whatever fails means to do without.
+The cache can be deleted at any time and belongs to one tier id. It never replaces the control log: folding continues from a cached state
+only if the log still contains the record with which that state ended (StateMark). Methods raise no errors: if the cache fails, it is
+treated as empty.
 
     meta              format, program version, tier id
-    catalog           the tier-wide log
-    seen/<name>       how far a partition is known, since when, and up to which hint
-    summary/<name>    control.summary
-    state/<name>      the folded state
-    head/<segment>    head of the segment's sidecar, as it lies in the store
+    catalog           the folded catalog of the tier
+    seen/<name>       up to which record a partition's log was read, and when
+    summary/<name>    the partition's summary (control.summary)
+    state/<name>      the partition's folded state
+    head/<segment>    head of the segment's sidecar, as stored in the tier
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from compactor import __version__
-from compactor.control.control_log import Mark
+from compactor.control.control_log import StateMark
 from compactor.control.state import CatalogState, PartitionState
-from compactor.control.summary import PartitionSummary, pack, summarize, unpack
+from compactor.control.summary import PartitionSummary, pack_summary, summarize_state, unpack_summary
 from compactor.local.rocks import Rocks
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
 
-FORMAT = 4
+CACHE_FORMAT = 4
 """Counts up when what is kept, or what a fold makes of a log, changes its meaning."""
 
 _META, _CATALOG, _SEEN, _SUMMARY, _STATE, _HEAD = b"meta", b"catalog", b"seen/", b"summary/", b"state/", b"head/"
@@ -34,30 +35,40 @@ _UNREADABLE = "it cannot be read"
 
 
 class Meta(Value):
+    """Description of a cache: format number, program version, and tier id."""
+
     format: int
     program: str
     tier_id: str
 
 
 class Seen(Value):
-    """``hint``: the catalog's slot that was followed; ``checked_ms``: when the store last had nothing newer, by this machine's clock."""
+    """Progress of reading a partition's control log.
+
+    slot: slot of the last record in the cached state.
+    hint: slot of the last catalog record about the partition that was followed.
+    checked_ms: when the store last had nothing newer, by this machine's clock in milliseconds.
+    mark: identifies the last record, to detect another log.
+    """
 
     slot: int
     hint: int
     checked_ms: int
-    mark: Mark
+    mark: StateMark
 
 
 class KeptCatalog(Value):
+    """Cached catalog of a tier, with the mark of its last record."""
+
     state: CatalogState
-    mark: Mark
+    mark: StateMark
 
 
 ValueT = TypeVar("ValueT", bound=Value)
 
 
 class LocalState:
-    """The cache of one tier in ``folder``. Nothing is opened before it is used; may be used by several threads."""
+    """Cache of one tier in ``folder``. Opened on first use. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._rocks = Rocks(folder)
@@ -66,19 +77,20 @@ class LocalState:
 
     @property
     def bound(self) -> bool:
-        """Whether it is known which tier this is about."""
+        """Return whether the tier of this cache is known."""
         return bool(self._tier_id)
 
     @property
     def writable(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Return whether this process may write to the cache; only one process at a time may."""
         return self._rocks.writable
 
     def close(self) -> None:
+        """Close the database."""
         self._rocks.close()
 
     def catalog(self) -> KeptCatalog | None:
-        """What is kept of the tier-wide log. It tells which tier this is, so that ``bind`` comes after it."""
+        """Return the cached catalog, or None. It contains the tier id, so that it is read before ``bind`` is called."""
         if self._meta() is None:
             return None
         kept = self._value(KeptCatalog, _CATALOG)
@@ -86,28 +98,29 @@ class LocalState:
         return kept
 
     def bind(self, tier_id: str, *, diverged: bool = False) -> None:
-        """Says which tier this is about. What is kept of another one, or of a later copy of this one (``diverged``), is thrown away."""
+        """Bind the cache to a tier. Content of another tier, or of a diverged copy of this tier (``diverged``), is deleted."""
         meta = self._meta()
         if meta is not None and (diverged or meta.tier_id != tier_id):
             self._throw_away("it is about another tier, or about a later copy of this one")
             meta = None
         self._tier_id = tier_id
         if meta is None:
-            made = Meta(format=FORMAT, program=__version__, tier_id=tier_id)
+            made = Meta(format=CACHE_FORMAT, program=__version__, tier_id=tier_id)
             self._rocks.write({_META: made.model_dump_json().encode()})
 
-    def keep_catalog(self, state: CatalogState, mark: Mark | None) -> None:
+    def keep_catalog(self, state: CatalogState, mark: StateMark | None) -> None:
+        """Store the catalog if it has changed. ``mark`` identifies its last record; without one nothing is stored."""
         if mark is not None and state.slot != self._catalog_slot:
             self._rocks.write({_CATALOG: KeptCatalog(state=state, mark=mark).model_dump_json().encode()})
             self._catalog_slot = state.slot
 
     def summaries(self) -> dict[str, tuple[Seen, PartitionSummary]]:
-        """All partitions that are known, by ``topic-partition``."""
+        """Return the summaries of all cached partitions, by ``topic-partition``, with how far each log was read."""
         seen, known = self._rocks.below(_SEEN), self._rocks.below(_SUMMARY)
         found: dict[str, tuple[Seen, PartitionSummary]] = {}
         try:
             for key, data in known.items():
-                summary, about = unpack(data), Seen.model_validate_json(seen.get(key, b""))
+                summary, about = unpack_summary(data), Seen.model_validate_json(seen.get(key, b""))
                 if about.slot == summary.slot:
                     found[key.decode()] = about, summary
         except (ValueError, struct.error):
@@ -115,47 +128,54 @@ class LocalState:
             return {}
         return found
 
-    def state(self, name: TopicPartition) -> tuple[PartitionState, Mark] | None:
-        """A partition's folded state, for ControlLog.load."""
+    def state(self, name: TopicPartition) -> tuple[PartitionState, StateMark] | None:
+        """Return the cached state of a partition and the mark of its last record, or None. ControlLog.load continues from it."""
         state, seen = self._value(PartitionState, _key(_STATE, name)), self._value(Seen, _key(_SEEN, name))
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
-    def keep(self, state: PartitionState, mark: Mark, hint: int, now_ms: int) -> None:
-        """``hint``: the catalog's latest one about this partition from before its log was read last."""
+    def keep(self, state: PartitionState, mark: StateMark, hint: int, now_ms: int) -> None:
+        """Store a partition's state and summary.
+
+        :param mark: identifies the last record of the state.
+        :param hint: slot of the last catalog record about the partition, taken before its log was read.
+        :param now_ms: current time in milliseconds.
+        """
         seen = Seen(slot=state.slot, hint=hint, checked_ms=now_ms, mark=mark)
         self._rocks.write(
             {
                 _key(_SEEN, state.name): seen.model_dump_json().encode(),
-                _key(_SUMMARY, state.name): pack(summarize(state)),
+                _key(_SUMMARY, state.name): pack_summary(summarize_state(state)),
                 _key(_STATE, state.name): state.model_dump_json().encode(),
             }
         )
 
     def checked(self, seen: Mapping[TopicPartition, Seen]) -> None:
-        """The store has nothing newer than what is kept of these partitions."""
+        """Record that the store has nothing newer than the cache for these partitions."""
         self._rocks.write({_key(_SEEN, name): value.model_dump_json().encode() for name, value in seen.items()})
 
     def heads(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """What is kept of the sidecars of these segments, by segment id."""
+        """Return the cached sidecar heads of these segments, by segment id."""
         found = self._rocks.get([_HEAD + name.encode() for name in ids])
         return {name: data for name, data in zip(ids, found, strict=True) if data is not None}
 
     def keep_heads(self, heads: Mapping[str, bytes]) -> None:
+        """Store sidecar heads by segment id."""
         self._rocks.write({_HEAD + name.encode(): data for name, data in heads.items()})
 
     def forget_heads(self, ids: Sequence[str]) -> None:
-        """Of segments that are gone, or whose sidecars were made anew."""
+        """Delete the sidecar heads of segments that are gone or whose sidecars were rebuilt."""
         self._rocks.write({}, [_HEAD + name.encode() for name in ids])
 
     def _meta(self) -> Meta | None:
-        """None where nothing is kept, also where what was kept is of another version."""
+        """Return the description of the cache, or None if it is empty or of another version."""
         meta = self._value(Meta, _META)
-        if meta is not None and (meta.format, meta.program) != (FORMAT, __version__):
+        if meta is not None and (meta.format, meta.program) != (CACHE_FORMAT, __version__):
             self._throw_away(f"it is of version {meta.program}, format {meta.format}")
             return None
         return meta
 
     def _value(self, kind: type[ValueT], key: bytes) -> ValueT | None:
+        """Read and parse a value, or return None. A value that cannot be parsed empties the cache."""
         (data,) = self._rocks.get([key])
         try:
             return None if data is None else kind.model_validate_json(data)
@@ -164,11 +184,13 @@ class LocalState:
             return None
 
     def _throw_away(self, why: str) -> None:
+        """Delete everything in the cache and bind it to its tier again."""
         self._rocks.throw_away(why)
         self._catalog_slot = -1
         if self._tier_id:
-            self._rocks.write({_META: Meta(format=FORMAT, program=__version__, tier_id=self._tier_id).model_dump_json().encode()})
+            self._rocks.write({_META: Meta(format=CACHE_FORMAT, program=__version__, tier_id=self._tier_id).model_dump_json().encode()})
 
 
 def _key(kind: bytes, name: TopicPartition) -> bytes:
+    """Return the database key of a partition's value."""
     return kind + str(name).encode()

@@ -1,7 +1,7 @@
-"""A RocksDB that may be lost: whatever goes wrong with it means to go on without, and nothing is raised.
+"""RocksDB database that may be lost: after any error the program continues without it, and no error is raised.
 
-One process writes (RocksDB's own lock). Others read what it had written by the time they opened it, as secondaries; so do those who
-may not write here at all. A database that is broken is thrown away by the one who may write, with one line on stderr.
+One process can write (RocksDB's own lock). Other processes, and those without write permission, open it as secondaries and read what had
+been written by then. A broken database is deleted by the process that can write, with a line in the log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class Rocks:
-    """:param folder: made by the first use. Opened by the first use, closed with the process at the latest; for several threads."""
+    """RocksDB database in ``folder`` that may be lost at any time. Opened on first use and closed with the process at the latest.
+    Thread-safe.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,11 +42,11 @@ class Rocks:
 
     @property
     def writable(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Return whether this process has the database open for writing."""
         return self._database() is not None and self._writer
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values, None for what is absent."""
+        """Return the values of these keys, None for each absent key."""
         db = self._database()
         if db is None or not keys:
             return [None] * len(keys)
@@ -55,7 +57,7 @@ class Rocks:
             return [None] * len(keys)
 
     def below(self, prefix: bytes) -> dict[bytes, bytes]:
-        """Everything whose key begins with this, by the rest of the key."""
+        """Return all entries whose key begins with ``prefix``; the prefix is removed from the keys."""
         db = self._database()
         found: dict[bytes, bytes] = {}
         if db is None:
@@ -71,7 +73,7 @@ class Rocks:
         return found
 
     def write(self, values: Mapping[bytes, bytes], gone: Sequence[bytes] = ()) -> None:
-        """All of it or nothing; nothing where another process writes."""
+        """Write ``values`` and delete the keys in ``gone``, all or nothing. Does nothing if another process writes."""
         db = self._database()
         if db is None or not self._writer:
             return
@@ -89,7 +91,7 @@ class Rocks:
             self.close()
 
     def throw_away(self, why: str) -> None:
-        """Begins anew, with one line on stderr. Whoever does not write goes on without."""
+        """Delete the content of the database and log the reason. A process that cannot write continues without the database."""
         with self._lock:
             if self._db is None:
                 return
@@ -101,11 +103,13 @@ class Rocks:
                 self._open()
 
     def close(self) -> None:
+        """Close the database. It is not opened again."""
         with self._lock:
             self._tried, self._db, self._writer = True, None, False
             self._cleanup.close()
 
     def _database(self) -> Rdict | None:
+        """Return the database, opened on the first call, or None."""
         with self._lock:
             if not self._tried:
                 self._tried = True
@@ -136,7 +140,7 @@ class Rocks:
         self._cleanup.callback(_close, db, writer=True)
 
     def _begin_reading(self) -> None:
-        """A secondary keeps files of its own elsewhere, and all of the writer's open."""
+        """Open the database as a RocksDB secondary, which keeps its own files in a temporary folder and the writer's files open."""
         from rocksdict import AccessType, Rdict
 
         try:
@@ -150,7 +154,7 @@ class Rocks:
 
 
 def _line(said: object) -> str:
-    """RocksDB may use several."""
+    """Return a message on one line; RocksDB's may have several."""
     return " ".join(str(said).split())
 
 

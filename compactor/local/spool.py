@@ -1,7 +1,8 @@
-"""``state_dir/spool``: one folder per process, locked while the process lives, swept by the next one when it was killed.
+"""Spool folders below ``state_dir/spool``: each process has one, locked while it lives. Folders of killed processes are deleted by the next
+process.
 
-spool/lock            held while folders are made and swept
-spool/<pid>-<random>/ with a ``lock`` of its own; the system lets go of it however the process ends
+    spool/lock              held while folders are created or deleted
+    spool/<pid>-<random>/   contains a ``lock`` of its own, which the system releases however the process ends
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _one_at_a_time = threading.Lock()
 
 
 def process_folder(state_dir: Path) -> Path:
-    """This process's folder, made at the first call, when also what killed processes left behind is removed. Raises UsageError."""
+    """Return this process's spool folder. The first call creates it and deletes folders of killed processes. Raises UsageError if it cannot
+    be created.
+    """
     key = (state_dir, os.getpid())
     with _one_at_a_time:
         if key not in _folders or not _folders[key].is_dir():
@@ -38,9 +41,8 @@ def process_folder(state_dir: Path) -> Path:
 
 
 def try_folder(state_dir: Path) -> None:
-    """Writes a few bytes into this process's folder and deletes them; sweeps what processes have left that were killed meanwhile.
-
-    Raises UsageError where that is not possible.
+    """Check that this process's spool folder can be written, and delete folders of processes that were killed since. Raises UsageError if
+    it cannot be written.
     """
     folder = process_folder(state_dir)
     try:
@@ -57,6 +59,7 @@ def try_folder(state_dir: Path) -> None:
 
 
 def _make(spool: Path) -> Path:
+    """Create this process's spool folder, lock it, and register its removal at exit."""
     spool.mkdir(parents=True, exist_ok=True)
     with _locked(spool / "lock"):
         _sweep(spool)
@@ -69,19 +72,22 @@ def _make(spool: Path) -> Path:
 
 
 def _sweep(spool: Path) -> None:
-    """What killed processes left behind. ``spool/lock`` is held."""
+    """Delete the folders of killed processes. The caller holds ``spool/lock``."""
     for folder in spool.iterdir():
         if folder.is_dir() and not _alive(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(folder: Path, owner: int) -> None:
+    """Delete a spool folder at the exit of the process ``owner``, but not of its forked children."""
     if os.getpid() == owner:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _alive(folder: Path) -> bool:
-    """Folders are locked before spool/lock is let go, so one without a lock belongs to nobody."""
+    """Return whether the process of a spool folder still runs. A folder is locked before ``spool/lock`` is released, so a folder without a
+    lock has no process.
+    """
     try:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -97,6 +103,7 @@ def _alive(folder: Path) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file for the duration of a ``with`` block. File systems without locks are tolerated."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with suppress(OSError):

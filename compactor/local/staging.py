@@ -1,4 +1,4 @@
-"""What one round has on the local disk: objects fetched from the tier and segments written for it, all within the budget (I10)."""
+"""Files of one round on the local disk, within the disk budget (I10): objects fetched from the tier, and segments written for it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from compactor.local.budget import BLOCK, Account, Grant, Kept, blocks, patientl
 from compactor.local.budget import Budget as Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
-from compactor.stages import WorkStage, measured
+from compactor.profiling import WorkStage, measure_stage
 from compactor.tier import recorded
-from compactor.tier.contents import Digests
+from compactor.tier.contents import StreamDigest
 from compactor.tier.ports import SegmentLayout
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ T = TypeVar("T")
 FileOf = tuple[str, str]
 """Segment id and kind."""
 
-READ_BYTES = 1 << 20
+COPY_BYTES = 1 << 20
 RANGE_BYTES = 8 << 20
 RANGES_AT_ONCE = 4
 """Requests of one file whose parts are fetched, of so many bytes at most: they are in memory on their way."""
@@ -37,9 +37,12 @@ RANGES_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Wanted:
-    """One file of a segment, and the name that it has below a broker's log directory (empty: none).
+    """A file of a remote segment to be staged.
 
-    ``ranges``: positions and lengths of what is wanted of it, one behind the other; of these nobody has recorded a digest. None: all.
+    name: the partition.
+    kind: the kind of file, such as log or index.
+    local_name: path below a broker's log directory; empty if it has none.
+    ranges: (position, length) of the parts to fetch, in order, for which no digest is recorded; None for the whole file.
     """
 
     name: TopicPartition
@@ -50,27 +53,33 @@ class Wanted:
 
     @property
     def file(self) -> SegmentFile:
-        """What was recorded of it."""
+        """Return the recorded size and digest of the file."""
         return self.segment.file(self.kind)
 
     @property
     def what(self) -> FileOf:
+        """Return the key under which the file is cached: segment id and kind."""
         return self.segment.id, self.kind if self.ranges is None else f"part of {self.kind}"
 
     @property
     def size(self) -> int:
+        """Return the number of bytes to fetch."""
         return self.file.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
     def room(self) -> int:
+        """Return the bytes of disk that the file occupies."""
         return blocks(self.size)
 
 
 class Staging:
-    """One round's folder; removed with everything in it by ``close``. Usable by several threads, an object by one at a time.
+    """Staging folder of one round; ``close`` removes it with its content. Thread-safe, but each object must be used by one thread at a
+    time.
 
-    :param local_log_dirs: brokers' log directories on this machine; what lies there with a digest that was recorded is not fetched.
-    :param sleep: waits while somebody else's files fill the disk; ``on_pause`` is told.
+    :param local_log_dirs: brokers' log directories on this machine. Files with a recorded digest are copied from there instead of being
+        fetched.
+    :param sleep: waits while files of other programs fill the disk.
+    :param on_pause: called before each such wait.
     """
 
     def __init__(
@@ -102,14 +111,13 @@ class Staging:
 
     @contextmanager
     def opened(self, wanted: Wanted, grant: Grant | None = None) -> Iterator[Path]:
-        """It as a local file, checked against its recorded size and digest, while the block runs.
+        """Provide a file as a local path for the duration of a ``with`` block, checked against its recorded size and digest. Afterwards it
+        stays cached until its bytes are needed.
 
-        Afterwards it is kept until somebody needs the room.
-
-        :param grant: where its room comes from; without one it is asked and waited for here, by a thread that holds none.
-        :raises OutOfBudget: also Overrun, where the grant is too small.
-        :raises StoreError:
-        :raises BadData: the object is not what was recorded.
+        :param grant: the reservation to use. Without one the call waits for its own; the thread must not hold another one then.
+        :raises OutOfBudget: also Overrun, if the reservation is too small.
+        :raises StoreError: if the object cannot be fetched.
+        :raises BadData: if the object differs from what was recorded.
         """
         coming = self._coming.get(wanted.what)
         if coming is not None:
@@ -143,7 +151,7 @@ class Staging:
             grant.give(wanted.room)
 
     def fetch_ahead(self, wanted: Wanted) -> None:
-        """Begins to fetch it in the background, if there is room that nobody uses. ``opened`` will meet what goes wrong there again."""
+        """Prefetch a file in the background if the disk budget has unused bytes. Errors are ignored here and occur again in ``opened``."""
         if wanted.what in self._coming or not self.missing([wanted]):
             return
         own = self.budget.spare(self.account, wanted.room)
@@ -154,7 +162,9 @@ class Staging:
 
     @contextmanager
     def room(self, size: int, what: str, inputs: Sequence[Wanted] = ()) -> Iterator[Grant]:
-        """A grant of ``size`` bytes, and besides it those inputs that are here already, which stay."""
+        """Provide a reservation of ``size`` bytes for the duration of a ``with`` block, and pin those ``inputs`` that are cached. Waits
+        until the bytes are free.
+        """
         here = [self._kept[wanted.what][1] for wanted in inputs if wanted.what in self._kept]
         with self.budget.grant(self.account, size, what, here) as grant:
             pinned = [kept for kept in here if not kept.dropped]
@@ -166,7 +176,9 @@ class Staging:
 
     @contextmanager
     def reserved(self, size: int, what: str) -> Iterator[None]:
-        """More room for one who has some already: never waits. Raises OutOfBudget."""
+        """Reserve ``size`` more bytes for the duration of a ``with`` block, without waiting. Raises OutOfBudget if they are not free.
+        ``what`` names the work in messages.
+        """
         if not self.budget.take(self.account, size):
             raise OutOfBudget(
                 f"{what} needs {size} bytes of local disk, and {self.budget.used} of {self.budget.total} are in use",
@@ -178,30 +190,34 @@ class Staging:
             self.budget.give(self.account, size)
 
     def patiently(self, work: Callable[[], T]) -> T:
-        """Does ``work``, which cleans up before it raises; while somebody else's files fill the disk it waits and does it again."""
+        """Call ``work`` and return its result; while files of other programs fill the disk, wait and call it again. ``work`` must clean up
+        before it raises.
+        """
         return patiently(work, self.budget, self._sleep, self._on_pause)
 
     @property
     def peak_bytes(self) -> int:
+        """Return the most bytes of disk that this round has reserved at once."""
         return self.account.peak
 
     def missing(self, inputs: Sequence[Wanted]) -> list[Wanted]:
-        """Those that would have to be fetched."""
+        """Return those files that are not on disk and would have to be fetched."""
         return [wanted for wanted in inputs if wanted.what not in self._kept or self._kept[wanted.what][1].dropped]
 
     def forget(self, inputs: Sequence[Wanted]) -> None:
-        """These will not be asked for again."""
+        """Delete the cached copies of these files, which will not be used again."""
         self.budget.forget([self._kept.pop(wanted.what)[1] for wanted in inputs if wanted.what in self._kept])
 
     def where(self, wanted: Wanted) -> str:
-        """Its object, for messages."""
+        """Return the object key of a file, for messages."""
         return self.layout.where(wanted.name, wanted.segment, wanted.kind)
 
     def content(self, wanted: Wanted) -> bytes:
-        """A small object besides the segments themselves, in memory. Raises BadData where it is not what was recorded."""
-        return recorded.content(self.layout, wanted.name, wanted.segment, wanted.kind)
+        """Fetch a small file into memory and return its content. Raises BadData if it differs from what was recorded."""
+        return recorded.read_recorded(self.layout, wanted.name, wanted.segment, wanted.kind)
 
     def close(self) -> None:
+        """Delete the folder and return all reserved bytes to the budget."""
         self._ahead.shutdown(cancel_futures=True)
         self.budget.forget([kept for _, kept in self._kept.values()])
         self._kept.clear()
@@ -212,6 +228,7 @@ class Staging:
         self._kept[key] = (path, kept)
 
     def _fetch_ahead(self, wanted: Wanted, own: Grant) -> None:
+        """Fetch a file in the prefetch thread, under the reservation ``own``, and cache it."""
         path = self.folder / f"{next(self._numbers)}"
         with own:
             try:
@@ -224,26 +241,30 @@ class Staging:
                     self._coming.pop(wanted.what, None)
 
     def _bring(self, wanted: Wanted, path: Path) -> None:
+        """Fetch a file to ``path``, waiting while the disk is full."""
         self.patiently(lambda: self._once(wanted, path))
 
-    @measured(WorkStage.FETCH, lambda self, wanted, path: wanted.size)
+    @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.size)
     def _once(self, wanted: Wanted, path: Path) -> None:
+        """Fetch or copy a file to ``path`` and check it. Removes the file after an error."""
         try:
             if wanted.ranges is not None:
                 self._fetch_ranges(wanted, wanted.ranges, path)
                 return
             if self._from_log_directory(wanted, path):
                 return
-            arrived = recorded.download(self.layout, wanted.name, wanted.segment, wanted.kind, path)
+            arrived = recorded.download_recorded(self.layout, wanted.name, wanted.segment, wanted.kind, path)
             with self._lock:
-                self.bytes_fetched += arrived.travelled
+                self.bytes_fetched += arrived.transferred
             arrived.require(self.where(wanted), wanted.file)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
 
     def _fetch_ranges(self, wanted: Wanted, ranges: Sequence[tuple[int, int]], path: Path) -> None:
-        """Into one file, one behind the other, some requests at a time. Raises BadData where the object ends before a range does."""
+        """Fetch ranges of an object into one file, one after the other in the file, with several requests at a time. Raises BadData if the
+        object ends too early.
+        """
         places = [0, *accumulate(length for _, length in ranges)]
         pieces = [
             (place + at, start + at, min(RANGE_BYTES, length - at))
@@ -269,7 +290,9 @@ class Staging:
                 pool.shutdown(cancel_futures=True)
 
     def _from_log_directory(self, wanted: Wanted, path: Path) -> bool:
-        """Copies the file, so that the broker may do with it what it likes; the copy is what is checked."""
+        """Copy a file from a broker's log directory on this machine. Return whether a copy with the recorded digest was made; the broker
+        may change the original meanwhile.
+        """
         for folder in self._local if wanted.local_name and wanted.file.has_digest else ():
             source = folder / wanted.local_name
             try:
@@ -286,7 +309,7 @@ class Staging:
 
 
 def write_at(file: int, data: bytes, position: int) -> None:
-    """All of it."""
+    """Write all of ``data`` to an open file at a position."""
     left = memoryview(data)
     while left:
         done = os.pwrite(file, left, position)
@@ -294,10 +317,10 @@ def write_at(file: int, data: bytes, position: int) -> None:
 
 
 def _copy(read: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
-    """Writes what ``read`` gives; what that is, with the digest that can be compared."""
-    digests = Digests(expected)
+    """Write everything that ``read`` returns to ``path``. Return the size and the digest, for comparison with ``expected``."""
+    digests = StreamDigest(expected)
     with path.open("wb") as target:
-        while data := read(READ_BYTES):
+        while data := read(COPY_BYTES):
             digests.update(data)
             target.write(data)
     return digests.found()
@@ -310,11 +333,14 @@ def group_room(
     *,
     most_bytes: int = 0,
 ) -> int:
-    """Bytes of disk that a group needs at once: one source after the other, its output and the output's indexes.
+    """Return the bytes of disk that rewriting a group needs at once: its largest source, its output, and the output's indexes.
 
-    The output is at most as large as its sources; where recompression makes it larger, the group overruns its grant and goes alone.
-    :param to_fetch: only these sources need room (the others are here already); None: all.
-    :param most_bytes: no more is left of them; 0: nobody knows.
+    The output is assumed to be no larger than the sources together. If recompression makes it larger, the group exceeds its reservation and
+    is repeated alone.
+
+    :param index_interval_bytes: distance of index entries in bytes.
+    :param to_fetch: sources that still need disk space, because the others are on disk; None for all.
+    :param most_bytes: upper bound of the output in bytes; 0 if unknown.
     """
     written = most_bytes or sum(source.size_bytes for source in sources)
     # Index entries have 8 and 12 bytes, at most one of each every interval, and no batch has fewer than 61 bytes.

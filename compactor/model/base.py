@@ -1,4 +1,4 @@
-"""What every written-down value has in common."""
+"""Base class of all stored values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Value(BaseModel):
-    """Frozen, strict about unknown fields: a record of a future version is refused, never half understood."""
+    """Frozen value that refuses unknown fields, so that a record of a future version is refused instead of being half understood."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,6 +1,6 @@
-"""What a round is: plan -> task -> receipt | failure -> replacement. A task names bytes and never holds them.
+"""Values of a round: plan -> task -> receipt | failure -> replacement. A task names bytes and never holds them.
 
-Everything that could make two executions differ (time, ids, settings, producers, versions) is frozen in the plan (I7).
+Everything that could make two executions differ (time, ids, settings, producers, versions) is frozen in the plan (determinism, I7).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
 
 class ActiveProducer(Value):
-    """What Kafka's ``lastRecordsOfActiveProducers`` knows of one producer; ``last_offset`` -1: only markers since the epoch began."""
+    """Last state of an active producer (Kafka's ``lastRecordsOfActiveProducers``). ``last_offset``: -1 if its epoch has only markers."""
 
     producer_id: int
     epoch: int
@@ -23,9 +23,13 @@ class ActiveProducer(Value):
 
 
 class CompactionTask(Value):
-    """One group of neighbouring segments that becomes one new segment. ``most_bytes``: no more is left of it; 0: all of its sources.
+    """Order to rewrite one group of neighbouring segments as one new segment.
 
-    ``in_part``: a part of its one source is enough to make it; whoever reads all of it makes the same.
+    sources: segment ids, ascending.
+    start_offset, end_offset: of the new segment, both inclusive.
+    mtime_ms: modification time for the new segment's log.
+    most_bytes: upper bound of the new log; 0 for the size of all sources.
+    in_part: whether ranges of the one source are enough to build it. Reading the whole source gives the same bytes.
     """
 
     group: int
@@ -40,26 +44,29 @@ class CompactionTask(Value):
 
 
 class SkippedSegment(Value):
-    """A clean segment that this round does not read, and why."""
+    """A clean segment that a round does not read, with the reason."""
 
     id: str
     reason: str
 
 
 class ReadSegment(Value):
-    """A clean segment that this round reads, and why."""
+    """A clean segment that a round reads, with the reason."""
 
     id: str
     reason: str
 
 
 class CompactionPlan(Value):
-    """One round over one partition.
+    """Plan of one round over one partition.
 
-    ``leader_epoch`` is the compactor's epoch, ``vector`` the cleaner offsets that the plan started from (I6),
-    ``end_offset`` the first offset that this round does not clean (exclusive), ``next_dirty_offset`` what the vector says
-    after it. ``fingerprint`` names hash key, codec libraries and cleaner version; an executor that differs refuses. ``restores``: the run
-    that this one takes back (compactor.round.restoring).
+    leader_epoch: the compactor's epoch.
+    now_ms: the cleaner's clock.
+    end_offset: first offset that this round does not clean (exclusive).
+    next_dirty_offset: the cleaner offset after it.
+    vector: the cleaner offsets that the plan started from (I6).
+    fingerprint: identifies hash key, codec libraries and cleaner version; an executor that differs refuses the task.
+    restores: the run that this plan takes back (compactor.round.restoring), or empty.
     """
 
     run_id: str
@@ -84,11 +91,14 @@ class CompactionPlan(Value):
 
     @property
     def sources(self) -> tuple[str, ...]:
+        """Ids of all segments that the round replaces."""
         return tuple(source for task in self.tasks for source in task.sources)
 
 
 class CompactionReceipt(Value):
-    """A task is done: the new segment is uploaded and read back. About 2 KB. ``balance``: None where an earlier program did it."""
+    """Proof that a task is done: the new segment is uploaded and read back. About 2 KB. ``balance``: None if an earlier version wrote
+    it.
+    """
 
     run_id: str
     group: int
@@ -101,6 +111,8 @@ class CompactionReceipt(Value):
 
 
 class CompactionFailure(Value):
+    """Report that a task failed, with the kind of error and its message."""
+
     run_id: str
     group: int
     kind: str
@@ -108,7 +120,7 @@ class CompactionFailure(Value):
 
 
 class Replacement(Value):
-    """``sources`` leave the view, ``segment`` stands in their place; it covers exactly what they covered (I1)."""
+    """A new segment in place of its sources. It covers exactly their offsets (I1)."""
 
     sources: tuple[str, ...]
     segment: RemoteLogSegmentMetadata

@@ -1,4 +1,4 @@
-"""CleanerPolicy: everything that decides the bytes of a round, as one value (I7)."""
+"""Cleaning settings that decide the bytes of a round, as one value (I7)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX32 = 2**31 - 1
 
 
 class CleanerPolicy(Value):
-    """Topic settings as Kafka's cleaner sees them. Milliseconds and bytes."""
+    """Topic settings of Kafka's cleaner, in milliseconds and bytes."""
 
     delete_retention_ms: int = 86_400_000
     segment_bytes: int = 1 << 30

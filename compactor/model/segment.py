@@ -1,4 +1,4 @@
-"""RemoteLogSegmentMetadata and its state machine, as Kafka has them (KIP-405, RemoteLogSegmentState)."""
+"""Remote segments and their state machine, as in Kafka (KIP-405, RemoteLogSegmentState)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enum import StrEnum
 from pydantic import Field
 
 from checkpoint.lineage import EpochEntry as EpochEntry
-from compactor.model.balance import Sum
+from compactor.model.balance import DigestSum
 from compactor.model.base import Value
 
 
 class SegmentState(StrEnum):
-    """Kafka's RemoteLogSegmentState."""
+    """State of a remote segment (Kafka's RemoteLogSegmentState)."""
 
     COPY_SEGMENT_STARTED = "COPY_SEGMENT_STARTED"
     COPY_SEGMENT_FINISHED = "COPY_SEGMENT_FINISHED"
@@ -28,18 +28,18 @@ TRANSITIONS: dict[SegmentState | None, frozenset[SegmentState]] = {
     _S.DELETE_SEGMENT_STARTED: frozenset({_S.DELETE_SEGMENT_FINISHED}),
     _S.DELETE_SEGMENT_FINISHED: frozenset(),
 }
-"""Kafka's RemoteLogSegmentState.isValidTransition, less the idempotent self-transitions."""
+"""Valid transitions (Kafka's RemoteLogSegmentState.isValidTransition) without those from a state to itself."""
 
 FILE_KINDS = ("log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch-checkpoint")
-"""What a remote segment is made of. ``snapshot`` is the producer state at the segment's *end* (as KIP-405 copies it)."""
+"""Kinds of files of a remote segment. ``snapshot`` is the producer state at the segment's *end* (as KIP-405 copies it)."""
 
 
 class SegmentFile(Value):
-    """One file of a segment. Without a digest of ours (a broker wrote it) only the size is compared.
+    """Size and digests of one file of a segment. Files that a broker wrote have no digest, so only their size is compared.
 
-    ``sha256``, as hex digits: of its bytes; empty where nobody read them all. ``batches``: of a log of v2 batches, over their headers
-    (compactor.records.headers); a log that was put together of copies of other objects' ranges has this one alone. A log that was written
-    whole has both, where its layout keeps digests and it has no older messages.
+    sha256: hex digits; empty if the bytes were never read as a whole.
+    batches: digest over the headers of a log of v2 batches (compactor.records.headers). The only digest of a log that was composed of
+        copied ranges. A log that was written whole has both, if its layout stores digests and it has no older messages.
     """
 
     size: int
@@ -48,34 +48,40 @@ class SegmentFile(Value):
 
     @property
     def has_digest(self) -> bool:
+        """Return whether any digest is known."""
         return bool(self.sha256 or self.batches)
 
     def is_comparable(self, other: SegmentFile) -> bool:
-        """Whether both have a digest of one kind."""
+        """Return whether both have a digest of the same kind."""
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
     def is_same(self, other: SegmentFile) -> bool:
-        """By size and by every digest that both have; where they have none in common they are not known to be the same."""
+        """Return whether sizes and all common digests are equal. Files without a common digest are not known to be the same."""
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
         return self.size == other.size and self.is_comparable(other) and all(one == two for one, two in pairs if one and two)
 
-    def is_met_by(self, found: SegmentFile) -> bool:
-        """Whether what was found is what was recorded here."""
+    def is_matched_by(self, found: SegmentFile) -> bool:
+        """Return whether a file that was read matches what is recorded here: by digest, or by size if no digest is recorded."""
         return self.is_same(found) if self.has_digest else self.size == found.size
 
 
 class RemoteLogSegmentMetadata(Value):
-    """One remote segment. ``end_offset`` is inclusive, as in Kafka.
+    """Metadata of one remote segment.
 
-    ``mtime_ms`` is the modification time of the broker's .log file: Kafka judges v0/v1 tombstones by it.
-    ``leader_epochs`` holds at least one entry, ascending; ``max_timestamp_ms`` is -1 where no record has a timestamp.
-    ``first_timestamp_ms``: maximum timestamp of the first batch (Kafka's max.compaction.lag.ms looks at it). ``due_ms``: when the
-    first delete horizon in it passes, -1 for never. ``open_txn_offset``: first offset of the oldest transaction that is open at
-    its end, -1 for none. ``records``: how many it holds; only estimates depend on it. ``custom_metadata``: what the layout that wrote
-    its objects wants back when they are read (KIP-405's RemoteLogSegmentMetadata.CustomMetadata), as base64. ``content``: the sum of its
-    batches under the tier's key (compactor.model.balance); None where an earlier program or a broker wrote it. ``negative_timestamps``: how
-    many of its records have one that is not -1, which no cleaner can write anew. ``copied_end_offset``: the last offset in its objects,
-    where brokers go on in another segment before that (two leaders tiered the same offsets); -1 where it is the end offset.
+    end_offset: inclusive, as in Kafka.
+    max_timestamp_ms: -1 if no record has a timestamp.
+    mtime_ms: modification time of the broker's .log file, by which Kafka judges v0 and v1 tombstones.
+    leader_epochs: at least one entry, ascending.
+    files: by kind; empty for segments of a broker, whose layout knows the files.
+    first_timestamp_ms: maximum timestamp of the first batch (for max.compaction.lag.ms).
+    due_ms: when the first delete horizon in it passes; -1 for never.
+    open_txn_offset: first offset of the oldest transaction that is open at its end; -1 for none.
+    records: number of records, for estimates only.
+    custom_metadata: base64 of what the layout needs to read the objects (KIP-405's CustomMetadata).
+    content: sum of its batches under the tier's key (compactor.model.balance); None if an earlier version or a broker wrote it.
+    negative_timestamps: number of records with a negative timestamp other than -1, which no cleaner can write.
+    copied_end_offset: last offset in its objects if brokers continue in another segment before it (two leaders tiered the same offsets); -1
+        if it is the end offset.
     """
 
     id: str
@@ -91,32 +97,37 @@ class RemoteLogSegmentMetadata(Value):
     open_txn_offset: int = -1
     records: int = 0
     custom_metadata: str = Field(default="", exclude_if=lambda value: not value)
-    content: Sum | None = Field(default=None, exclude_if=lambda value: value is None)
+    content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
     negative_timestamps: int = Field(default=0, exclude_if=lambda value: not value)
     copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     def file(self, kind: str) -> SegmentFile:
-        """As recorded. Of a broker's segment nothing but the log's size is. Raises KeyError."""
+        """Return size and digests of one file as recorded. Raises KeyError if unknown; of a broker's segment only the log's size is
+        known.
+        """
         return SegmentFile(size=self.size_bytes) if kind == "log" and not self.files else self.files[kind]
 
     @property
     def copied_end(self) -> int:
-        """The last offset in its objects."""
+        """Last offset in its objects, inclusive."""
         return max(self.copied_end_offset, self.end_offset)
 
     @property
     def is_cut(self) -> bool:
-        """Whether its objects hold more than is read of it."""
+        """Return whether its objects hold offsets above those that are read from it."""
         return self.copied_end > self.end_offset
 
     @property
     def index_bytes(self) -> int:
+        """Size of the offset index in bytes; 0 if unknown."""
         return self.files["index"].size if "index" in self.files else 0
 
     @property
     def timeindex_bytes(self) -> int:
+        """Size of the time index in bytes; 0 if unknown."""
         return self.files["timeindex"].size if "timeindex" in self.files else 0
 
     @property
     def file_count(self) -> int:
+        """Number of recorded files."""
         return len(self.files)

@@ -1,1 +1,3 @@
-"""Kafka's bytes: batches, records, codecs, indexes, legacy formats; numpy rows over mapped files, numba kernels."""
+"""Kafka's on-disk formats as numpy arrays over mapped files: record batches, records, codecs, indexes, producer snapshots, message formats
+v0 and v1.
+"""

@@ -1,8 +1,9 @@
-"""Sums of batches and records for a round's balance (compactor.model.balance): what segments hold, and what became of opened batches.
+"""Sums over batches and records for the balance of a round (compactor.model.balance), which shows that no record was lost or added.
 
-A record's digest is of its offset, the lengths of key and value and the first and last eight bytes of both, mixed with the
-tier's key: enough to tell each record from every other, and a few nanoseconds. What lies in between is the affair of the gate and of the
-checksums. The reader of results (compactor.cleaner.gate) finds these parts by a walk of its own.
+Each record contributes a digest of its offset, of the lengths of its key and value, and of the first and last eight bytes of both, mixed
+with a key of the tier. That is enough to distinguish records, and takes a few nanoseconds. The bytes between are covered by the gate and by
+checksums. The sums of new segments are computed by other code (compactor.cleaner.gate.result_sums), so that both sides cannot share a
+mistake.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel, leaf, load_u64
 from bloom.siphash import key_halves
-from compactor.kernels.memory import load_i32
-from compactor.model.balance import Sum
+from compactor.kernels.common import Flags
+from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.memory import load_i32, load_u64
+from compactor.model.balance import DigestSum
+from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, Int64s, read_only
-from compactor.records.encode import COPY, FILTER, Actions, Mask
+from compactor.records.encode import COPY, FILTER, Actions
 from compactor.records.rows import Chunk, Int32s, Rows
-from compactor.stages import WorkStage, measured
 
 Sums = npt.NDArray[np.uint64]
 """One row per account: how many, and the two halves of their digests' sum."""
@@ -33,37 +35,39 @@ _LEGACY_HEADER: Final = 26  # what every message of v0 and v1 has, its CRC inclu
 
 
 class BalanceKey:
-    """What the tier's digests are hashed under."""
+    """Secret key of a tier's record digests, derived from its hash key."""
 
     def __init__(self, hash_key: bytes) -> None:
-        """``hash_key``: the tier's, 16 bytes; what meets under it in a map does not meet here."""
+        """Derive the key from the tier's 16-byte hash key. Records that collide in an offset map do not collide here."""
         self.halves = key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
 def no_sums() -> Sums:
+    """Return sums of zero, one row for each account."""
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
 
-def as_sum(row: Sums) -> Sum:
-    return Sum.of(int(row[0]), int(row[1]), int(row[2]))
+def as_sum(row: Sums) -> DigestSum:
+    """Convert a row of an array of sums to a Sum."""
+    return DigestSum.of(int(row[0]), int(row[1]), int(row[2]))
 
 
-@measured(WorkStage.GATE, lambda buf, _: len(buf))
-def content_sum(buf: Bytes, key: BalanceKey) -> Sum:
-    """All batches of a segment's bytes, by a walk over their headers; they must have been found to be batches."""
+@measure_stage(WorkStage.GATE, lambda buf, _: len(buf))
+def content_sum(buf: Bytes, key: BalanceKey) -> DigestSum:
+    """Return the sum of all batches in a segment, computed from their headers. The bytes must be valid batches."""
     out = np.zeros(3, np.uint64)
     _walk(buf, *key.halves, out)
     return as_sum(out)
 
 
-def sum_of_headers(headers: Bytes, key: BalanceKey) -> Sum:
-    """The same of v2 batches by their headers, of shape (batches, HEADER)."""
+def sum_of_headers(headers: Bytes, key: BalanceKey) -> DigestSum:
+    """Return the sum of v2 batches, computed from their headers of shape (batches, HEADER)."""
     out = np.zeros(3, np.uint64)
     _add_headers(read_only(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
     return as_sum(out)
 
 
-@measured(WorkStage.GATE)
+@measure_stage(WorkStage.GATE)
 def chunk_sums(
     key: BalanceKey,
     raw: Bytes,
@@ -73,14 +77,19 @@ def chunk_sums(
     first_row: Int64s,
     before: Actions,
     after: Actions,
-    keep: Mask,
-    superseded: Mask,
-    aborted: Mask,
+    keep: Flags,
+    superseded: Flags,
+    aborted: Flags,
 ) -> Sums:
-    """What a chunk's batches come to that do not stay as they are: opened ones with their records, dropped ones by reason.
+    """Return the sums of the batches and records of a chunk that the cleaner does not copy, by account.
 
-    :param raw: the segment's bytes; ``before``, ``after``: what was decided by the headers, and then by the records.
-    :param superseded: per row, as pass 1 says; ``aborted``: per batch. A row that goes for no reason is in no account.
+    Batches whose records were filtered count as opened, with all their records. Dropped batches and records count by the reason for which
+    they were dropped; a record dropped for no valid reason is in no account.
+
+    :param raw: the segment's bytes.
+    :param before, after: action of each batch as decided by its header, and after its records were filtered.
+    :param keep, superseded: flags per row: whether the record stays, and whether a later record has its key.
+    :param aborted: flags per batch: data of an aborted transaction.
     """
     sums = no_sums()
     if np.all(after == COPY):
@@ -96,12 +105,13 @@ def chunk_sums(
 
 @leaf
 def _stirred(state: np.uint64) -> np.uint64:
+    """Return the state of a digest after one mixing step."""
     return (state ^ (state >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
 
 
 @leaf
 def _finished(state: np.uint64) -> np.uint64:
-    """The last step of MurmurHash3: each bit changes half of the others."""
+    """Return the final value of a digest state: the last step of MurmurHash3, in which each bit changes half of the others."""
     state = (state ^ (state >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     state = (state ^ (state >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return state ^ (state >> np.uint64(33))
@@ -109,7 +119,12 @@ def _finished(state: np.uint64) -> np.uint64:
 
 @leaf
 def add_batch(raw: Bytes, position: int, magic: int, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
-    """Adds the batch at ``position`` to a row of sums."""
+    """Add the batch at a byte position to a row of sums.
+
+    :param magic: message format of the batch.
+    :param k0, k1: halves of the balance key.
+    :param out: number of batches, and the two halves of the sum of their digests.
+    """
     end = position + (HEADER if magic == 2 else _LEGACY_HEADER)
     state = _stirred(k0 ^ load_u64(raw, end - 8))
     for at in range(position, end - 8, 8):
@@ -122,7 +137,7 @@ def add_batch(raw: Bytes, position: int, magic: int, k0: np.uint64, k1: np.uint6
 
 @leaf
 def _edges(buf: Bytes, start: int, length: int) -> np.uint64:
-    """The first and the last eight bytes of a key or value, and its length; -1 for null."""
+    """Return a digest of a key or value from its length (-1 for null) and its first and last eight bytes."""
     edges = np.uint64(length) * np.uint64(0x9E3779B97F4A7C15)
     if length >= 8:
         first: np.uint64 = load_u64(buf, start)
@@ -137,9 +152,9 @@ def _edges(buf: Bytes, start: int, length: int) -> np.uint64:
 def record_digest(
     buf: Bytes, offset: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: np.uint64
 ) -> np.uint64:
-    """The first half of a record's digest. Lengths of -1: null.
+    """Return the first half of a record's digest. A length of -1 means null. ``k0`` is the first half of the balance key.
 
-    Without the timestamp: batches of v0 and v1 that are written anew as v2 tell it otherwise. It is the gate's to judge.
+    The timestamp is not included, because rewriting v0 and v1 batches as v2 changes its encoding; the gate checks timestamps.
     """
     state = k0 + _edges(buf, key_start, key_length)
     state = _stirred(state) + _edges(buf, value_start, value_length)
@@ -148,19 +163,23 @@ def record_digest(
 
 @leaf
 def second_half(digest: np.uint64, k1: np.uint64) -> np.uint64:
-    """No sum of first halves says anything of the sum of these."""
+    """Return the second half of a record's or batch's digest. It cannot be derived from sums of first halves. ``k1`` is the second half of
+    the balance key.
+    """
     state = (digest ^ k1) * np.uint64(0x9FB21C651E98DF25)
     return state ^ (state >> np.uint64(31))
 
 
 @kernel
 def _add_headers(raw: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+    """Add v2 batches, given by their headers in sequence, to a row of sums."""
     for position in range(0, raw.size, HEADER):
         add_batch(raw, position, 2, k0, k1, out)
 
 
 @kernel
 def _walk(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+    """Add all batches of a segment to a row of sums."""
     at = 0
     while at + _LEGACY_HEADER <= buf.size:
         size = 12 + load_i32(buf, at + 8)
@@ -178,21 +197,24 @@ def _account(
     position: Int64s,
     magic: npt.NDArray[np.int8],
     control: npt.NDArray[np.int8],
-    opened: Mask,
+    opened: Flags,
     after: Actions,
-    aborted: Mask,
+    aborted: Flags,
     first_row: Int64s,
     offset: Int64s,
     key_start: Int64s,
     value_start: Int64s,
     key_length: Int32s,
     value_length: Int32s,
-    keep: Mask,
-    superseded: Mask,
+    keep: Flags,
+    superseded: Flags,
     k0: np.uint64,
     k1: np.uint64,
     sums: Sums,
 ) -> None:
+    """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts. Parameters as
+    for ``chunk_sums``.
+    """
     records = np.uint64(0)
     first = np.uint64(0)
     second = np.uint64(0)

@@ -1,11 +1,12 @@
-"""Segment bytes -> one row per batch (Kafka: DefaultRecordBatch, LegacyRecord, AbstractLegacyRecordBatch).
+"""Parser of batch headers: turns a segment's bytes into one row per batch (Kafka: DefaultRecordBatch, LegacyRecord,
+AbstractLegacyRecordBatch).
 
-v2 header, 61 bytes                                        v0/v1 entry
- 0 baseOffset:8        21 attributes:2        43 producerId:8      0 offset:8     17 attributes:1
- 8 batchLength:4       23 lastOffsetDelta:4   51 producerEpoch:2   8 size:4       18 [v1 timestamp:8]
-12 leaderEpoch:4       27 baseTimestamp:8     53 baseSequence:4   12 crc:4           keyLen:4 key
-16 magic:1             35 maxTimestamp:8      57 recordsCount:4   16 magic:1         valueLen:4 value
-17 crc:4                                      61 records
+     v2 header, 61 bytes                                                     v0/v1 entry
+      0 baseOffset:8    21 attributes:2       43 producerId:8                 0 offset:8        17 attributes:1
+      8 batchLength:4   23 lastOffsetDelta:4  51 producerEpoch:2              8 size:4          18 [v1 timestamp:8]
+     12 leaderEpoch:4   27 baseTimestamp:8    53 baseSequence:4              12 crc:4              keyLen:4 key
+     16 magic:1         35 maxTimestamp:8     57 recordsCount:4              16 magic:1            valueLen:4 value
+     17 crc:4                                 61 records
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel, leaf
+from compactor.constants import MAX_OFFSET
 from compactor.errors import BadData
+from compactor.kernels.common import Bytes as Bytes
+from compactor.kernels.common import Int64s as Int64s
 from compactor.kernels.crc import crc32c
+from compactor.kernels.jit import kernel, leaf
 from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, read_varint
-from compactor.stages import WorkStage, measured
-
-Bytes = npt.NDArray[np.uint8]
-Int64s = npt.NDArray[np.int64]
+from compactor.profiling import WorkStage, measure_stage
 
 FRAME: Final = 12  # offset and size come before what ``size`` counts
 HEADER: Final = 61
@@ -36,7 +37,6 @@ TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
 HORIZON: Final = 0x40
 UNKNOWN_OFFSET: Final = -1
-MAX_OFFSET: Final = 2**63 - 1
 
 # Column ``control``: what kind of control batch a batch is.
 NOT_CONTROL: Final = -1
@@ -64,10 +64,10 @@ _PROBLEMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BatchTable:
-    """One row per batch of one segment, in file order. All arrays have the same length.
+    """Batch headers of one segment as columns: one row per batch, in file order.
 
-    ``size`` counts the 12 bytes of framing too. Of a compressed v0/v1 wrapper only the last offset is known before it is
-    inflated: its ``base_offset`` is UNKNOWN_OFFSET and its ``count`` 0. Legacy batches have no producer, epoch or sequence (-1).
+    ``size`` includes the 12 bytes of offset and size. The header of a compressed v0/v1 wrapper does not state its first offset: its
+    ``base_offset`` is UNKNOWN_OFFSET and its ``count`` 0. v0/v1 batches have no producer, epoch or sequence (-1).
     """
 
     position: Int64s
@@ -91,14 +91,17 @@ class BatchTable:
 
     @staticmethod
     def empty(rows: int) -> BatchTable:
+        """Return a table with room for ``rows`` batches, not initialized."""
         return BatchTable(**{f.name: np.empty(rows, _DTYPES.get(f.name, np.int64)) for f in fields(BatchTable)})
 
     @property
     def codec(self) -> npt.NDArray[np.int16]:
+        """Return the codec number of each batch: the low three bits of its attributes."""
         return self.attributes & np.int16(CODEC_MASK)
 
     @property
     def is_transactional(self) -> npt.NDArray[np.bool_]:
+        """Return whether each batch is part of a transaction."""
         return (self.attributes & np.int16(TRANSACTIONAL)) != 0
 
 
@@ -115,7 +118,7 @@ _DTYPES: Final[dict[str, Any]] = {
 
 
 def map_file(path: Path) -> Bytes:
-    """The bytes of a file as a read-only array over a private mapping; an empty array for an empty file."""
+    """Map a file into memory and return its bytes as a read-only array; an empty array for an empty file."""
     with path.open("rb") as file:
         if file.seek(0, 2) == 0:
             return read_only(np.empty(0, np.uint8))
@@ -126,18 +129,20 @@ def map_file(path: Path) -> Bytes:
 
 
 def read_only(array: Bytes) -> Bytes:
-    """The same bytes as a read-only view: kernels are compiled for one kind of input array."""
+    """Return a read-only view of an array. Kernels are compiled for read-only input, so that each is compiled only once."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
-@measured(WorkStage.CHECK)
+@measure_stage(WorkStage.CHECK)
 def scan_batches(buf: Bytes, segment: str, previous_last: int = -1) -> BatchTable:
-    """One row per batch. Headers only: bodies are not read and CRCs are not checked.
+    """Parse the batch headers of a segment. Bodies are not read and CRCs are not checked.
 
-    :param previous_last: last offset before this segment; the first base offset must lie above it.
-    :raises BadData: names segment, position, offset and cause.
+    :param buf: bytes of the segment.
+    :param segment: name of the segment for error messages.
+    :param previous_last: last offset before this segment; the first base offset must be greater.
+    :raises BadData: if the bytes are not batches with ascending offsets.
     """
     count, position = _count_batches(buf)
     if position < len(buf):
@@ -167,12 +172,12 @@ def scan_batches(buf: Bytes, segment: str, previous_last: int = -1) -> BatchTabl
     return table
 
 
-@measured(WorkStage.CHECK, lambda buf, table, first, last, _: int(table.size[first:last].sum()))
+@measure_stage(WorkStage.CHECK, lambda buf, table, first, last, _: int(table.size[first:last].sum()))
 def check_crcs(buf: Bytes, table: BatchTable, first: int, last: int, segment: str) -> None:
-    """Compares the stored CRCs of batches [first, last) with their bytes. Raises BadData.
+    """Verify the stored CRCs of batches [first, last). Raises BadData for the first mismatch.
 
-    v2: CRC-32C of bytes 21 to the end; v0/v1: CRC-32 of bytes 16 to the end. Kafka's cleaner does not look; see
-    docs/compatibility.md.
+    In v2, a CRC-32C covers byte 21 to the end of the batch; in v0 and v1, a CRC-32 covers byte 16 to the end. Kafka's cleaner does not
+    verify them; see docs/compatibility.md.
     """
     position, size, magic = table.position[first:last], table.size[first:last], table.magic[first:last]
     wrong = _first_wrong_crc(buf, position, size, magic)
@@ -185,6 +190,7 @@ def check_crcs(buf: Bytes, table: BatchTable, first: int, last: int, segment: st
 
 
 def _refuse_crc(buf: Bytes, position: int, segment: str) -> None:
+    """Raise BadData for a batch whose CRC does not match."""
     offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True)
     raise BadData(
         "the CRC does not fit the bytes",
@@ -196,6 +202,7 @@ def _refuse_crc(buf: Bytes, position: int, segment: str) -> None:
 
 
 def _refuse(buf: Bytes, position: int, problem: int, segment: str) -> None:
+    """Raise BadData for a batch with an invalid header. ``problem`` is an index of _PROBLEMS."""
     offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True) if position + 8 <= len(buf) else -1
     cause = _PROBLEMS[problem]
     if problem == 4:
@@ -211,7 +218,7 @@ def _refuse(buf: Bytes, position: int, problem: int, segment: str) -> None:
 
 @kernel
 def _count_batches(buf: Bytes) -> tuple[int, int]:
-    """(whole batches, position behind the last of them)."""
+    """Return the number of complete batches in a segment, and the byte position after the last one."""
     end = buf.size
     position = 0
     count = 0
@@ -229,6 +236,7 @@ def _count_batches(buf: Bytes) -> tuple[int, int]:
 
 @kernel
 def _framing_problem(buf: Bytes, position: int) -> int:
+    """Return the number of the problem (an index of _PROBLEMS) of the incomplete batch at ``position``."""
     left = buf.size - position
     if left < 17:
         return 1
@@ -245,7 +253,7 @@ def _framing_problem(buf: Bytes, position: int) -> int:
 
 @kernel
 def _first_wrong_crc(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> int:
-    """Index of the first v2 batch whose CRC does not fit, or -1."""
+    """Return the index of the first v2 batch whose CRC does not match, or -1."""
     for i in range(position.size):
         if magic[i] == 2 and crc32c(buf, position[i] + 21, position[i] + size[i]) != np.int64(load_u32(buf, position[i] + 17)):
             return i
@@ -254,7 +262,7 @@ def _first_wrong_crc(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDAr
 
 @leaf
 def _control_kind(buf: Bytes, position: int, end: int, count: int) -> tuple[int, int]:
-    """(kind, coordinator epoch) of an uncompressed control batch: the first record's key is ``version:int16 | type:int16``."""
+    """Return the kind and the coordinator epoch of an uncompressed control batch. Its first key is ``version:int16 | type:int16``."""
     if count == 0:
         return EMPTIED, -1
     _, at = read_varint(buf, position + HEADER, end)
@@ -298,7 +306,9 @@ def _fill(
     control: npt.NDArray[np.int8],
     coordinator_epoch: npt.NDArray[np.int32],
 ) -> tuple[int, int]:
-    """(problem, position of the batch that has it); problem 0 where all is well."""
+    """Fill the columns of a BatchTable from a segment's bytes. Return the number of a problem (0 for none) and the byte position of the
+    batch that has it.
+    """
     position = 0
     for i in range(position_.size):
         size = np.int64(load_i32(buf, position + 8)) + FRAME
@@ -361,3 +371,56 @@ def _fill(
         previous_last = last
         position += size
     return 0, position
+
+
+_HEADER_FIELDS: Final[np.dtype[np.void]] = np.dtype(
+    {
+        "base": (">i8", 0),
+        "length": (">i4", 8),
+        "leader_epoch": (">i4", 12),
+        "magic": ("i1", 16),
+        "attributes": (">i2", 21),
+        "delta": (">i4", 23),
+        "base_ms": (">i8", 27),
+        "max_ms": (">i8", 35),
+        "producer": (">i8", 43),
+        "epoch": (">i2", 51),
+        "sequence": (">i4", 53),
+        "count": (">i4", 57),
+    }
+)
+
+
+def table_of(headers: Bytes, control: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
+    """Return the BatchTable of consecutive v2 batches from their headers alone, as ``scan_batches`` would return it.
+
+    :param headers: shape (batches, 61).
+    :param control, coordinator_epoch: columns of the table that headers do not contain.
+    """
+    rows = np.ascontiguousarray(headers).view(_HEADER_FIELDS).reshape(-1)
+    size: Int64s = rows["length"].astype(np.int64) + FRAME
+    base: Int64s = rows["base"].astype(np.int64)
+    return BatchTable(
+        position=np.cumsum(size) - size,
+        size=size,
+        base_offset=base,
+        last_offset=base + rows["delta"].astype(np.int64),
+        base_timestamp=rows["base_ms"].astype(np.int64),
+        max_timestamp=rows["max_ms"].astype(np.int64),
+        producer_id=rows["producer"].astype(np.int64),
+        magic=rows["magic"].astype(np.int8),
+        attributes=rows["attributes"].astype(np.int16),
+        leader_epoch=rows["leader_epoch"].astype(np.int32),
+        producer_epoch=rows["epoch"].astype(np.int16),
+        base_sequence=rows["sequence"].astype(np.int32),
+        count=rows["count"].astype(np.int32),
+        control=control.copy(),
+        coordinator_epoch=coordinator_epoch.copy(),
+    )
+
+
+def part_of(table: BatchTable, rows: Int64s) -> BatchTable:
+    """Return the BatchTable that a file of only these batches would have. ``rows``: numbers of the batches, ascending."""
+    columns = {name: getattr(table, name)[rows] for name in BatchTable.__slots__}
+    columns["position"] = np.cumsum(columns["size"]) - columns["size"]
+    return BatchTable(**columns)

@@ -15,12 +15,12 @@ import lz4.block
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel, leaf, load_u64
-from compactor.kernels.memory import address_of, call_c, copy_bytes
+from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.memory import address_of, call_c, copy_bytes, load_u64
+from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs, snappy
 from compactor.records.batches import Bytes, Int64s
 from compactor.records.codecs import LZ4, SNAPPY, ZSTD
-from compactor.stages import WorkStage, measured
 
 Codecs = npt.NDArray[np.int16]
 
@@ -35,7 +35,7 @@ _STREAM_BYTES: Final = (1 << 14) + 32  # LZ4_STREAM_MINSIZE
 
 
 class BatchUnreadable(Exception):
-    """A batch that its codec cannot read, or that inflates beyond the limit."""
+    """Raised for a batch whose body cannot be decompressed, or that decompresses to more bytes than allowed. ``batch``: its number."""
 
     def __init__(self, batch: int, message: str) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class BatchUnreadable(Exception):
 
 
 def _address(name: str) -> int:
-    """Of a function of the library that the lz4 package brings along; 0 where it shows none."""
+    """Return the address of a function of the library in the lz4 package, or 0 if the package does not export it."""
     try:
         return ctypes.cast(getattr(ctypes.CDLL(lz4.block._block.__file__), name), ctypes.c_void_p).value or 0
     except (AttributeError, OSError):
@@ -51,7 +51,9 @@ def _address(name: str) -> int:
 
 
 class Library:
-    """Addresses of lz4's C functions; without all of them, 0 each. lz4.block.compress calls the same: the bytes are the same (I7)."""
+    """Addresses of the C functions of the lz4 package; all are 0 unless all are exported. ``lz4.block.compress`` calls the same functions,
+    so results are equal (I7).
+    """
 
     def __init__(self, names: Sequence[str] = ("LZ4_decompress_safe", "LZ4_resetStream", "LZ4_compress_fast_continue")) -> None:
         found = [_address(name) for name in names]
@@ -72,12 +74,14 @@ def inflate_into(
     most: int,
     magic: npt.NDArray[Any],
 ) -> Int64s:
-    """Inflates the bodies ``buf[start:end]`` of the wanted batches behind what ``out`` holds: where each one's end there.
+    """Decompress the bodies ``buf[start:end]`` of the wanted batches, append them to ``out``, and return the position in ``out`` where each
+    one ends.
 
-    Stops behind the body with which ``out`` holds more than ``most`` bytes: the result is shorter then.
+    The result is shorter than ``wanted`` if ``out`` came to hold more than ``most`` bytes. It then ends with the body that exceeded them.
 
-    :param limit: the most bytes that one body may have. ``magic``: a batch's.
-    :raises BatchUnreadable: after which ``out`` is to be cleared.
+    :param codec, magic: codec and message format of each batch.
+    :param limit: most bytes that one body may have.
+    :raises BatchUnreadable: if a body is corrupt or too large. The caller must clear ``out`` then.
     """
     ends = np.empty(len(wanted), np.int64)
     view = buf.data
@@ -100,9 +104,12 @@ def inflate_into(
     return ends[:batch]
 
 
-@measured(WorkStage.DEFLATE, lambda plain, codec, start, size, *_: int(size.sum()))
+@measure_stage(WorkStage.DEFLATE, lambda plain, codec, start, size, *_: int(size.sum()))
 def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, bound: Int64s) -> Int64s:
-    """Compresses each body ``plain[start : start + size]`` into its slot, which has ``bound`` bytes: how many each one took."""
+    """Compress the bodies ``plain[start : start + size]``, each into its slot of ``out``, and return the compressed sizes.
+
+    :param slot, bound: position and size of each body's slot; ``codecs.compressed_bound`` gives the size.
+    """
     packed = np.empty(len(size), np.int64)
     kinds = np.unique(codec)
     if len(kinds) > 1:
@@ -129,18 +136,25 @@ def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: 
 
 @leaf
 def _word(buf: Bytes, at: int) -> int:
+    """Read a little-endian 32-bit number."""
     return np.int64(buf[at]) | np.int64(buf[at + 1]) << 8 | np.int64(buf[at + 2]) << 16 | np.int64(buf[at + 3]) << 24
 
 
 @leaf
 def _put_word(buf: Bytes, at: int, word: int) -> None:
+    """Write a little-endian 32-bit number."""
     for i in range(4):
         buf[at + i] = (word >> 8 * i) & 255
 
 
 @leaf
 def _unlz4_frame(function: int, buf: Bytes, begin: int, end: int, out: Bytes, to: int, limit: int) -> int:
-    """Where the frame's content ends in ``out``; -1 where it is no plain frame, is damaged, or has no room."""
+    """Decompress an lz4 frame into ``out`` from position ``to`` on. Return the position where its content ends, or -1 if the frame has
+    optional fields, is corrupt, or does not fit.
+
+    :param function: address of LZ4_decompress_safe.
+    :param limit: most bytes of the content.
+    """
     at = begin + _FRAME_BYTES
     if at + 4 > end:
         return -1
@@ -174,7 +188,11 @@ def _unlz4(
     function: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes,
     to: int, limit: int, most: int, ends: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
-    """(the first batch from ``batch`` on that is left to others, where ``out`` is filled up to)."""
+    """Decompress lz4 bodies from batch ``batch`` on, until one is met that ``codecs`` must decompress.
+
+    Return the number of that batch (or the number of batches) and the position in ``out`` after the content. Parameters as for
+    ``inflate_into``.
+    """
     while batch < wanted.size and to <= most:
         if wanted[batch]:
             after = np.int64(-1)
@@ -192,6 +210,9 @@ def _unlz4(
 def _lz4(
     reset: int, function: int, stream: Bytes, plain: Bytes, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, packed: Int64s
 ) -> None:
+    """Compress bodies with lz4, in independent blocks, and store their sizes in ``packed``. ``reset`` and ``function``: addresses of
+    LZ4_resetStream and LZ4_compress_fast_continue.
+    """
     for body in range(size.size):
         at = slot[body]
         for i in range(_HEADER.size):

@@ -1,10 +1,10 @@
-"""The five codecs of record batches, in every framing that clients write (KIP-98; docs/kafka-rules.md 5.6).
+"""The five compression codecs of record batches, in every framing that clients write (KIP-98; docs/kafka-rules.md 5.6).
 
-Reading takes everything Kafka's Java reader takes: gzip with several members, snappy raw or in Xerial frames, lz4 frames with
-or without checksums and content size (and the wrong header checksum of magic 0), zstd with or without content size and in
-several frames. Writing gives what that reader takes: Kafka's default levels, lz4 in independent 64 KiB blocks.
+Decompression accepts everything that Kafka's Java client accepts: gzip with several members, raw snappy and Xerial frames, lz4 frames with
+or without checksums and content size (and with the invalid header checksum of message format v0), zstd with or without content size and in
+several frames. Compression writes what that client accepts, at Kafka's default levels; lz4 in independent blocks of 64 KiB.
 
-Output is bounded by ``limit`` bytes everywhere: a decompression bomb is an error, never an allocation.
+Decompressed size is limited everywhere: a decompression bomb raises an error before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GZIP: Final = 1
 SNAPPY: Final = 2
 LZ4: Final = 3
 ZSTD: Final = 4
-NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -43,7 +43,9 @@ _ZSTD_WINDOW_LOG_MAX: Final = 27  # zstd's own default for decoders: 128 MiB
 
 
 def _lz4_header(block_size_code: int) -> bytes:
-    """Of a frame with independent blocks and without checksums or content size: what Java and librdkafka write."""
+    """Return the header of an lz4 frame with independent blocks, without checksums and content size, as Java clients and librdkafka write
+    it.
+    """
     descriptor = bytes([0x60, block_size_code << 4])
     return _LZ4_MAGIC + descriptor + bytes([(xxhash.xxh32_intdigest(descriptor) >> 8) & 0xFF])
 
@@ -58,14 +60,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 class CodecError(Exception):
-    """The compressed bytes cannot be read, or inflate beyond the limit."""
+    """Raised for compressed bytes that cannot be decompressed, or that decompress to more bytes than allowed."""
 
 
 class ByteBuffer:
-    """Bytes one behind the other, in memory that is used again: fresh pages for every body would cost more than inflating it.
-
-    Not for two threads. What ``room`` gave is gone after the next call of it.
-    """
+    """Growing byte array that is reused, because new memory for every body would cost more than decompressing it. Not thread-safe."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.array = np.empty(capacity, np.uint8)
@@ -73,10 +72,13 @@ class ByteBuffer:
         self.size = 0
 
     def clear(self) -> None:
+        """Remove the content; the memory is kept."""
         self.size = 0
 
     def room(self, nbytes: int) -> memoryview:
-        """At least so many bytes to write to, behind what is there; what was written counts once ``size`` says so."""
+        """Return a view of at least ``nbytes`` bytes after the content. Bytes written there belong to the content once ``size`` is
+        increased. The view is invalid after the next call.
+        """
         if self.size + nbytes > len(self.array):
             most = max(self.size + nbytes, 2 * len(self.array))
             # From there on numpy asks for large pages, which are cheaper to get; those that nothing is written to cost nothing.
@@ -87,15 +89,17 @@ class ByteBuffer:
         return self._view[self.size : self.size + nbytes]
 
     def append(self, data: Buffer) -> None:
+        """Append bytes to the content."""
         self.room(len(data))[:] = data
         self.size += len(data)
 
     def written(self) -> memoryview:
+        """Return a view of the content."""
         return self._view[: self.size]
 
 
 class _Local(threading.local):
-    """Contexts cost more than a small batch; they may not be shared between threads."""
+    """Compression contexts of one thread. Creating one costs more than a small batch, and threads cannot share them."""
 
     def __init__(self) -> None:
         self.zstd_compressor = zstandard.ZstdCompressor(level=3, write_content_size=False)
@@ -107,7 +111,7 @@ _local = _Local()
 
 
 def fingerprint() -> str:
-    """Names what decides the bytes of a recompressed batch (I7)."""
+    """Return the versions of the libraries on which the bytes of a recompressed batch depend (I7: equal plans give equal bytes)."""
     return f"gzip={zlib_ng.ZLIBNG_VERSION} lz4={lz4.library_version_string()} snappy={cramjam.__version__} zstd={zstandard.__version__}"
 
 
@@ -115,18 +119,20 @@ def fingerprint() -> str:
 
 
 def compress(codec: int, data: Buffer) -> bytes:
-    """Compresses the records of one batch at Kafka's default level. ``codec`` is the low three bits of the attributes."""
+    """Compress the records of one batch at Kafka's default level. ``codec`` is the low three bits of the batch attributes."""
     out = memoryview(bytearray(compressed_bound(len(data))))
     return bytes(out[: compress_into(codec, memoryview(data), out)])
 
 
 def compressed_bound(size: Any) -> Any:
-    """The most bytes that ``size`` bytes become, whatever the codec. Takes arrays too."""
+    """Return the largest compressed size of ``size`` bytes with any codec. Accepts numbers and arrays."""
     return size + size // 6 + 64 * (size // XERIAL_BLOCK) + 128
 
 
 def compress_into(codec: int, data: memoryview, out: memoryview) -> int:
-    """The same into ``out``, which has room for ``compressed_bound`` bytes; returns how many it took."""
+    """Compress ``data`` into ``out``, which must have ``compressed_bound(len(data))`` bytes, and return the compressed size. Raises
+    CodecError for an unknown codec.
+    """
     if codec == LZ4:
         return _compress_lz4(data, out)
     if codec == ZSTD:
@@ -145,15 +151,16 @@ ZSTD_IN_BULK: Final = {"buffer_types", "multi_compress_to_buffer"} <= set(zstand
 
 
 def zstd_in_bulk(data: memoryview, bodies: bytes) -> Sequence[Any]:
-    """What ``compress_into`` makes of each body, in one call that leaves the interpreter to others.
+    """Compress several bodies with zstd in one call that releases the GIL. The results equal those of ``compress_into``.
 
-    :param bodies: where each one begins in ``data`` and its size, which is not 0: pairs of 64-bit numbers.
+    :param bodies: for each body, its position in ``data`` and its size, which must not be 0, as 64-bit numbers.
     """
     made: Any = _local.zstd_compressor.multi_compress_to_buffer(zstandard.BufferWithSegments(data, bodies))
     return list(made)
 
 
 def _put(data: Buffer, out: memoryview) -> int:
+    """Copy ``data`` to the beginning of ``out`` and return its size."""
     out[: len(data)] = data
     return len(data)
 
@@ -189,18 +196,13 @@ def _compress_xerial(data: memoryview, out: memoryview) -> int:
 # ---- reading ----------------------------------------------------------------------------------------------------------------
 
 
-def decompress(codec: int, data: memoryview, limit: int, magic: int = 2) -> Buffer:
-    """Inflates the records of one batch. Raises CodecError, also where the output would exceed ``limit`` bytes.
-
-    :param magic: of the batch; magic 0 wrote a wrong lz4 header checksum, which its readers do not check.
-    """
-    out = ByteBuffer(0)
-    decompress_into(codec, data, out, limit, magic)
-    return out.written()
-
-
 def decompress_into(codec: int, data: memoryview, out: ByteBuffer, limit: int, magic: int = 2) -> None:
-    """The same, behind what ``out`` holds; after an error ``out`` is to be cleared."""
+    """Decompress the body of one batch and append it to ``out``. After an error the caller must clear ``out``.
+
+    :param limit: most bytes that the body may decompress to.
+    :param magic: message format of the batch.
+    :raises CodecError: if the body is corrupt, too large, or its codec is unknown.
+    """
     try:
         if codec == LZ4:
             _unlz4(data, out, limit, magic)
@@ -217,11 +219,12 @@ def decompress_into(codec: int, data: memoryview, out: ByteBuffer, limit: int, m
     except CodecError:
         raise
     except Exception as error:  # noqa: BLE001 - the libraries raise types of their own, some of them not exported
-        raise CodecError(f"{NAMES[codec]} data cannot be read: {error}") from None
+        raise CodecError(f"{CODEC_NAMES[codec]} data cannot be read: {error}") from None
 
 
 def _too_large(codec: int, limit: int) -> CodecError:
-    return CodecError(f"{NAMES[codec]} data inflates beyond {limit} bytes (max_decompressed_batch_bytes)")
+    """Return the error for a body that decompresses to more than ``limit`` bytes."""
+    return CodecError(f"{CODEC_NAMES[codec]} data inflates beyond {limit} bytes (max_decompressed_batch_bytes)")
 
 
 def _gunzip(data: memoryview, out: ByteBuffer, limit: int) -> None:
@@ -266,6 +269,7 @@ def _unsnappy(data: memoryview, out: ByteBuffer, limit: int) -> None:
 
 
 def _unsnappy_block(block: memoryview, out: ByteBuffer, left: int, limit: int) -> int:
+    """Decompress a raw snappy block and return its size. Raises CodecError if that exceeds ``left`` bytes; ``limit`` is for the message."""
     size: int = cramjam.snappy.decompress_raw_len(block)
     if size > left:
         raise _too_large(SNAPPY, limit)
@@ -302,7 +306,9 @@ def _unlz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
 
 
 def _unlz4_any(data: memoryview, limit: int, magic: int) -> bytes:
-    """A frame of any other kind: with checksums, content size, or the header checksum of magic 0."""
+    """Decompress an lz4 frame of a less common kind: with checksums, with content size, or with the header checksum of
+    message format v0.
+    """
     if bytes(data[:4]) != _LZ4_MAGIC or len(data) < 7:
         raise CodecError("lz4 data has no frame header")
     if not data[4] & 0x20:
@@ -324,7 +330,9 @@ def _unlz4_any(data: memoryview, limit: int, magic: int) -> bytes:
 
 
 def _with_right_header_checksum(data: memoryview) -> memoryview:
-    """Magic 0 took the checksum over the frame's magic as well (KAFKA-3160)."""
+    """Return the lz4 frame with a valid header checksum. In message format v0 clients computed it over the frame's magic number, too
+    (KAFKA-3160).
+    """
     header = 6 + (8 if data[4] & 0x08 else 0)
     patched = bytearray(data)
     patched[header] = (xxhash.xxh32_intdigest(bytes(data[4:header])) >> 8) & 0xFF
@@ -365,7 +373,7 @@ def _unzstd_any(data: memoryview, out: ByteBuffer, limit: int) -> None:
 
 
 def _whole_zstd_frames(data: memoryview) -> bool:
-    """Whether the frames end where the data does."""
+    """Return whether the bytes are complete zstd frames, with nothing after the last one."""
     at = 0
     while 0 <= at < len(data):
         at = _zstd_frame_end(data, at)
@@ -373,7 +381,7 @@ def _whole_zstd_frames(data: memoryview) -> bool:
 
 
 def _zstd_frame_end(data: memoryview, at: int) -> int:
-    """Where the frame ends that begins there; -1: not in the data (RFC 8878, section 3: header, blocks up to the last one, checksum)."""
+    """Return the position after the zstd frame that begins at ``at``, or -1 if the frame is incomplete (RFC 8878, section 3)."""
     end = len(data)
     if at + 8 > end:
         return -1

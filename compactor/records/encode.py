@@ -1,30 +1,31 @@
-"""Rows -> batches: what Kafka's cleaner writes (MemoryRecords.filterTo, MemoryRecordsBuilder; docs/kafka-rules.md 4.4 to 4.7).
+"""Encoder of cleaned batches: writes what Kafka's cleaner writes (MemoryRecords.filterTo, MemoryRecordsBuilder; docs/kafka-rules.md 4.4 to
+4.7).
 
-A chunk's batches are each dropped, copied as they are, written anew with the rows that stay, or reduced to their header.
+Each batch of a chunk is dropped, copied unchanged, rewritten with its remaining records, or reduced to its header.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import crc32c as checksums
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel, leaf
 from compactor.errors import BadData
+from compactor.kernels.common import NO_HORIZON, Flags
 from compactor.kernels.crc import crc32c
+from compactor.kernels.jit import kernel, leaf
 from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size, write_varint
+from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import CODEC_MASK, CONTROL, HEADER, HORIZON, LOG_APPEND, TRANSACTIONAL, BatchTable, Bytes, Int64s, read_only
 from compactor.records.bulk import deflate_into
 from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, Chunk, Int32s, Rows
-from compactor.stages import WorkStage, measured
 
 Actions = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
 
 DROP: Final = 0
 COPY: Final = 1
@@ -32,7 +33,6 @@ REWRITE: Final = 2
 EMPTY: Final = 3
 FILTER: Final = 4  # not decided yet: it depends on the records
 
-NO_HORIZON: Final = -1
 MAX_SEGMENT: Final = 2**31 - 1
 _LONGEST_HEAD: Final = 32  # of a record that is written anew: length, attributes, timestamp and offset deltas
 
@@ -47,17 +47,19 @@ _PROBLEMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a chunk became: bytes to write, and one row per batch in them. ``anew``: it is no copy of a source's batch."""
+    """Encoded batches of a chunk: their bytes, and one row per batch that is not dropped. ``anew``: whether the batch differs from its
+    source.
+    """
 
     data: memoryview
     size: Int64s
     last_offset: Int64s
     max_timestamp: Int64s
-    anew: Mask
+    anew: Flags
 
 
 class OutputBuffer:
-    """The bytes of one chunk's output, reused from chunk to chunk. Not for two threads."""
+    """Memory for the encoded batches of one chunk, reused from chunk to chunk. Not thread-safe."""
 
     def __init__(self) -> None:
         self.plain = codecs.ByteBuffer()
@@ -65,25 +67,27 @@ class OutputBuffer:
         self.packed = codecs.ByteBuffer(0)
 
 
-@measured(WorkStage.ENCODE, lambda raw, table, chunk, *_: chunk.body_bytes)
+@measure_stage(WorkStage.ENCODE, lambda raw, table, chunk, *_: chunk.body_bytes)
 def encode(
     raw: Bytes,
     table: BatchTable,
     chunk: Chunk,
     rows: Rows,
     first_row: Int64s,
-    keep: Mask,
+    keep: Flags,
     action: Actions,
     horizon: Int64s,
     output: OutputBuffer,
     segment: str,
 ) -> Encoded:
-    """Writes the chunk's batches as ``action`` says. The result lives in ``output`` until the next call.
+    """Encode the batches of a chunk as ``action`` says. The result is in ``output`` and valid until the next call.
 
-    :param raw: the segment's bytes, for batches that are copied.
-    :param keep: one flag per row; only read for REWRITE.
-    :param horizon: per batch the delete horizon (ms) of a rewritten batch, or NO_HORIZON.
-    :raises BadData: where Kafka's builder would refuse.
+    :param raw: the segment's bytes, from which unchanged batches are copied.
+    :param first_row: number of each batch's first row, as ``parse`` returns it.
+    :param keep: a flag per row: whether the record stays. Only used for REWRITE.
+    :param action: DROP, COPY, REWRITE or EMPTY per batch.
+    :param horizon: delete horizon in milliseconds of each rewritten batch, or NO_HORIZON.
+    :raises BadData: if Kafka's MemoryRecordsBuilder would refuse a batch.
     """
     some = slice(chunk.first, chunk.last)
     if np.all(action == COPY):
@@ -158,7 +162,7 @@ def encode(
 
 
 def _packed(raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer) -> memoryview:
-    """Compresses what ``_encode`` wrote inflated, and puts all batches in order. Updates ``size``."""
+    """Compress the bodies that ``_encode`` wrote, and return all batches in order. ``size`` is changed to the compressed sizes."""
     some = slice(chunk.first, chunk.last)
     body = np.where(action == REWRITE, size - HEADER, 0)
     bound = codecs.compressed_bound(body)
@@ -177,7 +181,7 @@ def _packed(raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start:
 
 
 def empty_batch(base_offset: int, last_offset: int, leader_epoch: int, max_timestamp: int = -1) -> bytes:
-    """A *filler*: a v2 header without records and without producer; it carries a segment's end where the records are gone (I1)."""
+    """Return a filler (coverage, I1): an empty v2 batch that extends a segment to its end offset where the last records were removed."""
     after = struct.pack(">hiqqqhii", 0, last_offset - base_offset, -1, max_timestamp, -1, -1, -1, 0)
     return struct.pack(">qiibI", base_offset, HEADER - 12, leader_epoch, 2, checksums.crc32c(after)) + after
 
@@ -186,7 +190,8 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int, max_times
 
 
 @kernel
-def _loose_rows(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Mask) -> Mask:
+def _loose_rows(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Flags) -> Flags:
+    """Return a flag per row: whether the record stays and its tail must be re-encoded, because Kafka would encode it differently."""
     loose = np.zeros(keep.size, np.bool_)
     for batch in range(action.size):
         if action[batch] == REWRITE:
@@ -196,7 +201,7 @@ def _loose_rows(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions
 
 
 def _with_strict_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Rows]:
-    """The same rows over a small array of their own in which the named rows' tails are as Kafka writes them."""
+    """Return a small byte array and rows in which the tails of the rows ``loose`` are encoded as Kafka encodes them."""
     low, high = int(rows.start[0]), int(rows.end[-1])
     parts = [buf[low:high].tobytes()]
     moved = Rows(
@@ -221,18 +226,14 @@ def _with_strict_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Ro
     return read_only(np.frombuffer(b"".join(parts), np.uint8)), moved
 
 
-_read_varint: Any = getattr(read_varint, "py_func")  # noqa: B009 - the functions behind the kernels: this path is rare
-_write_varint: Any = getattr(write_varint, "py_func")  # noqa: B009
-
-
 def _strict_tail(tail: Bytes) -> bytes:
-    """Key, value and headers with minimal varints and header names as Java decodes and encodes them."""
+    """Re-encode key, value and headers of a record: with shortest varints, and header names as Java decodes and encodes them."""
     out = bytearray()
     at = 0
 
     def number() -> int:
         nonlocal at
-        value, at = _read_varint(tail, at, len(tail))
+        value, at = read_varint(tail, at, len(tail))
         return int(value)
 
     def text(name: bool) -> None:
@@ -256,12 +257,13 @@ def _strict_tail(tail: Bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
+    """Return the shortest zigzag varint of ``value``."""
     buf = np.empty(10, np.uint8)
-    return buf[: _write_varint(buf, 0, np.int64(value))].tobytes()
+    return buf[: write_varint(buf, 0, np.int64(value))].tobytes()
 
 
 def as_java_utf8(name: bytes) -> bytes:
-    """``new String(name, UTF_8).getBytes(UTF_8)``: bytes that are no UTF-8 become U+FFFD; an encoded surrogate becomes one."""
+    """Return ``new String(name, UTF_8).getBytes(UTF_8)`` of Java: each invalid UTF-8 sequence and each encoded surrogate becomes U+FFFD."""
     parts = []
     rest = name
     while True:
@@ -279,9 +281,10 @@ def as_java_utf8(name: bytes) -> bytes:
 
 @kernel
 def _seal(out: Bytes, same: Bytes, action: Actions, size: Int64s) -> None:
-    """Lengths and CRCs of the batches that were written anew; ``out`` holds all but the dropped ones, one behind the other.
+    """Write length and CRC into all batches of ``out`` that are not copies.
 
-    ``same``: the same bytes to read, since CRCs are compiled for read-only arrays.
+    :param same: a read-only view of ``out``, because the CRC kernel is compiled for read-only arrays.
+    :param size: size of each batch in bytes; dropped batches are not in ``out``.
     """
     at = np.int64(0)
     for batch in range(action.size):
@@ -297,7 +300,7 @@ def _seal(out: Bytes, same: Bytes, action: Actions, size: Int64s) -> None:
 def _assemble(
     raw: Bytes, position: Int64s, plain: Bytes, start: Int64s, slots: Bytes, slot: Int64s, action: Actions, size: Int64s, out: Bytes
 ) -> None:
-    """Batches one behind the other: copies from ``raw``, headers from ``plain``, compressed bodies from their ``slots``."""
+    """Write all batches in order: copies from ``raw``, headers from ``plain``, and compressed bodies from their ``slots``."""
     at = np.int64(0)
     for batch in range(action.size):
         if action[batch] == DROP:
@@ -325,7 +328,7 @@ def _header(
     sequence: int,
     count: int,
 ) -> None:
-    """Everything but length and CRC."""
+    """Write a v2 batch header at position ``at``, without length and CRC. ``pid``: producer id."""
     store_i64(out, at, base)
     store_i32(out, at + 12, leader_epoch)
     out[at + 16] = 2
@@ -341,6 +344,7 @@ def _header(
 
 @leaf
 def _legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_length: int, value_start: int, value_length: int) -> int:
+    """Write key, value and an empty header list of a v0/v1 record in format v2 at position ``at``. Return the position after it."""
     at = write_varint(out, at, key_length)
     if key_length > 0:
         copy_bytes(out, at, buf, key_start, key_length)
@@ -355,7 +359,9 @@ def _legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_length: in
 
 @leaf
 def _refusal(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
-    """What Kafka's builder says of such a batch (MemoryRecordsBuilder.validateProducerState)."""
+    """Return the number of the problem for which Kafka's builder would refuse such a batch (MemoryRecordsBuilder.validateProducerState), or
+    0.
+    """
     if type_bits & TRANSACTIONAL and pid == -1:
         return 2
     if pid != -1 and epoch == -1:
@@ -366,8 +372,8 @@ def _refusal(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
 
 
 @leaf
-def _staying(keep: Mask, timestamp: Int64s, begin: int, stop: int) -> tuple[int, int, int, int, int]:
-    """(first row, last row, rows, lowest timestamp, highest timestamp or -1) of what stays of a batch."""
+def _staying(keep: Flags, timestamp: Int64s, begin: int, stop: int) -> tuple[int, int, int, int, int]:
+    """Return (first row, last row, number of rows, lowest timestamp, highest timestamp or -1) of the rows in [begin, stop) that stay."""
     first = np.int64(-1)
     last = np.int64(-1)
     count = 0
@@ -404,9 +410,13 @@ def _write_rows(
     key_length: Int32s,
     value_length: Int32s,
     flags: npt.NDArray[np.uint8],
-    keep: Mask,
+    keep: Flags,
 ) -> int:
-    """The records that stay, from ``write`` on; returns where they end. ``whole``: records may be copied with their heads."""
+    """Write the records of rows [first, last] that stay, from position ``write`` on. Return the position after them.
+
+    :param base, base_timestamp: base offset and base timestamp of the new batch.
+    :param whole: whether complete records may be copied, because base offset and base timestamp are unchanged.
+    """
     row = first
     while row <= last:
         if not keep[row]:
@@ -470,14 +480,13 @@ def _encode(
     key_length: Int32s,
     value_length: Int32s,
     flags: npt.NDArray[np.uint8],
-    keep: Mask,
+    keep: Flags,
     out: Bytes,
     out_start: Int64s,
     out_size: Int64s,
 ) -> tuple[int, int]:
-    """(problem, batch that has it). Where batches are ``compressed``, what is written anew is written inflated; copies are left out.
-
-    ``last_offset`` and ``max_timestamp`` are updated to what the written batch says.
+    """Encode all batches of a chunk into ``out``. Return the number of a problem (an index of _PROBLEMS, 0 for none) and the batch that has
+    it. ``last_offset``, ``max_timestamp``, ``out_start`` and ``out_size`` are set. ``compressed``: ``_packed`` will compress the bodies.
     """
     at = np.int64(0)
     for batch in range(action.size):

@@ -1,9 +1,8 @@
-"""A log by the headers of its batches: a digest for logs whose bytes nobody has read, and the checksum of ranges of them.
+"""Digests and checksums of a log computed from its batch headers alone.
 
-The header of a v2 batch holds the CRC-32C of everything that follows it, so that a digest over all headers, together with the CRC of every
-batch, says of a whole file what CRC-32C can say: it finds what happens by accident, flipped bits and batches that are missing, moved or
-another log's. It is not cryptographic: who wants to can make another payload with the same CRC. Logs with v0/v1 messages have no such
-digest.
+A v2 header contains the CRC-32C of the rest of its batch. If all CRCs match, a digest over the headers therefore detects accidental changes
+anywhere in the file: flipped bits, and batches that are missing, moved or from another log. It does not protect against intent, because
+another payload with the same CRC can be constructed. Logs with v0/v1 batches have no such digest.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel, load_u64
-from compactor.kernels.crc import START, Table, after_zeros, extend, extend_word, zeros_by_power
-from compactor.kernels.memory import load_i32, load_u32
+from compactor.kernels.crc import START, CrcTable, crc_after_zero_bytes, extend, extend_word, zero_bytes_tables
+from compactor.kernels.jit import kernel
+from compactor.kernels.memory import load_i32, load_u32, load_u64
 from compactor.records.batches import FRAME, HEADER, Bytes, Int64s, map_file, read_only
 
 HEADER_BYTES: Final = HEADER
 
-Headers = npt.NDArray[np.uint8]
+HeaderBytes = npt.NDArray[np.uint8]
 """Shape (batches, HEADER_BYTES), in the order of the log."""
 
-PIECE_BYTES: Final = 8 << 20
+SCAN_BYTES: Final = 8 << 20
 _PREFIX: Final = b"headers of v2 batches\0"
 _CRC: Final = 17
 _CHECKED: Final = 21  # what the CRC is of begins here
@@ -36,30 +35,36 @@ _LEFT: Final = 1
 _STATE: Final = 2
 
 
-def headers_of(buf: Bytes, position: Int64s) -> Headers:
-    """The headers of the v2 batches at these positions, as a copy. Raises IndexError for one that lies outside."""
+def headers_of(buf: Bytes, position: Int64s) -> HeaderBytes:
+    """Return a copy of the v2 batch headers at these byte positions, shape (batches, 61). Raises IndexError if one is
+    not within ``buf``.
+    """
     if not len(position):
         return np.empty((0, HEADER_BYTES), np.uint8)
     if len(buf) < HEADER_BYTES:
         raise IndexError(f"{len(buf)} bytes hold no header")
-    found: Headers = np.lib.stride_tricks.sliding_window_view(buf, HEADER_BYTES)[position]
+    found: HeaderBytes = np.lib.stride_tricks.sliding_window_view(buf, HEADER_BYTES)[position]
     return found
 
 
-def digest_of_headers(headers: Headers) -> str:
-    """As hex digits. It says something of the batches' payloads only where their CRCs are known to fit (``checked_digest``)."""
+def digest_of_headers(headers: HeaderBytes) -> str:
+    """Return the SHA-256 of batch headers in hexadecimal. It covers the payloads only if the batches' CRCs were verified, as in
+    ``checked_digest``.
+    """
     digest = hashlib.sha256(_PREFIX)
     digest.update(np.ascontiguousarray(headers).reshape(-1).data)
     return digest.hexdigest()
 
 
-def range_crc32c(headers: Headers) -> int:
-    """CRC-32C of all bytes of these batches, one behind the other, provided that their CRCs fit: nothing but the headers is looked at."""
-    return int(_crc_of_batches(read_only(np.ascontiguousarray(headers).reshape(-1)), zeros_by_power()))
+def range_crc32c(headers: HeaderBytes) -> int:
+    """Return the CRC-32C of all bytes of consecutive batches, computed from their headers alone. It is valid if the batches match their
+    stored CRCs.
+    """
+    return int(_crc_of_batches(read_only(np.ascontiguousarray(headers).reshape(-1)), zero_bytes_tables()))
 
 
 class DigestInPieces:
-    """``digest_of_headers`` of a log whose bytes come in pieces of any size, every batch checked against its CRC; holds one header."""
+    """Computes ``digest_of_headers`` of a log that arrives in pieces of any size, verifying every CRC. Memory: one header."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256(_PREFIX)
@@ -68,6 +73,7 @@ class DigestInPieces:
         self._is_sound = True
 
     def update(self, data: bytes | Bytes) -> None:
+        """Process the next bytes of the log."""
         if not self._is_sound:
             return
         buf = read_only(np.frombuffer(data, np.uint8))
@@ -78,34 +84,40 @@ class DigestInPieces:
             self._digest.update(out[: done * HEADER_BYTES].data)
 
     def digest(self) -> str:
-        """Of what came so far; empty where that is not whole v2 batches, one behind the other, whose CRCs fit."""
+        """Return the digest, or an empty string if the bytes so far are not complete v2 batches whose CRCs match."""
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
 
 def checked_digest(path: Path) -> str:
-    """``digest_of_headers`` of a file of v2 batches, every one checked against its CRC.
+    """Return ``digest_of_headers`` of a file after verifying the CRC of every batch.
 
-    Empty where a CRC does not fit, where it is not such batches alone (a v0/v1 message), or where it ends within one.
+    The result is empty if a CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
     """
     buf, digest = map_file(path), DigestInPieces()
-    for start in range(0, len(buf), PIECE_BYTES):
-        digest.update(buf[start : start + PIECE_BYTES])
+    for start in range(0, len(buf), SCAN_BYTES):
+        digest.update(buf[start : start + SCAN_BYTES])
     return digest.digest()
 
 
 @kernel
-def _crc_of_batches(headers: Bytes, powers: Table) -> int:
+def _crc_of_batches(headers: Bytes, powers: CrcTable) -> int:
+    """Return the CRC-32C of all bytes of consecutive batches, from their headers. ``powers``: the tables of ``zero_bytes_tables``."""
     crc = np.uint64(0)
     for at in range(0, headers.size, HEADER):
         left = int(load_i32(headers, at + 8)) + FRAME - _CHECKED
         crc = extend(crc ^ START, headers, at, at + _CHECKED) ^ START
-        crc = after_zeros(powers, crc, left) ^ np.uint64(load_u32(headers, at + _CRC))
+        crc = crc_after_zero_bytes(powers, crc, left) ^ np.uint64(load_u32(headers, at + _CRC))
     return int(crc)
 
 
 @kernel
 def _walk(between: Int64s, header: Bytes, buf: Bytes, out: Bytes) -> int:
-    """How many batches end in ``buf``; their headers go to ``out``. -1: what is no v2 batch, or one whose CRC does not fit."""
+    """Write the headers of the batches that end in ``buf`` to ``out`` and return their number, or -1 if a batch is not v2 or its CRC does
+    not match.
+
+    :param between: state between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far. Updated.
+    :param header: the current header. Updated.
+    """
     have, left, crc = between[_HAVE], between[_LEFT], np.uint64(between[_STATE])
     at = 0
     done = 0

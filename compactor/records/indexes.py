@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel
 from compactor.errors import BadData
+from compactor.kernels.jit import kernel
 from compactor.model.policy import MAX32
 from compactor.records.batches import BatchTable, Int64s
 
@@ -22,10 +22,15 @@ TxnEntries = npt.NDArray[Any]
 
 
 def build(base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int) -> tuple[bytes, bytes]:
-    """(offset index, time index) of a segment whose batches have these sizes, last offsets and maximum timestamps.
+    """Return the bytes of a segment's offset index and time index.
 
-    One entry per batch that begins more than ``interval`` bytes behind the last entry's batch, and a closing time entry. A filler at the
-    end of a very wide offset gap (I1) may lie further from the base than an entry can say: it gets none, and is found by scanning.
+    The offset index has one entry for each batch that begins more than ``interval`` bytes after the batch of the entry before; the time
+    index has one more entry at the end. A filler (coverage, I1) may lie further from the base offset than an entry can express. It gets no
+    entry and is found by scanning.
+
+    :param base: base offset of the segment.
+    :param size, last_offset, max_timestamp: columns of its batches.
+    :param interval: distance of entries in bytes.
     """
     offsets, positions, times, time_offsets, n, m = _entries(base, size, last_offset, max_timestamp, interval)
     index = np.empty(n, OFFSET_ENTRY)
@@ -39,6 +44,7 @@ def build(base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, i
 def _entries(
     base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int
 ) -> tuple[Int64s, Int64s, Int64s, Int64s, int, int]:
+    """Return the columns of both indexes (offset, position, timestamp, offset) and the number of entries of each."""
     offsets = np.empty(size.size, np.int64)
     positions = np.empty(size.size, np.int64)
     times = np.empty(size.size + 1, np.int64)
@@ -70,8 +76,8 @@ def _entries(
     return offsets, positions, times, time_offsets, n, m
 
 
-def index_misfit(data: bytes, base: int, table: BatchTable) -> str:
-    """Why this cannot be the offset index of these batches, or nothing."""
+def index_mismatch(data: bytes, base: int, table: BatchTable) -> str:
+    """Return why ``data`` cannot be the offset index of these batches, or an empty string. ``base``: base offset of the segment."""
     if len(data) % OFFSET_ENTRY.itemsize:
         return "it holds no whole number of entries"
     entries = np.frombuffer(data, OFFSET_ENTRY)
@@ -86,8 +92,11 @@ def index_misfit(data: bytes, base: int, table: BatchTable) -> str:
     return ""
 
 
-def timeindex_misfit(data: bytes, base: int, table: BatchTable) -> str:
-    """Why this cannot be the time index of these batches, or nothing. Whoever seeks by time would begin behind what is looked for."""
+def timeindex_mismatch(data: bytes, base: int, table: BatchTable) -> str:
+    """Return why ``data`` cannot be the time index of these batches, or an empty string.
+
+    With an invalid index, a reader that seeks a timestamp would begin after the first matching record.
+    """
     if len(data) % TIME_ENTRY.itemsize:
         return "it holds no whole number of entries"
     entries = np.frombuffer(data, TIME_ENTRY)
@@ -103,13 +112,14 @@ def timeindex_misfit(data: bytes, base: int, table: BatchTable) -> str:
 
 
 def read_txn_index(path: Path) -> TxnEntries:
-    """The aborted transactions of one segment; an absent file is an empty index. Raises BadData."""
+    """Read a transaction index: the aborted transactions of one segment. A file that does not exist is an empty index. Raises BadData."""
     if not path.exists():
         return np.empty(0, TXN_ENTRY)
     return parse_txn_index(path.read_bytes(), path.name)
 
 
 def parse_txn_index(data: bytes, name: str) -> TxnEntries:
+    """Parse the content of a transaction index. Raises BadData; ``name`` is the file's name for messages."""
     if len(data) % TXN_ENTRY.itemsize:
         raise BadData(
             f"a transaction index of {len(data)} bytes is no whole number of {TXN_ENTRY.itemsize}-byte entries",

@@ -1,4 +1,4 @@
-"""Producer state: what a log says of its producers, and the ``.snapshot`` file that keeps it.
+"""Producer state of a log: sequence numbers and open transactions of its producers, and the ``.snapshot`` file that stores it.
 
 (Kafka: ProducerStateManager, ProducerStateEntry, ProducerAppendInfo with origin REPLICATION; docs/kafka-rules.md 5.11.)
 """
@@ -13,8 +13,8 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel
 from compactor.errors import BadData
+from compactor.kernels.jit import kernel
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 
 ENTRY: Final = np.dtype(
@@ -35,28 +35,30 @@ _HEADER: Final = struct.Struct(">hIi")
 
 @dataclass(frozen=True, slots=True)
 class ProducerStates:
-    """The state of every known producer at one offset: an array of ENTRY, ascending by producer id, one per producer.
+    """State of all known producers at one offset: an array of ENTRY with one entry per producer, ascending by producer id.
 
-    ``last_offset`` and ``last_sequence`` are -1 where only markers were seen since the epoch began; ``txn_first_offset`` is -1
-    outside a transaction.
+    ``last_offset`` and ``last_sequence`` are -1 if only markers were seen since the epoch began; ``txn_first_offset`` is -1 outside a
+    transaction.
     """
 
     entries: npt.NDArray[Any]
 
     @staticmethod
     def none() -> ProducerStates:
+        """Return a state without producers."""
         return ProducerStates(np.empty(0, ENTRY))
 
     def first_open_offset(self) -> int | None:
-        """First offset of the oldest transaction that is still open, or None."""
+        """Return the first offset of the oldest open transaction, or None if none is open."""
         opened = self.entries["txn_first_offset"]
         opened = opened[opened >= 0]
         return int(opened.min()) if len(opened) else None
 
     def is_of(self, offset: int, replayed: ProducerStates) -> bool:
-        """Whether this may be the state at ``offset`` of a log that gives the other when it is replayed up to there.
+        """Return whether this can be the state at ``offset`` of a log whose remaining batches up to there give the state ``replayed``.
 
-        What a snapshot knows more than the log may have been cleaned away since; a batch that it does not know was never written later.
+        Producers that are only in this state are accepted, because their batches may have been removed by cleaning. A batch in the log that
+        this state does not know is not accepted.
         """
         if np.any(self.entries["last_offset"] >= offset) or np.any(self.entries["txn_first_offset"] >= offset):
             return False
@@ -66,7 +68,9 @@ class ProducerStates:
         return not np.any(behind & (known["epoch"] == told["epoch"]))
 
     def rewound(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
-        """The state at an earlier end (inclusive), as this one tells it: producers silent since then, besides ``known``."""
+        """Return the state at the earlier offset ``end_offset`` (inclusive), as far as it is known: ``known``, and producers that have
+        written nothing since.
+        """
         mine = self.entries[(self.entries["last_offset"] <= end_offset) & (self.entries["txn_first_offset"] <= end_offset)]
         if known is None:
             return ProducerStates(mine)
@@ -75,7 +79,7 @@ class ProducerStates:
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
     def replay(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
-        """The state after these batches too; batches below ``from_offset`` are in the state already."""
+        """Return the state after these batches. Batches before ``from_offset`` are skipped, because they are in the state already."""
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
         if not len(mine):
             return self
@@ -128,6 +132,11 @@ def _replay(
     p_coordinator: npt.NDArray[np.int32],
     p_txn: Int64s,
 ) -> None:
+    """Apply batches to producer states, in order.
+
+    The columns up to ``coordinator_epoch`` have one row per batch, and ``producer`` is the index of its producer; ``seen`` and the columns
+    that begin with ``p_`` have one row per producer and are changed.
+    """
     for i in range(producer.size):
         p = producer[i]
         kind = control[i]
@@ -156,7 +165,7 @@ def _replay(
 
 
 def parse_snapshot(data: bytes, name: str) -> ProducerStates:
-    """Reads a ``.snapshot`` file. Raises BadData: a caller with an older snapshot or the log goes on with that, as Kafka does."""
+    """Parse a ``.snapshot`` file. Raises BadData; the caller then continues from an older snapshot or from the log, as Kafka does."""
     if len(data) < _HEADER.size:
         raise BadData("a producer snapshot ends in its header", segment=name, hint="It can be rebuilt from the log")
     version, crc, count = _HEADER.unpack_from(data)
@@ -169,6 +178,6 @@ def parse_snapshot(data: bytes, name: str) -> ProducerStates:
 
 
 def format_snapshot(states: ProducerStates) -> bytes:
-    """The bytes of a ``.snapshot`` file, version 1."""
+    """Return the bytes of a ``.snapshot`` file, format version 1."""
     body = struct.pack(">i", len(states.entries)) + states.entries.tobytes()
     return struct.pack(">hI", 1, crc32c.crc32c(body)) + body

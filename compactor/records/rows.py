@@ -1,11 +1,12 @@
-"""Batch bodies -> one row per record, as arrays (Kafka: DefaultRecord, LegacyRecord).
+"""Parser of records: turns batch bodies into one row per record (Kafka: DefaultRecord, LegacyRecord).
 
-    v2 record   length:varint  attributes:1  timestampDelta:varlong  offsetDelta:varint
-                | keyLen:varint key  valueLen:varint value  headerCount:varint { keyLen:varint key  valueLen:varint value }*
-                ^ ``tail``: from here on a record that moves to a rewritten batch keeps its bytes
+    v2 record
+    length:varint attributes:1 timestampDelta:varlong offsetDelta:varint | keyLen:varint key valueLen:varint value
+                                                    headerCount:varint { keyLen:varint key valueLen:varint value }*
+                                                  ^ ``tail``: from here on, a record that moves to a rewritten batch keeps its bytes
 
-A *chunk* is a run of neighbouring batches whose records lie in one byte array: the mapped segment itself where nothing is
-compressed, an array of inflated bodies otherwise.
+A *chunk* is a sequence of neighbouring batches whose records lie in one byte array: the mapped segment itself if nothing is compressed,
+otherwise an array of decompressed bodies.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel, leaf
 from compactor.errors import BadData
+from compactor.kernels.common import Int32s as Int32s
+from compactor.kernels.jit import kernel, leaf
 from compactor.kernels.memory import load_i32, load_i64, prefetch_read, read_varint
+from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import HEADER, LOG_APPEND, BatchTable, Bytes, Int64s
-from compactor.stages import WorkStage, measured
-
-Int32s = npt.NDArray[np.int32]
 
 HEAD_LOOSE: Final = 1  # attributes not zero, or a varint before the key is longer than it needs to be
 TAIL_LOOSE: Final = 2  # a longer varint, or a header name that is not plain ASCII: Kafka writes these anew
@@ -48,9 +48,10 @@ _PROBLEMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One row per record, all arrays of one length. Positions are into the chunk's byte array; a length of -1 is null.
+    """Parsed records of a chunk as columns, one row per record.
 
-    ``offset`` and ``timestamp`` (ms) are absolute; under LogAppendTime every timestamp is the batch's maximum.
+    Positions are relative to the chunk's byte array; a length of -1 means null. ``offset`` and ``timestamp`` (milliseconds) are absolute.
+    In LogAppendTime batches the timestamp of every record is the batch's maximum.
     """
 
     offset: Int64s
@@ -72,18 +73,20 @@ _ROW_DTYPES: Final = (np.int64,) * 7 + (np.int32, np.int32, np.uint8)
 
 
 class RowBuffers:
-    """Arrays for rows, reused from chunk to chunk: fresh pages for every chunk would cost more than parsing. Not for two threads."""
+    """Memory for the rows of one chunk, reused from chunk to chunk because new memory would cost more than parsing. Not thread-safe."""
 
     def __init__(self) -> None:
         self._arrays = _allocate(1 << 14)
 
     def take(self, count: int) -> Rows:
+        """Return uninitialized rows for ``count`` records, valid until the next call."""
         if count > len(self._arrays[0]):
             self._arrays = _allocate(max(count, 2 * len(self._arrays[0])))
         return Rows(*(array[:count] for array in self._arrays))
 
 
 def _allocate(count: int) -> tuple[Any, ...]:
+    """Return uninitialized columns for ``count`` records."""
     return tuple(np.empty(count, dtype) for dtype in _ROW_DTYPES)
 
 
@@ -103,14 +106,16 @@ class Chunk:
 
     @property
     def body_bytes(self) -> int:
+        """Return the size of all bodies in bytes."""
         return int((self.body_end - self.body_start).sum())
 
 
-@measured(WorkStage.PARSE, lambda table, chunk, *_: chunk.body_bytes)
+@measure_stage(WorkStage.PARSE, lambda table, chunk, *_: chunk.body_bytes)
 def parse(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) -> tuple[Rows, Int64s]:
-    """The records of a chunk, and where each batch's rows begin (one more entry than batches).
+    """Parse the records of a chunk. Return its rows, and the number of each batch's first row (one more entry than batches).
 
-    The rows live in ``buffers`` until the next call. Raises BadData, naming the batch.
+    The rows are in ``buffers`` and valid until the next call. Raises BadData, naming the batch; ``segment`` is the segment's name for
+    messages.
     """
     magic = int(table.magic[chunk.first])
     some = slice(chunk.first, chunk.last)
@@ -158,6 +163,7 @@ def parse(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) ->
 
 
 def _bad(table: BatchTable, batch: int, problem: int, segment: str) -> BadData:
+    """Return the error for a batch that cannot be parsed. ``problem`` is an index of _PROBLEMS."""
     return BadData(
         _PROBLEMS[problem],
         segment=segment,
@@ -168,7 +174,7 @@ def _bad(table: BatchTable, batch: int, problem: int, segment: str) -> BadData:
 
 
 def plain_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wanted: npt.NDArray[np.bool_]) -> Chunk:
-    """Batches that are not compressed, where they lie."""
+    """Return a chunk of uncompressed batches without copying their bytes."""
     position = table.position[first:last]
     start = position + HEADER if table.magic[first] == 2 else position
     return Chunk(first, last, buf, start, np.where(wanted, position + table.size[first:last], start), wanted)
@@ -179,13 +185,13 @@ def plain_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wanted: np
 
 @leaf
 def _padded(buf: Bytes, start: int, end: int) -> bool:
-    """Whether the varint there is longer than it needs to be."""
+    """Return whether the varint at ``start`` is longer than necessary."""
     return end - start > 1 and (buf[end - 1] == 0 or (end - start == 10 and buf[end - 1] > 1))
 
 
 @leaf
 def _skip_headers(buf: Bytes, at: int, end: int) -> tuple[int, int, int]:
-    """(problem, position behind the headers, flags)."""
+    """Return (problem, position after the record's headers, flags). ``problem`` is an index of _PROBLEMS, 0 for none."""
     before = at
     count, at = read_varint(buf, at, end)
     if at < 0:
@@ -224,7 +230,7 @@ def _skip_headers(buf: Bytes, at: int, end: int) -> tuple[int, int, int]:
 
 @leaf
 def _field(buf: Bytes, at: int, stop: int) -> tuple[int, int, int, int]:
-    """(problem, length, where the bytes begin, flags) of a key or a value; any negative length is null, which is -1."""
+    """Return (problem, length, position of the bytes, flags) of a key or value. Any negative length means null and becomes -1."""
     before = at
     length, at = read_varint(buf, at, stop)
     if at < 0:
@@ -258,7 +264,7 @@ def _parse_v2(
     value_length: Int32s,
     flags: npt.NDArray[np.uint8],
 ) -> tuple[int, int]:
-    """(problem, batch that has it); problem 0 where all is well."""
+    """Parse the records of v2 batches into the columns of Rows. Return the number of a problem (0 for none) and the batch that has it."""
     for batch in range(body_start.size):
         at = body_start[batch]
         limit = body_end[batch]
@@ -325,7 +331,9 @@ def _parse_v2(
 
 @leaf
 def _next_entry(buf: Bytes, at: int, limit: int) -> tuple[int, int]:
-    """(problem, position behind the v0/v1 entry at ``at``); position -1 where only a partial one is left, which Kafka ignores."""
+    """Return (problem, position after the v0/v1 entry at ``at``). Position -1 stands for an incomplete entry at the end, which Kafka
+    ignores.
+    """
     if limit - at < 12:
         return 0, -1
     size = np.int64(load_i32(buf, at + 8))
@@ -338,6 +346,7 @@ def _next_entry(buf: Bytes, at: int, limit: int) -> tuple[int, int]:
 
 @kernel
 def _count_entries(buf: Bytes, body_start: Int64s, body_end: Int64s, wanted: npt.NDArray[np.bool_]) -> tuple[Int64s, int, int]:
+    """Return (number of entries of each v0/v1 wrapper, problem, batch that has it)."""
     counts = np.zeros(body_start.size, np.int64)
     for batch in range(body_start.size):
         if not wanted[batch]:
@@ -378,7 +387,9 @@ def _parse_legacy(
     value_length: Int32s,
     flags: npt.NDArray[np.uint8],
 ) -> tuple[int, int]:
-    """Entries of plain v0/v1 batches (one each) and of inflated wrappers. (problem, batch that has it)."""
+    """Parse v0/v1 batches into the columns of Rows: uncompressed ones (one record each) and decompressed wrappers. Return (problem, batch
+    that has it).
+    """
     for batch in range(body_start.size):
         if first_row[batch] == first_row[batch + 1]:
             continue

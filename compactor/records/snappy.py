@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel, leaf, load_u64
+from compactor.kernels.jit import kernel, leaf
 from compactor.kernels.memory import (
     copy_8,
     copy_16,
@@ -21,6 +21,7 @@ from compactor.kernels.memory import (
     get_16,
     get_32,
     load_i32,
+    load_u64,
     put_8,
     put_16,
     store_i32,
@@ -49,7 +50,7 @@ _U16: Final = np.uint64(16)
 
 @leaf
 def _inflate_block(buf: Bytes, at: int, end: int, out: Bytes, to: int, most: int) -> int:
-    """Where the block's content ends in ``out``; -1 where it is damaged or odd, reaches beyond ``most`` or has no room for it."""
+    """Return where the block's content ends in ``out``, or -1 if it is corrupt or unusual, exceeds ``most``, or does not fit."""
     size = shift = 0
     byte = 128
     while byte >= 128 and at < end and shift < 35:
@@ -110,7 +111,7 @@ def _inflate_block(buf: Bytes, at: int, end: int, out: Bytes, to: int, most: int
 
 @leaf
 def _inflate_body(buf: Bytes, at: int, end: int, out: Bytes, to: int, limit: int) -> int:
-    """Where its content ends in ``out``; -1 where ``codecs`` is to read it."""
+    """Return where the body's content ends in ``out``, or -1 if ``codecs`` must read it."""
     most = to + limit
     if end - at < 8 or end + _WIDE > buf.size:
         return -1
@@ -131,7 +132,7 @@ def inflate(
     buf: Bytes, codec: npt.NDArray[np.int16], start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes, to: int,
     limit: int, most: int, ends: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
-    """(the first batch from ``batch`` on that is left to others, where ``out`` is filled up to)."""
+    """Return the first batch from ``batch`` on that ``codecs`` must read, and the end of the content of ``out``."""
     while batch < wanted.size and to <= most:
         if wanted[batch]:
             after = _inflate_body(buf, start[batch], end[batch], out, to, limit) if codec[batch] == codecs.SNAPPY else np.int64(-1)
@@ -148,13 +149,13 @@ def inflate(
 
 @leaf
 def _place(word: int, shift: int) -> int:
-    """Of a word in the table, in bytes."""
+    """Return the position of a word's entry in the table, in bytes."""
     return ((word * _MULTIPLIER) & _U32) >> shift << 1
 
 
 @leaf
 def _put_literal(buf: Bytes, begin: int, end: int, out: Bytes, at: int) -> int:
-    """A slot has room for more than is written behind its end here."""
+    """Write a literal and return where it ends. A slot has room for the bytes that are written beyond that."""
     length = end - begin
     last = length - 1
     if last < 60:
@@ -192,7 +193,7 @@ def _put_copy(out: Bytes, at: int, offset: int, length: int) -> int:
 
 @leaf
 def _matching(buf: Bytes, one: int, other: int, end: int) -> int:
-    """How many bytes from ``one`` on are those from ``other`` on; ``one`` lies behind, and stays below ``end``."""
+    """Return how many bytes from ``one`` on equal those from ``other``, which is less than ``one``; ``one`` stays below ``end``."""
     begin = one
     while one + 8 <= end:
         difference = load_u64(buf, one) ^ load_u64(buf, other)
@@ -208,7 +209,10 @@ def _matching(buf: Bytes, one: int, other: int, end: int) -> int:
 
 @leaf
 def _deflate_block(buf: Bytes, begin: int, end: int, out: Bytes, at: int, table: Bytes) -> int:
-    """google/snappy's CompressFragment. ``table``: 16 bits for each place, of which a short block uses few."""
+    """Compress a block as google/snappy's CompressFragment does.
+
+    :param table: 16 bits for each place, of which a short block uses few.
+    """
     size = end - begin
     emitted = begin
     if size >= _LEAST:
@@ -262,7 +266,7 @@ def _deflate_block(buf: Bytes, begin: int, end: int, out: Bytes, at: int, table:
 
 @kernel
 def deflate(plain: Bytes, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, packed: Int64s) -> None:
-    """Each body ``plain[start : start + size]`` as a Xerial stream into its slot; ``packed``: how many bytes each took."""
+    """Write each body ``plain[start : start + size]`` as a Xerial stream into its slot, and its compressed size into ``packed``."""
     table = np.empty(2 << _TABLE_BITS, np.uint8)
     for body in range(size.size):
         at = slot[body]

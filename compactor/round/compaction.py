@@ -1,4 +1,4 @@
-"""One round over one partition of an opened tier, on this machine: facts -> plan -> round -> report."""
+"""One round over one partition on this machine: gather facts, make a plan, do the work, report."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compactor.cleaner.passes.lanes import Lanes
-from compactor.config import Cleaner
+from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.config.settings import Cleaner
 from compactor.control import left_alone
 from compactor.control.logs import PartitionLog
-from compactor.control.ordering import Stage
 from compactor.control.ports import Lease, Ports
-from compactor.control.savings import expected_of
+from compactor.control.stages import Stage
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionFacts, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
@@ -29,22 +28,34 @@ from compactor.records.balance import BalanceKey
 from compactor.records.producers import ProducerStates
 from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import Engine
-from compactor.round.index import CleanInquiry, PassOneFound, PassOneSettings, run_pass_one, what_is_left
-from compactor.round.plan import Assessment, RoundFacts, assess, draft, metadata_records, plan_round
-from compactor.round.ports import Check, Postponed, Stats, WorkSession, WorkStats
-from compactor.round.rewrite import LocalWorker, fingerprint, rules_of
+from compactor.round.expiry import find_expired_segments
+from compactor.round.pass_one import CleanSegmentQuery, PassOneResult, PassOneSettings, bound_remaining_bytes, run_pass_one
+from compactor.round.pass_two import LocalWorker, cleaner_rules, executor_fingerprint
+from compactor.round.plan import RoundAssessment, RoundFacts, assess_round, draft_plan, expected_metadata_records, plan_round
+from compactor.round.ports import LeadershipCheck, Postponed, Stats, WorkSession, WorkStats
 from compactor.round.roles import RoundExtent
-from compactor.round.skip import FilterRecord, filter_for, filter_record, filter_stats, keys_to_come, record_of
-from compactor.round.sources import Reading, parsed_at_end, reading_of, snapshot_at_end
+from compactor.round.skip import (
+    FilterRecord,
+    design_filter,
+    expected_round_keys,
+    filter_history_stats,
+    filter_record_of_run,
+    sum_filter_records,
+)
+from compactor.round.sources import StagedSegmentReader, live_segment_reader, parse_end_snapshot, read_end_snapshot
 from compactor.tier.sidecars import Sidecars
 
 OnStage = Callable[[Stage, CompactionPlan], None]
-AssessWith = Callable[[PartitionState, Cleaner, int], Assessment[RemoteLogSegmentMetadata]]
+AssessWith = Callable[[PartitionState, Cleaner, int], RoundAssessment[RemoteLogSegmentMetadata]]
 
 
 @dataclass(frozen=True)
-class SegmentDone:
-    """``action``: rewritten or skipped."""
+class SegmentOutcome:
+    """A segment below the round's end and what the round did with it.
+
+    action: ``rewritten`` or ``skipped``.
+    why: the reason, for people.
+    """
 
     id: str
     action: str
@@ -53,12 +64,18 @@ class SegmentDone:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What ``run`` prints of one partition. Offsets, counts and bytes; ``bytes_read``: segment bytes fetched from the tier;
-    ``bytes_written``: of new segments, of which the store has copied ``bytes_copied`` from others.
+    """Result of one round over one partition, as ``run`` prints it. Sizes are in bytes; offsets are the cleaner offset before and after.
 
-    ``saved_bytes``: by which the result is smaller than its sources; ``expected_saving_bytes``: what was expected of it before.
-    ``segments``: what became of each segment below the round's end, and why; ``filters``: what Bloom filters did; ``useless_rate``: of the
-    segments without a dirty key, the share that was read for a filter's wrong answer. ``until_ms``: when what waits may be tried again.
+    status: cleaned, resumed, expired, nothing_to_do, waiting, quarantined, paused, leased or fenced.
+    bytes_read: segment bytes fetched from the tier.
+    bytes_written: size of the new segments, of which the store copied ``bytes_copied`` from existing objects.
+    saved_bytes: size of the rewritten sources minus the size of the new segments.
+    segments: what happened to each segment below the round's end.
+    filters: what Bloom filters did in this round.
+    useless_rate: of the clean segments without a dirty key, the share that was read because of a false positive.
+    until_ms: for status waiting, the earliest time at which the round can start, in milliseconds.
+    log_start_offset: first offset that readers may read.
+    segments_expired, bytes_expired: what retention removed from the front before the round was planned.
     """
 
     topic: str
@@ -81,16 +98,23 @@ class RoundReport:
     segment: str = ""
     passes: int = 0
     saved_bytes: int = 0
-    expected_saving_bytes: int | None = None
-    segments: tuple[SegmentDone, ...] = ()
+    segments: tuple[SegmentOutcome, ...] = ()
     filters: FilterRecord = field(default_factory=FilterRecord)
     useless_rate: float = 0.0
     until_ms: int = 0
+    log_start_offset: int = 0
+    segments_expired: int = 0
+    bytes_expired: int = 0
 
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What this process has for rounds over one partition. ``sidecars``: None where there are none to be used (``bloom = false``)."""
+    """Resources and settings that one process brings to rounds over one partition.
+
+    sidecars: None if sidecars are switched off (``bloom = false``).
+    threads: number of worker threads.
+    records_per_hour: limit on records in the metadata topic ([publish] metadata_records_per_hour); 0 for none.
+    """
 
     ports: Ports
     lease: Lease
@@ -103,40 +127,45 @@ class RoundContext:
 
 
 @dataclass(frozen=True)
-class IndexedHere:
-    """Pass 1 of this process, and what pass 2 goes on with."""
+class LocalPassOne:
+    """Result of pass 1 that this process computed, with the open staging folder and worker threads that pass 2 reuses."""
 
-    found: PassOneFound
-    lanes: Lanes
-    reading: Reading
+    found: PassOneResult
+    workers: WorkerThreads
+    reading: StagedSegmentReader
 
 
 @dataclass(frozen=True)
 class GatheredRound:
-    """``facts`` for the plan. ``indexed``: pass 1, where this process does it; ``disk_bytes``: what each group must fit into, then."""
+    """Facts from which a round is planned.
+
+    indexed: result of pass 1 if this process did it; None if a remote engine does.
+    disk_bytes: disk budget that each group must fit; None if a remote engine does the work.
+    """
 
     facts: RoundFacts
-    indexed: IndexedHere | None = None
+    indexed: LocalPassOne | None = None
     disk_bytes: int | None = None
 
 
 class Round:
-    """One round with what one process brings to it (RoundWork in round.ports), and what it cost. Used once."""
+    """One round over one partition by this process (implements ``RoundWork``), with what it cost. An instance is used once."""
 
     def __init__(
         self,
         context: RoundContext,
         now_ms: int,
         *,
-        assess_with: AssessWith = assess,
+        assess_with: AssessWith = assess_round,
         on_stage: OnStage = lambda s, p: None,
         disk: Budget | None = None,
         engine: Engine | None = None,
     ) -> None:
-        """``now_ms``: the cleaner's clock for a new plan; a resumed plan keeps its own. ``assess_with``: what is due, and up to where.
-
-        ``disk``: the budget of all rounds of this process together (daemon); None: this round has ``disk_budget_bytes`` to itself.
-        ``engine``: who does the work; None for this process.
+        """:param now_ms: the cleaner's clock for a new plan, in milliseconds; a resumed plan keeps its own.
+        :param assess_with: decides whether a round is due and up to which offset.
+        :param on_stage: called when the round reaches a stage.
+        :param disk: disk budget shared by all rounds of this process; None gives this round ``disk_budget_bytes`` of its own.
+        :param engine: remote engine that does the work; None for this process.
         """
         self._context = context
         self._cleaner = context.cleaner
@@ -146,105 +175,122 @@ class Round:
         self._map_engine = engine.map_engine if engine else ""
         self._stats = WorkStats()
         self._remote = engine.worker_of(self._stats) if engine else None
-        self.reached = on_stage
+        self.on_stage = on_stage
 
-    def run(self, log: PartitionLog) -> RoundReport:
-        """Raises Leased, Fenced, StoreError, OutOfBudget; bad data is a report with status quarantined."""
-        due = True
+    def execute_round(self, log: PartitionLog) -> RoundReport:
+        """Run the round and return its report. Bad data does not raise: the report then has the status quarantined.
+
+        Raises Leased, Fenced, StoreError or OutOfBudget.
+        """
+        waits = False
         try:
             result = run_round(self._context.ports, log, self._context.lease, self)
-            due = result.status == "waiting"
-            return _report(result, self._stats)
+            waits = result.status == "waiting"
+            return _build_report(result, self._stats)
         finally:
-            if log.state.intent is None:  # else whoever goes on with it says the rest
-                self._context.ports.publisher.forgo(log.state.name, due=due)
+            if log.state.intent is None and not waits:  # an open intent still has records to write
+                self._context.ports.publisher.release(log.state.name)
 
-    def due(self, state: PartitionState) -> bool:
-        return self._assess(state, self._cleaner, self._now_ms).due
+    def is_due(self, state: PartitionState) -> bool:
+        return self._assess(state, self._cleaner, self._now_ms).due or self.new_log_start(state) is not None
+
+    def new_log_start(self, state: PartitionState) -> int | None:
+        ports = self._context.ports
+        now_ms = min(self._now_ms, ports.clock_ms())
+        if find_expired_segments(state, self._cleaner, now_ms) is None:
+            return None  # without a request: a directory is written to when it is asked for its clock
+        expired = find_expired_segments(state, self._cleaner, min(now_ms, ports.control.clock_ms()))
+        return expired.log_start_offset if expired else None
 
     def resume_problem(self, plan: CompactionPlan) -> str:
         if plan.restores:
             return f"it takes run {plan.restores} back, which only `undo` goes on with"
-        if plan.fingerprint != fingerprint():
-            return f"it was made by {plan.fingerprint}, this process is {fingerprint()}"
+        if plan.fingerprint != executor_fingerprint():
+            return f"it was made by {plan.fingerprint}, this process is {executor_fingerprint()}"
         return "" if plan.policy == self._cleaner.policy() else "the settings have changed since it was made"
 
     @contextmanager
-    def gathered(self, state: PartitionState, check: Check) -> Iterator[GatheredRound | None]:
-        now_ms = self._remote.begun_ms(state, self._now_ms, partial(self._draft_at, state)) if self._remote is not None else self._now_ms
+    def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[GatheredRound | None]:
+        now_ms = (
+            self._remote.plan_time_ms(state, self._now_ms, partial(self._draft_plan_at, state))
+            if self._remote is not None
+            else self._now_ms
+        )
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
             yield None
             return
-        at_least = [s for s in assessment.segments if s in assessment.dirty or s.id in assessment.horizon_due]
-        self._admit(state.name, 2 * (1 + len(at_least)))
+        at_least = [s for s in assessment.covered_segments if s in assessment.dirty or s.id in assessment.horizon_due]
+        self._admit_records(state.name, 2 * (1 + len(at_least)))
         cleaner = self._cleaner
         layout = self._context.ports.layout
-        snapshot = snapshot_at_end(layout, state)
-        producers = live_producers(parsed_at_end(layout, state, snapshot), now_ms, cleaner.producer_id_expiration_ms)
-        facts = RoundFacts(state, assessment, cleaner, now_ms, producers, fingerprint(), self._map_engine, snapshot=snapshot)
+        snapshot = read_end_snapshot(layout, state)
+        producers = live_producers(parse_end_snapshot(layout, state, snapshot), now_ms, cleaner.producer_id_expiration_ms)
+        facts = RoundFacts(state, assessment, cleaner, now_ms, producers, executor_fingerprint(), self._map_engine, snapshot=snapshot)
         if self._remote is not None:
             try:
-                yield GatheredRound(replace(facts, clean=self._remote.scout(facts, check)))
+                yield GatheredRound(replace(facts, clean=self._remote.check_clean_segments(facts, check)))
             finally:
-                self._remote.close()
+                self._remote.delete_unused_results()
             return
-        disk = self._budget()
+        disk = self._own_disk_budget()
         if max(group_room([segment], cleaner.policy().index_interval_bytes) for segment in at_least) > disk.total:
-            check_disk(draft(facts), state, disk.total)
-        with self._lanes_and_reading(state, disk) as (lanes, reading):
-            found = self._pass_one(facts, lanes, reading, check)
-            known = replace(facts, map_engine=found.engine, clean=found.clean, left=what_is_left(found, state) if state.mirrored else {})
-            yield GatheredRound(known, IndexedHere(found, lanes, reading), disk.total)
+            check_plan_fits_disk(draft_plan(facts), state, disk.total)
+        with self._open_workers_and_reader(state, disk) as (workers, reading):
+            found = self._run_pass_one(facts, workers, reading, check)
+            known = replace(
+                facts, map_engine=found.engine, clean=found.clean, left=bound_remaining_bytes(found, state) if state.mirrored else {}
+            )
+            yield GatheredRound(known, LocalPassOne(found, workers, reading), disk.total)
 
-    def _draft_at(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
-        """What would be planned if it were this late; None where nothing were due."""
+    def _draft_plan_at(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
+        """Return the plan that would be made at a time in milliseconds, without ids; None if no round would be due then."""
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
             return None
-        return draft(RoundFacts(state, assessment, self._cleaner, now_ms, (), fingerprint(), self._map_engine))
+        return draft_plan(RoundFacts(state, assessment, self._cleaner, now_ms, (), executor_fingerprint(), self._map_engine))
 
-    def plan(self, facts: GatheredRound, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
+    def make_plan(self, facts: GatheredRound, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
         plan = plan_round(facts.facts, leader_epoch, new_id)
         if facts.disk_bytes is not None:
-            check_disk(plan, facts.facts.state, facts.disk_bytes)
+            check_plan_fits_disk(plan, facts.facts.state, facts.disk_bytes)
         return plan
 
-    def admit(self, plan: CompactionPlan) -> None:
-        self._admit(TopicPartition(plan.topic, plan.partition), metadata_records(plan.tasks))
+    def admit_plan(self, plan: CompactionPlan) -> None:
+        self._admit_records(TopicPartition(plan.topic, plan.partition), expected_metadata_records(plan.tasks))
 
-    def _admit(self, name: TopicPartition, records: int) -> None:
+    def _admit_records(self, name: TopicPartition, records: int) -> None:
         per_hour = self._context.records_per_hour
         wait = self._context.ports.publisher.admit(name, records, per_hour)
         if wait is not None:
             alone = ", for an hour that has none: it is larger than that" if wait.records > per_hour else ""
-            behind = f", behind {wait.ahead} that came before it" if wait.ahead else ""
-            said = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}{behind}"
+            said = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}"
             raise Postponed(said, wait.until_ms)
 
-    def work(
+    def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: GatheredRound | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        dirty, saving = expected_of(plan, session.state.live, session.state.runs)
-        self._stats.expected = {"bytes_dirty": dirty} | ({} if saving is None else {"expected_saving_bytes": saving})
+        sources = set(plan.sources)
+        dirty = (one for one in session.state.live if one.id in sources and one.end_offset >= plan.first_dirty_offset)
+        self._stats.bytes_dirty = sum(segment.size_bytes for segment in dirty)
         why = {segment.id: segment.reason for segment in plan.skipped}
-        self._stats.left_alone = left_alone.told(left_alone.ranges(session.state.live, why))
+        self._stats.left_alone = left_alone.format_skipped_ranges(left_alone.skipped_ranges(session.state.live, why))
         if self._remote is not None:
             try:
                 for outcome in self._remote(plan, tasks, session):
                     if isinstance(outcome, CompactionReceipt) and self._context.ports.brokers is not None:
-                        session.check()  # executors tell readers nothing: only who leads does
+                        session.check_leadership()  # executors never write metadata; only the leader does
                         self._context.ports.publisher.begin(TopicPartition(plan.topic, plan.partition), outcome.segment)
                     yield outcome
             finally:
-                self._remote.close()
+                self._remote.delete_unused_results()
         elif facts is not None and facts.indexed is not None:
-            yield from self._worked(plan, tasks, session, facts.indexed.lanes, facts.indexed.reading, facts.indexed.found)
+            yield from self._run_locally(plan, tasks, session, facts.indexed.workers, facts.indexed.reading, facts.indexed.found)
         else:
-            with self._lanes_and_reading(session.state, self._budget()) as (lanes, reading):
-                yield from self._worked(plan, tasks, session, lanes, reading, None)
+            with self._open_workers_and_reader(session.state, self._own_disk_budget()) as (workers, reading):
+                yield from self._run_locally(plan, tasks, session, workers, reading, None)
 
-    def stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {
             "records_read": sum(r.records_read for r in receipts),
             "records_kept": sum(r.records_kept for r in receipts),
@@ -256,42 +302,46 @@ class Round:
             "peak_map_bytes": self._stats.peak_map_bytes,
             "map_entries": self._stats.map_entries,
             "gate_keys": self._stats.gate_keys,
-            "gate_disk_bytes": self._stats.gate_disk_bytes,
+            "gate_coverage": self._stats.gate_coverage,
             "filter_bytes_written": self._stats.sidecar_bytes_written,
             **self._stats.filters,
-            **self._stats.expected,
-            **({left_alone.STAT: self._stats.left_alone} if self._stats.left_alone else {}),
+            "bytes_dirty": self._stats.bytes_dirty,
+            **({left_alone.SKIPPED_RANGES_STAT: self._stats.left_alone} if self._stats.left_alone else {}),
         }
 
     @contextmanager
-    def _lanes_and_reading(self, state: PartitionState, disk: Budget) -> Iterator[tuple[Lanes, Reading]]:
+    def _open_workers_and_reader(self, state: PartitionState, disk: Budget) -> Iterator[tuple[WorkerThreads, StagedSegmentReader]]:
         context = self._context
-        reading = reading_of(context.ports, self._cleaner, context.state_dir, state, disk, "round")
+        reading = live_segment_reader(context.ports, self._cleaner, context.state_dir, state, disk, "round")
         try:
-            with Lanes(context.threads) as lanes:
-                yield lanes, reading
+            with WorkerThreads(context.threads) as workers:
+                yield workers, reading
         finally:
             reading.staging.close()
 
-    def _pass_one(self, facts: RoundFacts, lanes: Lanes, reading: Reading, check: Check) -> PassOneFound:
-        """So that the plan can leave out what need not be read."""
+    def _run_pass_one(
+        self, facts: RoundFacts, workers: WorkerThreads, reading: StagedSegmentReader, check: LeadershipCheck
+    ) -> PassOneResult:
+        """Run pass 1 before planning, so that the plan can skip clean segments that need not be read."""
         context, cleaner, assessment = self._context, self._cleaner, facts.assessment
         end = assessment.end if assessment.dirty else assessment.first_dirty
         settings = PassOneSettings(
-            cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, lanes, cleaner.verify_before_publish, check
+            cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, workers, cleaner.verify_before_publish, check
         )
-        extent = RoundExtent(assessment.first_dirty, end, rules_of(draft(facts), BalanceKey(context.hash_key)))
+        extent = RoundExtent(assessment.first_dirty, end, cleaner_rules(draft_plan(facts), BalanceKey(context.hash_key)))
         parts = None if cleaner.splice else frozenset[str]()
-        return run_pass_one(reading, extent, settings, CleanInquiry(context.sidecars, filter_record(facts.state.runs), in_part=parts))
+        return run_pass_one(
+            reading, extent, settings, CleanSegmentQuery(context.sidecars, sum_filter_records(facts.state.runs), in_part=parts)
+        )
 
-    def _worked(
+    def _run_locally(
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
         session: WorkSession,
-        lanes: Lanes,
-        reading: Reading,
-        found: PassOneFound | None,
+        workers: WorkerThreads,
+        reading: StagedSegmentReader,
+        found: PassOneResult | None,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         context, cleaner, state = self._context, self._cleaner, session.state
         keys = found.survivors.keys if found else 0
@@ -305,24 +355,24 @@ class Round:
             engine=plan.map_engine if plan.map_engine == "partitioned" else "auto",
             verify_before_publish=cleaner.verify_before_publish,
             sidecars=context.sidecars,
-            filter_for=partial(filter_for, cleaner, filter_record(state.runs), keys_to_come(cleaner, state.runs, keys)),
+            filter_for=partial(design_filter, cleaner, sum_filter_records(state.runs), expected_round_keys(cleaner, state.runs, keys)),
             found=found,
-            lanes=lanes,
+            workers=workers,
             splices=cleaner.splice,
             stats=self._stats,
         )(plan, tasks, session)
         if found is not None:
-            superseded = {state.live[n].id for n in found.survivors.met}
-            self._stats.filters = filter_stats(found.clean, plan, state, superseded) | {"passes": found.passes}
+            superseded = {state.live[n].id for n in found.survivors.segments_superseded}
+            self._stats.filters = filter_history_stats(found.clean, plan, state, superseded) | {"passes": found.passes}
 
-    def _budget(self) -> Budget:
+    def _own_disk_budget(self) -> Budget:
         if self._disk is None:
-            self._disk = Budget(disk_budget(self._cleaner, self._context.state_dir))
+            self._disk = Budget(disk_budget_bytes(self._cleaner, self._context.state_dir))
         return self._disk
 
 
-def check_disk(plan: CompactionPlan, state: PartitionState, disk_bytes: int) -> None:
-    """Raises OutOfBudget before anything is announced where the largest group would not fit."""
+def check_plan_fits_disk(plan: CompactionPlan, state: PartitionState, disk_bytes: int) -> None:
+    """Raise OutOfBudget if the largest group of a plan does not fit within ``disk_bytes``. Called before the plan is announced."""
     live = state.live_by_id()
     interval = plan.policy.index_interval_bytes
     need, group = max(
@@ -336,21 +386,26 @@ def check_disk(plan: CompactionPlan, state: PartitionState, disk_bytes: int) -> 
 
 
 def live_producers(at_end: ProducerStates, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
-    """Producers that a broker would still know: in a transaction, or seen within ``expiration_ms``."""
+    """Return the producers that a broker would still remember: those in a transaction, or last seen less than ``expiration_ms`` ago."""
     entries = at_end.entries
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
     return tuple(ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive)
 
 
-def disk_budget(cleaner: Cleaner, folder: Path) -> int:
-    """``disk_budget_bytes``. ``auto`` is the KIP's chunk rule, min(segment bytes, free / 3), for a source, an output and one to spare."""
+def disk_budget_bytes(cleaner: Cleaner, folder: Path) -> int:
+    """Return ``disk_budget_bytes``, computing it if it is ``auto``.
+
+    ``auto`` is the KIP's chunk rule, min(segment bytes, free space / 3), times three: one source, one output and one to spare.
+
+    :param folder: a directory on the disk whose free space counts; it is created if absent.
+    """
     if cleaner.disk_budget_bytes != "auto":
         return cleaner.disk_budget_bytes
     folder.mkdir(parents=True, exist_ok=True)
     return 3 * min(cleaner.segment_bytes, shutil.disk_usage(folder).free // 3)
 
 
-def _report(result: RoundResult, stats: WorkStats) -> RoundReport:
+def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
     state, plan = result.state, result.plan
     base = RoundReport(
         state.topic,
@@ -365,10 +420,13 @@ def _report(result: RoundResult, stats: WorkStats) -> RoundReport:
         reason=result.reason or result.undone,
         segment=result.segment,
         until_ms=result.until_ms,
+        log_start_offset=state.log_start,
+        segments_expired=len(result.expired),
+        bytes_expired=sum(segment.size_bytes for segment in result.expired),
     )
     if plan is None or not result.receipts:
         return base
-    filters = record_of(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
+    filters = filter_record_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
     cut = sum(receipt.segment.id not in state.published_by for receipt in result.receipts)
     stays = f"brokers had deleted what {cut} of {len(result.receipts)} groups replace: the cleaner offset stays, run again" if cut else ""
     return replace(
@@ -381,37 +439,44 @@ def _report(result: RoundResult, stats: WorkStats) -> RoundReport:
         segments_skipped=len(plan.skipped),
         bytes_written=sum(r.bytes_written for r in result.receipts),
         saved_bytes=sum(r.bytes_read - r.bytes_written for r in result.receipts),
-        expected_saving_bytes=stats.expected.get("expected_saving_bytes"),
         records_read=sum(r.records_read for r in result.receipts),
         records_kept=sum(r.records_kept for r in result.receipts),
         map_engine=plan.map_engine,
         passes=int(stats.filters.get("passes", 1)),
-        segments=_segments_done(plan),
+        segments=_segment_outcomes(plan),
         filters=filters,
         useless_rate=filters.useless_rate,
     )
 
 
-def _segments_done(plan: CompactionPlan) -> tuple[SegmentDone, ...]:
+def _segment_outcomes(plan: CompactionPlan) -> tuple[SegmentOutcome, ...]:
     why = {segment.id: segment.reason for segment in plan.read}
-    done = [SegmentDone(name, "rewritten", why.get(name, "dirty")) for name in plan.sources]
-    return (*done, *(SegmentDone(segment.id, "skipped", segment.reason) for segment in plan.skipped))
+    done = [SegmentOutcome(name, "rewritten", why.get(name, "dirty")) for name in plan.sources]
+    return (*done, *(SegmentOutcome(segment.id, "skipped", segment.reason) for segment in plan.skipped))
 
 
-def nothing_to_do(cleaner: Cleaner, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
-    """The report of a partition that needs no round, by a summary that the tier has just confirmed; None where a round may be due."""
-    if summary.open_run or assess(summary, cleaner, now_ms, force=force).due:
+def report_if_nothing_to_do(cleaner: Cleaner, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
+    """Return the report of a partition that needs no round, or None if a round may be due.
+
+    :param summary: a summary that was just confirmed to be current.
+    """
+    if summary.open_run or assess_round(summary, cleaner, now_ms, force=force).due or find_expired_segments(summary, cleaner, now_ms):
         return None
-    return RoundReport(summary.topic, summary.partition, "nothing_to_do", summary.first_dirty_offset, summary.first_dirty_offset)
+    first_dirty = summary.first_dirty_offset
+    return RoundReport(summary.topic, summary.partition, "nothing_to_do", first_dirty, first_dirty, log_start_offset=summary.log_start)
 
 
-def paused(known: PartitionFacts[Any], why: str) -> RoundReport:
-    """The report of a partition over which somebody does not want rounds to be begun."""
-    return RoundReport(known.topic, known.partition, "paused", known.first_dirty_offset, known.first_dirty_offset, reason=why)
+def paused_report(known: PartitionFacts[Any], why: str) -> RoundReport:
+    """Return the report of a partition whose rounds are paused.
+
+    :param why: the reason that was given for the pause.
+    """
+    first_dirty = known.first_dirty_offset
+    return RoundReport(known.topic, known.partition, "paused", first_dirty, first_dirty, reason=why, log_start_offset=known.log_start)
 
 
-def not_done(name: TopicPartition, error: CompactorError) -> RoundReport:
-    """The report of a partition that could not be worked on (I9): the next run takes it up."""
+def failed_report(name: TopicPartition, error: CompactorError) -> RoundReport:
+    """Return the report of a partition whose round failed with an error (isolation, I9). The next run tries it again."""
     status = "leased" if isinstance(error, Leased) else "fenced" if isinstance(error, Fenced) else "quarantined"
     segment = error.segment if isinstance(error, BadData) else ""
     return RoundReport(name.topic, name.partition, status, 0, 0, reason=error.message, segment=segment)

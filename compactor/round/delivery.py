@@ -1,4 +1,4 @@
-"""A finished segment on its way to the tier: what its metadata says, and its objects under the announced id."""
+"""Upload of a finished segment: builds its metadata and creates its objects under the announced id."""
 
 from __future__ import annotations
 
@@ -7,57 +7,78 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compactor.cleaner.passes.describe import content_of, due_as_seen, due_ms
+from compactor.cleaner.passes.describe import content_of, first_due_ms, first_due_ms_of
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.model.balance import Sum
+from compactor.model.balance import DigestSum
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.batches import BatchTable
 from compactor.records.headers import digest_of_headers, headers_of
-from compactor.round.splicing import PutTogether
-from compactor.storage.port import Piece
+from compactor.round.partial.rewrite import ComposedSegment
+from compactor.storage.port import ComposeSource
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
-from compactor.tier.recorded import digest
+from compactor.tier.recorded import file_sha256
 
 
 @dataclass(frozen=True)
-class Made:
-    """A new segment but for its place. ``contents``: of its files; ``log``: what its log is put together from, where it is not in there."""
+class FinishedSegment:
+    """A new segment that is ready for upload.
+
+    table: its batches.
+    log: size and digests of its log.
+    contents: file or bytes of each kind of object. The log is missing here if it is composed from ``pieces``.
+    due_ms: earliest delete horizon in it, in milliseconds.
+    pieces: source ranges and local bytes from which the store composes the log; empty if the log is uploaded.
+    """
 
     table: BatchTable
     log: SegmentFile
     contents: Mapping[str, Path | bytes]
     due_ms: int
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[ComposeSource] = ()
 
     @staticmethod
-    def whole(output: SourceSegment, contents: Mapping[str, Path | bytes], limit: int, *, digests: bool) -> Made:
-        """All of it is on this machine. ``digests``: whether the log's second digest is worth recording (SegmentLayout.keeps_digests)."""
-        log = described_log(output) if digests else described(contents["log"])
-        return Made(output.table, log, contents, due_ms(output, limit))
+    def from_local_files(output: SourceSegment, contents: Mapping[str, Path | bytes], limit: int, *, digests: bool) -> FinishedSegment:
+        """Return a segment whose files are all on this machine.
+
+        :param output: its log, opened.
+        :param contents: file or bytes of each kind, the log included.
+        :param limit: bytes that one batch may inflate to.
+        :param digests: whether to record the digest of the batch headers, too (``SegmentLayout.keeps_digests``).
+        """
+        log = describe_log(output) if digests else describe_file(contents["log"])
+        return FinishedSegment(output.table, log, contents, first_due_ms(output, limit))
 
     @staticmethod
-    def of_pieces(made: PutTogether, pieces: Sequence[Piece], contents: Mapping[str, Path | bytes]) -> Made:
-        """``contents``: of what is beside the log."""
-        size, due = int(made.table.size.sum()), due_as_seen(made.table, made.due)
+    def from_pieces(made: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]) -> FinishedSegment:
+        """Return a segment whose log the store composes from existing objects and new bytes.
+
+        :param contents: file or bytes of each kind except the log.
+        """
+        size, due = int(made.table.size.sum()), first_due_ms_of(made.table, made.due)
         log = SegmentFile(size=size, batches=digest_of_headers(made.directory.headers))
-        return Made(made.table, log, contents, due, pieces)
+        return FinishedSegment(made.table, log, contents, due, pieces)
 
 
-def deliver(
+def upload_segment(
     where: tuple[SegmentLayout, SegmentPublisher],
     name: TopicPartition,
     task: CompactionTask,
-    made: Made,
+    made: FinishedSegment,
     *,
     open_txn_offset: int,
-    content: Sum,
+    content: DigestSum,
     negative_timestamps: int,
 ) -> tuple[RemoteLogSegmentMetadata, str]:
-    """A new segment under its announced id: introduced first, then uploaded. Its metadata, and what the layout has against it.
+    """Upload a new segment under its announced id, after telling the publisher about it.
 
-    Raises StoreError; CannotCopy, where there are pieces.
+    :param content: checksum of its records for the partition's balance.
+    :param open_txn_offset: first offset of the earliest transaction open at its end; -1 if there is none.
+    :param negative_timestamps: number of records with a negative timestamp that is not -1.
+    :return: the segment's metadata, and the reason why the layout refused the upload, or an empty string.
+    :raises StoreError: if the store fails.
+    :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = where
     about = content_of(made.table)
@@ -69,7 +90,7 @@ def deliver(
         max_timestamp_ms=about.max_timestamp_ms,
         mtime_ms=task.mtime_ms,
         leader_epochs=task.leader_epochs,
-        files={"log": made.log} | {kind: described(data) for kind, data in made.contents.items() if kind != "log"},
+        files={"log": made.log} | {kind: describe_file(data) for kind, data in made.contents.items() if kind != "log"},
         first_timestamp_ms=about.first_timestamp_ms,
         due_ms=made.due_ms,
         open_txn_offset=open_txn_offset,
@@ -85,15 +106,18 @@ def deliver(
     return metadata, layout.upload(name, metadata, made.contents)
 
 
-def described(content: Path | bytes) -> SegmentFile:
-    """What is recorded of an object."""
+def describe_file(content: Path | bytes) -> SegmentFile:
+    """Return size and SHA-256 of an object, as segment metadata records them."""
     if isinstance(content, bytes):
         return SegmentFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
-    return SegmentFile(size=content.stat().st_size, sha256=digest(content))
+    return SegmentFile(size=content.stat().st_size, sha256=file_sha256(content))
 
 
-def described_log(source: SourceSegment) -> SegmentFile:
-    """What is recorded of a new log, whose CRCs all fit: with the digest of its batches' headers, unless there are older messages."""
+def describe_log(source: SourceSegment) -> SegmentFile:
+    """Return size and SHA-256 of a new log, and the digest of its batch headers unless it has batches of v0 or v1.
+
+    :param source: a log whose CRCs are known to be valid.
+    """
     sha256 = hashlib.sha256(source.buf.data).hexdigest()
     batches = digest_of_headers(headers_of(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
     return SegmentFile(size=source.size, sha256=sha256, batches=batches)

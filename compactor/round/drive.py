@@ -1,4 +1,4 @@
-"""One round over one partition: recover, gather, plan, announce, work, verify, publish, note what it cost.
+"""Driver of one round over one partition. It holds the leadership, keeps the order of stages and writes the control log.
 
 due? -> acquire -> open intent? -> resume it or record it undone
                 -> facts -> plan -> announce -> work -> receipts -> verify -> publish (with run history) -> release
@@ -8,33 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from compactor.cleaner.gate.judge import GateFailed
+from compactor.cleaner.gate.gate import GateFailed
 from compactor.control import balancing, ordering, publication
-from compactor.control.leadership import Leadership, RequirementFailed, lead
-from compactor.control.logs import PartitionLog, tidy
-from compactor.control.ordering import Stage, Steps
+from compactor.control.deletion import raise_log_start
+from compactor.control.leadership import Leadership, RequirementFailed, hold_leadership
+from compactor.control.logs import PartitionLog, cut_if_due
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import RunEnded, ScratchObject
+from compactor.control.stages import Stage, StageTracker, stage_of
 from compactor.control.state import Intent, PartitionState
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round import mirroring
 from compactor.round.ports import FactsT, Postponed, RoundWork
 
 PLANS = 3
-"""How often a round is begun anew when something outside moves between its facts and its announcement."""
+"""How many plans a round makes before it gives up, if the log changes between gathering facts and announcing the plan."""
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """``status``: cleaned, resumed, nothing_to_do, waiting (until ``until_ms``, for ``reason``) or quarantined (then with ``reason`` and,
-    where known, ``segment``).
+    """Outcome of one round.
 
-    ``undone`` is the reason why an intent that was found open had to be given up first. ``receipts`` are all receipts of the
-    plan, also those of earlier attempts.
+    status: cleaned, resumed, expired (only retention had something to do), nothing_to_do, waiting or quarantined.
+    receipts: all receipts of the plan, also those of earlier attempts.
+    reason: why the round waits or why the partition is quarantined.
+    segment: the corrupt segment of a quarantined partition, if known.
+    undone: why an intent that was found open was undone first; empty if none was.
+    until_ms: for status waiting, the earliest time at which the round can start, in milliseconds.
+    expired: segments that retention removed from the front before the round was planned.
     """
 
     status: str
@@ -45,11 +51,12 @@ class RoundResult:
     segment: str = ""
     undone: str = ""
     until_ms: int = 0
+    expired: tuple[RemoteLogSegmentMetadata, ...] = ()
 
 
 @dataclass(frozen=True)
-class _Session:
-    """WorkSession for one plan."""
+class _DriverSession:
+    """Services of the driver for the worker of one plan (implements ``WorkSession``)."""
 
     leadership: Leadership
     run_id: str
@@ -59,7 +66,7 @@ class _Session:
         return self.leadership.state
 
     @property
-    def survivors(self) -> tuple[ScratchObject, ...]:
+    def stored_survivors(self) -> tuple[ScratchObject, ...]:
         intent = self.state.intent
         return intent.survivors if intent else ()
 
@@ -69,213 +76,249 @@ class _Session:
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
         publication.store_survivors(self.leadership, self.run_id, objects)
 
-    def check(self, *, waiting: bool = False) -> None:
+    def check_leadership(self, *, waiting: bool = False) -> None:
         self.leadership.check(waiting=waiting)
 
 
 def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[FactsT]) -> RoundResult:
-    """One round, or the rest of one that a crash left open.
+    """Run one round over a partition, or the rest of a round that a crash left open.
 
-    Raises Leased where another compactor is alive and stays so for one ttl, Fenced where one takes over meanwhile (this
-    process then leaves everything as it is), StoreError and OutOfBudget where trying again may help (the intent stays open
-    for the next run). Bad data is no exception here: the partition is left as it was, and its run history says why.
+    Bad data does not raise: the partition stays as it was, and the run history says why.
+
+    :raises Leased: if another compactor is alive and stays so for one lease ttl.
+    :raises Fenced: if another compactor takes over meanwhile; this process then leaves everything as it is.
+    :raises StoreError: if a retry may help. The intent stays open for the next run; OutOfBudget likewise.
     """
-    # Without leadership: a partition with nothing to do is not worth a record. Who leads sees what came since the log was folded.
-    if not _is_due(ports, log.state, work) and not _is_due(ports, log.refresh(), work):
+    # Checked before leadership is acquired, so that a partition with nothing to do costs no record; the leader checks again.
+    if not _needs_round(ports, log.state, work) and not _needs_round(ports, log.refresh(), work):
         return RoundResult("nothing_to_do", log.state)
-    with lead(ports, log, lease) as leadership:
-        result = led_round(leadership, work)
-        tidy(log)
+    with hold_leadership(ports, log, lease) as leadership:
+        result = run_round_as_leader(leadership, work)
+        cut_if_due(log)
         return result
 
 
-def _is_due(ports: Ports, state: PartitionState, work: RoundWork[FactsT]) -> bool:
+def _needs_round(ports: Ports, state: PartitionState, work: RoundWork[FactsT]) -> bool:
+    """Return whether a partition has an open intent or a round is due, without holding leadership."""
     try:
-        return state.intent is not None or work.due(mirroring.seen(ports, state))
+        return state.intent is not None or work.is_due(mirroring.state_with_broker_segments(ports, state))
     except BadData:
-        return True  # met again under leadership, where it can be written down
+        return True  # the leader meets the error again and records it
 
 
-def led_round(leadership: Leadership, work: RoundWork[FactsT]) -> RoundResult:
-    """The same under a leadership that is held already."""
-    settled = settle(leadership, work)
+def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> RoundResult:
+    """Run one round under a leadership that is already held. Raises as ``run_round``, except Leased."""
+    settled = settle_open_intent(leadership, work)
     if settled is not None and not settled.undone:
         return settled
-    undone = settled.undone if settled else ""
     leadership.ports.publisher.permit(leadership.state.name)
+    undone = settled.undone if settled else ""
+    before = leadership.state
+    if work.new_log_start(before) is None:
+        return _planned_round(leadership, work, undone)
+    # Before anything is planned, so that what has expired is neither read nor rewritten.
+    after = raise_log_start(leadership, work.new_log_start)
+    result = _planned_round(leadership, work, undone)
+    if after.log_start_slot == before.log_start_slot:
+        return result
+    live = after.live_by_id()
+    expired = tuple(segment for segment in before.live if segment.id not in live)
+    return replace(result, status="expired" if result.status == "nothing_to_do" else result.status, expired=expired)
+
+
+def _planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: str) -> RoundResult:
+    """Plan a round and go through with it, if one is due. No intent is open."""
     for _ in range(PLANS):
         with ExitStack() as gathering:
             try:
-                mirroring.mirror(leadership)
-                facts = gathering.enter_context(work.gathered(leadership.state, leadership.check))
-                plan = None if facts is None else work.plan(facts, leadership.epoch, leadership.ports.new_id)
+                mirroring.mirror_broker_segments(leadership)
+                gathered = leadership.state.live
+                facts = gathering.enter_context(work.gather_facts(leadership.state, leadership.check))
+                plan = None if facts is None else work.make_plan(facts, leadership.epoch, leadership.ports.new_id)
                 if plan is not None:
-                    work.admit(plan)
+                    work.admit_plan(plan)
             except BadData as error:
-                return _quarantined(leadership, leadership.ports.new_id(), None, error.message, error.segment)
+                return _record_quarantine(leadership, leadership.ports.new_id(), None, error.message, error.segment)
             except NotFound as error:
-                return _quarantined(leadership, leadership.ports.new_id(), None, f"missing object: {error.message}", "")
+                return _record_quarantine(leadership, leadership.ports.new_id(), None, f"missing object: {error.message}", "")
             except GateFailed as error:
-                return _quarantined(leadership, leadership.ports.new_id(), None, f"gate: {error.message}", "")
+                return _record_quarantine(leadership, leadership.ports.new_id(), None, f"gate: {error.message}", "")
             except Postponed as wait:
                 return RoundResult("waiting", leadership.state, reason=wait.reason, undone=undone, until_ms=wait.until_ms)
             if plan is None:
                 break
             try:
-                publication.announce(leadership, plan)
+                publication.announce_plan(leadership, plan)
             except RequirementFailed as refused:
-                undone = str(refused)  # the broker's lineage moved since the facts were gathered: gather anew
+                undone = str(refused)  # the broker's lineage changed since the facts were gathered, so gather them again
                 continue
-            steps = Steps()
-            steps.to(Stage.ANNOUNCED)
-            work.reached(Stage.ANNOUNCED, plan)
-            return _finish(leadership, work, facts, steps, undone)
+            steps = StageTracker()
+            steps.advance(Stage.ANNOUNCED)
+            if leadership.state.live[: len(gathered)] != gathered:
+                # Pass 1 identifies segments by their index in the log, which segments added before its beginning have changed.
+                undone = "segments were added before the log's beginning since the facts were gathered"
+                _undo_intent(leadership, steps, _require_intent(leadership.state), undone)
+                continue
+            work.on_stage(Stage.ANNOUNCED, plan)
+            return _finish_intent(leadership, work, facts, steps, undone)
     return RoundResult("nothing_to_do", leadership.state, undone=undone)
 
 
-def settle(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResult | None:
-    """Resolves the open intent, if there is one: resumes it, or records it undone and removes its objects (``undone`` says why).
+def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResult | None:
+    """Resume the open intent or record it undone and remove its objects; return None if no intent is open.
 
-    ``work`` None: this process cannot work on it (``retire`` on its own), so that it is recorded undone.
+    :param work: None if this process cannot do the work, as for ``retire``: the intent is then undone.
+    :return: the result; its field ``undone`` says why the intent was undone.
     """
-    publication.cut_off_strays(leadership)
+    publication.remove_stray_segments(leadership)
     intent = leadership.state.intent
     if intent is None:
         return None
-    steps = Steps(ordering.stage_of(intent))
+    steps = StageTracker(stage_of(intent))
     if intent.begun_slot:
-        return _published(leadership, work, None, steps, intent, "")
-    reason = ordering.resume_problem(leadership.state, intent) or mirroring.round_problem(leadership.ports, leadership.state)
+        return _publish_intent(leadership, work, None, steps, intent, "")
+    reason = ordering.resume_problem(leadership.state, intent) or mirroring.open_round_problem(leadership.ports, leadership.state)
     if not reason:
         reason = work.resume_problem(intent.plan) if work else "nobody resumed it"
     if reason or work is None:
-        return RoundResult("nothing_to_do", _undone(leadership, steps, intent, reason), intent.plan, undone=reason)
+        return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, reason), intent.plan, undone=reason)
     try:
-        return _finish(leadership, work, None, steps, "")
+        return _finish_intent(leadership, work, None, steps, "")
     except OutOfBudget as error:
-        # Whoever takes it up next would fail in the same way, and meanwhile nothing of the partition could be swept.
+        # The next attempt would fail in the same way, and nothing of the partition can be swept while the intent is open.
         still = leadership.check().intent
         if still is None or still.plan.run_id != intent.plan.run_id:
             raise
         reason = f"it could not be resumed: {error.message}"
-        return RoundResult("nothing_to_do", _undone(leadership, Steps(ordering.stage_of(still)), still, reason), intent.plan, undone=reason)
+        return RoundResult(
+            "nothing_to_do", _undo_intent(leadership, StageTracker(stage_of(still)), still, reason), intent.plan, undone=reason
+        )
 
 
-def _finish(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, steps: Steps, undone: str) -> RoundResult:
-    """Works on what the open intent still needs, then verifies and publishes. ``facts``: None for a plan that was found open.
+def _finish_intent(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, steps: StageTracker, undone: str) -> RoundResult:
+    """Do what the open intent still needs, then verify and publish.
 
-    Raises Fenced where somebody has taken the plan over since it was announced, and may have added receipts to it.
+    :param facts: None for a plan that was found open.
+    :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
     leadership.require(leadership.state)
-    intent = _intent(leadership.state)
+    intent = _require_intent(leadership.state)
     plan = intent.plan
     try:
-        failure = _work(leadership, work, facts, intent) if intent.pending else None
+        failure = _run_pending_tasks(leadership, work, facts, intent) if intent.pending else None
     except BadData as error:
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="bad data", message=error.message)
-        return _given_up(leadership, steps, failure, error.segment)
+        return _undo_and_quarantine(leadership, steps, failure, error.segment)
     except NotFound as error:
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="missing object", message=error.message)
-        return _given_up(leadership, steps, failure, "")
+        return _undo_and_quarantine(leadership, steps, failure, "")
     except (CompactorError, RequirementFailed):
         raise
     except Exception as bug:
-        # The same plan would meet it each time it is resumed, and no retiring is possible while it is open.
-        _undone(leadership, steps, intent, f"a bug: {type(bug).__name__}: {bug}")
+        # Each attempt to resume the plan would fail in the same way, and nothing can be retired while the intent is open.
+        _undo_intent(leadership, steps, intent, f"a bug: {type(bug).__name__}: {bug}")
         raise
     if failure is not None:
-        return _given_up(leadership, steps, failure, "")
+        return _undo_and_quarantine(leadership, steps, failure, "")
     if intent.pending:
-        steps.to(Stage.UPLOADED)
-        intent = _intent(leadership.state)
-    problem = balancing.problem(leadership.state, intent)
+        steps.advance(Stage.UPLOADED)
+        intent = _require_intent(leadership.state)
+    problem = balancing.balance_problem(leadership.state, intent)
     if problem:
-        return _given_up(leadership, steps, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), "")
-    problem = publication.verify(leadership.ports, leadership.state, [receipt.segment for receipt in intent.receipts])
+        return _undo_and_quarantine(leadership, steps, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), "")
+    problem = publication.stored_segments_problem(leadership.ports, leadership.state, [receipt.segment for receipt in intent.receipts])
     if problem:
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="verify", message=problem)
-        return _given_up(leadership, steps, failure, "")
-    steps.to(Stage.VERIFIED)
-    work.reached(Stage.VERIFIED, plan)
-    return _published(leadership, work, facts, steps, intent, undone)
+        return _undo_and_quarantine(leadership, steps, failure, "")
+    steps.advance(Stage.VERIFIED)
+    work.on_stage(Stage.VERIFIED, plan)
+    return _publish_intent(leadership, work, facts, steps, intent, undone)
 
 
-def _published(
-    leadership: Leadership, work: RoundWork[FactsT] | None, facts: FactsT | None, steps: Steps, intent: Intent, undone: str
+def _publish_intent(
+    leadership: Leadership, work: RoundWork[FactsT] | None, facts: FactsT | None, steps: StageTracker, intent: Intent, undone: str
 ) -> RoundResult:
-    """Switches readers. From *publish begun* on, where there is that, only forward: with nobody to work (``work``), too."""
+    """Publish the intent, so that readers get the new segments, and return the result.
+
+    Once publishing has begun the round can only go forward. Otherwise the intent is undone if readers have lost a source.
+
+    :param work: None if this process only completes a publication that another process began.
+    """
     plan = intent.plan
 
     def begun() -> None:
         if steps.stage is not Stage.PUBLISH_BEGUN:
-            steps.to(Stage.PUBLISH_BEGUN)
+            steps.advance(Stage.PUBLISH_BEGUN)
         if work is not None:
-            work.reached(Stage.PUBLISH_BEGUN, plan)
+            work.on_stage(Stage.PUBLISH_BEGUN, plan)
 
-    gone = mirroring.round_problem(leadership.ports, leadership.state) if not intent.begun_slot else ""
+    gone = mirroring.open_round_problem(leadership.ports, leadership.state) if not intent.begun_slot else ""
     if gone:
-        return RoundResult("nothing_to_do", _undone(leadership, steps, intent, gone), plan, undone=gone)
+        return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, gone), plan, undone=gone)
     status = "resumed" if facts is None else "cleaned"
-    stats = work.stats(plan, intent.receipts) if work is not None else {}
+    stats = work.history_stats(plan, intent.receipts) if work is not None else {}
     try:
-        publication.publish(leadership, intent, publication.Told("restored" if plan.restores else status, stats), begun)
+        publication.publish_round(leadership, intent, publication.RunOutcome("restored" if plan.restores else status, stats), begun)
     except RequirementFailed as refused:
         if steps.stage is Stage.PUBLISH_BEGUN:
             raise CompactorError(f"a round that has to go on cannot: {refused}", hint="This is a bug; please report it") from refused
-        return RoundResult("nothing_to_do", _undone(leadership, steps, intent, str(refused)), plan, undone=str(refused))
-    steps.to(Stage.PUBLISHED)
+        return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, str(refused)), plan, undone=str(refused))
+    steps.advance(Stage.PUBLISHED)
     if work is not None:
-        work.reached(Stage.PUBLISHED, plan)
-    publication.forget_scratch(leadership, intent)
+        work.on_stage(Stage.PUBLISHED, plan)
+    publication.delete_scratch(leadership, intent)
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone)
 
 
-def _work(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, intent: Intent) -> CompactionFailure | None:
-    """Drives the worker; receipts are durable as they come. Returns the first failure."""
-    for outcome in work.work(intent.plan, intent.pending, _Session(leadership, intent.plan.run_id), facts):
+def _run_pending_tasks(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, intent: Intent) -> CompactionFailure | None:
+    """Drive the worker through the pending tasks, recording each receipt as it comes; return the first failure, or None."""
+    for outcome in work.run_tasks(intent.plan, intent.pending, _DriverSession(leadership, intent.plan.run_id), facts):
         if isinstance(outcome, CompactionFailure):
             return outcome
         publication.add_receipts(leadership, [outcome])
-        work.reached(Stage.UPLOADED, intent.plan)
-    missing = _intent(leadership.state).pending
+        work.on_stage(Stage.UPLOADED, intent.plan)
+    missing = _require_intent(leadership.state).pending
     if missing:
         message = "the worker left this task undone"
         return CompactionFailure(run_id=intent.plan.run_id, group=missing[0].group, kind="worker", message=message)
     return None
 
 
-def _undone(leadership: Leadership, steps: Steps, intent: Intent, reason: str) -> PartitionState:
-    """The open intent is given up: the only way back, and only before anything was published."""
-    steps.to(Stage.UNDONE)
+def _undo_intent(leadership: Leadership, steps: StageTracker, intent: Intent, reason: str) -> PartitionState:
+    """Undo the open intent and delete its objects. This is possible only before anything was published."""
+    steps.advance(Stage.UNDONE)
     state = publication.undo_intent(leadership, intent, reason)
-    steps.to(Stage.DELETED)
+    steps.advance(Stage.DELETED)
     return state
 
 
-def _given_up(leadership: Leadership, steps: Steps, failure: CompactionFailure, segment: str) -> RoundResult:
-    intent = _intent(leadership.state)
-    # BadData begins with its kind already.
+def _undo_and_quarantine(leadership: Leadership, steps: StageTracker, failure: CompactionFailure, segment: str) -> RoundResult:
+    """Undo the open intent after a failure and quarantine the partition."""
+    intent = _require_intent(leadership.state)
+    # The message of BadData already begins with its kind.
     reason = failure.message if failure.message.startswith(failure.kind) else f"{failure.kind}: {failure.message}"
-    _undone(leadership, steps, intent, reason)
-    return _quarantined(leadership, intent.plan.run_id, intent.plan, reason, segment)
+    _undo_intent(leadership, steps, intent, reason)
+    return _record_quarantine(leadership, intent.plan.run_id, intent.plan, reason, segment)
 
 
-def _quarantined(leadership: Leadership, run_id: str, plan: CompactionPlan | None, reason: str, segment: str) -> RoundResult:
+def _record_quarantine(leadership: Leadership, run_id: str, plan: CompactionPlan | None, reason: str, segment: str) -> RoundResult:
+    """Record a failed run, which quarantines the partition, and return the result."""
     ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status="quarantined", reason=reason, segment=segment)
-    state = publication.end_run(leadership, ended)
+    state = publication.record_run_end(leadership, ended)
     return RoundResult("quarantined", state, plan, reason=reason, segment=segment)
 
 
 SCOUTED: Final = "scouted-"
-"""Begins the names of what was read before a plan, for whoever takes it up: swept when it is as old as an orphan."""
+"""Name prefix of scratch objects that a remote engine writes before there is a plan. They are swept at ``orphan_age_ms``."""
 
 
 def scratch_prefix(log: PartitionLog) -> str:
-    """Where runs of this partition keep what they need between their passes, in the control store."""
+    """Return the key prefix in the control store for objects that a partition's runs keep between their passes."""
     return f"{log.prefix}/scratch/"
 
 
-def _intent(state: PartitionState) -> Intent:
+def _require_intent(state: PartitionState) -> Intent:
+    """Return the open intent. Raises RequirementFailed if there is none."""
     if state.intent is None:
         raise RequirementFailed("the intent is not open any more")
     return state.intent

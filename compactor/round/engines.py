@@ -1,4 +1,4 @@
-"""The seam to work outside of this process: what such an engine is told of a round, before and after it is planned."""
+"""Port for engines that do a round's work outside of this process, such as Spark."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ from typing import Protocol
 from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionPlan
 from compactor.round.plan import RoundFacts
-from compactor.round.ports import Check, Worker, WorkStats
+from compactor.round.ports import LeadershipCheck, Worker, WorkStats
 from compactor.round.skip import CleanVerdicts
 
 DraftAt = Callable[[int], CompactionPlan | None]
-"""What would be planned if it were this late (ms); None where nothing were due."""
+"""Returns the plan that would be made at a time in milliseconds, or None if no round would be due then."""
 
 
 class RemoteWorker(Worker, Protocol):
-    """A Worker outside of this process, with a pass 1 of its own."""
+    """Worker that runs outside of this process and does pass 1 itself."""
 
-    def begun_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
-        """The cleaner's time for a new plan: that of a pass 1 that broke off, if there is one to go on with, else ``now_ms``."""
+    def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
+        """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``."""
+        return now_ms
 
-    def scout(self, facts: RoundFacts, check: Check) -> CleanVerdicts:
-        """What the plan can leave out, of a round that is due. ``check``: raises Fenced. Raises BadData, StoreError, OutOfBudget."""
+    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
+        """Return which clean segments the plan can skip. ``check`` raises Fenced. Raises BadData, StoreError, OutOfBudget."""
 
-    def close(self) -> None:
-        """Forgets what ``scout`` keeps for a plan that did not come. Raises nothing."""
+    def delete_unused_results(self) -> None:
+        """Delete results of ``check_clean_segments`` that no plan used, if there are any. Raises nothing."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Who works on a round where it is not this process: ``worker_of`` is given where to note what it cost."""
+    """Engine that runs a round's work outside of this process.
+
+    worker_of: creates the worker, and receives the statistics that the worker fills in.
+    """
 
     map_engine: str
     worker_of: Callable[[WorkStats], RemoteWorker]

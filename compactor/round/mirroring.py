@@ -1,7 +1,7 @@
-"""A tier that brokers write: before a leader plans, the control log is brought to what the brokers' readers find (*segments mirrored*).
+"""Mirroring of a broker-managed tier: before planning, the control log is brought up to date with the segments that brokers serve.
 
-What brokers do not record of a segment, and a round goes by, is looked up here, once: which files there are, whether a transaction is
-open at its end (the producer snapshot), the timestamp of its first batch (Kafka's max.compaction.lag.ms).
+The brokers' metadata lacks three things that a round needs, which are read here once per segment: the kinds of its files, the first open
+transaction at its end (from the producer snapshot), and the timestamp of its first batch (for Kafka's max.compaction.lag.ms).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from checkpoint.files import parse_leader_epoch_checkpoint
-from checkpoint.lineage import EpochEntry, divergence, epoch_at
+from checkpoint.lineage import EpochEntry, epoch_at, first_divergent_offset
 from compactor.control.leadership import Leadership, RequirementFailed
-from compactor.control.mirror import difference, mirrored, named_by_round
+from compactor.control.mirror import apply_broker_view, mirroring_record, segments_of_open_round
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
@@ -21,59 +21,65 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_snapshot
 from compactor.tier.ports import SegmentLayout
-from compactor.tier.recorded import content
+from compactor.tier.recorded import read_recorded
 
 _BATCH_HEADER: Final = 61
 _MAGIC_AT: Final = 16
 _MAX_TIMESTAMP_AT: Final = 35
 
 
-def seen(ports: Ports, state: PartitionState) -> PartitionState:
-    """The state with what brokers say now; as it is where no broker writes the tier."""
-    return state if ports.brokers is None else mirrored(state, ports.brokers(state.name))
+def state_with_broker_segments(ports: Ports, state: PartitionState) -> PartitionState:
+    """Return the state with the segments that brokers serve now; unchanged if no broker writes the tier."""
+    return state if ports.brokers is None else apply_broker_view(state, ports.brokers(state.name))
 
 
-def round_problem(ports: Ports, state: PartitionState) -> str:
-    """Which segment of the open round readers do not find any more, as far as the round knew it; empty where it can go on."""
+def open_round_problem(ports: Ports, state: PartitionState) -> str:
+    """Return which segment of the open round brokers no longer serve as the round knew it, as a message; empty if the round can go on."""
     if ports.brokers is None:
         return ""
     there = {(link.segment.id, link.last) for link in ports.brokers(state.name).links}
     ends = {segment.id: segment.end_offset for segment in state.live}
-    gone = next((name for name in named_by_round(state) if (name, ends.get(name)) not in there), "")
+    gone = next((name for name in segments_of_open_round(state) if (name, ends.get(name)) not in there), "")
     return f"segment {gone} is not what brokers read any more" if gone else ""
 
 
-def mirror(leadership: Leadership) -> PartitionState:
-    """Appends what the log lacks. Raises BadData where brokers' segments leave a gap, or what belongs to one of them is missing."""
+def mirror_broker_segments(leadership: Leadership) -> PartitionState:
+    """Append the changes of the brokers' segments to the control log, under leadership.
+
+    Raises BadData if the brokers' segments leave a gap, or if an object of a new segment is missing.
+    """
     ports = leadership.ports
     if ports.brokers is None:
         return leadership.state
     view = ports.brokers(leadership.state.name)
-    body = difference(leadership.state, view, leadership.epoch)
+    body = mirroring_record(leadership.state, view, leadership.epoch)
     if body is None:
         return leadership.state
     name = leadership.state.name
-    added = tuple(segment if segment.files else completed(ports.layout, name, segment) for segment in body.added)
+    added = tuple(segment if segment.files else complete_metadata(ports.layout, name, segment) for segment in body.added)
     if added and added[-1].id == view.links[-1].segment.id:
-        check_lineage(ports.layout, name, added[-1], view.lineage)
+        check_newest_lineage(ports.layout, name, added[-1], view.lineage)
     try:
-        return leadership.append(body.model_copy(update={"added": added}), lambda state: difference(state, view) is None)
+        return leadership.append(body.model_copy(update={"added": added}), lambda state: mirroring_record(state, view) is None)
     except RequirementFailed as refused:
         raise BadData(f"what brokers read is no whole log: {refused}", segment=str(name)) from refused
 
 
-def check_lineage(layout: SegmentLayout, name: TopicPartition, newest: RemoteLogSegmentMetadata, told: Sequence[EpochEntry]) -> None:
-    """That the newest segment's leader-epoch-checkpoint says what all segments' metadata tells. Raises BadData.
+def check_newest_lineage(layout: SegmentLayout, name: TopicPartition, newest: RemoteLogSegmentMetadata, told: Sequence[EpochEntry]) -> None:
+    """Raise BadData if the newest segment's leader-epoch-checkpoint contradicts the lineage that the segments' metadata gives.
 
-    Where an unclean election has discarded what was tiered, and no segment reaches across the end of the older epoch, metadata alone
-    does not say which of two segments is the log's.
+    If an unclean election discarded tiered data and no segment reaches beyond the end of the older epoch, metadata alone does not show
+    which
+    of two segments belongs to the log.
+
+    :param told: lineage from the metadata of all segments.
     """
     kind = "leader-epoch-checkpoint"
     if kind not in newest.files:
         return
     where, end = layout.where(name, newest, kind), newest.end_offset + 1
-    known = parse_leader_epoch_checkpoint(content(layout, name, newest, kind).decode(errors="replace"), where)
-    parted = divergence(told, end, known, end)
+    known = parse_leader_epoch_checkpoint(read_recorded(layout, name, newest, kind).decode(errors="replace"), where)
+    parted = first_divergent_offset(told, end, known, end)
     if parted is not None:
         epochs = f"{epoch_at(known, parted)}, the segments' metadata to {epoch_at(told, parted)}"
         raise BadData(
@@ -83,12 +89,15 @@ def check_lineage(layout: SegmentLayout, name: TopicPartition, newest: RemoteLog
         )
 
 
-def completed(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-    """With what a round goes by. Raises BadData, StoreError."""
+def complete_metadata(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+    """Return a segment's metadata with what brokers do not record: files, open transaction and timestamp of the first batch.
+
+    Raises StoreError, and BadData if an object is missing.
+    """
     try:
         segment = segment.model_copy(update={"files": dict(layout.files(name, segment))})
         head = layout.read(name, segment, "log", 0, _BATCH_HEADER)
-        entries = parse_snapshot(content(layout, name, segment, "snapshot"), layout.where(name, segment, "snapshot")).entries
+        entries = parse_snapshot(read_recorded(layout, name, segment, "snapshot"), layout.where(name, segment, "snapshot")).entries
     except (NotFound, KeyError) as error:
         said = error.message if isinstance(error, NotFound) else "it has no producer snapshot"
         raise BadData(said, segment=layout.where(name, segment, "log"), hint="Run `verify`; restore the object") from error
@@ -98,7 +107,7 @@ def completed(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSeg
 
 
 def _max_timestamp(head: bytes) -> int:
-    """Of a batch, by its header; -1 for one of an old format."""
+    """Return the largest timestamp in a batch header, in milliseconds; -1 for a batch of v0 or v1."""
     if len(head) < _BATCH_HEADER or head[_MAGIC_AT] < 2:
         return -1
     return int(struct.unpack_from(">q", head, _MAX_TIMESTAMP_AT)[0])

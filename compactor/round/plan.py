@@ -1,4 +1,7 @@
-"""Is a partition due, and what is to be done about it? Pure decisions over the folded state (LogCleanerManager; docs/kafka-rules.md 1)."""
+"""Decisions of a round: whether a partition is due, and the plan. Pure functions over the folded state.
+
+Source: Kafka's LogCleanerManager; docs/kafka-rules.md, section 1.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Generic, NamedTuple, TypeVar
 
-from checkpoint.lineage import union
+from checkpoint.lineage import merge_segment_lineages
 from compactor.cleaner.passes.grouping import group
-from compactor.config import Cleaner
+from compactor.config.settings import Cleaner
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionFacts, SegmentFacts
 from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, ReadSegment, SkippedSegment
@@ -20,18 +23,26 @@ from compactor.round.skip import CleanVerdicts
 S = TypeVar("S", bound=SegmentFacts)
 
 MERGE_AT_LEAST = 8
-"""Clean neighbours that fit one segment and are merged although nothing else makes the round read them."""
+"""Number of small clean neighbours from which a round merges them although nothing else requires reading them."""
 
 MOST_SOURCES = 2
-"""Of brokers' tiers, where groups go by what is left: their sources are at most so many times as large as a segment, but for empty ones."""
+"""On broker-managed tiers: the sources of a group are together at most this many times as large as ``segment_bytes``.
+
+A segment of which no record is left may always join a group.
+"""
 
 MERGED = "it is merged with its small neighbours"
 IDLE = "it is clean, and nothing is due in it"
 
 
 @dataclass(frozen=True)
-class Assessment(Generic[S]):
-    """What a look at one partition comes to. ``end`` is exclusive; ``horizon_due``: ids of segments in which something is due."""
+class RoundAssessment(Generic[S]):
+    """Answer to the question whether a round over one partition is due, with the segments that it would cover.
+
+    first_dirty: first offset that is not clean.
+    end: exclusive end of the round's range.
+    horizon_due: ids of segments in which a delete horizon has passed.
+    """
 
     due: bool
     reason: str
@@ -43,35 +54,43 @@ class Assessment(Generic[S]):
     horizon_due: tuple[str, ...]
 
     @property
-    def segments(self) -> tuple[S, ...]:
+    def covered_segments(self) -> tuple[S, ...]:
         """Live segments below the round's end."""
         return self.clean + self.dirty
 
 
-def assess(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, force: bool = False) -> Assessment[S]:
-    """Kafka's eligibility rules, and rounds that are due for delete horizons alone. ``force``: whatever the ratio says.
+def assess_round(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, force: bool = False) -> RoundAssessment[S]:
+    """Return whether a round is due by Kafka's eligibility rules, or because of delete horizons alone.
 
-    ``state``: the folded state, or its summary.
+    :param state: the folded state, or its summary.
+    :param now_ms: the cleaner's clock.
+    :param force: treat a partition with any dirty segment as due, whatever its dirty ratio.
     """
     first_dirty = state.first_dirty_offset
+    if cleaner.cleanup_policy == "delete":
+        return RoundAssessment(False, 'cleanup_policy is "delete"', first_dirty, first_dirty, 0.0, (), (), ())
     end, bound = _range_end(state, cleaner, now_ms, first_dirty)
-    below = [segment for segment in state.live if segment.start_offset < end]
+    # Nobody reads a segment below the log start, which stays only as the newest one: it is not worth a rewrite.
+    below = [segment for segment in state.live if segment.start_offset < end and segment.end_offset >= state.log_start]
     dirty = tuple(segment for segment in below if segment.end_offset >= first_dirty)
     clean = tuple(segment for segment in below if segment.end_offset < first_dirty)
     total = sum(segment.size_bytes for segment in below)
     ratio = sum(segment.size_bytes for segment in dirty) / total if total else 0.0
     horizon_due = tuple(segment.id for segment in below if 0 <= segment.due_ms <= now_ms)
-    found = Assessment(False, "", first_dirty, end, ratio, dirty, clean, horizon_due)
-    due, reason = _verdict(found, cleaner, now_ms, bound, force=force)
+    found = RoundAssessment(False, "", first_dirty, end, ratio, dirty, clean, horizon_due)
+    due, reason = _is_round_due(found, cleaner, now_ms, bound, force=force)
     return replace(found, due=due, reason=reason)
 
 
 def _range_end(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_dirty: int) -> tuple[int, str]:
-    """First offset that is not cleaned: always a segment boundary, never below ``first_dirty``; and why it is not the end."""
+    """Return the exclusive end of a round's range, and the reason if it is not the log's end.
+
+    The end is a segment boundary and never below ``first_dirty``.
+    """
     end, why = state.end_offset + 1, ""
-    if state.mirrored and state.live:
+    if state.mirrored and state.has_segments:
         end, why = state.live[-1].start_offset, "the newest segment is the brokers'"
-    if state.live and state.live[-1].open_txn_offset >= 0:
+    if state.has_segments and state.live[-1].open_txn_offset >= 0:
         undecided = state.live[-1].open_txn_offset
         base = max((s.start_offset for s in state.live if s.start_offset <= undecided), default=state.start_offset)
         if base < end:
@@ -85,8 +104,11 @@ def _range_end(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_di
     return max(end, min(first_dirty, state.end_offset + 1)), why
 
 
-def _verdict(found: Assessment[S], cleaner: Cleaner, now_ms: int, bound: str, *, force: bool) -> tuple[bool, str]:
-    """``bound``: why the round's end is not the tier's."""
+def _is_round_due(found: RoundAssessment[S], cleaner: Cleaner, now_ms: int, bound: str, *, force: bool) -> tuple[bool, str]:
+    """Return whether a round is due, and why.
+
+    :param bound: why the round's range ends before the log's end; empty if it does not.
+    """
     dirty, ratio = found.dirty, found.dirty_ratio
     late = [s for s in dirty if 0 < s.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms]
     if dirty and force:
@@ -102,8 +124,8 @@ def _verdict(found: Assessment[S], cleaner: Cleaner, now_ms: int, bound: str, *,
     return False, bound or "nothing is dirty"
 
 
-class Left(NamedTuple):
-    """What pass 1 leaves of a segment, at most."""
+class RemainingBound(NamedTuple):
+    """Upper bound on what remains of a segment after the round, as pass 1 knows it."""
 
     bytes: int
     records: int
@@ -111,30 +133,33 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundFacts:
-    """All that a plan is made of, gathered once. ``producers``: live ones at the tier's end; ``fingerprint``: see CompactionPlan.
+    """Everything from which a plan is made, gathered once.
 
-    ``clean``: what pass 1 says of clean segments; as long as it says nothing, the plan leaves out nothing. ``left``: what
-    is left of segments, by id, where pass 1 knows it and groups go by it. ``snapshot``: the last segment's producers, as they were read.
+    producers: producers that are live at the log's end.
+    fingerprint: versions that decide the output bytes, see ``CompactionPlan``.
+    clean: which clean segments pass 1 allows to skip; by default none.
+    left: upper bound on what remains of a segment, by id, where groups are formed by it.
+    snapshot: the last segment's producer snapshot, as read.
     """
 
     state: PartitionState
-    assessment: Assessment[RemoteLogSegmentMetadata]
+    assessment: RoundAssessment[RemoteLogSegmentMetadata]
     cleaner: Cleaner
     now_ms: int
     producers: tuple[ActiveProducer, ...]
     fingerprint: str
     map_engine: str
     clean: CleanVerdicts = field(default_factory=CleanVerdicts)
-    left: Mapping[str, Left] = field(default_factory=dict)
+    left: Mapping[str, RemainingBound] = field(default_factory=dict)
     snapshot: bytes = b""
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """A segment as grouping sees it: sizes of its input files in bytes, or as much of them as is ``left``."""
+class GroupCandidate:
+    """A segment with the sizes that grouping goes by, in bytes: of its files, or of what is left of it after the round."""
 
     metadata: RemoteLogSegmentMetadata
-    left: Left | None = None
+    left: RemainingBound | None = None
     base: int = field(init=False)
     size: int = field(init=False)
     index_bytes: int = field(init=False)
@@ -149,24 +174,32 @@ class Grouped:
         object.__setattr__(self, "timeindex_bytes", self.metadata.timeindex_bytes * left // max(whole, 1))
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no record is left of it."""
+    def has_no_records_left(self) -> bool:
+        """Return whether no record of the segment is left after the round."""
         return self.left is not None and self.left.records == 0
 
 
-_Assessed = Assessment[RemoteLogSegmentMetadata]
+_Assessed = RoundAssessment[RemoteLogSegmentMetadata]
 
 
-def draft(facts: RoundFacts) -> CompactionPlan:
-    """The plan without ids, for whoever needs its rules before there is a plan."""
+def draft_plan(facts: RoundFacts) -> CompactionPlan:
+    """Return the plan without ids and epoch, for callers that need the round's rules before there is a plan."""
     return plan_round(facts, -1, lambda: "")
 
 
 def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
-    """The round that the facts call for, complete: executing it twice gives the same bytes (I7)."""
+    """Return the complete plan of a round. Executing it twice gives the same bytes (determinism, I7).
+
+    :param leader_epoch: the compactor epoch.
+    :param new_id: makes the ids of the run and of the new segments.
+    """
     state, found, clean, cleaner = facts.state, facts.assessment, facts.clean, facts.cleaner
-    rules = _Grouping(cleaner, facts.left, _epochs_begin(found.segments), large=True) if state.mirrored else _Grouping(cleaner)
-    groups, merged = _groups(found, clean, rules)
+    rules = (
+        _GroupingRules(cleaner, facts.left, _ordinals_beginning_epoch(found.covered_segments), large=True)
+        if state.mirrored
+        else _GroupingRules(cleaner)
+    )
+    groups, merged = _choose_groups(found, clean, rules)
     sources = {segment.id for members in groups for segment in members}
     before = found.clean[-1] if found.clean else None
     if found.dirty and found.dirty[0].start_offset < found.first_dirty:
@@ -182,14 +215,14 @@ def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) 
         end_offset=found.end,
         next_dirty_offset=cleaned,
         high_watermark=state.end_offset + 1,
-        # v0/v1 tombstones have no horizon: they go when a round visits everything, whatever segments are written for others' horizons.
+        # Tombstones of v0 and v1 have no horizon: they are removed by rounds over a dirty range, not by rounds for horizons alone.
         legacy_horizon_ms=before.mtime_ms - cleaner.delete_retention_ms if before and found.dirty else 0,
         vector=state.vector,
         policy=cleaner.policy(),
         map_engine=facts.map_engine,
         fingerprint=facts.fingerprint,
         producers=facts.producers,
-        tasks=tuple(_task(number, members, facts, new_id()) for number, members in enumerate(groups)),
+        tasks=tuple(_group_task(number, members, facts, new_id()) for number, members in enumerate(groups)),
         skipped=tuple(SkippedSegment(id=s.id, reason=clean.skip.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
         read=tuple(
             ReadSegment(id=s.id, reason=MERGED if s.id in merged else clean.read.get(s.id, "it is clean, and its keys may be superseded"))
@@ -199,93 +232,108 @@ def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) 
     )
 
 
-def _epochs_begin(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[int]:
-    """Ordinals of segments in which a leader epoch begins. Brokers look up each epoch for itself: such a segment begins a group, or the
-    later epoch's part would be switched before what precedes it (docs/broker-protocol.md, *ascending*)."""
+def _ordinals_beginning_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[int]:
+    """Return the ordinals of segments in which a leader epoch begins. A group must begin with each of them.
+
+    Brokers look up each epoch separately: otherwise the later epoch's part would be switched before what precedes it
+    (docs/broker-protocol.md, section on ascending order).
+    """
     epochs = [{entry.epoch for entry in segment.leader_epochs} for segment in segments]
     return frozenset(number for number, (before, own) in enumerate(pairwise(epochs), start=1) if own - before)
 
 
 @dataclass(frozen=True)
-class _Grouping:
-    """``apart``: ordinals of segments with which a group begins. ``large``: groups go by what is ``left`` of their sources, so that
-    none of them is empty if it need not be, and neighbours in which something is due go together: brokers keep files of each segment."""
+class _GroupingRules:
+    """Rules by which neighbouring segments become one group.
+
+    left: upper bound on what remains of a segment, by id; groups are sized by it.
+    apart: ordinals of segments that must begin a group.
+    large: also group segments that are due only for delete horizons. Used for brokers, which keep several files per segment.
+    """
 
     cleaner: Cleaner
-    left: Mapping[str, Left] = field(default_factory=dict)
+    left: Mapping[str, RemainingBound] = field(default_factory=dict)
     apart: frozenset[int] = frozenset()
     large: bool = False
 
-    def of(self, segments: Sequence[RemoteLogSegmentMetadata], end: int) -> list[list[Grouped]]:
-        """Neighbours, up to the offset ``end`` (exclusive)."""
+    def form_groups(self, segments: Sequence[RemoteLogSegmentMetadata], end: int) -> list[list[GroupCandidate]]:
+        """Return groups of neighbouring segments, the last one ending before the offset ``end``."""
         cleaner = self.cleaner
-        members = [Grouped(segment, self.left.get(segment.id)) for segment in segments]
-        return group(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end, self._joins)
+        members = [GroupCandidate(segment, self.left.get(segment.id)) for segment in segments]
+        return group(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end, self._may_join)
 
-    def _joins(self, members: list[Grouped], other: Grouped) -> bool:
-        """Whoever takes a round back needs one segment for all sources of a group (round.restoring); one without a record is worse."""
-        if other.is_empty or all(member.is_empty for member in members):
+    def _may_join(self, members: list[GroupCandidate], other: GroupCandidate) -> bool:
+        """Return whether a segment may join a group.
+
+        Undoing a round needs one segment for all sources of a group (round.restoring), which limits their size. A group of which no record
+        is left
+        would be worse, so that empty segments always join.
+        """
+        if other.has_no_records_left or all(member.has_no_records_left for member in members):
             return True
         most = min(MOST_SOURCES * self.cleaner.segment_bytes, MAX32)
         return sum(member.metadata.size_bytes for member in members) + other.metadata.size_bytes <= most
 
 
-def _groups(found: _Assessed, clean: CleanVerdicts, rules: _Grouping) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
-    """What becomes one segment, ascending; and the ids of those that only the rule for small neighbours brings in."""
+def _choose_groups(found: _Assessed, clean: CleanVerdicts, rules: _GroupingRules) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
+    """Return the groups of segments that become one segment each, ascending, and the ids that only the rule for small neighbours adds."""
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
-    segments = found.segments
+    segments = found.covered_segments
     parts = list(accumulate(int(n in rules.apart) for n in range(len(segments))))
     if not found.dirty:
-        # Nothing new: only the segments in which something is due are written anew.
+        # Nothing is dirty, so only the segments in which something is due are rewritten.
         due = [n for n, segment in enumerate(segments) if segment.id in found.horizon_due or segment.id in clean.due]
         if not rules.large:
             return [[segments[n]] for n in due], set()
         for _, together in groupby(enumerate(due), lambda each: (each[1] - each[0], parts[each[1]])):
             members = [segments[n] for _, n in together]
-            groups += [[member.metadata for member in one] for one in rules.of(members, members[-1].end_offset + 1)]
+            groups += [[member.metadata for member in one] for one in rules.form_groups(members, members[-1].end_offset + 1)]
         return groups, set()
-    # What is read in part becomes a segment of its own: its neighbours' bytes are no reason to read the rest of it.
+    # A segment that is read in part forms its own group, because joining its neighbours would require reading the rest of it.
     for (skippable, _, _), run in groupby(
         range(len(segments)), lambda n: (segments[n].id in clean.skip, parts[n], segments[n].id if segments[n].id in clean.in_part else "")
     ):
         numbers = list(run)
         end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else found.end
-        for grouped in rules.of([segments[n] for n in numbers], end):
-            if skippable and (clean.settled or not _worth_merging(grouped)):
+        for grouped in rules.form_groups([segments[n] for n in numbers], end):
+            if skippable and not _is_worth_merging(grouped):
                 continue
             groups.append([member.metadata for member in grouped])
             merged.update(member.metadata.id for member in grouped if skippable)
     return groups, merged
 
 
-def _worth_merging(members: Sequence[Grouped]) -> bool:
-    """Clean neighbours that nothing else brings in are merged where they are many and none of them is most of the result.
+def _is_worth_merging(members: Sequence[GroupCandidate]) -> bool:
+    """Return whether clean neighbours that nothing else requires to read are merged: there are many, and none has most of the bytes.
 
-    So a byte is rewritten by this rule at most once for each doubling of the segment that it lies in.
+    So this rule rewrites a byte at most once for each doubling of the segment that contains it.
     """
     return len(members) >= MERGE_AT_LEAST and 2 * max(member.size for member in members) <= sum(member.size for member in members)
 
 
-def metadata_records(tasks: Sequence[CompactionTask]) -> int:
-    """About how many records a round over these says to brokers, until what it replaced is deleted: two of each segment, new and replaced,
-    and four of each ceiling marker where a leader epoch ends (docs/broker-protocol.md)."""
+def expected_metadata_records(tasks: Sequence[CompactionTask]) -> int:
+    """Return about how many records in the metadata topic a round over these tasks causes, up to the deletion of the replaced segments.
+
+    There are two for each new and replaced segment, and four for each marker where a leader epoch ends (docs/broker-protocol.md).
+    """
     segments = sum(1 + len(task.sources) for task in tasks)
     ends = sum(len(task.leader_epochs) - 1 for task in tasks)
     ends += sum(one.leader_epochs[-1].epoch not in {entry.epoch for entry in two.leader_epochs} for one, two in pairwise(tasks))
     return 2 * segments + 4 * ends
 
 
-def _task(number: int, members: Sequence[RemoteLogSegmentMetadata], facts: RoundFacts, new_segment_id: str) -> CompactionTask:
+def _group_task(number: int, members: Sequence[RemoteLogSegmentMetadata], facts: RoundFacts, new_segment_id: str) -> CompactionTask:
+    """Return the task that rewrites one group."""
     whole = sum(member.size_bytes for member in members)
-    most = sum(Grouped(member, facts.left.get(member.id)).size for member in members)
+    most = sum(GroupCandidate(member, facts.left.get(member.id)).size for member in members)
     return CompactionTask(
         group=number,
         sources=tuple(member.id for member in members),
         new_segment_id=new_segment_id,
         start_offset=members[0].start_offset,
         end_offset=members[-1].end_offset,
-        leader_epochs=union([member.leader_epochs for member in members]),
+        leader_epochs=merge_segment_lineages([member.leader_epochs for member in members]),
         mtime_ms=members[-1].mtime_ms,
         most_bytes=most if most < whole else 0,
         in_part=len(members) == 1 and members[0].id in facts.clean.in_part,

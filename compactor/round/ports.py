@@ -1,4 +1,4 @@
-"""What a round is driven with: its parts in their order, the worker among them, and what the worker may ask of the driver."""
+"""Ports of a round: the steps that the driver calls, the worker among them, and what the worker can ask of the driver."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from compactor.control.ordering import Stage
 from compactor.control.records import ScratchObject
+from compactor.control.stages import Stage
 from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 
 
-class Check(Protocol):
-    """Folds on; raises Fenced. Each call is a step that keeps the lease alive, unless one is ``waiting`` for others and only looks."""
+class LeadershipCheck(Protocol):
+    """Function that replays new control records and raises Fenced if another compactor has taken over.
 
-    def __call__(self, *, waiting: bool = False) -> object: ...
+    Each call counts as progress; the lease is renewed only while there is progress.
+    """
+
+    def __call__(self, *, waiting: bool = False) -> object:
+        """Raise Fenced if another compactor leads.
+
+        :param waiting: the caller only waits for others, so that the call does not count as progress.
+        """
 
 
 class Postponed(Exception):
-    """A round has to wait: it would say more to readers than [publish] metadata_records_per_hour leaves. Nothing was announced.
+    """A round must wait because it would exceed [publish] metadata_records_per_hour. Nothing was announced.
 
-    ``until_ms``: by this machine's clock.
+    until_ms: when to try again, by this machine's clock.
     """
 
     def __init__(self, reason: str, until_ms: int) -> None:
@@ -32,32 +39,34 @@ class Postponed(Exception):
 
 
 class WorkSession(Protocol):
-    """What a worker may ask of the driver while it works."""
+    """Services of the driver for a worker while it works on a plan."""
 
     @property
     def state(self) -> PartitionState:
-        """The folded state in which the plan is the open intent: the metadata of its sources is in ``state.live``."""
+        """The folded state, in which the plan is the open intent. ``state.live`` has the metadata of the plan's sources."""
 
     @property
-    def survivors(self) -> tuple[ScratchObject, ...]:
-        """What an earlier attempt at this very plan stored of pass 1; empty where there is nothing to take up."""
+    def stored_survivors(self) -> tuple[ScratchObject, ...]:
+        """Scratch objects with the result of pass 1 that an earlier attempt at this plan stored; empty if there are none."""
 
     def scratch_key(self, name: str) -> str:
-        """Where in the control store the worker may put a scratch object of this run; swept once the run is closed."""
+        """Return the control store key for a scratch object of this run. It is swept when the run is closed."""
 
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
-        """Records them (the objects exist already). Raises Fenced."""
+        """Record existing scratch objects as the result of pass 1. Raises Fenced."""
 
-    def check(self, *, waiting: bool = False) -> None:
-        """Folds on. Raises Fenced when another compactor has taken over; for tasks that take long (``Check``)."""
+    def check_leadership(self, *, waiting: bool = False) -> None:
+        """Replay new control records; raise Fenced if another compactor has taken over. See ``LeadershipCheck``."""
 
 
 class Worker(Protocol):
-    """Does tasks of an announced plan: fetch, index, rewrite, gate, upload under the announced ids, read back.
+    """Executor of an announced plan: fetches, runs both passes and the gate, uploads under the announced ids and reads back.
 
-    Yields an outcome per task as it is done, in any order; the driver records receipts as they come and stops at the first
-    failure. Objects are created, never overwritten; one that exists with equal digest is done, with another one is a
-    failure (I7). Raises StoreError or OutOfBudget where trying again later may help: the intent then stays open.
+    It yields one outcome per task, in any order. The driver records receipts as they come and stops at the first failure. Objects are
+    created,
+    never overwritten: an existing object with an equal digest means that the task is done, another digest is a failure (I7). Raises
+    StoreError
+    or OutOfBudget if a retry may help; the intent then stays open.
     """
 
     def __call__(
@@ -67,8 +76,12 @@ class Worker(Protocol):
 
 @dataclass
 class WorkStats:
-    """What a round cost, beyond what the receipts say. Bytes; ``gate_keys``: whose last records the gate looked up; ``gate_disk_bytes``:
-    what it had on the disk at once, 0 where its keys fit the memory; ``bytes_copied``: by the store, within itself."""
+    """Costs of a round that the receipts do not contain. Sizes are in bytes.
+
+    gate_keys: number of keys whose latest record the gate checked.
+    gate_coverage: share of all keys that the gate checked: 1.0 for all, 0.0 without a gate.
+    bytes_copied: bytes that the store copied within itself.
+    """
 
     bytes_fetched: int = 0
     bytes_copied: int = 0
@@ -76,14 +89,14 @@ class WorkStats:
     peak_map_bytes: int = 0
     map_entries: int = 0
     gate_keys: int = 0
-    gate_disk_bytes: int = 0
+    gate_coverage: float = 0.0
     sidecar_bytes_written: int = 0
     filters: dict[str, int | float | str] = field(default_factory=dict)
-    """What filters did, for run history (round.skip)."""
-    expected: dict[str, int] = field(default_factory=dict)
-    """What was expected of it when its sources were known (control.savings)."""
+    """What Bloom filters did, for run history (round.skip)."""
+    bytes_dirty: int = 0
+    """Size of the dirty segments that the round rewrites."""
     left_alone: str = ""
-    """Segments that it did not read, and why (control.left_alone)."""
+    """Segments that the round skipped, and why, as text (control.left_alone)."""
 
 
 Stats = dict[str, int | float | str]
@@ -91,34 +104,45 @@ FactsT = TypeVar("FactsT")
 
 
 class RoundWork(Protocol[FactsT]):
-    """One way through: facts -> plan -> work. Each part is given what the one before came to; drive calls them in this order."""
+    """StageTracker of a round, called by the driver in this order: facts, plan, work. Each step gets the result of the one before."""
 
-    def due(self, state: PartitionState) -> bool:
-        """Whether there is anything to do, cheaply and before leadership is taken. Raises BadData."""
+    def is_due(self, state: PartitionState) -> bool:
+        """Return whether a round is due, cheaply and before leadership is acquired. Raises BadData."""
 
     def resume_problem(self, plan: CompactionPlan) -> str:
-        """Why this process cannot go on with a plan that it finds open (other settings, other versions), or an empty string."""
+        """Return why this process cannot resume an open plan (other settings, other versions), or an empty string."""
 
-    def gathered(self, state: PartitionState, check: Check) -> AbstractContextManager[FactsT | None]:
-        """All that the plan is made of, pass 1 included, as one value; None where nothing is due. Gives back what it holds at the end.
+    def new_log_start(self, state: PartitionState) -> int | None:
+        """Return the offset to which retention raises the log start before the round is planned, or None. Raises StoreError."""
 
-        Asked under leadership, of a fresh fold; may take long: ``check`` folds on and raises Fenced, to be called between segments.
-        Raises BadData, NotFound, GateFailed, StoreError, OutOfBudget, Postponed: nothing was announced yet.
+    def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[FactsT | None]:
+        """Return everything that the plan is made of, the result of pass 1 included; None if no round is due.
+
+        A context manager: what it holds is released at the end. It runs under leadership, on a fresh state, and may take long.
+
+        :param check: to be called between segments; it raises Fenced.
+        :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, Postponed. Nothing was announced yet.
         """
 
-    def plan(self, facts: FactsT, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
-        """Pure: the same arguments give the same plan. None where the facts call for none. Raises OutOfBudget where it cannot be done."""
+    def make_plan(self, facts: FactsT, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
+        """Return the plan for the facts, or None if they require none. Pure: the same arguments give the same plan.
 
-    def admit(self, plan: CompactionPlan) -> None:
-        """Asked before the plan is announced. Raises Postponed."""
+        Raises OutOfBudget if a group does not fit the disk budget.
+        """
 
-    def work(
+    def admit_plan(self, plan: CompactionPlan) -> None:
+        """Raise Postponed if the rate limit on metadata records does not admit the plan. Called before the plan is announced."""
+
+    def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: FactsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
-        """As Worker. ``facts``: None where the plan was made by an earlier process."""
+        """Do the tasks and yield their outcomes, as ``Worker`` does.
 
-    def stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
-        """What goes into run history."""
+        :param facts: None if an earlier process made the plan.
+        """
 
-    def reached(self, stage: Stage, plan: CompactionPlan) -> None:
-        """Told of each stage; may raise to leave the round where it is."""
+    def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+        """Return the figures for the run history."""
+
+    def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+        """Handle a stage that the round has reached. It may raise to leave the round in that stage."""

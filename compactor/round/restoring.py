@@ -1,8 +1,8 @@
-"""The way back on a tier that brokers write: what a round replaced is copied under new ids, as a round of its own.
+"""Undo of a round on a broker-managed tier: what the round replaced is copied under new ids, by a round of its own.
 
-Brokers take no segment back whose deletion has begun. So each segment that the round made is replaced by the bytes of those that it had
-replaced, one behind the other: the same offsets and leader epochs, nothing cleaned, by the same protocol. Groups go the other way
-round, the last first: a value comes back after the tombstone that deletes it.
+Brokers cannot restore a segment whose deletion has begun. So each segment that the round wrote is replaced by the concatenated bytes of
+its sources: the same offsets and leader epochs, nothing cleaned, published by the same protocol. Groups are published in descending order,
+because a value must come back after the tombstone that deletes it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.offsets import clean_up_to
+from checkpoint.offsets import clean_end_offset
 from compactor.cleaner.passes.describe import negative_timestamps
 from compactor.cleaner.passes.source import open_source
-from compactor.config import Cleaner
-from compactor.control.ordering import Stage, restorable_problem
+from compactor.config.settings import Cleaner
+from compactor.control.ordering import restorable_problem
 from compactor.control.ports import Ports
+from compactor.control.stages import Stage
 from compactor.control.state import PartitionState, Waiting
 from compactor.errors import UsageError
 from compactor.local.budget import Budget, Grant
@@ -31,23 +32,23 @@ from compactor.records.balance import BalanceKey, content_sum
 from compactor.records.batches import check_crcs
 from compactor.records.encode import empty_batch
 from compactor.records.indexes import TXN_ENTRY, build
-from compactor.round.compaction import disk_budget
-from compactor.round.delivery import Made, deliver
-from compactor.round.ports import Check, Stats, WorkSession
-from compactor.round.rewrite import fingerprint
-from compactor.round.sources import Reading, reading_over
+from compactor.round.compaction import disk_budget_bytes
+from compactor.round.delivery import FinishedSegment, upload_segment
+from compactor.round.pass_two import executor_fingerprint
+from compactor.round.ports import LeadershipCheck, Stats, WorkSession
+from compactor.round.sources import StagedSegmentReader, segment_reader
 
 
 @dataclass(frozen=True)
 class RestoredGroup:
-    """``made``: a segment of the round, live; ``sources``: what it replaced, in order."""
+    """A live segment that the round wrote (``made``), and the segments that it replaced (``sources``), in order."""
 
     made: RemoteLogSegmentMetadata
     sources: tuple[RemoteLogSegmentMetadata, ...]
 
 
-def restored_groups(state: PartitionState, run_id: str) -> list[RestoredGroup]:
-    """What this run replaced, by what it made of it, ascending. Empty where nothing of it waits any more."""
+def groups_to_restore(state: PartitionState, run_id: str) -> list[RestoredGroup]:
+    """Return the groups of a run that can be undone, ascending; empty if none of its replaced segments is waiting for deletion."""
     group: Waiting | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
     if group is None:
         return []
@@ -60,8 +61,8 @@ def restored_groups(state: PartitionState, run_id: str) -> list[RestoredGroup]:
     ]
 
 
-def unrestorable(groups: Sequence[RestoredGroup]) -> str:
-    """Why these cannot be copied as what they were, or nothing."""
+def restore_problem(groups: Sequence[RestoredGroup]) -> str:
+    """Return why these groups cannot be restored by copying, or an empty string."""
     for one in groups:
         if one.made.copied_end_offset >= 0:
             again = f"brokers have tiered again what follows offset {one.made.end_offset}"
@@ -72,8 +73,12 @@ def unrestorable(groups: Sequence[RestoredGroup]) -> str:
 
 
 @dataclass(frozen=True)
-class Restoring:
-    """RoundWork that takes one run back. ``now_ms``: for its plan."""
+class RestoreRound:
+    """Round that undoes one earlier run (implements ``RoundWork``).
+
+    run_id: the run to undo.
+    now_ms: clock of the plan, in milliseconds.
+    """
 
     ports: Ports
     cleaner: Cleaner
@@ -82,24 +87,28 @@ class Restoring:
     run_id: str
     now_ms: int
 
-    def due(self, state: PartitionState) -> bool:
+    def is_due(self, state: PartitionState) -> bool:
         return True
 
     def resume_problem(self, plan: CompactionPlan) -> str:
         if plan.restores != self.run_id:
             return "another one was to be taken back"
-        return "" if plan.fingerprint == fingerprint() else f"it was made by {plan.fingerprint}, this process is {fingerprint()}"
+        return (
+            ""
+            if plan.fingerprint == executor_fingerprint()
+            else f"it was made by {plan.fingerprint}, this process is {executor_fingerprint()}"
+        )
 
     @contextmanager
-    def gathered(self, state: PartitionState, check: Check) -> Iterator[PartitionState | None]:
-        """Raises UsageError where the rules stand against it."""
-        problem = restorable_problem(state, self.run_id, state.last_epoch) or unrestorable(restored_groups(state, self.run_id))
+    def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
+        """Yield the state if the run can be undone. Raises UsageError otherwise."""
+        problem = restorable_problem(state, self.run_id, state.last_epoch) or restore_problem(groups_to_restore(state, self.run_id))
         if problem:
             raise UsageError(f"run {self.run_id} of {state.name} cannot be undone: {problem}", hint="Nothing was changed")
         yield state
 
-    def plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
-        state, groups = facts, restored_groups(facts, self.run_id)
+    def make_plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
+        state, groups = facts, groups_to_restore(facts, self.run_id)
         return CompactionPlan(
             run_id=new_id(),
             topic=state.topic,
@@ -108,67 +117,70 @@ class Restoring:
             now_ms=self.now_ms,
             first_dirty_offset=state.first_dirty_offset,
             end_offset=groups[-1].made.end_offset + 1,
-            next_dirty_offset=min(clean_up_to(self._waiting(state).vector_before), clean_up_to(state.vector)),
+            next_dirty_offset=min(clean_end_offset(self._replaced_group(state).vector_before), clean_end_offset(state.vector)),
             high_watermark=state.end_offset + 1,
             legacy_horizon_ms=0,
             vector=state.vector,
             policy=self.cleaner.policy(),
             map_engine="memory",
-            fingerprint=fingerprint(),
+            fingerprint=executor_fingerprint(),
             producers=(),
-            tasks=tuple(_task(number, one, new_id()) for number, one in enumerate(groups)),
+            tasks=tuple(_restore_task(number, one, new_id()) for number, one in enumerate(groups)),
             restores=self.run_id,
         )
 
-    def admit(self, plan: CompactionPlan) -> None:
-        """A person asked for it."""
+    def new_log_start(self, state: PartitionState) -> int | None:
+        return None  # brokers expire what is theirs
 
-    def work(
+    def admit_plan(self, plan: CompactionPlan) -> None:
+        """Admit the plan without a limit, because a person asked for it."""
+
+    def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        groups = {one.made.id: one for one in restored_groups(session.state, self.run_id)}
+        groups = {one.made.id: one for one in groups_to_restore(session.state, self.run_id)}
         name = session.state.name
         sources = [source for one in groups.values() for source in one.sources]
-        reading = reading_over(self.ports, self.cleaner, self.state_dir, name, sources, self._budget(), "undo")
+        reading = segment_reader(self.ports, self.cleaner, self.state_dir, name, sources, self._disk_budget(), "undo")
         try:
             for task in tasks:
-                session.check()
-                yield self._copied(plan, task, groups[task.sources[0]], reading)
+                session.check_leadership()
+                yield self._copy_group(plan, task, groups[task.sources[0]], reading)
         finally:
             reading.staging.close()
 
-    def stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts), "restores": self.run_id}
 
-    def reached(self, stage: Stage, plan: CompactionPlan) -> None:
-        """Nobody watches."""
+    def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+        """Ignore stages."""
 
-    def _waiting(self, state: PartitionState) -> Waiting:
+    def _replaced_group(self, state: PartitionState) -> Waiting:
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 
-    def _budget(self) -> Budget:
-        return Budget(disk_budget(self.cleaner, self.state_dir))
+    def _disk_budget(self) -> Budget:
+        return Budget(disk_budget_bytes(self.cleaner, self.state_dir))
 
-    def _copied(
-        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, reading: Reading
+    def _copy_group(
+        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, reading: StagedSegmentReader
     ) -> CompactionReceipt | CompactionFailure:
-        """One segment of the bytes of several, uploaded under its announced id. Raises BadData, StoreError, OutOfBudget."""
+        """Write the sources of one group into one segment and upload it under its announced id. Raises BadData, StoreError, OutOfBudget."""
         staging = reading.staging
         ordinals = [ordinal for ordinal, segment in enumerate(reading.live) if segment in group.sources]
-        inputs = [reading.log(ordinal) for ordinal in ordinals]
+        inputs = [reading.log_request(ordinal) for ordinal in ordinals]
         need = group_room(group.sources, plan.policy.index_interval_bytes)
         log = staging.folder / f"group-{task.group}.log"
         with staging.room(need, f"group {task.group} of {reading.partition}", inputs) as grant:
             try:
-                entries = _joined(reading, ordinals, task, log, grant)
+                entries = _concatenate_segments(reading, ordinals, task, log, grant)
                 grant.take(self.ports.layout.upload_room(log.stat().st_size))
-                return self._delivered(plan, task, group, log, entries, reading)
+                return self._upload_copy(plan, task, group, log, entries, reading)
             finally:
                 log.unlink(missing_ok=True)
                 staging.forget(inputs)
 
-    def _delivered(
-        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, log: Path, entries: bytes, reading: Reading
+    def _upload_copy(
+        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, log: Path, entries: bytes, reading: StagedSegmentReader
     ) -> CompactionReceipt | CompactionFailure:
         name, made, limit = reading.partition, group.made, reading.inflate_limit
         output = open_source(0, log, task.start_offset, task.end_offset + 1, task.mtime_ms, -1, limit)
@@ -177,14 +189,14 @@ class Restoring:
         contents: dict[str, Path | bytes] = {"log": log, "index": index, "timeindex": timeindex}
         if entries:
             contents["txnindex"] = entries
-        for kind in ("snapshot", "leader-epoch-checkpoint"):  # they are of the end, which is the same
+        for kind in ("snapshot", "leader-epoch-checkpoint"):  # both describe the segment's end, which does not change
             if kind in made.files:
-                contents[kind] = reading.content(made, kind)
-        metadata, problem = deliver(
+                contents[kind] = reading.read_small_file(made, kind)
+        metadata, problem = upload_segment(
             (self.ports.layout, self.ports.publisher),
             name,
             task,
-            Made.whole(output, contents, limit, digests=self.ports.layout.keeps_digests),
+            FinishedSegment.from_local_files(output, contents, limit, digests=self.ports.layout.keeps_digests),
             open_txn_offset=made.open_txn_offset,
             content=content_sum(output.buf, BalanceKey(self.hash_key)),
             negative_timestamps=negative_timestamps(output, limit),
@@ -202,13 +214,13 @@ class Restoring:
         )
 
 
-def _joined(reading: Reading, ordinals: Sequence[int], task: CompactionTask, log: Path, grant: Grant) -> bytes:
-    """Writes the segments' batches one behind the other, up to the group's end; returns their aborted transactions."""
+def _concatenate_segments(reading: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, log: Path, grant: Grant) -> bytes:
+    """Concatenate the segments' batches into ``log``, up to the group's end; return their transaction index entries."""
     aborted = [np.empty(0, TXN_ENTRY)]
     last = -1
     with log.open("xb") as file:
         for ordinal in ordinals:
-            with reading.opened(ordinal, grant) as source:
+            with reading.open_segment(ordinal, grant) as source:
                 check_crcs(source.buf, source.table, 0, len(source.table), source.name)
                 grant.take(len(source.buf))
                 file.write(source.buf.data)
@@ -216,10 +228,10 @@ def _joined(reading: Reading, ordinals: Sequence[int], task: CompactionTask, log
                 last = int(source.table.last_offset[-1]) if len(source.table) else last
         if last < task.end_offset:
             file.write(empty_batch(task.end_offset, task.end_offset, task.leader_epochs[-1].epoch))
-    return np.concatenate(aborted).astype(TXN_ENTRY).tobytes()  # concatenate swaps bytes
+    return np.concatenate(aborted).astype(TXN_ENTRY).tobytes()  # concatenate changes the byte order
 
 
-def _task(number: int, group: RestoredGroup, new_segment_id: str) -> CompactionTask:
+def _restore_task(number: int, group: RestoredGroup, new_segment_id: str) -> CompactionTask:
     made = group.made
     return CompactionTask(
         group=number,

@@ -1,4 +1,4 @@
-"""Which clean segments a round must read, and why; what filters have brought so far. Pure decisions over sidecars and run history."""
+"""Decisions which clean segments a round must read, and the record of what Bloom filters achieved. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,33 +7,39 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from bloom import sizing
-from bloom.sidecar import Sidecar, estimate_together
-from bloom.sizing import TRIAL, FilterDesign, still_pays
-from compactor.config import Cleaner
+from bloom.sidecar import Sidecar, estimate_distinct_keys_of_all
+from bloom.sizing import TRIAL, FilterDesign, should_keep_filters
+from compactor.config.settings import Cleaner
 from compactor.control.state import PartitionState, Run
 from compactor.control.summary import SegmentFacts
+from compactor.kernels.common import KEY_BYTES
 from compactor.model.plan import CompactionPlan
-from compactor.tier.sidecars import Head
+from compactor.tier.sidecars import SidecarHead
 
 RECENT = 5
-"""Rounds whose numbers of keys tell how many the next ones will bring."""
+"""Number of recent rounds whose key counts predict those of the next rounds."""
 
 DEFAULT_KEYS = 100_000
-"""What filters are made for before a round has told more."""
+"""Number of keys that filters are designed for before any round has run."""
 
-KEY_BYTES = 20
-"""What a key takes in memory, at most."""
 
 WRAPPED_BYTES = 50
-"""What a message takes in a compressed wrapper, about."""
+"""Assumed size in bytes of a message in a compressed wrapper."""
 
 WORTH_ASKING = 0.5
-"""A filter that would be wrong more often than this, for so many keys, is not fetched."""
+"""Largest false positive rate, for the round's number of keys, at which a filter is still fetched."""
 
 
 @dataclass(frozen=True)
 class FilterRecord:
-    """What filters have done on a partition, by its run history. Segments and bytes; ``useless``: read for a wrong answer alone."""
+    """Record of what Bloom filters achieved on a partition, summed over its run history. Counts of segments, and bytes.
+
+    asked: segments whose filter was asked.
+    skipped: segments that were not read.
+    useless: segments that were read because of a false positive alone.
+    bytes_read: bytes of filters read and written.
+    bytes_saved: bytes of segments that were not read.
+    """
 
     asked: int = 0
     skipped: int = 0
@@ -42,44 +48,48 @@ class FilterRecord:
     bytes_saved: int = 0
 
     @property
-    def pays(self) -> bool:
-        return still_pays(self.asked, self.bytes_read, self.bytes_saved)
+    def are_filters_paying(self) -> bool:
+        """Return whether filters save more bytes on this partition than they cost."""
+        return should_keep_filters(self.asked, self.bytes_read, self.bytes_saved)
 
     @property
     def skip_rate(self) -> float:
-        """Share of the clean segments that meet no dirty key."""
+        """Share of clean segments that have no dirty key."""
         return (self.skipped + self.useless) / self.asked if self.asked >= TRIAL else sizing.SKIP_RATE
 
     @property
     def useless_rate(self) -> float:
-        """Of the segments that met no dirty key, those that were read all the same."""
+        """Return the share of the segments without a dirty key that was read because of a false positive."""
         idle = self.skipped + self.useless
         return self.useless / idle if idle else 0.0
 
-    def text(self) -> str:
+    def summary_text(self) -> str:
+        """Return the record as a sentence for people."""
         return (
             f"of {self.asked} filters asked, {self.skipped} spared a read and {self.useless} were wrong ({100 * self.useless_rate:.2g} %); "
             f"{self.bytes_read} bytes of filters were read, {self.bytes_saved} bytes of segments were not"
         )
 
 
-def filter_record(runs: Iterable[Run]) -> FilterRecord:
-    """Of the rounds that are remembered; forgotten ones give filters another chance."""
-    records = [record_of(run.stats) for run in runs]
+def sum_filter_records(runs: Iterable[Run]) -> FilterRecord:
+    """Return what filters achieved in the remembered runs. Older runs do not count, so that filters get another chance."""
+    records = [filter_record_of_run(run.stats) for run in runs]
     return FilterRecord(**{name: sum(getattr(each, name) for each in records) for name in FilterRecord.__dataclass_fields__})
 
 
-def record_of(stats: Mapping[str, int | float | str]) -> FilterRecord:
-    """Of one round's figures in run history."""
+def filter_record_of_run(stats: Mapping[str, int | float | str]) -> FilterRecord:
+    """Return what filters achieved in one run, by its figures in the run history."""
     counts = {name: int(stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
     read = int(stats.get("filter_bytes_read", 0)) + int(stats.get("filter_bytes_written", 0))
     return FilterRecord(**counts, bytes_read=read, bytes_saved=int(stats.get("bytes_skipped", 0)))
 
 
-def keys_to_come(cleaner: Cleaner, runs: Sequence[Run], now: int) -> int:
-    """Keys that a round of this partition is expected to bring: as set, else the most of this one (``now``) and the last ones.
+def expected_round_keys(cleaner: Cleaner, runs: Sequence[Run], now: int) -> int:
+    """Return how many keys the next rounds of a partition are expected to bring: the setting, else the most of this and the latest rounds.
 
-    Too many cost little: a filter grows with the logarithm of the keys that it is asked about.
+    Too high an estimate costs little, because a filter grows with the logarithm of the number of keys.
+
+    :param now: number of keys of the present round; 0 if unknown.
     """
     if cleaner.bloom_design_keys:
         return cleaner.bloom_design_keys
@@ -87,41 +97,48 @@ def keys_to_come(cleaner: Cleaner, runs: Sequence[Run], now: int) -> int:
     return max([now, *brought]) or DEFAULT_KEYS
 
 
-def filter_for(cleaner: Cleaner, record: FilterRecord, probes: int, records: int, segment_bytes: int) -> FilterDesign | None:
-    """The filter of a new segment, or None where none pays. ``records``: of the segment, as after cleaning hardly a key comes twice."""
-    if not cleaner.bloom or not record.pays:
+def design_filter(cleaner: Cleaner, record: FilterRecord, probes: int, records: int, segment_bytes: int) -> FilterDesign | None:
+    """Return the design of a new segment's filter, or None if filters are off or do not pay.
+
+    :param probes: number of keys that a round will ask about.
+    :param records: records of the segment; after cleaning hardly a key occurs twice.
+    """
+    if not cleaner.bloom or not record.are_filters_paying:
         return None
-    return sizing.design(records, probes, segment_bytes, max(record.skip_rate, 0.01))
+    return sizing.size_filter(records, probes, segment_bytes, max(record.skip_rate, 0.01))
 
 
-def engine_for(setting: str, keys: int, map_budget_bytes: int) -> str:
-    """``map_engine`` for so many keys: as it is set, or by what the map budget holds."""
+def choose_engine(setting: str, keys: int, map_budget_bytes: int) -> str:
+    """Return the engine for a number of keys: the setting, or for ``auto`` memory if the keys fit the map budget, else partitioned."""
     if setting != "auto":
         return setting
     return "memory" if keys * KEY_BYTES <= map_budget_bytes else "partitioned"
 
 
-def records_about(segment: SegmentFacts) -> int:
-    """Compressed wrappers of v0 and v1 do not say how many messages they hold: a segment of nothing else counts by its bytes."""
+def estimate_records(segment: SegmentFacts) -> int:
+    """Return the estimated number of records of a segment.
+
+    Compressed wrappers of v0 and v1 do not record how many messages they hold: a segment with no other batches is estimated by its size.
+    """
     return segment.records or segment.size_bytes // WRAPPED_BYTES
 
 
-def keys_expected(heads: Sequence[Head], records: Sequence[int]) -> int:
-    """Distinct keys of several segments: by their sidecars where they have some, else as many as they have records."""
+def estimate_distinct_keys(heads: Sequence[SidecarHead], records: Sequence[int]) -> int:
+    """Return the estimated number of distinct keys of several segments: by their sidecars, else one per record."""
     known = [head.sidecar for head in heads if head.sidecar is not None]
     rest = sum(count for head, count in zip(heads, records, strict=True) if head.sidecar is None)
-    # The estimate's standard error is 1.6 %: three of them more, and never more keys than records.
-    return min(sum(records), int(estimate_together(known) * 1.05) + rest)
+    # Three standard errors (1.6 % each) are added to the estimate; there are never more keys than records.
+    return min(sum(records), int(estimate_distinct_keys_of_all(known) * 1.05) + rest)
 
 
 @dataclass(frozen=True)
-class SidecarLook:
-    """What a clean segment's sidecar says before its filter is asked.
+class SidecarDecision:
+    """Decision by a clean segment's sidecar, before its filter is asked.
 
-    One of: ``must`` (why it is read), ``may`` (why it is skipped), neither.
-
-    ``askable``: its filter may know that it has none of the keys.
-    ``for_keys``: ``must`` for want of a filter alone; who knows its keys otherwise may say that it need not be read.
+    must: why the segment must be read; empty if it need not.
+    may: why it can be skipped; empty if that is not known. Never set together with ``must``.
+    askable: whether its filter can rule out that it has a dirty key.
+    for_keys: ``must`` is set only because there is no usable filter, so that a key directory may overrule it.
     """
 
     sidecar: Sidecar | None = field(repr=False)
@@ -131,40 +148,45 @@ class SidecarLook:
     for_keys: bool = False
 
 
-def horizon_passed(segment: SegmentFacts, now_ms: int) -> str:
-    """Why it must be read, or nothing."""
+def horizon_passed_reason(segment: SegmentFacts, now_ms: int) -> str:
+    """Return the reason why a segment must be read if its delete horizon has passed, else an empty string."""
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
-def look_at(head: Head, due: str, *, keys: int, record: FilterRecord, now_ms: int) -> SidecarLook:
-    """
-    :param due: why it must be read whatever its sidecar says.
-    :param keys: of the dirty range, or a bound on their number.
-    :param record: what filters have brought on this partition.
+def decide_by_sidecar(head: SidecarHead, due: str, *, keys: int, record: FilterRecord, now_ms: int) -> SidecarDecision:
+    """Return what the head of a clean segment's sidecar decides.
+
+    :param due: why the segment must be read whatever its sidecar says; empty if there is no such reason.
+    :param keys: number of keys of the dirty range, or a bound on it.
+    :param record: what filters have achieved on this partition.
     """
     sidecar = head.sidecar
     if sidecar is None:
-        return SidecarLook(None, must=due or head.problem)
+        return SidecarDecision(None, must=due or head.problem)
     must = due or sidecar.due.reason(now_ms)
     askable = sidecar.made_for is not None and sidecar.useless_rate(keys) <= WORTH_ASKING
     if must or keys == 0 or sidecar.distinct_keys == 0:
-        return SidecarLook(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)
+        return SidecarDecision(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)
     if sidecar.made_for is None:
-        return SidecarLook(sidecar, must="no filter pays for it", for_keys=True)
-    if not record.pays:
-        return SidecarLook(sidecar, must=f"filters do not pay on this partition and are off: {record.text()}", for_keys=True)
+        return SidecarDecision(sidecar, must="no filter pays for it", for_keys=True)
+    if not record.are_filters_paying:
+        return SidecarDecision(sidecar, must=f"filters do not pay on this partition and are off: {record.summary_text()}", for_keys=True)
     if not askable:
         must = f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {keys}"
-        return SidecarLook(sidecar, must=must, for_keys=True)
-    return SidecarLook(sidecar, askable=True)
+        return SidecarDecision(sidecar, must=must, for_keys=True)
+    return SidecarDecision(sidecar, askable=True)
 
 
 @dataclass(frozen=True)
 class CleanVerdicts:
-    """What pass 1 says of clean segments, id -> why: those to be read, those that need not be, and in which the transaction fold finds
-    something to do (``due``). ``asked``: those whose filter alone decided; ``sidecar_bytes``: fetched for it.
-    ``settled``: the gate was shown what is to be read, and can be shown no more: nothing else may be rewritten.
-    ``in_part``: those of ``read`` of which a part is enough.
+    """Decision of pass 1 about each clean segment of a partition, by segment id.
+
+    read: segments to read, with the reason.
+    skip: segments that need not be read, with the reason.
+    due: segments in which the transaction fold finds something to do, with the reason.
+    asked: segments that only their filter could decide.
+    sidecar_bytes: bytes of sidecars that were fetched to decide this.
+    in_part: segments of ``read`` of which a part is enough.
     """
 
     read: Mapping[str, str] = field(default_factory=dict)
@@ -172,39 +194,42 @@ class CleanVerdicts:
     due: Mapping[str, str] = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
     sidecar_bytes: int = 0
-    settled: bool = False
     in_part: frozenset[str] = frozenset()
 
 
 def clean_verdicts(
-    looks: Mapping[str, SidecarLook],
+    looks: Mapping[str, SidecarDecision],
     met: Mapping[str, str],
     due: Mapping[str, str],
     *,
     asked: Iterable[str],
     keys: int,
     sidecar_bytes: int,
-    settled: bool = False,
     in_part: Iterable[str] = (),
 ) -> CleanVerdicts:
-    """By segment id. ``met``: why filters that were asked do not let a segment be skipped; ``keys``: how many they were asked about."""
+    """Combine the answers of sidecars and filters into verdicts, by segment id.
+
+    :param looks: what the sidecars say.
+    :param met: why segments whose filter was asked must be read.
+    :param keys: number of keys that the filters were asked about.
+    """
     read = {name: look.must or met[name] for name, look in looks.items() if look.must or name in met}
     skip = {name: look.may or f"its filter meets none of {keys} keys" for name, look in looks.items() if name not in read}
-    return CleanVerdicts(read, skip, due, frozenset(asked), sidecar_bytes, settled, frozenset(in_part))
+    return CleanVerdicts(read, skip, due, frozenset(asked), sidecar_bytes, frozenset(in_part))
 
 
-def filter_stats(
+def filter_history_stats(
     found: CleanVerdicts, plan: CompactionPlan, state: PartitionState, superseded: AbstractSet[str]
 ) -> dict[str, int | float | str]:
-    """What filters did in a round, once all of its groups are written: for run history, and so for ``filter_record``.
+    """Return what filters did in a round whose groups are all written, as figures for the run history (see ``sum_filter_records``).
 
-    ``superseded``: ids of segments in which the dirty range superseded a record.
+    :param superseded: ids of segments in which the dirty range superseded a record.
     """
     skipped = {segment.id for segment in plan.skipped} & found.asked
     return {
         "filter_asked": len(found.asked),
         "filter_skipped": len(skipped),
-        # Nothing of it was superseded: only a wrong answer of its filter has made the round read it.
+        # No record of it was superseded, so a false positive of its filter made the round read it.
         "filter_useless": len((found.asked & found.read.keys()) - superseded),
         "filter_bytes_read": found.sidecar_bytes,
         "bytes_skipped": sum(segment.size_bytes for segment in state.live if segment.id in skipped),

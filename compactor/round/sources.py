@@ -1,4 +1,4 @@
-"""The segments of one partition as the cleaner's sources: headers from here, bytes only while they are needed."""
+"""Access to a partition's segments as sources of the cleaner: batch headers stay in memory, bytes are mapped only while needed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from compactor.cleaner.passes.portraits import NOTHING
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES
 from compactor.cleaner.passes.source import SourceSegment, cut_after, open_source
-from compactor.config import Cleaner
+from compactor.config.settings import Cleaner
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
@@ -25,24 +25,29 @@ from compactor.records.batches import map_file
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
 from compactor.records.producers import ProducerStates, parse_snapshot
 from compactor.tier.ports import SegmentLayout
-from compactor.tier.recorded import content
+from compactor.tier.recorded import read_recorded
 
 
-def reading_of(ports: Ports, cleaner: Cleaner, state_dir: Path, state: PartitionState, budget: Budget, purpose: str) -> Reading:
-    """A partition's live segments, staged in a new folder of this process. Whoever asked for it closes ``staging``."""
-    return reading_over(ports, cleaner, state_dir, state.name, state.live, budget, purpose)
+def live_segment_reader(
+    ports: Ports, cleaner: Cleaner, state_dir: Path, state: PartitionState, budget: Budget, purpose: str
+) -> StagedSegmentReader:
+    """Return a reader of a partition's live segments, staged in a new folder. The caller must close its ``staging``.
+
+    :param purpose: prefix of the folder's name.
+    """
+    return segment_reader(ports, cleaner, state_dir, state.name, state.live, budget, purpose)
 
 
 @contextmanager
-def closing(reading: Reading) -> Iterator[Reading]:
-    """Whatever is staged goes when the block ends."""
+def closing_reader(reading: StagedSegmentReader) -> Iterator[StagedSegmentReader]:
+    """Close the staging of a reader when the block ends."""
     try:
         yield reading
     finally:
         reading.staging.close()
 
 
-def reading_over(
+def segment_reader(
     ports: Ports,
     cleaner: Cleaner,
     state_dir: Path,
@@ -50,8 +55,8 @@ def reading_over(
     segments: Sequence[RemoteLogSegmentMetadata],
     budget: Budget,
     purpose: str,
-) -> Reading:
-    """The same over any of its segments: replaced ones, too, as long as they are there."""
+) -> StagedSegmentReader:
+    """Return a reader of any existing segments of a partition, replaced ones included. The caller must close its ``staging``."""
     staging = Staging(
         Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_folder(state_dir))),
         ports.layout,
@@ -59,41 +64,46 @@ def reading_over(
         sleep=ports.sleep,
         local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
     )
-    return Reading(staging, name, segments, cleaner.max_decompressed_batch_bytes)
+    return StagedSegmentReader(staging, name, segments, cleaner.max_decompressed_batch_bytes)
 
 
-def producers_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerStates:
-    """What the tier knows of the producers at its end, whose transactions what comes there may end.
+def read_producers_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerStates:
+    """Return the producer states at the partition's end, which decide transactions that continue in later segments.
 
-    Raises BadData where the snapshot of the last segment is missing or cannot be read.
+    Raises BadData if the last segment's snapshot is missing or cannot be parsed.
     """
-    return parsed_at_end(layout, state, snapshot_at_end(layout, state))
+    return parse_end_snapshot(layout, state, read_end_snapshot(layout, state))
 
 
-def parsed_at_end(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
+def parse_end_snapshot(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
+    """Return the producer states of the last segment's snapshot; none if ``snapshot`` is empty. Raises BadData."""
     return parse_snapshot(snapshot, layout.where(state.name, state.live[-1], "snapshot")) if snapshot else ProducerStates.none()
 
 
-def snapshot_at_end(layout: SegmentLayout, state: PartitionState) -> bytes:
-    """The last segment's producer snapshot; empty where it has none. Raises BadData where it is missing or not what was recorded."""
-    if not state.live:
+def read_end_snapshot(layout: SegmentLayout, state: PartitionState) -> bytes:
+    """Return the last segment's producer snapshot, or empty bytes if it has none. Raises BadData if it is missing or differs from its
+    digest.
+    """
+    if not state.has_segments:
         return b""
     last = state.live[-1]
     try:
         files = layout.files(state.name, last)
         if "snapshot" not in files:
             return b""
-        return content(layout, state.name, last.model_copy(update={"files": dict(files)}), "snapshot")
+        return read_recorded(layout, state.name, last.model_copy(update={"files": dict(files)}), "snapshot")
     except NotFound:
         key = layout.where(state.name, last, "snapshot")
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
 
 
-class Reading:
-    """:param live: the partition's segments; a source's ordinal is its place in here.
-    :param known: small files that somebody has read already, by segment id and kind.
+class StagedSegmentReader:
+    """Reader of a partition's segments by ordinal, backed by a staging folder on local disk.
 
-    ``ranges``: of the log of segments that are read in part, by ordinal.
+    live: the partition's segments; a source's ordinal is its index here.
+    inflate_limit: bytes that one batch may inflate to.
+    known: contents of small files that were already read, by segment id and kind.
+    ranges: for segments that are read in part, the ranges (position, length) of the log, by ordinal.
     """
 
     def __init__(
@@ -112,57 +122,62 @@ class Reading:
         self.ranges: dict[int, tuple[tuple[int, int], ...]] = {}
 
     @contextmanager
-    def opened(self, ordinal: int, grant: Grant | None = None, *, txn_index: bool = True) -> Iterator[SourceSegment]:
-        """A segment with its batch headers, and its bytes while the block runs. Raises BadData, StoreError, OutOfBudget.
+    def open_segment(self, ordinal: int, grant: Grant | None = None, *, txn_index: bool = True) -> Iterator[SourceSegment]:
+        """Open a segment: yield its batch headers, with its bytes while the block runs. Raises BadData, StoreError, OutOfBudget.
 
-        :param txn_index: False for one who does not ask what became of its transactions: the index is not fetched.
+        :param grant: the disk reservation to use; None for a new one.
+        :param txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.
         """
         metadata = self.live[ordinal]
-        with self.staging.opened(self.log(ordinal), grant) as path:
+        with self.staging.opened(self.log_request(ordinal), grant) as path:
             source = open_source(
                 ordinal, path, metadata.start_offset, metadata.copied_end + 1, metadata.mtime_ms, -1, self.inflate_limit,
-                txn_entries=self.txn_entries(metadata) if txn_index else None,
+                txn_entries=self.read_txn_index(metadata) if txn_index else None,
             )  # fmt: skip
-            source.name = self.name(ordinal)
+            source.name = self.log_key(ordinal)
             source = cut_after(source, metadata.end_offset) if metadata.is_cut else source
             try:
                 yield source
             finally:
-                source.buf = NOTHING
+                source.buf = NO_BYTES
 
     @contextmanager
-    def mapped(self, source: SourceSegment, grant: Grant | None = None) -> Iterator[None]:
-        """The bytes of a source that was opened before, while the block runs."""
-        with self.staging.opened(self.log(source.ordinal), grant) as path:
+    def map_segment(self, source: SourceSegment, grant: Grant | None = None) -> Iterator[None]:
+        """Map the bytes of a source that was opened before, while the block runs."""
+        with self.staging.opened(self.log_request(source.ordinal), grant) as path:
             table, buf = source.table, map_file(path)
-            # Nobody accounts for what lies behind the end up to which it is read.
+            # No balance accounts for bytes after the end up to which the segment is read.
             is_cut = self.live[source.ordinal].is_cut
             source.buf = buf[: int(table.position[-1] + table.size[-1]) if len(table) else 0] if is_cut else buf
             try:
                 yield
             finally:
-                source.buf = NOTHING
+                source.buf = NO_BYTES
 
-    def name(self, ordinal: int) -> str:
-        return self.where(self.live[ordinal], "log")
+    def log_key(self, ordinal: int) -> str:
+        """Return the key of a segment's log, for messages."""
+        return self.object_key(self.live[ordinal], "log")
 
-    def where(self, metadata: RemoteLogSegmentMetadata, kind: str) -> str:
-        """The object of one of its files, for messages."""
+    def object_key(self, metadata: RemoteLogSegmentMetadata, kind: str) -> str:
+        """Return the key of one of a segment's objects, for messages."""
         return self.staging.layout.where(self.partition, metadata, kind)
 
-    def log(self, ordinal: int) -> Wanted:
-        return replace(self.wanted(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
+    def log_request(self, ordinal: int) -> Wanted:
+        """Return the request to stage a segment's log, or the ranges of it that are read."""
+        return replace(self.object_request(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
 
-    def wanted(self, metadata: RemoteLogSegmentMetadata, kind: str) -> Wanted:
+    def object_request(self, metadata: RemoteLogSegmentMetadata, kind: str) -> Wanted:
+        """Return the request to stage one of a segment's objects. A log may also be found in the broker's directory."""
         local = f"{self.partition}/{metadata.start_offset:020d}.log" if kind == "log" else ""
         return Wanted(self.partition, metadata, kind, local)
 
-    def content(self, metadata: RemoteLogSegmentMetadata, kind: str) -> bytes:
-        """A small object besides the log. Raises BadData, StoreError."""
+    def read_small_file(self, metadata: RemoteLogSegmentMetadata, kind: str) -> bytes:
+        """Return the content of a small object other than the log. Raises BadData, StoreError."""
         known = self.known.get((metadata.id, kind))
-        return known if known is not None else self.staging.content(self.wanted(metadata, kind))
+        return known if known is not None else self.staging.content(self.object_request(metadata, kind))
 
-    def txn_entries(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
+    def read_txn_index(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
+        """Return the aborted transactions of a segment's transaction index. Raises BadData, StoreError."""
         if "txnindex" not in metadata.files:
             return np.empty(0, TXN_ENTRY)
-        return parse_txn_index(self.content(metadata, "txnindex"), self.where(metadata, "txnindex"))
+        return parse_txn_index(self.read_small_file(metadata, "txnindex"), self.object_key(metadata, "txnindex"))

@@ -1,1 +1,1 @@
-"""What stands above single rounds: the demo."""
+"""Code that the agent and the daemon share: stopping, retry delays, log lines, reloading, status and metrics."""

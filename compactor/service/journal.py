@@ -1,4 +1,4 @@
-"""What a service tells while it works: a line for each step, with what it is about as fields."""
+"""Log lines of a service: one line per event, with machine-readable fields."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 from typing import Protocol
 
 
-class Tell(Protocol):
-    """Takes a line. ``level``: as in logging; ``fields``: ``partition``, ``run``, ``segment``, ``phase`` and the like, for machines."""
+class EventLogger(Protocol):
+    """Receives one log line. level: a level of ``logging``. fields: ``partition``, ``run``, ``segment``, ``phase`` and the like."""
 
     def __call__(self, text: str, *, level: int = logging.INFO, **fields: str) -> None: ...
 
 
-class Journal:
-    """Lines as records of logging; ``record.fields`` has what a line is about. Who prints them, and from which level on, is set there."""
+class ServiceLogger:
+    """Writes a service's lines to a logger. ``record.fields`` holds the fields that are not empty."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger

@@ -1,76 +1,85 @@
-"""A configuration that was read anew, beside the one in force: what changes at once, and what waits for the next start. Pure."""
+"""Comparison of a reread configuration with the one in force: which changes take effect at once, and which wait for the next start.
+Pure.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from compactor.config import SECTIONS, Cleaner, Settings, keys_of, topic_key
+from compactor.config.settings import SECTION_TYPES, Cleaner, Settings, setting_keys, topic_override_key
 
 LIVE = frozenset({"cleaner", "topics", "publish", "lease", "agent"})
-"""Sections that every job asks anew. The others are in stores, sockets and sessions that are open."""
+"""Sections that take effect with the next job. Stores, sockets and sessions that are open depend on the others."""
 LIVE_KEYS = frozenset({"daemon.threads"})
 BOUND_KEYS = frozenset({"agent.listen"})
-"""Of the sections in LIVE: a socket is open."""
+"""Keys of live sections that take effect at the next start because an open socket depends on them."""
 FIXED = ("disk_budget_bytes", "map_engine")
-"""Of [cleaner] and its overrides: one pool of disk, one Spark, for as long as the process lives."""
+"""Keys of [cleaner] and its overrides that take effect at the next start: the process has one disk budget and one Spark session."""
 
 
 @dataclass(frozen=True)
-class Reread:
-    """``settings``: those in force from now on. ``changed``, ``waiting``: lines for people, ``cleaner.bloom: true -> false``."""
+class ReloadedSettings:
+    """Result of rereading a configuration.
+
+    settings: those in force from now on. changed: changes that take effect now. waiting: changes that wait for the next start.
+    Changes are lines such as ``cleaner.bloom: true -> false``.
+    """
 
     settings: Settings
     changed: tuple[str, ...]
     waiting: tuple[str, ...]
 
 
-def reread(old: Settings, new: Settings) -> Reread:
-    """``new`` as far as a running process can follow it."""
-    before, after = _flat(old), _flat(new)
+def reload_settings(old: Settings, new: Settings) -> ReloadedSettings:
+    """Return the new configuration as far as a running process can adopt it."""
+    before, after = _flatten_settings(old), _flatten_settings(new)
     changed: list[str] = []
     waiting: list[str] = []
     for key in [*before, *(key for key in after if key not in before)]:
         was, becomes = before.get(key), after.get(key)
         if was != becomes:
             # Properties of a client may hold secrets.
-            line = key if isinstance(becomes, dict) else f"{key}: {_text(was)} -> {_text(becomes)}"
-            (changed if _is_live(key) else waiting).append(line)
-    topics = {pattern: _fixed(cleaner, old.topics.get(pattern, old.cleaner)) for pattern, cleaner in new.topics.items()}
-    opened = {section: getattr(old, section) for section in SECTIONS if "." not in section and section not in LIVE}
+            line = key if isinstance(becomes, dict) else f"{key}: {_format_setting(was)} -> {_format_setting(becomes)}"
+            (changed if _takes_effect_at_once(key) else waiting).append(line)
+    topics = {pattern: _keep_fixed_values(cleaner, old.topics.get(pattern, old.cleaner)) for pattern, cleaner in new.topics.items()}
+    opened = {section: getattr(old, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
     daemon = old.daemon.model_copy(update={"threads": new.daemon.threads})
     agent = new.agent.model_copy(update={"listen": old.agent.listen})
     settings = new.model_copy(
-        update=opened | {"daemon": daemon, "agent": agent, "cleaner": _fixed(new.cleaner, old.cleaner), "topics": topics}
+        update=opened | {"daemon": daemon, "agent": agent, "cleaner": _keep_fixed_values(new.cleaner, old.cleaner), "topics": topics}
     )
-    return Reread(settings, tuple(changed), tuple(waiting))
+    return ReloadedSettings(settings, tuple(changed), tuple(waiting))
 
 
-def _fixed(new: Cleaner, old: Cleaner) -> Cleaner:
+def _keep_fixed_values(new: Cleaner, old: Cleaner) -> Cleaner:
+    """Return the new cleaner settings with the old values of the keys in FIXED."""
     return new.model_copy(update={name: getattr(old, name) for name in FIXED})
 
 
-def _is_live(key: str) -> bool:
+def _takes_effect_at_once(key: str) -> bool:
+    """Return whether a change of this dotted key takes effect without a restart."""
     section, _, rest = key.partition(".")
     if key in BOUND_KEYS:
         return False
     return key in LIVE_KEYS or (section in LIVE and rest.rpartition(".")[2] not in FIXED)
 
 
-def _flat(settings: Settings) -> dict[str, Any]:
-    """Dotted key -> value; of [topics] what the tables set."""
+def _flatten_settings(settings: Settings) -> dict[str, Any]:
+    """Return all settings by dotted key. For [topics] only the values that its tables set."""
     found = {
         f"{section}.{key}": value
-        for section, kind in SECTIONS.items()
-        for key, value in settings.section(section).model_dump(mode="json", include=set(keys_of(kind))).items()
+        for section, kind in SECTION_TYPES.items()
+        for key, value in settings.section(section).model_dump(mode="json", include=set(setting_keys(kind))).items()
     }
     for pattern, cleaner in settings.topics.items():
         values = cleaner.model_dump(mode="json")
-        found |= {topic_key(pattern, name): values[name] for name in settings.overridden(pattern)}
+        found |= {topic_override_key(pattern, name): values[name] for name in settings.overridden_keys(pattern)}
     return found
 
 
-def _text(value: Any) -> str:
+def _format_setting(value: Any) -> str:
+    """Return a setting's value as text for people."""
     if value is None:
         return "not set"
     return str(value).lower() if isinstance(value, bool) else str(value)

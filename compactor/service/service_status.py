@@ -1,4 +1,4 @@
-"""What every service tells of itself at one moment, whatever it watches: health and pages of all of them are made of it."""
+"""Status that every service has, whatever its work is. Health and pages are made from it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from compactor.storage.counting import Usage
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """Milliseconds. ``ready``: the last look went well; ``problem``: why not. ``scan_ms``: of the last look, 0 before the first;
-    ``interval_ms``: between two."""
+    """Status of a service at one moment. Times are in milliseconds.
+
+    scans: number of scans so far. scan_ms: time of the latest scan, 0 before the first. interval_ms: time between two scans.
+    ready: whether the latest scan succeeded. problem: why not, or an empty string.
+    """
 
     holder: str
     tier: str

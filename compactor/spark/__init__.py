@@ -1,4 +1,6 @@
-"""Spark: a data source over remote segments, the distributed offset map, full re-compaction. Imports nothing heavy by itself."""
+"""Spark integration: a data source over remote segments, distributed cleaning rounds, and full re-compaction. Importing it loads neither
+PySpark nor Arrow.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes ``spark.read.format("kafka-tiered")`` known to a session. Raises UsageError for a version of Spark that is not supported."""
+    """Register the data source ``kafka-tiered`` with a Spark session.
+
+    Raises UsageError if the installed PySpark version is not supported.
+    """
     from compactor.spark.cluster.versions import check_pyspark
     from compactor.spark.datasource import KafkaTieredSource
 
@@ -20,15 +25,18 @@ def register(spark: SparkSession) -> None:
 def recompact(
     spark: SparkSession, config: str, *, topics: str = ".*", min_benefit: int = 1, force: bool = False, now_ms: int | None = None
 ) -> DataFrame:
-    """Full re-compaction of the topics whose whole name matches, as the command of that name does it, in this session.
+    """Re-compact the whole log of every partition of the matching topics, using an existing Spark session.
 
-    Each partition is published by itself, and an error is its own: it stands in the frame, a row for each partition, with the names that
-    Iceberg's ``rewrite_data_files`` has for its counts beside ours.
+    Each partition is published on its own; an error affects only that partition and is reported in its row. The data frame has one row
+    per partition. Besides our own columns it has the count columns of Iceberg's ``rewrite_data_files``.
 
-    :param config: a configuration file. :param now_ms: the cleaner's clock.
-    :param min_benefit: partitions whose round would gain less bytes are left alone; ``force``: none is.
-    :raises UsageError:
+    :param config: path of the configuration file.
+    :param topics: regular expression that must match the whole topic name.
+    :param min_benefit: partitions for which a round is estimated to save fewer bytes are skipped.
+    :param force: ignore ``min_benefit`` and skip no partition for its small benefit.
+    :param now_ms: the cleaner's clock in milliseconds since the epoch; None means the store's clock.
+    :raises UsageError: if no topic matches or Spark cannot start.
     """
-    from compactor.spark.procedure import recompacted
+    from compactor.spark.recompaction import recompact_topics
 
-    return recompacted(spark, config, topics, 0 if force else min_benefit, now_ms)
+    return recompact_topics(spark, config, topics, 0 if force else min_benefit, now_ms)

@@ -1,71 +1,92 @@
-"""What a full re-compaction of one partition can gain, from metadata and the heads of sidecars; and what forbids to leave it alone.
+"""Estimate what a full re-compaction of one partition would save, using only metadata and the headers of sidecars.
 
-Kafka's cleaner gives a tombstone its delete horizon when it first meets it: a partition in which one is still to be set, or is due, is
-rewritten whatever that gains, as its tombstones would never go. So is one for which somebody promised a time (max.compaction.lag.ms).
+Kafka's cleaner sets a tombstone's delete horizon the first time it processes the tombstone. A partition with a horizon that is due or not
+yet set is therefore always worth a round, because its tombstones would otherwise stay forever. The same holds for a partition that has
+exceeded ``max.compaction.lag.ms``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bloom.producer_runs import due_by_fold
-from compactor.bootstrap import Tier
-from compactor.cleaner.passes.portraits import stand_in
+from bloom.producer_runs import reason_markers_are_due
+from compactor.access.tier import Tier
+from compactor.cleaner.passes.sidecar_builder import stand_in_source
 from compactor.cleaner.passes.transactions import fold
-from compactor.config import Cleaner
+from compactor.config.settings import Cleaner
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.plan import Assessment, assess
-from compactor.round.skip import keys_expected, records_about
-from compactor.tier.sidecars import Head
+from compactor.round.plan import RoundAssessment, assess_round
+from compactor.round.skip import estimate_distinct_keys, estimate_records
+from compactor.tier.sidecars import SidecarHead
 
 
-def left_alone(tier: Tier, state: PartitionState, now_ms: int, min_benefit: int) -> str:
-    """Why no round is worth its while, in words; empty where one is, or where nobody can say. Raises StoreError."""
+def reason_not_worth_it(tier: Tier, state: PartitionState, now_ms: int, min_benefit: int) -> str:
+    """Return the reason why a full round over the partition is not worth running, or an empty string if it is or if the benefit is unknown.
+
+    :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every round.
+    :raises StoreError: if sidecars cannot be read.
+    """
     cleaner = tier.cleaner_for(state.topic)
-    found = assess(state, cleaner, now_ms, force=True)
-    if not found.segments:
-        return found.reason or "there is nothing to clean"
-    dirty = sum(segment.size_bytes for segment in found.dirty)
-    if state.intent is not None or not min_benefit or found.horizon_due or is_late(found, cleaner, now_ms) or not cleaner.bloom:
+    assessment = assess_round(state, cleaner, now_ms, force=True)
+    if not assessment.covered_segments:
+        return assessment.reason or "there is nothing to clean"
+    dirty = sum(segment.size_bytes for segment in assessment.dirty)
+    if (
+        state.intent is not None
+        or not min_benefit
+        or assessment.horizon_due
+        or is_compaction_lag_exceeded(assessment, cleaner, now_ms)
+        or not cleaner.bloom
+    ):
         return ""
     if dirty and min_benefit <= 1:
         return ""
     heads = tier.sidecars(state.name).heads([segment.id for segment in state.live])
-    if horizons_open(state, found, heads, now_ms):
+    if has_delete_horizon_work(state, assessment, heads, now_ms):
         return ""
-    gain = gain_of(found, heads)
+    gain = estimate_gain_bytes(assessment, heads)
     return f"a round would gain about {gain} bytes, less than {min_benefit}" if gain < min_benefit else ""
 
 
-def is_late(found: Assessment[RemoteLogSegmentMetadata], cleaner: Cleaner, now_ms: int) -> bool:
-    """Whether max_compaction_lag_ms has passed for something dirty."""
-    return any(0 < segment.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms for segment in found.dirty)
+def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: Cleaner, now_ms: int) -> bool:
+    """Return whether a dirty segment contains records older than ``max_compaction_lag_ms``."""
+    return any(0 < segment.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms for segment in assessment.dirty)
 
 
-def horizons_open(state: PartitionState, found: Assessment[RemoteLogSegmentMetadata], heads: Mapping[str, Head], now_ms: int) -> bool:
-    """Whether a delete horizon is due or still to be set in a segment of the round, or might be: a sidecar is missing."""
+def has_delete_horizon_work(
+    state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead], now_ms: int
+) -> bool:
+    """Return whether a segment of the round has a delete horizon that has passed or is not yet set. Also True if a sidecar is missing,
+    because then it is unknown.
+    """
     sidecars = [heads[segment.id].sidecar for segment in state.live]
-    known = [(segment, sidecar) for segment, sidecar in zip(state.live, sidecars, strict=True) if sidecar is not None]
-    if len(known) < len(sidecars):
+    segments = [(segment, sidecar) for segment, sidecar in zip(state.live, sidecars, strict=True) if sidecar is not None]
+    if len(segments) < len(sidecars):
         return True
     sources = [
-        stand_in(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
-        for place, (segment, sidecar) in enumerate(known)
+        stand_in_source(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
+        for place, (segment, sidecar) in enumerate(segments)
     ]
-    mine = {segment.id for segment in found.segments}
-    for source, verdicts, (segment, sidecar) in zip(sources, fold(sources), known, strict=True):
-        if segment.id in mine and (sidecar.due.reason(now_ms) or due_by_fold(source.table, verdicts.aborted, verdicts.discardable, now_ms)):
+    cleaned_ids = {segment.id for segment in assessment.covered_segments}
+    for source, verdicts, (segment, sidecar) in zip(sources, fold(sources), segments, strict=True):
+        if segment.id in cleaned_ids and (
+            sidecar.due.reason(now_ms) or reason_markers_are_due(source.table, verdicts.aborted, verdicts.discardable, now_ms)
+        ):
             return True
     return False
 
 
-def gain_of(found: Assessment[RemoteLogSegmentMetadata], heads: Mapping[str, Head]) -> int:
-    """Bytes, about: what the dirty range has of its keys more than once, and a clean record for each of its keys."""
-    dirty, clean = (sum(segment.size_bytes for segment in some) for some in (found.dirty, found.clean))
-    records = sum(records_about(segment) for segment in found.dirty)
+def estimate_gain_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead]) -> int:
+    """Return roughly how many bytes a round would remove: duplicate keys in the dirty range, plus one clean record for each dirty key."""
+    dirty, clean = (sum(segment.size_bytes for segment in some) for some in (assessment.dirty, assessment.clean))
+    records = sum(estimate_records(segment) for segment in assessment.dirty)
     keys = (
-        keys_expected([heads[segment.id] for segment in found.dirty], [records_about(segment) for segment in found.dirty]) if records else 0
+        estimate_distinct_keys(
+            [heads[segment.id] for segment in assessment.dirty], [estimate_records(segment) for segment in assessment.dirty]
+        )
+        if records
+        else 0
     )
-    of_clean = max(1, sum(records_about(segment) for segment in found.clean))
+    of_clean = max(1, sum(estimate_records(segment) for segment in assessment.clean))
     return round(dirty * (1 - min(1.0, keys / max(1, records)))) + min(clean, clean * keys // of_clean)

@@ -1,11 +1,12 @@
-"""``spark.read.format("kafka-tiered")``: the records of remote partitions as a DataFrame, without a broker.
+"""Spark data source ``kafka-tiered``: reads the records of remote partitions as a DataFrame without contacting a broker.
 
-Planned from metadata alone: each partition is folded, its offsets are cut into splits, and each split is read by one task; small partitions
-share a task. docs/spark.md lists the options. Spark does not tell a Python source which columns a query needs: they are chosen by
-``columns`` or ``.schema()``.
+Reads are planned from metadata alone: the control log of each partition is folded, its offsets are cut into splits, and each split is
+read by one task. Small partitions share a task. docs/spark.md lists the options.
 
-Ranges are options too, and filters are left to Spark. A Python source may take filters (``pushFilters``, Spark 4.1 to 4.3), but Spark then
-keeps what the last query planned for every later one: after ``df.where("offset < 5").count()``, ``df.count()`` reads those five offsets.
+Spark does not tell a Python data source which columns a query needs, so columns are chosen with the option ``columns`` or with
+``.schema()``. Ranges are options too, and filters are left to Spark. A Python source may take filters (``pushFilters``, Spark 4.1 to
+4.3), but Spark then keeps what the last query planned for every later one: after ``df.where("offset < 5").count()``, ``df.count()`` reads
+only those five offsets.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import (
@@ -32,55 +33,61 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from compactor import config
-from compactor.bootstrap import Tier, open_tier
-from compactor.consumer.pieces import Gone
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config import settings as config
+from compactor.consumer.history import LogMismatch, ReadHistory, find_mismatch, log_identity, position_history
 from compactor.consumer.reading import (
-    FOLDS,
-    MOST_SPAN,
-    Extent,
-    Latest,
+    MAX_RETRIES,
+    MAX_SPILL_SPAN,
+    DiskSpill,
+    LastRecordsOnly,
     Reader,
-    Spill,
-    WantedRecords,
-    first_offset_at,
+    ReadOptions,
+    ReadRange,
+    find_offset_by_time,
     last_stable_offset,
 )
+from compactor.control.logs import read_again_if_missing
 from compactor.control.state import PartitionState
-from compactor.errors import UsageError
+from compactor.errors import BadData, UsageError
+from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.spark.options import DDL, ReadRequest, is_table, parse_options, without_spark
+from compactor.spark.options import COLUMN_TYPES, ReadRequest, is_table_creation, parse_options, remove_spark_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
 
-KEY_BYTES: Final = 20
-OPEN_BYTES: Final = 4 << 20
-"""What a partition weighs besides its bytes where small ones share a task: some requests (Spark: openCostInBytes)."""
+PARTITION_OVERHEAD_BYTES: Final = 4 << 20
+"""Bytes added to each partition's size when small partitions are combined, for its requests (like Spark's openCostInBytes)."""
 
-KEPT: Final = "kafka-tiered"
-"""Where the columns of a table have its options."""
+OPTIONS_KEY: Final = "kafka-tiered"
+"""Key in the metadata of a table's columns under which its options are stored."""
 
-TYPES: Final[dict[str, DataType]] = {
+SPARK_TYPES: Final[dict[str, DataType]] = {
     "binary": BinaryType(),
     "string": StringType(),
     "int": IntegerType(),
     "bigint": LongType(),
     "timestamp": TimestampType(),
-    DDL["headers"]: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+    COLUMN_TYPES["headers"]: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
 }
 
-LOOKERS: Final = 16
-"""Partitions that are folded at a time."""
+HISTORY_KEY: Final = "history"
+"""Key in a stream offset under which leader epochs and topic ids are stored."""
+
+PARTITION_THREADS: Final = 16
+"""Threads that read the state of partitions."""
 
 
 class KafkaTieredSource(DataSource):
-    """See docs/spark.md.
+    """Entry point of the data source, as Spark instantiates it. docs/spark.md describes its options.
 
-    Spark 4 forgets the options of a table that was created over a Python source, and keeps its columns: so the columns have the options.
+    Spark 4 drops the options of a table that was created over a Python source but keeps the metadata of its columns. Therefore the
+    options are stored in the column metadata.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -89,27 +96,32 @@ class KafkaTieredSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the format name for ``spark.read.format``."""
         return "kafka-tiered"
 
     def schema(self) -> StructType | str:
+        """Return the columns that a read gives, with the options in their metadata if a table is being created."""
         request = self._request or parse_options({})
-        names = request.columns or DDL
-        if is_table(self.options):
-            kept = {KEPT: json.dumps(without_spark(self.options))}
-            return StructType([StructField(name, TYPES[DDL[name]], metadata=kept) for name in names])
-        return ", ".join(f"`{name}` {DDL[name]}" for name in names)
+        names = request.columns or COLUMN_TYPES
+        if is_table_creation(self.options):
+            kept = {OPTIONS_KEY: json.dumps(remove_spark_options(self.options))}
+            return StructType([StructField(name, SPARK_TYPES[COLUMN_TYPES[name]], metadata=kept) for name in names])
+        return ", ".join(f"`{name}` {COLUMN_TYPES[name]}" for name in names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return KafkaTieredReader(self._of(schema), schema)
+        """Return the reader for a batch query."""
+        return KafkaTieredReader(self._request_for(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
-        return KafkaTieredStream(self._of(schema), schema)
+        """Return the reader for a streaming query."""
+        return KafkaTieredStream(self._request_for(schema), schema)
 
-    def _of(self, schema: StructType) -> ReadRequest:
+    def _request_for(self, schema: StructType) -> ReadRequest:
+        """Return the options of this source or, for a table, those in the column metadata. Raises UsageError if there are none."""
         check_schema(schema)
         if self._request is not None:
             return self._request
-        kept = next((column.metadata[KEPT] for column in schema.fields if KEPT in (column.metadata or {})), None)
+        kept = next((column.metadata[OPTIONS_KEY] for column in schema.fields if OPTIONS_KEY in (column.metadata or {})), None)
         if kept is None:
             hint = "Create it without columns: the option columns chooses them"
             raise UsageError("Spark does not tell the options of this table", hint=hint)
@@ -117,21 +129,28 @@ class KafkaTieredSource(DataSource):
 
 
 class KafkaTieredReader(DataSourceReader):
-    """Planned on the driver, shipped to the executors as it is."""
+    """Batch reader. Planned on the driver, then pickled and sent to the executors."""
 
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
         self._request = request
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        return plan(_tier(self._request.settings), self._request)
+        """Return the splits of the read."""
+        return plan_splits(_open_tier(self._request.settings), self._request)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one split as Arrow batches."""
         return read_split(self._request.settings, self._schema, partition)
 
 
 class KafkaTieredStream(DataSourceStreamReader):
-    """Micro-batches of what has come to the tier: imports and brokers make it longer. Offsets are those of the partitions, by name."""
+    """Micro-batch reader that returns records as imports and broker uploads append them to the tier.
+
+    A stream offset maps each partition name to its end offset (exclusive). Under ``HISTORY_KEY`` it also holds, for each partition, the
+    leader epoch before that offset (null if unknown) and the topic id. They are used to reject a log that was truncated or whose topic
+    was recreated.
+    """
 
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
         unbounded = request.ending_ms is None and not request.ending and request.ending_offset == ReadRequest.ending_offset
@@ -142,38 +161,79 @@ class KafkaTieredStream(DataSourceStreamReader):
         self._schema = schema
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802, Spark's name
+        """Return an empty offset: each partition starts where the options say."""
         return {}
 
-    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802, the signature that every supported Spark calls
-        """The end of each partition: what is committed, where that is asked for."""
-        ends = _of_each(self._request, lambda tier, name: _end(tier, self._request, tier.open(name).refresh()))
-        return {str(name): end for name, end in ends}
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802, the signature that every supported Spark calls
+        """Return the current end offset of each partition, with its leader epoch and topic id. With read_committed the end is the last
+        stable offset.
+        """
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        names = {str(name): name for name in _names(_tier(self._request.settings), self._request)}
+        def read_to(tier: Tier, name: TopicPartition) -> ReadHistory:
+            """Return the end offset of one partition with its leader epoch and topic id."""
+            state = tier.open(name).refresh()
+            return log_identity(tier, state).read_until(_end_offset(tier, self._request, state))
+
+        ends = {str(name): log for name, log in _map_partitions(self._request, read_to)}
+        return {name: log.end for name, log in ends.items()} | {
+            HISTORY_KEY: {name: [log.last_epoch, log.topic_id] for name, log in ends.items()}
+        }
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the splits between two stream offsets. Raises BadData if the log was truncated or the topic was recreated."""
+        self._check_histories(start)
+        self._check_histories(end)
+        names = {str(name): name for name in _requested_partitions(_open_tier(self._request.settings), self._request)}
         # A partition that came later begins where the stream would have begun with it.
         begun = {names[name]: offset for name, offset in start.items() if name in names}
         until = {names[name]: offset for name, offset in end.items() if name in names}
         starting_ms = None if start else self._request.starting_ms
         request = replace(self._request, starting={**self._request.starting, **begun}, ending=until, starting_ms=starting_ms)
-        return plan(_tier(self._request.settings), request)
+        return plan_splits(_open_tier(self._request.settings), request)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one split as Arrow batches."""
         return read_split(self._request.settings, self._schema, partition)
+
+    def _check_histories(self, offsets: dict[str, Any]) -> None:
+        """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets from earlier versions have no history and are
+        accepted.
+        """
+        known: dict[str, list[Any]] = offsets.get(HISTORY_KEY, {})
+
+        def mismatch_of(tier: Tier, name: TopicPartition) -> LogMismatch | None:
+            """Return how the log of a partition differs from the stream's history, or None if it matches."""
+            if str(name) not in known:
+                return None
+            return find_mismatch(position_history(offsets[str(name)], *known[str(name)]), log_identity(tier, tier.open(name).refresh()))
+
+        for name, found in _map_partitions(self._request, mismatch_of) if known else ():
+            if found is not None:
+                agreed = f"truncated: it holds what was read up to offset {found.agreed_offset}"
+                what = "created again under another topic id" if found.reason == "topic" else agreed
+                raise BadData(
+                    f"the log was {what}, and the stream is at {offsets[str(name)]}",
+                    segment=str(name),
+                    hint="Begin a new checkpoint; startingOffsets says where",
+                )
 
 
 @dataclass(frozen=True)
 class ReadPart:
-    """Some offsets of one partition. ``topic_id``: of a tier that brokers write, so that a task need not ask them for it."""
+    """An offset range of one partition that one task reads.
 
-    extent: Extent
-    wanted: WantedRecords
+    topic_id: topic id in a broker-managed tier, so that a task need not read the brokers' metadata; otherwise empty.
+    bytes: estimated size.
+    """
+
+    extent: ReadRange
+    options: ReadOptions
     topic_id: str
     bytes: int
 
 
 class Split(InputPartition):
-    """What one task reads."""
+    """All offset ranges that one task reads."""
 
     def __init__(self, parts: Sequence[ReadPart]) -> None:
         super().__init__(", ".join(f"{part.extent.name} {part.extent.first}..{part.extent.last}" for part in parts[:3]))
@@ -181,10 +241,10 @@ class Split(InputPartition):
 
 
 def read_split(settings: config.Settings, schema: StructType, split: InputPartition) -> Iterator[pa.RecordBatch]:
-    """On an executor."""
+    """Yield the records of a split as Arrow batches. Runs on an executor."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from compactor.consumer.columns import batch_of
+    from compactor.consumer.columns import arrow_batch
 
     if not isinstance(split, Split):
         return
@@ -193,56 +253,67 @@ def read_split(settings: config.Settings, schema: StructType, split: InputPartit
     folder = local if os.path.isdir(local) else None
     for part in split.parts:
         name = part.extent.name
-        for selection in Reader(_tier(settings, part.topic_id, name.topic), part.extent, part.wanted, folder).selections():
-            yield batch_of(selection, name.topic, name.partition, columns)
+        for selection in Reader(_open_tier(settings, part.topic_id, name.topic), part.extent, part.options, folder).selections():
+            yield arrow_batch(selection, name.topic, name.partition, columns)
 
 
 def check_schema(schema: StructType) -> None:
-    """A schema given by ``.schema()`` chooses columns; it changes no types. Raises UsageError."""
+    """Raise UsageError if a schema given with ``.schema()`` has an unknown column or another type. A schema may choose columns but not
+    change their types.
+    """
     for column in schema.fields:
-        if column.name not in DDL:
-            raise UsageError(f"kafka-tiered has no column {column.name!r}", hint=f"Its columns are {', '.join(DDL)}")
-        if column.dataType.simpleString() != DDL[column.name]:
-            raise UsageError(f"kafka-tiered: column {column.name} is {DDL[column.name]}", hint="Cast it after reading")
+        if column.name not in COLUMN_TYPES:
+            raise UsageError(f"kafka-tiered has no column {column.name!r}", hint=f"Its columns are {', '.join(COLUMN_TYPES)}")
+        if column.dataType.simpleString() != COLUMN_TYPES[column.name]:
+            raise UsageError(f"kafka-tiered: column {column.name} is {COLUMN_TYPES[column.name]}", hint="Cast it after reading")
 
 
 # ---- planning ---------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
-def _opened(settings: str, topic_id: str, topic: str) -> Tier:
+def _open_cached_tier(settings: str, topic_id: str, topic: str) -> Tier:
+    """Open a tier from settings in JSON; cached per process."""
     return open_tier(config.Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
 
 
-def _tier(settings: config.Settings, topic_id: str = "", topic: str = "") -> Tier:
-    """One client per process and tier; ``topic_id`` where brokers' metadata need not be asked for it."""
-    return _opened(settings.model_dump_json(), topic_id, topic if topic_id else "")
+def _open_tier(settings: config.Settings, topic_id: str = "", topic: str = "") -> Tier:
+    """Return this process's clients for a tier.
+
+    :param topic_id: id of ``topic`` if it is known already; the brokers' metadata is then not read.
+    """
+    return _open_cached_tier(settings.model_dump_json(), topic_id, topic if topic_id else "")
 
 
-def plan(tier: Tier, request: ReadRequest) -> list[InputPartition]:
-    """The splits of a read: a few requests per partition, none per segment unless times are looked up. Raises UsageError, StoreError."""
-    found = [part for _, parts in _of_each(request, lambda _, name: _of_partition(tier, request, name), tier) for part in parts]
-    return list(_packed(found, request.split_bytes))
+def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
+    """Return the splits of a read. Planning costs a few requests per partition, and requests per segment only if timestamps are looked up.
+    Raises UsageError if a requested partition does not exist, StoreError if metadata cannot be read.
+    """
+    found = [part for _, parts in _map_partitions(request, lambda _, name: _plan_partition(tier, request, name), tier) for part in parts]
+    return list(_pack_splits(found, request.split_bytes))
 
 
-def _names(tier: Tier, request: ReadRequest) -> list[TopicPartition]:
-    return request.chosen(tier.partitions(), tier.ports.layout.url)
+def _requested_partitions(tier: Tier, request: ReadRequest) -> list[TopicPartition]:
+    """Return the partitions of the tier that the request chooses."""
+    return request.select_partitions(tier.partitions(), tier.ports.layout.url)
 
 
-def _of_each(request: ReadRequest, look: Callable[[Tier, TopicPartition], T], given: Tier | None = None) -> list[tuple[TopicPartition, T]]:
-    """What ``look`` says of each partition that is read; many are looked at at a time."""
-    tier = given or _tier(request.settings)
-    names = _names(tier, request)
-    with ThreadPoolExecutor(LOOKERS, "look") as pool:
-        return list(zip(names, pool.map(partial(look, tier), names), strict=True))
+def _map_partitions(
+    request: ReadRequest, function: Callable[[Tier, TopicPartition], T], tier: Tier | None = None
+) -> list[tuple[TopicPartition, T]]:
+    """Call a function for every requested partition, in several threads, and return its results in the order of the partitions."""
+    tier = tier or _open_tier(request.settings)
+    names = _requested_partitions(tier, request)
+    with ThreadPoolExecutor(PARTITION_THREADS, "partition") as pool:
+        return list(zip(names, pool.map(partial(function, tier), names), strict=True))
 
 
-def _packed(parts: Iterable[ReadPart], split_bytes: int) -> Iterator[Split]:
-    """Small ones together, in their order."""
+def _pack_splits(parts: Iterable[ReadPart], split_bytes: int) -> Iterator[Split]:
+    """Combine neighbouring parts into splits of at most ``split_bytes``, counting PARTITION_OVERHEAD_BYTES for each part."""
     together: list[ReadPart] = []
     size = 0
     for part in parts:
-        weight = part.bytes + OPEN_BYTES
+        weight = part.bytes + PARTITION_OVERHEAD_BYTES
         if together and size + weight > split_bytes:
             yield Split(together)
             together, size = [], 0
@@ -252,50 +323,54 @@ def _packed(parts: Iterable[ReadPart], split_bytes: int) -> Iterator[Split]:
         yield Split(together)
 
 
-def _of_partition(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[ReadPart]:
-    for _ in range(FOLDS):
-        try:
-            return _parts(tier, request, name, tier.open(name).refresh())
-        except Gone:
-            continue  # a segment was replaced while times were looked up in it
-    return _parts(tier, request, name, tier.open(name).refresh())
+def _plan_partition(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[ReadPart]:
+    """Return the parts of one partition. If a segment is replaced during planning, the state is read again and planning restarts."""
+    return read_again_if_missing(name, lambda: _partition_parts(tier, request, name, tier.open(name).refresh()), MAX_RETRIES)
 
 
-def _end(tier: Tier, request: ReadRequest, state: PartitionState) -> int:
-    """Exclusive: what may be read of a partition."""
+def _end_offset(tier: Tier, request: ReadRequest, state: PartitionState) -> int:
+    """Return the first offset that the request may not read: the last stable offset with read_committed, else the end of the log."""
     return last_stable_offset(tier, state) if request.committed else state.end_offset + 1
 
 
-def _parts(tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState) -> list[ReadPart]:
+def _partition_parts(tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState) -> list[ReadPart]:
+    """Return the offset ranges of one partition that satisfy the bounds of the request, cut to about ``split_bytes`` each."""
     limit = request.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
-    first = max(request.starting.get(name, request.starting_offset), state.start_offset, tier.log_start(name))
-    end = min(request.ending.get(name, request.ending_offset), _end(tier, request, state))
+    log_start = tier.first_readable_offset(state)
+    first = max(request.starting.get(name, request.starting_offset), log_start)
+    end = min(request.ending.get(name, request.ending_offset), _end_offset(tier, request, state))
     if request.starting_ms is not None:
-        found = first_offset_at(tier, name, state.live, request.starting_ms, limit)
+        found = find_offset_by_time(tier, name, state.live, request.starting_ms, limit, log_start)
         first = end if found is None else max(first, found)
     if request.ending_ms is not None:
-        found = first_offset_at(tier, name, state.live, request.ending_ms, limit)
+        found = find_offset_by_time(tier, name, state.live, request.ending_ms, limit, log_start)
         end = end if found is None else min(end, found)
+    log = log_identity(tier, state)
     segments = [segment for segment in state.live if segment.end_offset >= first and segment.start_offset < end]
     if not segments or first >= end:
         return []
+    topic_id = tier.metadata.topic_id(name)
     if request.latest:
-        extent, size = Extent(name, first, end - 1, tuple(segments)), sum(segment.size_bytes for segment in segments)
-        each = _latest(request, name, extent)
-        return [ReadPart(extent, WantedRecords(request.committed, limit, latest), tier.topic_id(name), size) for latest in each]
-    wanted = WantedRecords(request.committed, limit)
-    cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut(segments, request.split_bytes)]
-    return [ReadPart(Extent(name, a, b, of), wanted, tier.topic_id(name), _bytes(a, b, of)) for a, b, of in cuts if a <= b]
+        extent, size = ReadRange(name, first, end - 1, tuple(segments), log), sum(segment.size_bytes for segment in segments)
+        each = _latest_views(request, name, extent)
+        return [ReadPart(extent, ReadOptions(request.committed, limit, latest), topic_id, size) for latest in each]
+    options = ReadOptions(request.committed, limit)
+    cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments(segments, request.split_bytes)]
+    return [ReadPart(ReadRange(name, a, b, of, log), options, topic_id, _estimate_bytes(a, b, of)) for a, b, of in cuts if a <= b]
 
 
-def _bytes(first: int, last: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
-    """About how much of the segments lies between two offsets."""
+def _estimate_bytes(first: int, last: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
+    """Return roughly how many bytes of the segments lie between two offsets, both inclusive."""
     whole = segments[-1].end_offset - segments[0].start_offset + 1
     return sum(segment.size_bytes for segment in segments) * (last - first + 1) // whole
 
 
-def _cut(segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int) -> Iterator[tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]]:
-    """(first offset, last offset, segments): neighbours together up to ``split_bytes``, larger segments in equal parts of their offsets."""
+def _cut_segments(
+    segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int
+) -> Iterator[tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]]:
+    """Yield (first offset, last offset, segments), both offsets inclusive. Neighbouring segments are combined up to ``split_bytes``; a
+    larger segment is cut into equal offset ranges.
+    """
     together: list[RemoteLogSegmentMetadata] = []
     for segment in segments:
         near = together and together[-1].end_offset + 1 == segment.start_offset
@@ -313,18 +388,20 @@ def _cut(segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int) -> Iter
         yield together[0].start_offset, together[-1].end_offset, tuple(together)
 
 
-def _latest(request: ReadRequest, name: TopicPartition, extent: Extent) -> list[Latest]:
-    """One task per partition. Where its keys would not fit the memory it sorts them on its disk; ``keyRanges`` says otherwise."""
+def _latest_views(request: ReadRequest, name: TopicPartition, extent: ReadRange) -> list[LastRecordsOnly]:
+    """Return how each task reads a partition with ``view = latest``: by default one task, which sorts its keys on local disk if they do not
+    fit in memory. With ``keyRanges`` there is one task per key range.
+    """
     cleaner = request.settings.cleaner_for(name.topic)
     budget = max(cleaner.map_budget_bytes, 1 << 16)
-    records = sum(_records(segment) for segment in extent.segments)
+    records = sum(_max_records(segment) for segment in extent.segments)
     ranges = request.key_ranges or -(-records * KEY_BYTES // budget) or 1
-    if not request.key_ranges and ranges > 1 and extent.last - extent.first < MOST_SPAN:
+    if not request.key_ranges and ranges > 1 and extent.last - extent.first < MAX_SPILL_SPAN:
         disk = cleaner.disk_budget_bytes if isinstance(cleaner.disk_budget_bytes, int) else 0
-        return [Latest(0, 1, budget, spill=Spill(records, disk))]
-    return [Latest(number, ranges, budget) for number in range(ranges)]
+        return [LastRecordsOnly(0, 1, budget, spill=DiskSpill(records, disk))]
+    return [LastRecordsOnly(number, ranges, budget) for number in range(ranges)]
 
 
-def _records(segment: RemoteLogSegmentMetadata) -> int:
-    """How many it has at most: brokers do not say how many it has."""
+def _max_records(segment: RemoteLogSegmentMetadata) -> int:
+    """Return an upper bound of a segment's record count, because brokers do not report the count."""
     return segment.records or segment.end_offset - segment.start_offset + 1

@@ -1,6 +1,6 @@
-"""What may be said after ``spark.read.format("kafka-tiered")``, and what it means. docs/spark.md lists the options.
+"""Options of the data source ``kafka-tiered``: parsing and validation. docs/spark.md lists them.
 
-Those of Spark's own Kafka source are understood where they say the same thing.
+Options of Spark's own Kafka source are accepted where they have the same meaning.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from compactor import config
+from compactor.config import settings as config
+from compactor.constants import MAX_OFFSET
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
-MAX: Final = 2**63 - 1
 SPLIT_BYTES: Final = 64 << 20
 
-SETTINGS: Final = {
+SETTING_OPTIONS: Final = {
     "url": ("tier", "url"),
     "controlUrl": ("tier", "control_url"),
     "layout": ("tier", "layout"),
@@ -28,9 +28,9 @@ SETTINGS: Final = {
     "endpointUrl": ("s3", "endpoint_url"),
     "region": ("s3", "region"),
 }
-"""Options that are settings of the tier; each may also stand in the file that ``config`` names."""
+"""Options that set a configuration value, with its section and name. They override the file that ``config`` names."""
 
-DDL: Final = {
+COLUMN_TYPES: Final = {
     "key": "binary",
     "value": "binary",
     "headers": "array<struct<key:string,value:binary>>",
@@ -41,15 +41,15 @@ DDL: Final = {
     "timestampType": "int",
     "leaderEpoch": "int",
 }
-"""The columns, with their types in Spark: compactor.consumer.columns.COLUMNS."""
+"""Spark types of the columns in compactor.consumer.columns.COLUMNS."""
 
-CHOOSING: Final = ("topic", "subscribe", "subscribePattern", "assign")
-READING: Final = (
-    "config", *CHOOSING, "partitions", "startingOffset", "endingOffset", "startingOffsets", "endingOffsets", "startingTimestamp",
+TOPIC_OPTIONS: Final = ("topic", "subscribe", "subscribePattern", "assign")
+READ_OPTIONS: Final = (
+    "config", *TOPIC_OPTIONS, "partitions", "startingOffset", "endingOffset", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "isolation", "view", "columns", "includeHeaders", "splitBytes", "keyRanges",
 )  # fmt: skip
 
-OF_TABLES: Final = (
+TABLE_OPTIONS: Final = (
     "provider",
     "path",
     "owner",
@@ -60,18 +60,24 @@ OF_TABLES: Final = (
     "external",
     "collation",
 )
-"""What Spark adds of its own where a table was created over the source. Without ``provider`` there is no table."""
+"""Options that Spark adds for a table that was created over the source. ``provider`` is present only for tables."""
 
-EARLIEST: Final = -2
-LATEST: Final = -1
+EARLIEST_OFFSET: Final = -2
+LATEST_OFFSET: Final = -1
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """The options, checked. ``starting_ms`` and ``ending_ms`` are looked up as offsets, as Spark's own Kafka source does it.
+    """Validated options of one read.
 
-    ``topics``: names, or else ``pattern``; ``partitions``: all, these of every topic, or (``assigned``) these of each.
-    ``starting``, ``ending``: where a partition has a bound of its own.
+    topics, pattern, assigned: exactly one says which topics are read: names, a regular expression, or topics with their partitions.
+    partitions: partition numbers to read of every topic; None means all.
+    starting_offset, ending_offset: default bounds, start inclusive and end exclusive.
+    starting, ending: bounds of single partitions; they replace the defaults.
+    starting_ms, ending_ms: timestamps that are resolved to offsets as in Spark's Kafka source.
+    committed: whether only committed records are read (read_committed).
+    latest: whether only the latest record of each key is returned.
+    key_ranges: number of tasks per partition for ``latest``; 0 means automatic.
     """
 
     settings: config.Settings
@@ -80,7 +86,7 @@ class ReadRequest:
     partitions: tuple[int, ...] | None = None
     assigned: Mapping[str, tuple[int, ...]] | None = None
     starting_offset: int = 0
-    ending_offset: int = MAX
+    ending_offset: int = MAX_OFFSET
     starting: Mapping[TopicPartition, int] = field(default_factory=dict)
     ending: Mapping[TopicPartition, int] = field(default_factory=dict)
     starting_ms: int | None = None
@@ -91,19 +97,24 @@ class ReadRequest:
     split_bytes: int = SPLIT_BYTES
     key_ranges: int = 0
 
-    def chosen(self, held: Iterable[TopicPartition], where: str) -> list[TopicPartition]:
-        """Those of the partitions that a tier holds which are to be read. Raises UsageError where it does not hold what was asked for."""
+    def select_partitions(self, available: Iterable[TopicPartition], tier_url: str) -> list[TopicPartition]:
+        """Return the requested partitions of a tier, sorted by topic and partition.
+
+        :param available: all partitions of the tier.
+        :param tier_url: named in error messages.
+        :raises UsageError: if a requested topic or partition is not in the tier.
+        """
         by_topic: dict[str, list[int]] = {}
-        for name in held:
+        for name in available:
             by_topic.setdefault(name.topic, []).append(name.partition)
         topics = [topic for topic in by_topic if re.fullmatch(self.pattern, topic)] if self.pattern else list(self.assigned or self.topics)
         hint = "`tiered-compactor topics` lists what it holds"
         if self.pattern and not topics:
-            raise UsageError(f"the tier at {where} holds no topic that matches {self.pattern}", hint=hint)
+            raise UsageError(f"the tier at {tier_url} holds no topic that matches {self.pattern}", hint=hint)
         found = []
         for topic in sorted(topics):
             if topic not in by_topic:
-                raise UsageError(f"the tier at {where} holds no topic {topic}", hint=hint)
+                raise UsageError(f"the tier at {tier_url} holds no topic {topic}", hint=hint)
             wanted = self.assigned[topic] if self.assigned else self.partitions
             missing = sorted(set(wanted or ()) - set(by_topic[topic]))
             if missing:
@@ -113,65 +124,73 @@ class ReadRequest:
 
 
 def parse_options(options: Mapping[str, str]) -> ReadRequest:
-    """Names as in the documentation; case and underscores do not matter. Raises UsageError."""
-    given = {_plain(name): (name, value) for name, value in without_spark(options).items()}
-    known = {_plain(name): name for name in (*SETTINGS, *READING)}
+    """Parse the options of a read. Upper and lower case and underscores in option names are ignored. Raises UsageError if an option is
+    unknown or invalid.
+    """
+    given = {_normalize_name(name): (name, value) for name, value in remove_spark_options(options).items()}
+    known = {_normalize_name(name): name for name in (*SETTING_OPTIONS, *READ_OPTIONS)}
     if "path" in given:
         raise UsageError(
-            "kafka-tiered takes no path", hint='Say .option("url", "s3://bucket/prefix") or .option("config", "tier.toml"), and the topic'
+            "kafka-tiered takes no path", hint='Say .option("url", URL_OF_THE_TIER) or .option("config", "tier.toml"), and the topic'
         )
     for name, (written, _) in given.items():
         if name not in known:
-            raise UsageError(f"kafka-tiered has no option {written!r}", hint=_hint(name, known))
+            raise UsageError(f"kafka-tiered has no option {written!r}", hint=_unknown_option_hint(name, known))
     environ = dict(os.environ)
-    environ |= {config.env_name(*SETTINGS[known[name]]): value for name, (_, value) in given.items() if known[name] in SETTINGS}
-    text = {known[name]: value.strip() for name, (_, value) in given.items() if known[name] in READING}
-    settings = config.load(text.get("config"), environ)
+    environ |= {
+        config.environment_variable(*SETTING_OPTIONS[known[name]]): value
+        for name, (_, value) in given.items()
+        if known[name] in SETTING_OPTIONS
+    }
+    text = {known[name]: value.strip() for name, (_, value) in given.items() if known[name] in READ_OPTIONS}
+    settings = config.load_settings(text.get("config"), environ)
     _ = settings.tier_url
     return ReadRequest(
         settings=settings,
-        **_chosen(text),
-        partitions=_partitions(text.get("partitions", "")),
-        starting_offset=_whole(text, "startingOffset", 0),
-        ending_offset=_whole(text, "endingOffset", MAX),
-        starting=_offsets(text, "startingOffsets", "earliest", EARLIEST, 0),
-        ending=_offsets(text, "endingOffsets", "latest", LATEST, MAX),
-        starting_ms=_whole(text, "startingTimestamp", None),
-        ending_ms=_whole(text, "endingTimestamp", None),
-        committed=_choice(text, "isolation", ("read_committed", "read_uncommitted")) == "read_committed",
-        latest=_choice(text, "view", ("all", "latest")) == "latest",
-        columns=_columns(text),
-        split_bytes=_whole(text, "splitBytes", SPLIT_BYTES, 1),
-        key_ranges=_whole(text, "keyRanges", 0),
+        **_parse_topics(text),
+        partitions=_parse_partitions(text.get("partitions", "")),
+        starting_offset=_parse_int(text, "startingOffset", 0),
+        ending_offset=_parse_int(text, "endingOffset", MAX_OFFSET),
+        starting=_parse_offsets(text, "startingOffsets", "earliest", EARLIEST_OFFSET, 0),
+        ending=_parse_offsets(text, "endingOffsets", "latest", LATEST_OFFSET, MAX_OFFSET),
+        starting_ms=_parse_int(text, "startingTimestamp", None),
+        ending_ms=_parse_int(text, "endingTimestamp", None),
+        committed=_parse_choice(text, "isolation", ("read_committed", "read_uncommitted")) == "read_committed",
+        latest=_parse_choice(text, "view", ("all", "latest")) == "latest",
+        columns=_parse_columns(text),
+        split_bytes=_parse_int(text, "splitBytes", SPLIT_BYTES, 1),
+        key_ranges=_parse_int(text, "keyRanges", 0),
     )
 
 
-def is_table(options: Mapping[str, str]) -> bool:
-    """Whether Spark asks for a table that is being created."""
+def is_table_creation(options: Mapping[str, str]) -> bool:
+    """Return whether Spark passed these options for a ``CREATE TABLE`` statement."""
     return "provider" in options
 
 
-def without_spark(options: Mapping[str, str]) -> dict[str, str]:
-    """What the user said."""
-    if not is_table(options):
+def remove_spark_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return only the options that the user gave, without those that Spark adds for tables."""
+    if not is_table_creation(options):
         return dict(options)
-    return {name: value for name, value in options.items() if _plain(name) not in OF_TABLES and not name.startswith("option.")}
+    return {name: value for name, value in options.items() if _normalize_name(name) not in TABLE_OPTIONS and not name.startswith("option.")}
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
+    """Return an option name in lower case without underscores."""
     return name.replace("_", "").lower()
 
 
-def _hint(name: str, known: Mapping[str, str]) -> str:
+def _unknown_option_hint(name: str, known_options: Mapping[str, str]) -> str:
+    """Return a hint for an unknown option: the most similar known_options option, or the list of all."""
     if name.startswith("kafka."):
         return "It asks no broker: leave it out"
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean {known[near[0]]}?" if near else f"It knows {', '.join(known.values())}"
+    near = difflib.get_close_matches(name, list(known_options), n=1)
+    return f"Did you mean {known_options[near[0]]}?" if near else f"It knows {', '.join(known_options.values())}"
 
 
-def _chosen(text: Mapping[str, str]) -> dict[str, Any]:
-    """Which topics, said in one of four ways."""
-    said = [name for name in CHOOSING if text.get(name)]
+def _parse_topics(text: Mapping[str, str]) -> dict[str, Any]:
+    """Return the ReadRequest fields for the one option that chooses topics. Raises UsageError if none or several of them are given."""
+    said = [name for name in TOPIC_OPTIONS if text.get(name)]
     if not said:
         raise UsageError("kafka-tiered needs the option topic", hint="Or subscribe, subscribePattern, assign, as in Spark's Kafka source")
     if len(said) > 1:
@@ -185,71 +204,90 @@ def _chosen(text: Mapping[str, str]) -> dict[str, Any]:
     if said[0] == "assign":
         if text.get("partitions"):
             raise UsageError("kafka-tiered: assign says the partitions already", hint="Leave out partitions")
-        return {"assigned": {_topic(topic): tuple(_numbers(value, numbers)) for topic, numbers in _json("assign", value).items()}}
-    return {"topics": tuple(dict.fromkeys(_topic(part.strip()) for part in value.split(",")))}
+        return {
+            "assigned": {
+                _check_topic(topic): tuple(_check_partition_numbers(value, numbers))
+                for topic, numbers in _parse_json_object("assign", value).items()
+            }
+        }
+    return {"topics": tuple(dict.fromkeys(_check_topic(part.strip()) for part in value.split(",")))}
 
 
-def _topic(name: str) -> str:
+def _check_topic(name: str) -> str:
+    """Return the topic name if it is valid. Raises UsageError otherwise."""
     return TopicPartition.of(name, 0).topic
 
 
-def _json(name: str, value: str) -> dict[str, Any]:
+def _parse_json_object(name: str, value: str) -> dict[str, Any]:
+    """Parse an option that contains a non-empty JSON object. Raises UsageError if it does not."""
     try:
         found = json.loads(value)
     except ValueError:
         found = None
     if not isinstance(found, dict) or not found:
-        raise UsageError(f"kafka-tiered: {name} = {value!r} is no JSON object with topics", hint=_EXAMPLES[name])
+        raise UsageError(f"kafka-tiered: {name} = {value!r} is no JSON object with topics", hint=_EXAMPLE_HINTS[name])
     return found
 
 
-_EXAMPLES: Final = {
+_EXAMPLE_HINTS: Final = {
     "assign": 'Write {"orders": [0, 1]}',
     "startingOffsets": 'Write {"orders": {"0": 23, "1": -2}}, or earliest',
     "endingOffsets": 'Write {"orders": {"0": 50, "1": -1}}, or latest',
 }
 
 
-def _numbers(value: str, found: Any) -> list[int]:
-    if not isinstance(found, list) or not all(isinstance(number, int) and number >= 0 for number in found):
-        raise UsageError(f"kafka-tiered: assign = {value!r} has no list of partitions", hint=_EXAMPLES["assign"])
-    return sorted(set(found))
+def _check_partition_numbers(value: str, numbers: Any) -> list[int]:
+    """Return sorted partition numbers without duplicates. Raises UsageError if ``numbers`` is not a list of non-negative integers."""
+    if not isinstance(numbers, list) or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise UsageError(f"kafka-tiered: assign = {value!r} has no list of partitions", hint=_EXAMPLE_HINTS["assign"])
+    return sorted(set(numbers))
 
 
-def _offsets(text: Mapping[str, str], name: str, word: str, mark: int, bound: int) -> dict[TopicPartition, int]:
-    """By partition; those that are not named have no bound of their own. ``mark`` stands for ``word``, which is ``bound``."""
+def _parse_offsets(text: Mapping[str, str], name: str, word: str, mark: int, bound: int) -> dict[TopicPartition, int]:
+    """Parse an option such as ``startingOffsets`` and return the offset of each partition that it names.
+
+    :param word: the option value that means "no bounds": "earliest" or "latest".
+    :param mark: the number that stands for ``word`` in JSON: -2 or -1.
+    :param bound: the offset that ``mark`` is replaced with.
+    :raises UsageError: if the value is invalid or conflicts with the option of the same name in the singular.
+    """
     value = text.get(name, word)
     if value == word:
         return {}
     if f"{name[:-1]}" in text:
         raise UsageError(f"kafka-tiered: {name} and {name[:-1]} both say where to read", hint="Give one of them")
     if value in ("earliest", "latest"):
-        raise UsageError(f"kafka-tiered: {name} = {value} leaves nothing to read", hint=_EXAMPLES[name])
+        raise UsageError(f"kafka-tiered: {name} = {value} leaves nothing to read", hint=_EXAMPLE_HINTS[name])
     found = {}
-    for topic, offsets in _json(name, value).items():
+    for topic, offsets in _parse_json_object(name, value).items():
         for number, offset in offsets.items() if isinstance(offsets, dict) else [("", None)]:
             if not number.isdigit() or not isinstance(offset, int) or (offset < 0 and offset != mark):
-                raise UsageError(f"kafka-tiered: {name} = {value!r}: {topic} has no offsets by partition", hint=_EXAMPLES[name])
+                raise UsageError(f"kafka-tiered: {name} = {value!r}: {topic} has no offsets by partition", hint=_EXAMPLE_HINTS[name])
             found[TopicPartition.of(topic, int(number))] = bound if offset == mark else offset
     return found
 
 
-def _whole(text: Mapping[str, str], name: str, default: Any, low: int = 0) -> Any:
+def _parse_int(text: Mapping[str, str], name: str, default: Any, low: int = 0) -> Any:
+    """Return the integer value of an option, or ``default`` if it is absent. Raises UsageError if it is not an integer from ``low`` to
+    2^63-1.
+    """
     if name not in text:
         return default
-    if not (text[name].isascii() and text[name].isdigit()) or not low <= int(text[name]) <= MAX:
-        raise UsageError(f"kafka-tiered: {name} = {text[name]!r} is not a whole number from {low} to {MAX}")
+    if not (text[name].isascii() and text[name].isdigit()) or not low <= int(text[name]) <= MAX_OFFSET:
+        raise UsageError(f"kafka-tiered: {name} = {text[name]!r} is not a whole number from {low} to {MAX_OFFSET}")
     return int(text[name])
 
 
-def _choice(text: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+def _parse_choice(text: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """Return the value of an option that allows only ``choices``; the first is the default. Raises UsageError for another value."""
     chosen = text.get(name, choices[0])
     if chosen not in choices:
         raise UsageError(f"kafka-tiered: {name} = {chosen!r}: allowed is {' or '.join(choices)}")
     return chosen
 
 
-def _partitions(text: str) -> tuple[int, ...] | None:
+def _parse_partitions(text: str) -> tuple[int, ...] | None:
+    """Parse comma-separated partition numbers; None if ``text`` is empty. Raises UsageError if one is not a number."""
     if not text:
         return None
     numbers = [part.strip() for part in text.split(",")]
@@ -258,13 +296,13 @@ def _partitions(text: str) -> tuple[int, ...] | None:
     return tuple(sorted({int(part) for part in numbers}))
 
 
-def _columns(text: Mapping[str, str]) -> tuple[str, ...]:
-    """Empty: all of them."""
-    exact = {name.lower(): name for name in DDL}
+def _parse_columns(text: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the requested columns, in the order given; empty means all. Raises UsageError for an unknown column."""
+    exact = {name.lower(): name for name in COLUMN_TYPES}
     names = [part.strip() for part in text["columns"].split(",")] if text.get("columns") else []
     for name in names:
         if name.lower() not in exact:
-            raise UsageError(f"kafka-tiered has no column {name!r}", hint=f"Its columns are {', '.join(DDL)}")
-    if _choice(text, "includeHeaders", ("true", "false")) == "false":
-        names = [name for name in names or DDL if name.lower() != "headers"]
+            raise UsageError(f"kafka-tiered has no column {name!r}", hint=f"Its columns are {', '.join(COLUMN_TYPES)}")
+    if _parse_choice(text, "includeHeaders", ("true", "false")) == "false":
+        names = [name for name in names or COLUMN_TYPES if name.lower() != "headers"]
     return tuple(dict.fromkeys(exact[name.lower()] for name in names))

@@ -1,4 +1,6 @@
-"""`tiered-compactor recompact` for spark-submit: docs/spark.md. Nothing imports this; from Python it is ``compactor.spark.recompact``."""
+"""Entry point for spark-submit that runs ``tiered-compactor recompact`` (docs/spark.md). From Python, call ``compactor.spark.recompact``
+instead.
+"""
 
 if __name__ == "__main__":
     import runpy

@@ -1,12 +1,13 @@
-"""Full re-compaction: partitions from the log's start, whatever the checkpoint says, as Spark jobs.
+"""Full re-compaction of many partitions with Spark: each partition is cleaned from the start of its log, whatever its cleaner offset is.
 
-Small partitions share jobs, a large one is spread over the whole cluster, and both go on at a time: a window of partitions is led, and
-whenever one is done with the next comes in. Each is published by itself, so that nothing finished is lost; a run that was killed is taken
-up where it was. Who leads, and who is fenced, is as everywhere else.
+Small partitions share Spark jobs; a large partition is spread over the whole cluster. Both happen at the same time. A limited number of
+partitions is led at once, and the next one starts as soon as one finishes. Each partition is published on its own, so finished work is
+never lost, and a killed run is resumed where it stopped. Leadership and fencing work as in every other command.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,59 +17,74 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from compactor.bootstrap import Tier
-from compactor.config import Cleaner
-from compactor.control.logs import PartitionLog, note_partitions
+from compactor.access.rounds import new_round
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import Cleaner, load_settings
+from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
-from compactor.errors import CompactorError, Fenced, Leased
+from compactor.errors import CompactorError, Fenced, Leased, UsageError
+from compactor.kernels.common import KEY_BYTES
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.plan import Assessment, assess
+from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import WorkStats
-from compactor.spark.benefit import left_alone
+from compactor.spark.benefit import reason_not_worth_it
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from compactor.round.compaction import RoundReport
     from compactor.round.engines import Engine
-    from compactor.spark.cluster.executor import Cost
-    from compactor.spark.cluster.jobs import Cluster, JobWatch
-    from compactor.spark.round.flow import Flow
+    from compactor.spark.cluster.executor import TaskCost
+    from compactor.spark.cluster.jobs import Cluster, JobListener
+    from compactor.spark.round.shared_jobs import SharedJobs
 
-LED_PER_SLOT: Final = 4
-LED: Final = (16, 256)
-"""Partitions led at a time, at least and at most: each has a lease to keep alive, and its thread waits most of the time."""
+LED_PARTITIONS_PER_SLOT: Final = 4
+LED_LIMITS: Final = (16, 256)
+"""Least and largest number of partitions led at the same time. Each has a lease to renew, and its thread mostly waits."""
 
-LOOKERS: Final = 16
-SMALL_BYTES: Final = 32 << 20
-"""Below this a partition is not worth being spread out."""
+SURVEY_THREADS: Final = 16
+SMALL_PARTITION_BYTES: Final = 32 << 20
+"""A partition smaller than this is not spread over the cluster."""
 
-KEY_BYTES: Final = 20
-KEPT_LOGS: Final = 5_000
-"""Of so many partitions the folded logs are kept from the first look on; of more they are folded again, when it is their turn."""
+MAX_CACHED_LOGS: Final = 5_000
+"""With at most this many partitions, folded logs are cached between survey and round; with more they are folded again."""
 
-TOLD_TOGETHER: Final = 64
-"""Partitions whose change other processes are told in one record."""
+CHANGES_PER_RECORD: Final = 64
+"""Number of changed partitions that one catalog record announces."""
+
+RESULT_COLUMNS: Final = {
+    "topic": "string", "partition": "int", "status": "string", "reason": "string", "rewritten_data_files_count": "bigint",
+    "added_data_files_count": "bigint", "rewritten_bytes_count": "bigint", "failed_data_files_count": "bigint", "records_read": "bigint",
+    "records_kept": "bigint", "bytes_read": "bigint", "bytes_written": "bigint", "next_dirty_offset": "bigint", "seconds": "double",
+}  # fmt: skip
+"""Columns of the data frame that ``compactor.spark.recompact`` returns, with their Spark types."""
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What became of one partition: a report (also of quarantine), the error that left it as it was, or why it was left alone.
+class RecompactionResult:
+    """Result of re-compacting one partition: a report (also for a quarantined partition), or an error, or the reason why it was skipped.
 
-    ``segments``, ``bytes_before``: what it had when it was looked at.
+    seconds: duration of the round.
+    skip_reason: why no round ran; empty if one ran or failed.
+    segments, bytes_before: number and total size of the partition's live segments before the work began.
     """
 
     name: TopicPartition
     report: RoundReport | None
     error: CompactorError | None
     seconds: float
-    left: str = ""
+    skip_reason: str = ""
     segments: int = 0
     bytes_before: int = 0
 
 
-def row_of(finished: Finished) -> dict[str, Any]:
-    """What became of a partition, as JSON and data frames have it: our names, and those of Iceberg's ``rewrite_data_files``."""
+def result_row(finished: RecompactionResult) -> dict[str, Any]:
+    """Return the result of a partition as a JSON object or data frame row: our own fields plus the count fields of Iceberg's
+    ``rewrite_data_files``.
+    """
     report, error = finished.report, finished.error
     row: dict[str, Any] = {"topic": finished.name.topic, "partition": finished.name.partition}
     if report is not None:
@@ -79,7 +95,7 @@ def row_of(finished: Finished) -> dict[str, Any]:
             "reason": error.message,
         }
     else:
-        row |= {"status": "left_alone", "reason": finished.left}
+        row |= {"status": "left_alone", "reason": finished.skip_reason}
     done = report is not None and report.segments_out > 0
     failed = error is not None or (report is not None and report.status == "quarantined")
     return row | {
@@ -92,91 +108,137 @@ def row_of(finished: Finished) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Listener:
-    """``watch``: of the work on the cluster; ``on_done``: a partition is done with. Called from several threads."""
+class RecompactionListener:
+    """Callbacks that report progress, called from several threads.
 
-    watch: JobWatch
-    on_done: Callable[[Finished], None]
+    job_listener: progress of the Spark jobs.
+    on_done: called with the result of each partition as soon as it is final.
+    """
+
+    job_listener: JobListener
+    on_done: Callable[[RecompactionResult], None]
 
 
 @dataclass(frozen=True)
-class Look:
-    """A partition before the work begins. ``left``: why it is left alone; ``log``: as it was folded, where that is kept."""
+class RecompactionCandidate:
+    """Size of a partition before the work begins, and whether it needs a round.
+
+    skip_reason: why no round is worth running, or an empty string.
+    log: the folded control log, if it is cached for the round.
+    """
 
     name: TopicPartition
     bytes: int = 0
     records: int = 0
     segments: int = 0
-    left: str = ""
+    skip_reason: str = ""
     error: CompactorError | None = None
     log: PartitionLog | None = None
 
 
-def whole_log(state: PartitionState, cleaner: Cleaner, now_ms: int) -> Assessment[RemoteLogSegmentMetadata]:
-    """Everything below the end that an ordinary round would have now is dirty; the cleaner offset never goes back for it."""
-    found = assess(state, cleaner, now_ms, force=True)
+def assess_whole_log(state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
+    """Return an assessment in which every segment that a normal round could clean counts as dirty. The cleaner offset is never moved
+    backwards by it.
+    """
+    found = assess_round(state, cleaner, now_ms, force=True)
     return replace(
-        found, due=bool(found.segments), reason="full re-compaction", first_dirty=state.start_offset, dirty_ratio=1.0,
-        dirty=found.segments, clean=(),
+        found, due=bool(found.covered_segments), reason="full re-compaction", first_dirty=state.log_start, dirty_ratio=1.0,
+        dirty=found.covered_segments, clean=(),
     )  # fmt: skip
 
 
-def looks(tier: Tier, names: Sequence[TopicPartition], now_ms: int, min_benefit: int) -> list[Look]:
-    """What is there to be done; changes nothing. ``min_benefit``: in bytes; 0: every partition is worth it."""
-    keeps = len(names) <= KEPT_LOGS and tier.brokers is None  # a round on a tier of brokers goes by the control log alone
+def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: int, min_benefit: int) -> list[RecompactionCandidate]:
+    """Read the state of each partition and decide whether it needs a round. Nothing is written.
 
-    def look(name: TopicPartition) -> Look:
+    :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    """
+    keeps = len(partitions) <= MAX_CACHED_LOGS and tier.kind.has_complete_log  # if not, a round reads the control log without the view
+
+    def survey(name: TopicPartition) -> RecompactionCandidate:
+        """Return the survey of one partition; an error becomes part of the survey."""
         try:
             log = tier.open(name)
             state = log.refresh()
-            left = left_alone(tier, state, now_ms, min_benefit)
+            left = reason_not_worth_it(tier, state, now_ms, min_benefit)
         except CompactorError as error:
-            return Look(name, error=error)
+            return RecompactionCandidate(name, error=error)
         records = sum(segment.records for segment in state.live)
-        return Look(name, state.bytes, records, len(state.live), left, log=log if keeps else None)
+        return RecompactionCandidate(name, state.bytes, records, len(state.live), left, log=log if keeps else None)
 
-    with ThreadPoolExecutor(LOOKERS, "look") as pool:
-        return list(pool.map(look, names))
+    with ThreadPoolExecutor(SURVEY_THREADS, "survey") as pool:
+        return list(pool.map(survey, partitions))
 
 
-def recompact(
+def recompact_partitions(
     tier: Tier,
     cluster: Cluster,
-    names: Sequence[TopicPartition],
+    partitions: Sequence[TopicPartition],
     now_ms: int,
-    cost: Cost,
-    listener: Listener,
+    cost: TaskCost,
+    listener: RecompactionListener,
     min_benefit: int = 0,
-) -> list[Finished]:
-    """One full round over each of these partitions; what became of them, in their order. Every error is one partition's."""
-    from compactor.spark.round.flow import Flow
+) -> list[RecompactionResult]:
+    """Run one full round over each partition and return the results in the order of ``partitions``. An error affects only its own
+    partition.
 
-    job = _Job(tier, cluster, now_ms, cost, listener)
-    todo = job.begun(looks(tier, names, now_ms, min_benefit))
-    total = sum(look.bytes for look in todo)
-    large = [look for look in todo if job.is_large(look, total)]
-    small = sorted((look for look in todo if look not in large), key=lambda look: -look.bytes)
+    :param now_ms: the cleaner's clock in milliseconds since the epoch.
+    :param cost: the cost of all tasks is added to it.
+    :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    """
+    from compactor.spark.round.shared_jobs import SharedJobs
+
+    recompaction = _Recompaction(tier, cluster, now_ms, cost, listener)
+    unfinished = recompaction.skip_unneeded(survey_partitions(tier, partitions, now_ms, min_benefit))
+    total = sum(survey.bytes for survey in unfinished)
+    large = [survey for survey in unfinished if recompaction.is_large(survey, total)]
+    small = sorted((survey for survey in unfinished if survey not in large), key=lambda survey: -survey.bytes)
     with ExitStack() as stack:
-        flow = stack.enter_context(Flow(cluster, tier, cost, listener.watch))
+        flow = stack.enter_context(SharedJobs(cluster, tier, cost, listener.job_listener))
         spread = stack.enter_context(ThreadPoolExecutor(tier.settings.spark.large_at_once, "large"))
-        pool = stack.enter_context(ThreadPoolExecutor(job.led(), "partition"))
+        pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_led_partitions(), "partition"))
         try:
-            futures = [spread.submit(job.finish, look, job.spread_out) for look in large]
-            futures += [pool.submit(job.finish, look, partial(job.together, flow)) for look in small]
+            futures = [spread.submit(recompaction.run_partition, survey, recompaction.clean_on_cluster) for survey in large]
+            futures += [
+                pool.submit(recompaction.run_partition, survey, partial(recompaction.clean_in_shared_job, flow)) for survey in small
+            ]
             for future in futures:
                 future.result()
         except BaseException:
-            cluster.break_off()
+            cluster.cancel_jobs()
             for workers in (spread, pool):
                 workers.shutdown(wait=False, cancel_futures=True)
             raise
         finally:
-            job.tell_others()
-    return [job.finished[name] for name in names]
+            recompaction.publish_changes()
+    return [recompaction.finished[name] for name in partitions]
 
 
-class _Job:
-    def __init__(self, tier: Tier, cluster: Cluster, now_ms: int, cost: Cost, listener: Listener) -> None:
+def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit: int, now_ms: int | None) -> DataFrame:
+    """Implement ``compactor.spark.recompact``. Raises UsageError if no topic of the tier matches ``topics``."""
+    from compactor.spark.cluster.executor import TaskCost
+    from compactor.spark.cluster.jobs import JobListener
+    from compactor.spark.cluster.session import start_cluster
+
+    settings = load_settings(config)
+    tier = open_tier(settings)
+    if tier.kind.is_broker_managed:
+        tier.identity.create()
+    names = [name for name in sorted(tier.partitions()) if re.fullmatch(topics, name.topic)]
+    if not names:
+        raise UsageError(f"the tier at {tier.ports.layout.url} holds no topic that matches {topics}")
+    now = tier.ports.clock_ms() if now_ms is None else now_ms
+    with start_cluster(settings) as started:
+        listener = RecompactionListener(JobListener(), lambda _: None)
+        results = recompact_partitions(tier, started.cluster, names, now, TaskCost(), listener, min_benefit)
+    rows = [result_row(result) for result in results]
+    schema = ", ".join(f"{name} {kind}" for name, kind in RESULT_COLUMNS.items())
+    return spark.createDataFrame([tuple(row.get(name) for name in RESULT_COLUMNS) for row in rows], schema)
+
+
+class _Recompaction:
+    """State that the worker threads of one ``recompact_partitions`` call share. Thread-safe."""
+
+    def __init__(self, tier: Tier, cluster: Cluster, now_ms: int, cost: TaskCost, listener: RecompactionListener) -> None:
         self._tier = tier
         self._cluster = cluster
         self._now_ms = now_ms
@@ -184,86 +246,95 @@ class _Job:
         self._listener = listener
         self._lock = threading.Lock()
         self._changed: list[PartitionLog] = []
-        self.finished: dict[TopicPartition, Finished] = {}
+        self.finished: dict[TopicPartition, RecompactionResult] = {}
 
-    def begun(self, found: Sequence[Look]) -> list[Look]:
-        """What is to be done; the others are finished."""
-        for look in found:
-            if look.error is not None or look.left:
-                self._done(Finished(look.name, None, look.error, 0.0, look.left, look.segments, look.bytes))
-        return [look for look in found if look.error is None and not look.left]
+    def skip_unneeded(self, surveys: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
+        """Record the partitions that failed the survey or need no round as finished. Return the surveys of the others."""
+        for survey in surveys:
+            if survey.error is not None or survey.skip_reason:
+                self._record_result(
+                    RecompactionResult(survey.name, None, survey.error, 0.0, survey.skip_reason, survey.segments, survey.bytes)
+                )
+        return [survey for survey in surveys if survey.error is None and not survey.skip_reason]
 
-    def led(self) -> int:
-        return self._tier.settings.spark.led_at_once or min(max(LED[0], self._cluster.slots * LED_PER_SLOT), LED[1])
+    def max_led_partitions(self) -> int:
+        """Return how many small partitions may be led at the same time."""
+        return self._tier.settings.spark.led_at_once or min(
+            max(LED_LIMITS[0], self._cluster.slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]
+        )
 
-    def is_large(self, look: Look, total: int) -> bool:
-        """Whether it would be the last one at work for long, or is too much for one executor. ``map_engine`` decides where it is set."""
-        cleaner = self._tier.cleaner_for(look.name.topic)
+    def is_large(self, survey: RecompactionCandidate, total: int) -> bool:
+        """Return whether the partition should be spread over the cluster: it does not fit one executor, or it would take longer than an
+        equal share of the work. A ``map_engine`` other than "auto" decides instead.
+        """
+        cleaner = self._tier.cleaner_for(survey.name.topic)
         if cleaner.map_engine != "auto":
             return cleaner.map_engine == "spark"
-        if look.records * KEY_BYTES > cleaner.map_budget_bytes // self._cluster.slots_per_executor:
+        if survey.records * KEY_BYTES > cleaner.map_budget_bytes // self._cluster.slots_per_executor:
             return True
-        return self._cluster.slots > 1 and look.bytes > max(SMALL_BYTES, total // self._cluster.slots)
+        return self._cluster.slots > 1 and survey.bytes > max(SMALL_PARTITION_BYTES, total // self._cluster.slots)
 
-    def finish(self, look: Look, rounds: Callable[[Look], RoundReport]) -> None:
+    def run_partition(self, survey: RecompactionCandidate, rounds: Callable[[RecompactionCandidate], RoundReport]) -> None:
+        """Run the rounds of one partition with ``rounds`` and record the result. Every exception becomes the error of that partition."""
         begin = time.monotonic()
         report, problem = None, None
         try:
-            report = rounds(look)
+            report = rounds(survey)
         except CompactorError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - a bug of ours in one partition is no reason to lose the others (I9)
             problem = CompactorError(f"a bug: {type(error).__name__}: {error}")
-        self._done(Finished(look.name, report, problem, time.monotonic() - begin, "", look.segments, look.bytes))
+        self._record_result(RecompactionResult(survey.name, report, problem, time.monotonic() - begin, "", survey.segments, survey.bytes))
 
-    def spread_out(self, look: Look) -> RoundReport:
+    def clean_on_cluster(self, survey: RecompactionCandidate) -> RoundReport:
+        """Clean a large partition with tasks on all executors."""
         from compactor.round.engines import Engine
         from compactor.spark.round.worker import SparkWorker
 
-        cleaner = self._tier.cleaner_for(look.name.topic)
+        cleaner = self._tier.cleaner_for(survey.name.topic)
 
         def worker_of(stats: WorkStats) -> SparkWorker:
-            return SparkWorker(self._cluster, self._tier, cleaner, stats, self._cost, self._listener.watch)
+            return SparkWorker(self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
 
-        return self._rounds(look, Engine("spark", worker_of))
+        return self._run_rounds(survey, Engine("spark", worker_of))
 
-    def together(self, flow: Flow, look: Look) -> RoundReport:
-        """In a job with others."""
+    def clean_in_shared_job(self, flow: SharedJobs, survey: RecompactionCandidate) -> RoundReport:
+        """Clean a small partition on one executor, in a Spark job that it shares with other partitions."""
         from compactor.round.engines import Engine
 
-        cleaner = self._tier.cleaner_for(look.name.topic)
+        cleaner = self._tier.cleaner_for(survey.name.topic)
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
-        return self._rounds(look, Engine(engine, lambda stats: flow.worker(cleaner, stats)))
+        return self._run_rounds(survey, Engine(engine, lambda stats: flow.create_worker(cleaner, stats)))
 
-    def tell_others(self, at_least: int = 1) -> None:
-        """Other processes hear of what has changed: of many partitions in one record."""
+    def publish_changes(self, at_least: int = 1) -> None:
+        """Publish which partitions have changed, in one catalog record, if there are at least ``at_least`` of them."""
         with self._lock:
             if len(self._changed) < at_least:
                 return
             changed, self._changed = self._changed, []
-            if self._tier.brokers is None:
-                note_partitions(self._tier.catalog, {log.state.name: log.reached() for log in changed})
-            else:
-                self._tier.note_slots(changed)
+            self._tier.changes.publish(changed)
 
-    def _rounds(self, look: Look, engine: Engine) -> RoundReport:
-        """One round over the whole log, after what a crash may have left open of another range."""
-        cleaner = self._tier.cleaner_for(look.name.topic)
+    def _run_rounds(self, survey: RecompactionCandidate, engine: Engine) -> RoundReport:
+        """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
+        cleaner = self._tier.cleaner_for(survey.name.topic)
         share = cleaner.disk_budget_bytes
         disk = Budget(share // self._cluster.slots_per_executor) if isinstance(share, int) else Budget(3 * cleaner.segment_bytes)
-        log = look.log
+        log = survey.log
         while True:
-            log = log or self._tier.open(look.name, leads=True)
-            report = self._tier.round(look.name, self._now_ms, engine=engine, assess_with=whole_log, disk=disk).run(log)
-            if report.status in ("cleaned", "resumed"):
+            log = log or self._tier.open(survey.name, leads=True)
+            report = new_round(self._tier, survey.name, self._now_ms, engine=engine, assess_with=assess_whole_log, disk=disk).execute_round(
+                log
+            )
+            if report.status in ("cleaned", "resumed", "expired"):
                 with self._lock:
                     self._changed.append(log)
-                self.tell_others(TOLD_TOGETHER)
-            if report.status != "resumed" or report.first_dirty_offset <= log.state.start_offset:
+                self.publish_changes(CHANGES_PER_RECORD)
+            if report.status != "resumed" or report.first_dirty_offset <= log.state.log_start:
                 return report
             log = None
 
-    def _done(self, finished: Finished) -> None:
+    def _record_result(self, finished: RecompactionResult) -> None:
+        """Store the final result of a partition and report it to the listener."""
         with self._lock:
             self.finished[finished.name] = finished
             self._listener.on_done(finished)

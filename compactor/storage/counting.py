@@ -1,6 +1,6 @@
-"""Counting what goes over the wire: every request of every attempt, every byte of a body.
+"""Counters of requests and transferred bytes, including those of failed attempts.
 
-Adapters report to a :class:`Meter` because only they see single requests (one upload is many); a meter can stand around another.
+Adapters report to a :class:`Meter`, because only they see single requests: one upload is many. Meters can be nested.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from compactor.model.base import Value
 
 
 class Meter(Protocol):
+    """Receives every request and every transferred byte of a store."""
+
     def request(self, kind: str) -> None:
-        """Called before each request; kinds: get, head, put, copy, list, delete, multipart."""
+        """Record a request before it is sent. kind: get, head, put, copy, list, delete or multipart."""
 
     def repeated(self) -> None:
-        """Called before each request that is made again."""
+        """Record that the next request repeats a failed one."""
 
     def read(self, size: int) -> None:
-        """Called for body bytes that arrived."""
+        """Record body bytes that were received."""
 
     def wrote(self, size: int) -> None:
-        """Called before body bytes leave."""
+        """Record body bytes before they are sent."""
 
 
 class Usage(Value):
-    """What was asked of a store so far; differences of two usages are usages. ``repeats``: of these the ones that were made again."""
+    """Requests by kind and bytes transferred. repeats: number of requests that repeated a failed one."""
 
     requests: Mapping[str, int] = {}
     repeats: int = 0
@@ -38,9 +40,11 @@ class Usage(Value):
 
     @property
     def total_requests(self) -> int:
+        """Number of requests of all kinds."""
         return sum(self.requests.values())
 
     def since(self, earlier: Usage) -> Usage:
+        """Return the difference to an earlier usage of the same counters."""
         difference = Counter(self.requests)
         difference.subtract(earlier.requests)
         return Usage(
@@ -52,7 +56,7 @@ class Usage(Value):
 
 
 class Counters:
-    """The innermost meter. Thread-safe; not pickled: an executor counts for itself and returns a Usage."""
+    """Meter that adds everything up. Thread-safe. Not pickled: each executor has its own and returns a Usage."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,7 +88,7 @@ class Counters:
 
     @contextmanager
     def watched(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
-        """While the block runs ``on_bytes`` is told of every transfer, from any thread: for progress."""
+        """Call ``on_bytes`` with the size of every transfer while the block runs, from any thread. For progress reports."""
         self._watcher = on_bytes
         try:
             yield
@@ -92,6 +96,7 @@ class Counters:
             self._watcher = None
 
     def usage(self) -> Usage:
+        """Return everything counted so far."""
         with self._lock:
             requests = dict(sorted(self._requests.items()))
             return Usage(requests=requests, repeats=self._repeats, bytes_read=self._read, bytes_written=self._wrote)

@@ -1,4 +1,4 @@
-"""What a look at a store finds, for people and for scripts."""
+"""Findings of `config check` about a store, for people and scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from compactor.model.base import Value
 
 
 class StoreFinding(Value):
-    """``error``: do not run on this store. ``warning``: it works, but not as one may expect. ``note``: good to know."""
+    """One finding. severity: error (do not use this store), warning (works with restrictions) or note. kind: one word for scripts."""
 
     severity: Literal["error", "warning", "note"]
     kind: str
@@ -17,12 +17,15 @@ class StoreFinding(Value):
 
     @staticmethod
     def error(kind: str, detail: str, hint: str) -> StoreFinding:
+        """Return a finding of this severity."""
         return StoreFinding(severity="error", kind=kind, detail=detail, hint=hint)
 
     @staticmethod
     def warning(kind: str, detail: str, hint: str) -> StoreFinding:
+        """Return a finding of this severity."""
         return StoreFinding(severity="warning", kind=kind, detail=detail, hint=hint)
 
     @staticmethod
     def note(kind: str, detail: str, hint: str) -> StoreFinding:
+        """Return a finding of this severity."""
         return StoreFinding(severity="note", kind=kind, detail=detail, hint=hint)

@@ -1,15 +1,13 @@
 """A directory as an object store (``file://``): a key is a path below the root, an object is a plain file.
 
-*Create-if-absent* is an exclusive hard link: the bytes are staged under ``.object-store/tmp`` (same file system, never
-listed), synced, linked to their place, and the directory is synced. A crash leaves a staged file at most; those that nobody
-has written to for an hour are swept.
+*Create-if-absent* is an exclusive hard link: the bytes are staged under ``.object-store/tmp`` (same file system, never listed), synced and
+linked to their place, and the directory is synced. A crash leaves at most a staged file; files not written to for an hour are swept.
 
-*Metadata* must appear together with the object, survive copying, and never mix with that of somebody who lost the race for
-the same key. So it lies in a companion file that is written before the link and whose name holds the object's modification
-time to the nanosecond, whose last six digits are made unique among the companions of that key: an object without its own
-companion has no metadata, and a loser's companion matches nothing. ``cp -a``, ``rsync -a`` and ``tar`` keep both.
-(Extended attributes are missing on many network file systems and lost by most copies; a fixed companion name could not be
-switched together with the object.)
+*Metadata* must appear together with the object, survive copying, and never mix with that of a writer that lost the race for the same key.
+It lies in a companion file that is written before the link. The companion's name holds the object's modification time in nanoseconds, whose
+last six digits are made unique among the companions of that key. The companion of a writer that lost therefore matches no object, and an
+object without a companion has no metadata. ``cp -a``, ``rsync -a`` and ``tar`` keep both. (Many network file systems have no extended
+attributes, and most copies lose them. A companion with a fixed name could not be switched together with the object.)
 """
 
 from __future__ import annotations
@@ -26,25 +24,38 @@ from pathlib import Path
 from typing import BinaryIO
 
 from compactor.errors import AlreadyExists, Refused, Unavailable
+from compactor.storage.copied import require_copied
 from compactor.storage.counting import Counters, Meter
-from compactor.storage.keys import RESERVED, check_key, check_metadata, check_prefix, check_range, part_fault
+from compactor.storage.keys import RESERVED, check_key, check_metadata, check_prefix, check_range, key_part_problem, portable_names
+from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import FULL, file_errors
-from compactor.storage.port import CopiedRange, FileRange, ObjectInfo, Piece, RangeCopies, Unfinished
+from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
 from compactor.storage.reserve import Reserve
+from compactor.storage.retrying import Retrier, RetryingStore
+from compactor.storage.schemes import local_path
+from compactor.storage.settings import Retries
 
 _CHUNK = 1 << 20
-_LONG = 200
+_LONGEST_NAME = 200
 _STALE_NS = 3_600 * 1_000_000_000
-_MOST = 1 << 30
+_MOST_COPY_BYTES = 1 << 30
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
-"""What ``copy_file_range`` says where the file systems, the kernel or a sandbox do not do it: then bytes are read and written."""
+"""Errors of ``copy_file_range`` that mean it is not supported here. The bytes are then read and written instead."""
+_RETRIES = Retries(deadline_s=1, base_s=0.05, cap_s=0.5)
+"""A network file system that has lost a handle finds it again at once, or not at all."""
+
+
+def open_at(url: str, options: StoreOptions) -> ObjectStore:
+    """Return the store in the directory that a URL or a plain path names. Raises UsageError."""
+    return RetryingStore(LocalStore(local_path(url), options.meter, records=options.records), Retrier(options.retries or _RETRIES))
 
 
 class LocalStore:
-    """:param root: made by the first write; until then the store is empty.
+    """ObjectStore in a local directory.
 
-    :param records: for control records: they have a reserve on a full disk, and their modification time is not before the moment when
-        they appeared in their place, however long their writer was stopped before that.
+    :param root: the directory; created by the first write.
+    :param records: set for control records. They may use a reserve when the disk is full, and their modification time is never before the
+        moment at which they became visible, however long the writer was stopped before.
     """
 
     def __init__(self, root: Path, meter: Meter | None = None, *, records: bool = False) -> None:
@@ -90,10 +101,14 @@ class LocalStore:
 
     @property
     def copies(self) -> RangeCopies:
-        return RangeCopies(least_bytes=0, most_bytes=_MOST)
+        return RangeCopies(least_bytes=0, most_bytes=_MOST_COPY_BYTES)
 
-    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Where the file system can, a copied range shares its blocks with the source (reflink)."""
+    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Create an object from pieces. If the file system can, a copied range shares its blocks with the source (reflink).
+
+        Copied bytes are read back and compared before the object appears, because a file system may copy a range wrongly and not say so
+        (OpenZFS 2.1.4 to 2.2.1 copied zeros).
+        """
         for piece in pieces:
             check_range(piece.start, piece.length)
 
@@ -158,15 +173,15 @@ class LocalStore:
             with file_errors("delete in", folder), suppress(FileNotFoundError):
                 _sync_directory(folder)
 
-    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         folder = self._root / RESERVED / "tmp"
         self._meter.request("list")
         with file_errors("list", folder), suppress(FileNotFoundError, NotADirectoryError):
             for entry in [] if prefix else list(os.scandir(folder)):
                 with suppress(FileNotFoundError):
-                    yield Unfinished(f"{RESERVED}/{folder.name}/{entry.name}", entry.name, entry.stat().st_mtime_ns // 1_000_000)
+                    yield UnfinishedUpload(f"{RESERVED}/{folder.name}/{entry.name}", entry.name, entry.stat().st_mtime_ns // 1_000_000)
 
-    def abort(self, uploads: Iterable[Unfinished]) -> None:
+    def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         folder = self._root / RESERVED / "tmp"
         for upload in uploads:
             self._meter.request("delete")
@@ -184,7 +199,7 @@ class LocalStore:
         return self._inside(path.parent) / path.name
 
     def _inside(self, folder: Path) -> Path:
-        """Symbolic links must not lead out of the root."""
+        """Return the folder. Raises Refused if symbolic links lead out of the root."""
         real, root = os.path.realpath(folder), os.path.realpath(self._root)
         if real != root and not real.startswith(root.rstrip("/") + "/"):
             raise Refused(f"{folder} leads out of the store {self._root}, to {real}", hint="Remove the symbolic link")
@@ -195,16 +210,22 @@ class LocalStore:
             self._meter.wrote(len(chunk))
             file.write(chunk)
 
+    def _read_range(self, file: BinaryIO, start: int, length: int) -> Iterator[bytes]:
+        file.seek(start)
+        for chunk in _chunks(file, length):
+            self._meter.read(len(chunk))
+            yield chunk
+
     def _insert(self, piece: FileRange, file: BinaryIO) -> None:
         with open(piece.path, "rb") as source:
             source.seek(piece.start)
             before = file.tell()
             self._write(file, _chunks(source, piece.length))
         if file.tell() - before != piece.length:
-            raise Unavailable(f"{piece.path} is shorter than what was to be taken of it")
+            raise Unavailable(f"{piece.path} ends before the range that was to be copied")
 
     def _copy(self, piece: CopiedRange, file: BinaryIO) -> None:
-        """Only of the version that is meant: looked at before and after, as a stranger may write into the file."""
+        """Append a range of another object. Its version is checked before and after, because other programs may write to the file."""
         path = self._path(piece.key)
         self._meter.request("copy")
         with file_errors("read", path):
@@ -212,19 +233,23 @@ class LocalStore:
         with source:
             _require_version(path, source, piece)
             file.flush()
-            done = _copied_by_the_system(source, piece, file)
+            done = _copy_in_kernel(source, piece, file)
             file.seek(0, os.SEEK_END)
-            source.seek(piece.start + done)
-            for chunk in _chunks(source, piece.length - done):
-                self._meter.read(len(chunk))
+            for chunk in self._read_range(source, piece.start + done, piece.length - done):
                 self._write(file, (chunk,))
                 done += len(chunk)
             _require_version(path, source, piece)
-        if done != piece.length:
-            raise ValueError(f"{path} ends before byte {piece.start + piece.length}, up to which it was to be copied")
+            if done != piece.length:
+                raise ValueError(f"{path} ends before byte {piece.start + piece.length}, up to which it was to be copied")
+            file.flush()
+            end = file.seek(0, os.SEEK_END)
+            require_copied(
+                piece, str(path), self._read_range(file, end - done, done), lambda: self._read_range(source, piece.start, piece.length)
+            )
+            file.seek(end)
 
     def _create(self, key: str, fill: Callable[[BinaryIO], None], metadata: Mapping[str, str] | None) -> ObjectInfo:
-        """``fill`` writes the content; once more where a reserve made room."""
+        """Create an object whose content ``fill`` writes. On a full disk it is retried with space from the reserve."""
         described = check_metadata(metadata)
         target = self._path(key)
         self._meter.request("put")
@@ -237,7 +262,7 @@ class LocalStore:
                         raise
 
     def _linked(self, key: str, target: Path, fill: Callable[[BinaryIO], None], described: dict[str, str]) -> ObjectInfo:
-        _refuse_existing(target)  # before a gigabyte is staged for nothing; the link below decides
+        _refuse_existing(target)  # avoids staging a gigabyte for nothing; the link below decides
         with self._staged(fill) as staged:
             _make_directories(target.parent)
             companion = _write_companion(staged, target, described) if described else None
@@ -256,7 +281,7 @@ class LocalStore:
             return self._info(key, staged.lstat(), described)  # the same file; another writer may have deleted the object by now
 
     def _info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
-        """A link changes a file's status, not its modification time: that is of the staging."""
+        """Return the properties of an object. For control records the time of the link counts, which changes only the file's status."""
         modified_ns = max(status.st_mtime_ns, status.st_ctime_ns) if self._records else status.st_mtime_ns
         return ObjectInfo(key, status.st_size, modified_ns // 1_000_000, _etag(status), metadata)
 
@@ -266,18 +291,18 @@ class LocalStore:
         _make_directories(folder)
         staged = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
-            with open(staged, "xb") as file:
+            with open(staged, "x+b") as file:
                 fill(file)
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
-            self._sweep(folder, staged.lstat().st_mtime_ns)
+            self._sweep_staged(folder, staged.lstat().st_mtime_ns)
             yield staged
         finally:
             staged.unlink(missing_ok=True)
 
-    def _sweep(self, folder: Path, now_ns: int) -> None:
-        """Once an hour. A writer that slept for an hour finds its file gone and fails, so this harms nobody."""
+    def _sweep_staged(self, folder: Path, now_ns: int) -> None:
+        """Delete stale staged files once an hour. A writer that was stopped for an hour finds its file gone and fails."""
         if 0 <= now_ns - self._swept_ns < _STALE_NS:
             return
         self._swept_ns = now_ns
@@ -288,10 +313,10 @@ class LocalStore:
 
 
 def _walk(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Keys below ``base`` in order. Code point order is UTF-8 byte order; a directory sorts as its name with a slash."""
+    """Yield the keys below ``base`` in UTF-8 byte order. A directory sorts as its name with a slash."""
     try:
         with os.scandir(folder) as entries:
-            named = sorted((_sort_name(entry), entry) for entry in entries if not part_fault(entry.name))
+            named = sorted((_sort_name(entry), entry) for entry in entries if not key_part_problem(entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return
     for name, entry in named:
@@ -311,7 +336,7 @@ def _sort_name(entry: os.DirEntry[str]) -> str:
 
 
 def _open_object(path: Path) -> BinaryIO:
-    """Neither follows a link nor hangs on a pipe."""
+    """Open an object for reading. Does not follow a symbolic link and does not block on a pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -325,25 +350,25 @@ def _etag(status: os.stat_result) -> str:
 
 def _require_version(path: Path, source: BinaryIO, piece: CopiedRange) -> None:
     if _etag(os.fstat(source.fileno())) != piece.etag:
-        raise Unavailable(f"{path} is another object than the one to be copied", hint="Something else writes to this tier; run verify")
+        raise Unavailable(f"{path} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
 
 def _chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
-    """From where it stands; fewer where it ends."""
+    """Yield at most ``length`` bytes of a file from its position on, in chunks."""
     while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length)):
         length = None if length is None else length - len(chunk)
         yield chunk
 
 
-def _copied_by_the_system(source: BinaryIO, piece: CopiedRange, file: BinaryIO) -> int:
-    """How many bytes of the range the kernel has appended to ``file``: all, or as many as it would."""
+def _copy_in_kernel(source: BinaryIO, piece: CopiedRange, file: BinaryIO) -> int:
+    """Append a range to ``file`` by ``copy_file_range``, and return how many bytes the kernel has copied: all, some or none."""
     done = 0
     if not hasattr(os, "copy_file_range"):
         return done
     end = os.fstat(file.fileno()).st_size
     try:
         while done < piece.length:
-            wanted = min(_MOST, piece.length - done)
+            wanted = min(_MOST_COPY_BYTES, piece.length - done)
             copied = os.copy_file_range(source.fileno(), file.fileno(), wanted, piece.start + done, end + done)
             if not copied:
                 break
@@ -362,14 +387,14 @@ def _refuse_existing(target: Path) -> None:
 
 
 def _companion(path: Path, mtime_ns: int) -> Path:
-    """Its own name has to fit, too: a long one is stood for by its digest."""
-    name = path.name if len(os.fsencode(path.name)) <= _LONG else hashlib.sha256(os.fsencode(path.name)).hexdigest()
+    """Return the path of an object's metadata file. A long name is replaced by its digest."""
+    name = path.name if len(os.fsencode(path.name)) <= _LONGEST_NAME else hashlib.sha256(os.fsencode(path.name)).hexdigest()
     return path.parent / RESERVED / f"{name}.{mtime_ns}"
 
 
 def _read_companion(path: Path, status: os.stat_result) -> dict[str, str]:
     try:
-        return dict(json.loads(_companion(path, status.st_mtime_ns).read_bytes()))
+        return portable_names(json.loads(_companion(path, status.st_mtime_ns).read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
@@ -377,7 +402,7 @@ def _read_companion(path: Path, status: os.stat_result) -> dict[str, str]:
 
 
 def _write_companion(staged: Path, target: Path, metadata: dict[str, str]) -> Path:
-    """Gives the staged file a modification time that no companion of this key has, and writes the companion of that name."""
+    """Write the metadata file of a staged object, and give the object the unique modification time that names it."""
     folder = target.parent / RESERVED
     _make_directories(folder)
     while True:
@@ -390,7 +415,7 @@ def _write_companion(staged: Path, target: Path, metadata: dict[str, str]) -> Pa
                 file.flush()
                 os.fsync(file.fileno())
         except FileExistsError:
-            # Where times are coarse, wait for the next one.
+            # The file system has coarse times: try again with the next one.
             os.utime(staged)
             continue
         _sync_directory(folder)

@@ -1,4 +1,4 @@
-"""What the operating system says about files, as the port's errors: with the path and what to do next."""
+"""Translation of operating-system errors about files into the port's errors, with the path and what to do next."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BAD_PATH = (errno.ELOOP, errno.ENAMETOOLONG)
 
 @contextmanager
 def file_errors(verb: str, path: Path) -> Iterator[None]:
-    """:param verb: read, write, list or delete; a file that is absent is NotFound when it is read."""
+    """Translate OSErrors of the block into CompactorErrors. verb: read, write, list or delete; a missing file is NotFound if it is read."""
     try:
         yield
     except OSError as error:
-        raise _translated(verb, path, error) from error
+        raise _translated_error(verb, path, error) from error
 
 
-def _translated(verb: str, path: Path, error: OSError) -> CompactorError:
+def _translated_error(verb: str, path: Path, error: OSError) -> CompactorError:
     name = error.filename if isinstance(error.filename, str) else str(path)
     what = f"cannot {verb} {path}: {error.strerror or error}" + (f" ({name})" if name != str(path) else "")
     if error.errno in FULL:

@@ -1,9 +1,9 @@
 """The object-store port: the few requests that everything else is built on.
 
-Every adapter passes tests/contract/test_object_store.py. What servers do differently (spec: S3, versitygw, MinIO, moto) is
-not used: no rename, no conditional delete, no key that is a "directory" of another. Copying a range is used where there is such a thing.
+Every adapter passes tests/contract/test_object_store.py. Only behaviour that all servers share is used: no rename, no conditional delete,
+no key that is a "directory" of another. Copying a range is optional.
 
-Keys are relative to the store's root: ``/``-separated, no empty, ``.`` or ``..`` part, at most 255 bytes a part.
+Keys are relative to the store's root and separated by ``/``. Their parts are not empty, not ``.`` or ``..``, and have at most 255 bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What the store knows of one object. ``modified_ms`` is by the store's own clock."""
+    """Properties of one object. modified_ms: last modification by the store's own clock, in milliseconds."""
 
     key: str
     size: int
@@ -26,8 +26,8 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True)
-class Unfinished:
-    """What a writer has begun and not finished: no object, in no LIST, and paid for. ``id`` tells it from others of the same key."""
+class UnfinishedUpload:
+    """An upload that was begun and not finished. It is in no listing, and its bytes are billed. id: distinguishes uploads to one key."""
 
     key: str
     id: str
@@ -36,9 +36,9 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class CopiedRange:
-    """Bytes [start, start + length) of an object of the same store, in the version that has this ``etag`` (ObjectInfo.etag).
+    """Bytes [start, start + length) of an object of the same store, in the version with this etag (ObjectInfo.etag).
 
-    ``crc32c``: what their CRC-32C must be, where the caller knows it: compared with the copy's receipt by stores that give one (S3).
+    crc32c: CRC-32C of these bytes, or None if the caller does not know it. It is compared with the copy.
     """
 
     key: str
@@ -57,16 +57,16 @@ class FileRange:
     length: int
 
 
-Piece = CopiedRange | FileRange
+ComposeSource = CopiedRange | FileRange
 
 
 @dataclass(frozen=True)
 class RangeCopies:
-    """What ``ObjectStore.compose`` can do.
+    """Limits of ``ObjectStore.compose``.
 
-    :param least_bytes: of everything between two changes from copied to local bytes, the object's end apart; shorter ranges that lie
-        between local bytes have to be local, and neighbouring local pieces count together. 0: any length.
-    :param most_bytes: that one request copies; longer ranges are split.
+    :param least_bytes: smallest run of copied or of local bytes, except at the object's end; 0 for any length. Adjacent pieces of one kind
+        count together. Shorter ranges between local bytes must be passed as local bytes.
+    :param most_bytes: most bytes copied by one request; longer ranges are split.
     """
 
     least_bytes: int
@@ -74,61 +74,67 @@ class RangeCopies:
 
 
 class ObjectStore(Protocol):
-    """All methods raise NotFound, AlreadyExists, Unavailable or Refused (compactor.errors), or OutOfBudget for a full disk."""
+    """A store of objects under keys.
+
+    All methods raise NotFound, AlreadyExists, Unavailable or Refused (compactor.errors), or OutOfBudget if a disk is full.
+    """
 
     @property
     def url(self) -> str:
-        """Where this store is, for messages: ``file:///tier`` or ``s3://bucket/prefix``."""
+        """URL of the store for messages, such as ``file:///tier`` or ``s3://bucket/prefix``."""
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes [start, start + length) of an object; shorter only where the object ends. Raises NotFound."""
+        """Return bytes [start, start + length) of an object, fewer only at its end. Raises NotFound."""
 
     def head(self, key: str) -> ObjectInfo:
-        """Raises NotFound."""
+        """Return the properties of an object. Raises NotFound."""
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Writes a new object, atomically and only if the key is free (S3 ``If-None-Match: *``, an exclusive hard link).
+        """Create an object atomically, only if the key is free (S3 ``If-None-Match: *``, an exclusive hard link).
 
-        Raises AlreadyExists, also where an earlier attempt of this very call won and its answer was lost: the caller
-        compares the content. After Unavailable the object may still appear.
+        :raises AlreadyExists: if the key is taken, also by an earlier attempt of this call whose answer was lost; the caller compares
+            the content.
+        :raises Unavailable: if the outcome is unknown; the object may still appear.
         """
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Like ``create`` for a file of any size (multipart, streamed)."""
+        """Create an object like ``create`` from a file of any size (streamed, in several parts if large)."""
 
     @property
     def copies(self) -> RangeCopies | None:
-        """None: this store cannot copy ranges, as far as is known: what it refused once it is not asked again by this process."""
+        """Limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
 
-    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Like ``create``, of these pieces, one behind the other. Copied bytes do not pass through this machine where it can be helped.
+    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Create an object like ``create`` from these pieces in order. The store copies ranges itself if it can.
 
-        Raises NotFound or Unavailable where a source is gone or has another ``etag``, CannotCopy where it turns out that the store does
-        not copy ranges (then ``copies`` is None from here on), CopyDiffers where it has copied something else, ValueError for pieces that
-        ``copies`` does not allow. Nothing is left behind, and never is an object put together from two versions.
+        A failed call leaves nothing behind, and an object is never composed of two versions of a source.
+
+        :raises NotFound: or Unavailable, if a source is gone or has another etag.
+        :raises CannotCopy: if the store turns out not to copy ranges; ``copies`` is None from then on.
+        :raises CopyDiffers: if the store has copied other bytes. :raises ValueError: if ``copies`` does not allow these pieces.
         """
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        """Writes or overwrites, atomically. Only for heartbeats and hints, which nothing depends on."""
+        """Create or overwrite an object atomically. Used only for heartbeats and hints, on which no correctness depends."""
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
-        """Writes those bytes into a new file and returns their number; ranged, parallel where it pays. Raises NotFound."""
+        """Write bytes [start, start + length) of an object into a new local file and return their number. Raises NotFound."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key begins with ``prefix`` and sorts above ``after``, ascending by UTF-8 bytes; without metadata."""
+        """Yield the objects whose keys begin with ``prefix`` and are greater than ``after``, in ascending UTF-8 order, without metadata."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes them; absent keys are fine."""
+        """Delete these objects. Absent keys are ignored."""
 
-    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
-        """Uploads to keys with that prefix that were begun and neither finished nor aborted, those at work included; in no order.
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Yield the uploads to keys with this prefix that are neither finished nor aborted, including active ones, in no order.
 
-        A directory's staged files have no key yet: they are told for an empty prefix only. A bucket without a prefix of our own tells
-        none: whose they are is not known.
+        Staged files of a directory have no key yet and are yielded for an empty prefix only. A bucket used without a prefix yields none,
+        because the uploads may belong to others.
         """
 
-    def abort(self, uploads: Iterable[Unfinished]) -> None:
-        """Frees what they hold; what is finished or gone meanwhile is fine. A writer that still lives finds its upload gone, and fails."""
+    def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
+        """Abort uploads and free their bytes. Finished or aborted ones are ignored. A writer that is still active fails."""
 
     def clock_ms(self) -> int:
-        """The store's own clock (a server's Date header; the file system's time). Costs up to one request."""
+        """Return the time of the store's own clock in milliseconds (a server's Date header, the file system). Costs at most one request."""

@@ -1,46 +1,89 @@
-"""What `config check` asks of a store: may we, can it, and does deleting free anything there.
+"""Checks of a store by `config check`: permissions, the store's clock, conditional puts, and whether deleting frees space.
 
-The important question is whether *create-if-absent* is atomic: everything about leadership rests on it. It is answered by a race
-of the store with itself, once per store; a marker object remembers the result.
+Conditional puts are the important one, because leadership rests on them. They are tried by a race of many writers, once for each store. A
+marker object remembers the result.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Protocol, runtime_checkable
 
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, StoreError
 from compactor.storage.findings import StoreFinding
 from compactor.storage.port import ObjectStore
-from compactor.storage.s3 import S3Store
+from compactor.storage.schemes import kind_of, kind_of_scheme
 
 MARKER = "conditional-puts-raced-1"
-THREADS = 32
-ROUNDS = 8
+PROBE_THREADS = 32
+PROBE_ROUNDS = 8
 _SKEW_WARNING_MS = 60_000
 
 
+@runtime_checkable
+class InspectableStore(Protocol):
+    """A store on a server whose settings can be asked for."""
+
+    def inspect(self, prefix: str, now_ms: int) -> Sequence[StoreFinding]:
+        """Return findings about the bucket's settings. prefix: of keys that may be created and deleted. Raises StoreError."""
+
+    def deletes_free_space(self) -> bool | None:
+        """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
+
+    def required_permission(self, verb: str) -> str:
+        """Return the permission that write, overwrite, read, list or delete needs, or an empty string."""
+
+
 def probe(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[StoreFinding]:
-    """Leaves nothing but the marker below ``prefix``. Raises nothing that the store says: that is what findings are for."""
+    """Return everything that is wrong with a store. Leaves nothing but the marker below ``prefix``. Errors of the store become findings."""
     findings = _permissions(store, prefix)
     if any(finding.severity == "error" for finding in findings):
         return findings
     try:
         findings += _clock(store, now_ms)
         findings += conditional_puts(store, prefix)
-        if isinstance(store, S3Store):
-            from compactor.storage.probe_s3 import bucket_findings
-
-            findings += bucket_findings(store, prefix, now_ms())
+        if isinstance(store, InspectableStore):
+            findings += store.inspect(prefix, now_ms())
     except CompactorError as error:
         findings.append(_broken(error, store))
     return findings
 
 
-def conditional_puts(store: ObjectStore, prefix: str, threads: int = THREADS, rounds: int = ROUNDS) -> list[StoreFinding]:
-    """The race: every round ``threads`` writers create one key, and exactly one may win. Remembered where it went well."""
+def second_create(store: ObjectStore, prefix: str) -> StoreFinding | None:
+    """Create one key twice, and delete it. Return a finding if the second create succeeds: then the store ignores conditions.
+
+    Three requests. A key that may not be deleted stays, as a few bytes. Raises StoreError.
+    """
+    key = f"{prefix}{secrets.token_hex(8)}-twice"
+    store.create(key, b"first")
+    try:
+        store.create(key, b"second")
+    except AlreadyExists:
+        return None
+    finally:
+        with suppress(Refused):
+            store.delete([key])
+    return StoreFinding.error(
+        "conditional-puts",
+        f"{store.url} ignores conditional requests: an object that existed was created once more ({kind_of(store.url).can.create_only})",
+        "Two compactors would lead at once and publish over each other. Nothing was changed. "
+        "Use a store with atomic conditional puts (`config check` tries it)",
+    )
+
+
+def conditional_puts(store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, rounds: int = PROBE_ROUNDS) -> list[StoreFinding]:
+    """Return a finding if a race has another number of winners than one. In each round, ``threads`` writers create one key.
+
+    A race that went well is remembered by a marker object. Creating one key twice is tried every time, so that a copy of the store
+    elsewhere is tried for itself.
+    """
+    ignored = second_create(store, prefix)
+    if ignored is not None:
+        return [ignored]
     try:
         store.head(prefix + MARKER)
     except NotFound:
@@ -73,13 +116,12 @@ def conditional_puts(store: ObjectStore, prefix: str, threads: int = THREADS, ro
 
 
 def deletes_free_space(store: ObjectStore) -> bool | None:
-    """Whether deleting objects saves anything there; None where the store does not say. Two requests on S3, none elsewhere."""
-    if not isinstance(store, S3Store):
-        return True if store.url.startswith("file:") else None
-    from compactor.storage.probe_s3 import bucket_state
-
+    """Return whether deleting objects frees space at once, or None if the store does not say. A few requests to a server."""
+    if not isinstance(store, InspectableStore):
+        kind = kind_of_scheme(store.url)
+        return kind.can.deletes_free_space if kind else None
     try:
-        return bucket_state(store).deletes_free_space
+        return store.deletes_free_space()
     except StoreError:
         return None
 
@@ -101,23 +143,23 @@ def _race(store: ObjectStore, key: str, threads: int) -> list[bytes]:
 
 
 def _permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
-    """Tries each kind of request on an object of its own; goes on where access is denied, so that all that is missing is named at once."""
+    """Try each kind of request on a new object. Continue where access is denied, so that everything that is missing is named at once."""
     key = f"{prefix}{secrets.token_hex(8)}-permissions"
-    tries: list[tuple[str, str, Callable[[], object]]] = [
-        ("write", "s3:PutObject", lambda: store.create(key, b"probe")),
-        ("overwrite", "s3:PutObject", lambda: store.put(key, b"probe")),
-        ("read", "s3:GetObject", lambda: store.get(key)),
-        ("list", "s3:ListBucket", lambda: list(store.list(prefix))),
-        ("delete", "s3:DeleteObject", lambda: store.delete([key])),
+    tries: list[tuple[str, Callable[[], object]]] = [
+        ("write", lambda: store.create(key, b"probe")),
+        ("overwrite", lambda: store.put(key, b"probe")),
+        ("read", lambda: store.get(key)),
+        ("list", lambda: list(store.list(prefix))),
+        ("delete", lambda: store.delete([key])),
     ]
     findings = []
-    for verb, action, attempt in tries:
+    for verb, attempt in tries:
         try:
             attempt()
         except NotFound:
             continue  # it could not be written: that is already said
         except Refused as error:
-            hint = f"{error.hint} ({action})" if isinstance(store, S3Store) else error.hint
+            hint = f"{error.hint} ({store.required_permission(verb)})" if isinstance(store, InspectableStore) else error.hint
             findings.append(StoreFinding.error(f"cannot-{verb}", error.message, hint))
             if "denied" not in error.message.lower():
                 return findings  # no such bucket, wrong region, ...: all others would say the same
@@ -137,7 +179,7 @@ def _clock(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
         StoreFinding.warning(
             "clock",
             f"the clock of {store.url} is {abs(difference) / 1000:.0f} s {side} this machine's",
-            "Set the clocks (NTP). S3 refuses requests from 15 minutes on; leadership does not depend on clocks",
+            "Set the clocks (NTP). Stores refuse requests from 15 minutes on; leadership does not depend on clocks",
         )
     ]
 

@@ -1,4 +1,4 @@
-"""What only a bucket has: versions, locks, archived classes, unfinished uploads. Each costs one request."""
+"""Checks of an S3 bucket's settings: versions, locks, archived classes, unfinished uploads. Each costs one request."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from compactor.errors import Refused
 from compactor.model.base import Value
+from compactor.storage.answers import PreconditionFailed
 from compactor.storage.findings import StoreFinding
 from compactor.storage.s3 import S3Store
-from compactor.storage.s3_errors import PreconditionFailed
 from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.settings import Transfers
 
@@ -20,7 +20,7 @@ _DAY_MS = 86_400_000
 
 
 class BucketState(Value):
-    """What decides whether a delete frees anything; None where the credentials may not ask."""
+    """The settings that decide whether a delete frees space. None if the credentials may not ask."""
 
     versioning: str | None
     object_lock: bool | None
@@ -33,7 +33,7 @@ class BucketState(Value):
 
 
 def bucket_state(store: S3Store) -> BucketState:
-    """Two requests. Raises StoreError where the store cannot be reached."""
+    """Return the settings of the store's bucket, with two requests. Raises StoreError if the store cannot be reached."""
     versioning = _asked(store, "get_bucket_versioning")
     lock = _asked(store, "get_object_lock_configuration")
     return BucketState(
@@ -77,7 +77,7 @@ def _versions(store: S3Store, state: BucketState) -> list[StoreFinding]:
 
 
 def _completion(store: S3Store, prefix: str) -> list[StoreFinding]:
-    """Large objects become visible by CompleteMultipartUpload: it must keep off an existing key too."""
+    """Return a finding if CompleteMultipartUpload, which makes large objects visible, writes over an existing key."""
     key = f"{prefix}{secrets.token_hex(8)}-multipart"
     store.create(key, b"first")
     upload = MultipartUpload(store.requests, Transfers(), key, {})
@@ -101,7 +101,7 @@ def _completion(store: S3Store, prefix: str) -> list[StoreFinding]:
 
 
 def _archived(store: S3Store) -> list[StoreFinding]:
-    """A sample: the first 1000 objects."""
+    """Return a finding if any of the first 1000 objects is archived."""
     page = store.requests.call("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
     archived = [entry for entry in page.get("Contents", []) if entry.get("StorageClass") in _ARCHIVED]
     if not archived:
@@ -117,7 +117,7 @@ def _archived(store: S3Store) -> list[StoreFinding]:
 
 
 def _unfinished(store: S3Store, now_ms: int) -> list[StoreFinding]:
-    """What killed processes leave: parts that nobody sees and somebody pays."""
+    """Return a finding if killed processes have left parts of uploads, which no listing shows and which are billed."""
     answer = _asked(store, "list_multipart_uploads", Prefix=store.requests.prefix)
     old = [upload for upload in (answer or {}).get("Uploads", []) if now_ms - upload["Initiated"].timestamp() * 1000 > _DAY_MS]
     if not old:
@@ -132,7 +132,7 @@ def _unfinished(store: S3Store, now_ms: int) -> list[StoreFinding]:
 
 
 def _asked(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | None:
-    """None where the credentials may not ask or the server does not know the question; an absent configuration is empty."""
+    """Return an answer of the store, empty for an absent configuration; None if the credentials or the server do not allow the request."""
     try:
         return store.requests.call(operation, "ask for the settings of", **params)
     except Refused as error:

@@ -1,5 +1,7 @@
 """A prefix of an S3 bucket as an object store (``s3://bucket/prefix``), on Amazon or any compatible endpoint.
 
+*Metadata names* are sent with ``-`` for ``_``, because many proxies and servers drop headers whose names have an underscore.
+
 *Create-if-absent* is ``If-None-Match: *``, on CompleteMultipartUpload too. A repeated request whose first answer was lost
 meets its own object and gets 412 like a loser: so every create marks its object with a token of its own, and after a repeat
 a 412 is believed only if the object bears another token.
@@ -19,31 +21,64 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from compactor.config.store_sections import S3
 from compactor.errors import AlreadyExists, CopyDiffers, NotFound, Refused, Unavailable
-from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_fault
+from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFailed
+from compactor.storage.copied import read_back, require_sources
+from compactor.storage.findings import StoreFinding
+from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem, portable_names
+from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import file_errors
-from compactor.storage.port import CopiedRange, FileRange, ObjectInfo, Piece, RangeCopies, Unfinished
-from compactor.storage.s3_errors import NoSuchUpload, OutOfRange, PreconditionFailed, answered
+from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
+from compactor.storage.s3_errors import answered
 from compactor.storage.s3_parts import COPIES, parts_of, parts_of_file, unlike
-from compactor.storage.s3_requests import S3Requests, byte_range, span_of
-from compactor.storage.s3_transfer import MultipartUpload, changed_source, crc32, download, md5
+from compactor.storage.s3_requests import S3Requests, Traits, byte_range, span_of
+from compactor.storage.s3_transfer import MultipartUpload, crc32, download, md5
+from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.settings import Transfers
 
-_MARK = "written-by"
+_MARK = "written_by"
+_PERMISSIONS = {
+    "write": "s3:PutObject",
+    "overwrite": "s3:PutObject",
+    "read": "s3:GetObject",
+    "list": "s3:ListBucket",
+    "delete": "s3:DeleteObject",
+}
 _BATCH = 1000
-_EDGE = 64
-"""Bytes at both ends of a copied range that are compared where there is no receipt: as many as a batch's header has."""
 _RESTARTS = 3
 
 
+def open_at(url: str, options: StoreOptions) -> ObjectStore:
+    """Return the store at ``s3://bucket/prefix``. Makes no request. Raises UsageError."""
+    bucket, prefix = bucket_and_prefix(url)
+    settings = options.settings.s3
+    requests = S3Requests(
+        bucket, prefix, settings, options.retrier(settings.first_answer_ms / 1000), options.meter, _shared_traits(bucket, settings)
+    )
+    return S3Store(requests, options.transfers, options.before_create)
+
+
+@lru_cache(maxsize=64)
+def _shared_traits(bucket: str, settings: S3) -> Traits:
+    """Return what all stores of this process in one bucket have learned about its server."""
+    return Traits()
+
+
 class S3Store:
-    def __init__(self, requests: S3Requests, transfers: Transfers) -> None:
+    """ObjectStore in a bucket. before_create: called with this store before each create, may raise StoreError (``ConditionCheck``)."""
+
+    def __init__(
+        self, requests: S3Requests, transfers: Transfers, before_create: Callable[[ObjectStore], None] = lambda store: None
+    ) -> None:
         self._requests = requests
         self._transfers = transfers
+        self._before_create = before_create
 
     @property
     def url(self) -> str:
@@ -51,8 +86,32 @@ class S3Store:
 
     @property
     def requests(self) -> S3Requests:
-        """For `config check`, which asks more than the port knows."""
+        """Requests beyond the port, for `config check` and old versions."""
         return self._requests
+
+    def inspect(self, prefix: str, now_ms: int) -> list[StoreFinding]:
+        """Return findings about the bucket's settings. Raises StoreError."""
+        from compactor.storage.probe_s3 import bucket_findings
+
+        return bucket_findings(self, prefix, now_ms)
+
+    def deletes_free_space(self) -> bool | None:
+        """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
+        from compactor.storage.probe_s3 import bucket_state
+
+        return bucket_state(self).deletes_free_space
+
+    def required_permission(self, verb: str) -> str:
+        """Return the action that a policy must allow for this verb of ``probe``."""
+        return _PERMISSIONS[verb]
+
+    def conditions_place(self) -> tuple[str, str, str]:
+        """Return endpoint, bucket and prefix (``ConditionCheck``)."""
+        return str(self._requests.client.meta.endpoint_url), self._requests.bucket, self._requests.prefix
+
+    def unchecked(self) -> S3Store:
+        """Return the same store without ``before_create``."""
+        return S3Store(self._requests, self._transfers)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_key(key)
@@ -78,7 +137,9 @@ class S3Store:
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
-        return self._put_new(key, data, check_metadata(metadata))
+        described = check_metadata(metadata)
+        self._before_create(self)
+        return self._put_new(key, data, described)
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
@@ -86,6 +147,7 @@ class S3Store:
         with file_errors("read", path):
             size = path.stat().st_size
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
+        self._before_create(self)
         if data is not None:
             return self._put_new(key, data, described)
         parts = parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes)
@@ -95,21 +157,25 @@ class S3Store:
     def copies(self) -> RangeCopies | None:
         return COPIES if self._requests.traits.copies else None
 
-    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """A source has to be the same before and after, whether or not the server knows the condition of a copy; receipts are compared, or,
-        where the server gives none, the edges of what it has copied."""
+    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """A source has to be the same before and after, whether or not the server knows the condition of a copy; receipts are compared.
+
+        If the server gives none, what it has copied is read back once the object exists. A process that dies before that leaves an object
+        that nobody has compared: whoever meets it has to read it (AlreadyExists).
+        """
         check_key(key)
         described = check_metadata(metadata)
         parts = parts_of(pieces, self._transfers.part_bytes)
+        self._before_create(self)
         if not parts:
             return self._put_new(key, b"", described)
         size = sum(piece.length for piece in pieces)
-        self._require_sources(pieces)
+        require_sources(self, pieces)
         unconfirmed = threading.Event()
 
         def put_together(upload: MultipartUpload) -> list[dict[str, Any]]:
             done = upload.put_together(parts)
-            self._require_sources(pieces)
+            require_sources(self, pieces)
             receipts = [str(part.get("ChecksumCRC32C", "")) for part in done]
             wrong = unlike(pieces, parts, receipts)
             if wrong:
@@ -121,7 +187,7 @@ class S3Store:
 
         info = self._upload(key, size, described, "CRC32C", put_together)
         if unconfirmed.is_set():
-            self._compare_edges(key, pieces)
+            read_back(self, key, pieces, self._transfers.part_bytes)
         return info
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
@@ -158,7 +224,7 @@ class S3Store:
             answer = self._page(params)
             for entry in answer.get("Contents", []):
                 key = str(entry["Key"])[len(root) :]
-                if key_fault(key):
+                if key_problem(key):
                     continue  # a console's "folder", or an object that is not ours
                 if key <= last:
                     raise Refused(
@@ -180,7 +246,7 @@ class S3Store:
                 check_key(key)
             self._delete_batch(batch)
 
-    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         check_prefix(prefix)
         root = self._requests.prefix
         params: dict[str, Any] = {"Prefix": root + prefix}
@@ -189,13 +255,13 @@ class S3Store:
             for upload in answer.get("Uploads", []):
                 key = str(upload["Key"])
                 if key.startswith(root + prefix):  # some servers take the prefix for a hint
-                    yield Unfinished(key[len(root) :], str(upload["UploadId"]), _ms(upload["Initiated"]))
+                    yield UnfinishedUpload(key[len(root) :], str(upload["UploadId"]), _ms(upload["Initiated"]))
             marks = {"KeyMarker": answer.get("NextKeyMarker", ""), "UploadIdMarker": answer.get("NextUploadIdMarker", "")}
             if not answer.get("IsTruncated") or not marks["KeyMarker"] or marks == {name: params.get(name, "") for name in marks}:
                 return
             params |= {name: mark for name, mark in marks.items() if mark}
 
-    def abort(self, uploads: Iterable[Unfinished]) -> None:
+    def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         for upload in uploads:
             with suppress(NoSuchUpload, NotFound):
                 self._requests.call("abort_multipart_upload", "abort an upload of", upload.key, UploadId=upload.id)
@@ -222,7 +288,8 @@ class S3Store:
                 # HEAD has no body that could say which of the two is missing.
                 self._requests.glance()
             raise
-        return ObjectInfo(key, int(answer["ContentLength"]), _ms(answer["LastModified"]), _etag(answer), dict(answer.get("Metadata", {})))
+        metadata = portable_names(answer.get("Metadata", {}))
+        return ObjectInfo(key, int(answer["ContentLength"]), _ms(answer["LastModified"]), _etag(answer), metadata)
 
     def _put_new(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectInfo:
         token = uuid.uuid4().hex
@@ -239,7 +306,7 @@ class S3Store:
                 key,
                 Body=data,
                 ChecksumCRC32=checksum,
-                Metadata={**metadata, _MARK: token},
+                Metadata=_headers({**metadata, _MARK: token}),
                 IfNoneMatch="*",
                 **self._transfers.of_new_objects,
             )
@@ -272,29 +339,6 @@ class S3Store:
         self._delete_batch((key,))
         raise Unavailable(f"cannot write {self._requests.where(key)}: it arrived damaged, and the store took it")
 
-    def _require_sources(self, pieces: Sequence[Piece]) -> None:
-        """One request a source. Raises NotFound, Unavailable, ValueError for ranges that no longer are, or never were, in it."""
-        copied = [piece for piece in pieces if isinstance(piece, CopiedRange) and piece.length]
-        for key in dict.fromkeys(piece.key for piece in copied):
-            found = self._head(key)
-            if any(piece.etag != found.etag for piece in copied if piece.key == key):
-                raise changed_source(self._requests.where(key))
-            if any(piece.start + piece.length > found.size for piece in copied if piece.key == key):
-                raise ValueError(f"{self._requests.where(key)} ends before what was to be copied of it")
-
-    def _compare_edges(self, key: str, pieces: Sequence[Piece]) -> None:
-        """Of what was copied into a new object, which goes again where they differ. Raises CopyDiffers."""
-        at = 0
-        for piece in pieces:
-            if isinstance(piece, CopiedRange) and piece.length:
-                edge = min(_EDGE, piece.length)
-                for begin in (0, piece.length - edge):
-                    if self.get(key, at + begin, edge) != self.get(piece.key, piece.start + begin, edge):
-                        self.delete([key])
-                        where = self._requests.where(piece.key)
-                        raise CopyDiffers(f"{where}: the store has copied other bytes of it than it was asked for")
-            at += piece.length
-
     def _upload(
         self,
         key: str,
@@ -307,7 +351,7 @@ class S3Store:
             raise AlreadyExists(f"{self._requests.where(key)} exists already")
         token = uuid.uuid4().hex
         for _ in range(_RESTARTS):
-            upload = MultipartUpload(self._requests, self._transfers, key, {**metadata, _MARK: token}, algorithm)
+            upload = MultipartUpload(self._requests, self._transfers, key, _headers({**metadata, _MARK: token}), algorithm)
             try:
                 return _written(key, size, upload.complete(fill(upload)), metadata)
             except (PreconditionFailed, NoSuchUpload) as error:
@@ -363,6 +407,10 @@ class S3Store:
 
 def _written(key: str, size: int, answer: dict[str, Any], metadata: Mapping[str, str]) -> ObjectInfo:
     return ObjectInfo(key, size, _date_ms(answer, key), _etag(answer), metadata)
+
+
+def _headers(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in metadata.items()}
 
 
 def _without_token(info: ObjectInfo) -> ObjectInfo:

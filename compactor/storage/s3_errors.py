@@ -1,4 +1,4 @@
-"""What S3 and botocore say, as the port's errors: which request, on what, and what to do next."""
+"""Translation of the errors of S3 and botocore into the port's errors: which request, on what, and what to do next."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compactor.errors import CompactorError, NotFound, Refused, StoreError, Unavailable, UsageError
-
-
-class PreconditionFailed(StoreError):
-    """412: If-None-Match or If-Match did not hold. What that means depends on the request; never leaves the adapter."""
-
-
-class OutOfRange(StoreError):
-    """416: the range begins at or behind the object's end. Never leaves the adapter."""
-
-
-class NoSuchUpload(StoreError):
-    """The multipart upload is gone: completed, aborted or expired. Never leaves the adapter."""
-
+from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFailed
 
 _POLICY = (
     "Grant what conf/iam-policy.json lists (also s3:ListBucket, without which an absent key answers 403), then run config check."
@@ -122,7 +110,9 @@ _UNKNOWN_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NON
 
 
 def translated(error: Exception, verb: str, where: str, *, met: bool = False) -> CompactorError:
-    """:param verb: what was tried: ``read``, ``list``, ...; where: the URL of the object or store.
+    """Return the port's error for an error of botocore or of its connection.
+
+    :param verb: what was tried: ``read``, ``list``, ...; where: the URL of the object or store.
     :param met: the store has answered before: a name that is gone from the DNS now may come back.
     """
     from botocore import exceptions as boto
@@ -136,7 +126,7 @@ def translated(error: Exception, verb: str, where: str, *, met: bool = False) ->
         return Refused(f"{what}: {error}".rstrip("."), hint=_LOGIN)
     if isinstance(error, boto.SSLError) and (cause := next((name for name in _TLS if name in str(error)), None)):
         return Refused(f"{what}: {error}".rstrip("."), hint=_TLS[cause])
-    if isinstance(error, boto.EndpointConnectionError) and not met and _is_unknown_host(error):
+    if isinstance(error, boto.EndpointConnectionError) and not met and is_unknown_host(error):
         return Refused(f"{what}: {error}: nobody knows this host".rstrip("."), hint="Check [s3] endpoint_url and region, and the DNS")
     if isinstance(error, boto.ParamValidationError | boto.InvalidRegionError | boto.EndpointProviderError | ValueError):
         return UsageError(f"{what}: {error}".rstrip("."), hint="Check [tier] url and [s3]")
@@ -145,27 +135,31 @@ def translated(error: Exception, verb: str, where: str, *, met: bool = False) ->
 
 
 def refuses_copies(error: BaseException) -> bool:
-    """Whether the answer to UploadPartCopy says that there is no such thing here, not that this one may not be."""
+    """Return whether the answer to UploadPartCopy says that the server does not copy ranges at all."""
     from botocore import exceptions as boto
 
     cause = error.__cause__
     return isinstance(cause, boto.ClientError) and str(cause.response.get("Error", {}).get("Code", "")) in _NO_COPIES
 
 
-def _is_unknown_host(error: BaseException) -> bool:
-    """Whether the DNS has said that there is no such name; that it did not answer is another thing (EAI_AGAIN)."""
+def is_unknown_host(error: BaseException) -> bool:
+    """Return whether the DNS said that there is no such name. That it did not answer (EAI_AGAIN) is another case."""
     causes: list[object] = [error]
     for cause in causes:
         if isinstance(cause, socket.gaierror):
             return cause.errno in _UNKNOWN_HOST
-        if isinstance(cause, BaseException) and len(causes) < 8:
+        if isinstance(cause, BaseException) and len(causes) < 16:
             kwargs = getattr(cause, "kwargs", {})  # botocore keeps urllib3's error there
-            causes += [each for each in (kwargs.get("error"), cause.__cause__) if each is not None]
+            causes += [each for each in (kwargs.get("error"), cause.__cause__, cause.__context__) if each is not None]
     return False
 
 
 def answered(details: Mapping[str, Any], what: str, response: Mapping[str, Any] | None = None) -> CompactorError:
-    """:param details: S3's Code and Message, of a whole answer or of one key among many; what: ``cannot VERB WHERE``."""
+    """Return the port's error for an error answer of S3.
+
+    :param details: Code and Message, of a whole answer or of one key among many.
+    :param what: ``cannot VERB WHERE``.
+    """
     response = response or {}
     meta: Mapping[str, Any] = response.get("ResponseMetadata", {})
     code, message, status = str(details.get("Code", "")), str(details.get("Message", "")), int(meta.get("HTTPStatusCode", 0))
@@ -189,7 +183,7 @@ def answered(details: Mapping[str, Any], what: str, response: Mapping[str, Any] 
 
 
 def _specifics(code: str, response: Mapping[str, Any], details: Mapping[str, Any]) -> str:
-    """The one detail that a person needs: which class, which region, which time."""
+    """Return the one detail that a person needs: which class, which region, which time."""
     if code == "InvalidObjectState":
         storage_class = response.get("StorageClass") or details.get("StorageClass") or "unknown"
         tier = response.get("AccessTier") or details.get("AccessTier")

@@ -1,4 +1,4 @@
-"""Into which parts of a multipart upload an object's pieces go: pure. S3 wants at least 5 MiB of every part but the last."""
+"""Division of an object's pieces into the parts of an upload. S3 wants at least 5 MiB of every part but the last."""
 
 from __future__ import annotations
 
@@ -10,51 +10,53 @@ from typing import Final
 
 from compactor.errors import Refused
 from compactor.storage.keys import check_range
-from compactor.storage.port import CopiedRange, FileRange, Piece, RangeCopies
+from compactor.storage.port import ComposeSource, CopiedRange, FileRange, RangeCopies
 
 MAX_PARTS: Final = 10_000
-LEAST_BYTES: Final = 5 << 20
-COPIES: Final = RangeCopies(least_bytes=LEAST_BYTES, most_bytes=512 << 20)
+MIN_PART_BYTES: Final = 5 << 20
+COPIES: Final = RangeCopies(least_bytes=MIN_PART_BYTES, most_bytes=512 << 20)
 """S3 copies up to 5 GiB with one request; smaller ones are done side by side, and well before a connection is given up."""
 
 SentPart = tuple[FileRange, ...]
 """Ranges of files that travel as one part, one behind the other."""
-Part = CopiedRange | SentPart
+UploadPart = CopiedRange | SentPart
 
 
 def part_size(total: int, part_bytes: int) -> int:
-    """Of equal parts of one file: ``part_bytes``, more where there would be too many."""
+    """Return the size of equal parts of one file: ``part_bytes``, or more if there would be too many."""
     return max(part_bytes, -(-total // MAX_PARTS))
 
 
-def parts_of_file(whole: FileRange, part_bytes: int) -> list[Part]:
-    """Equal parts, the last one shorter."""
+def parts_of_file(whole: FileRange, part_bytes: int) -> list[UploadPart]:
+    """Return equal parts of a file; the last one may be shorter."""
     part = part_size(whole.length, part_bytes)
     return [(replace(whole, start=at, length=min(part, whole.length - at)),) for at in range(0, whole.length, part)]
 
 
-def parts_of(pieces: Sequence[Piece], part_bytes: int) -> list[Part]:
-    """Neighbouring ranges of files become one part, or several that are nearly equal; so do long ranges to be copied.
+def parts_of(pieces: Sequence[ComposeSource], part_bytes: int, most_copy_bytes: int = 0) -> list[UploadPart]:
+    """Return the parts. Neighbouring ranges of files become one part, or several nearly equal ones. Long ranges to be copied are split.
 
-    Raises ValueError where a part that is not the last would be too small; Refused where there are too many.
+    :param most_copy_bytes: most bytes copied by one request; 0 for the limit of S3.
+    :raises ValueError: if a part that is not the last would be too small.
+    :raises Refused: if there are too many parts.
     """
     for piece in pieces:
         check_range(piece.start, piece.length)
-    parts: list[Part] = []
+    parts: list[UploadPart] = []
     for _, group in groupby((piece for piece in pieces if piece.length), type):
         run = list(group)
-        parts += [part for piece in run if isinstance(piece, CopiedRange) for part in _copied(piece)]
+        parts += [part for piece in run if isinstance(piece, CopiedRange) for part in _copied(piece, most_copy_bytes or COPIES.most_bytes)]
         parts += _sent([piece for piece in run if isinstance(piece, FileRange)], part_bytes)
-    small = [part for part in parts[:-1] if length_of(part) < LEAST_BYTES]
+    small = [part for part in parts[:-1] if length_of(part) < MIN_PART_BYTES]
     if small:
-        raise ValueError(f"a part of {length_of(small[0])} bytes that is not the last: S3 wants at least {LEAST_BYTES}")
+        raise ValueError(f"a part of {length_of(small[0])} bytes that is not the last: stores want at least {MIN_PART_BYTES}")
     if len(parts) > MAX_PARTS:
-        raise Refused(f"an object of {len(parts)} parts: S3 takes {MAX_PARTS}", hint="This is a bug; please report it")
+        raise Refused(f"an object of {len(parts)} parts: stores take {MAX_PARTS}", hint="This is a bug; please report it")
     return parts
 
 
-def unlike(pieces: Sequence[Piece], parts: Sequence[Part], checksums: Sequence[str]) -> CopiedRange | None:
-    """The first range that was copied with another checksum than it must have.
+def unlike(pieces: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]) -> CopiedRange | None:
+    """Return the first range that was copied with another checksum than it must have, or None.
 
     :param checksums: CRC-32C of each part as the store tells it (base64 of four bytes), empty where it does not.
     """
@@ -74,25 +76,25 @@ def unlike(pieces: Sequence[Piece], parts: Sequence[Part], checksums: Sequence[s
 
 
 def _after(first: int, second: int, size: int) -> int:
-    """Of two ranges together; ``size``: of the second one."""
-    from compactor.kernels.crc import joined  # loads the compiler, which few commands need
+    """Return the CRC-32C of two ranges together. ``size``: of the second one."""
+    from compactor.kernels.crc import combine_crc32c  # loads the compiler, which few commands need
 
-    return joined(first, second, size) if first else second
+    return combine_crc32c(first, second, size) if first else second
 
 
-def length_of(part: Part) -> int:
+def length_of(part: UploadPart) -> int:
     return part.length if isinstance(part, CopiedRange) else sum(piece.length for piece in part)
 
 
-def _copied(piece: CopiedRange) -> list[Part]:
-    """Their own checksums are not known, but what they come to together is."""
-    spans = list(_even(piece.length, -(-piece.length // COPIES.most_bytes)))
+def _copied(piece: CopiedRange, most_bytes: int) -> list[UploadPart]:
+    """Return the parts of one range. Their own checksums are unknown; together they have the range's."""
+    spans = list(_even(piece.length, -(-piece.length // most_bytes)))
     if len(spans) == 1:
         return [piece]
     return [replace(piece, start=piece.start + at, length=length, crc32c=None) for at, length in spans]
 
 
-def _sent(run: list[FileRange], part_bytes: int) -> list[Part]:
+def _sent(run: list[FileRange], part_bytes: int) -> list[UploadPart]:
     total = sum(piece.length for piece in run)
     if not total:
         return []
@@ -100,7 +102,7 @@ def _sent(run: list[FileRange], part_bytes: int) -> list[Part]:
 
 
 def _even(total: int, count: int) -> Iterator[tuple[int, int]]:
-    """Position and length of ``count`` ranges, whose lengths differ by one at most."""
+    """Yield position and length of ``count`` ranges, whose lengths differ by one at most."""
     for number in range(count):
         start, end = total * number // count, total * (number + 1) // count
         yield start, end - start

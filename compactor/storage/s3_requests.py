@@ -15,16 +15,16 @@ from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from compactor.config.store_sections import S3
 from compactor.errors import Unavailable, UsageError
 from compactor.storage.counting import Meter
 from compactor.storage.retrying import Retrier
 from compactor.storage.s3_errors import translated
-from compactor.storage.settings import S3Settings
 
 T = TypeVar("T")
 
 _CHUNK = 256 << 10
-KINDS = {
+PRICED_OPERATIONS = {
     "GetObject": "get",
     "HeadObject": "head",
     "PutObject": "put",
@@ -67,9 +67,7 @@ class Span:
 class S3Requests:
     """:param prefix: empty, or what every key begins with, ending in a slash."""
 
-    def __init__(
-        self, bucket: str, prefix: str, settings: S3Settings, retrier: Retrier, meter: Meter, traits: Traits | None = None
-    ) -> None:
+    def __init__(self, bucket: str, prefix: str, settings: S3, retrier: Retrier, meter: Meter, traits: Traits | None = None) -> None:
         self.bucket = bucket
         self.prefix = prefix
         self.meter = meter
@@ -101,10 +99,10 @@ class S3Requests:
             answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self.bucket, **params)
         except (BotoCoreError, ClientError, ResponseParserError, ValueError, OSError, http.client.HTTPException) as error:
             if isinstance(error, ClientError):
-                self.retrier.contact.hear()
+                self.retrier.contact.record_answer()
             raise translated(error, verb, self.where(key), met=self.retrier.contact.answered) from error
         self.bucket_seen = True
-        self.retrier.contact.hear()
+        self.retrier.contact.record_answer()
         return answer
 
     def call(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
@@ -169,7 +167,7 @@ def byte_range(start: int, length: int | None) -> str:
     return f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
 
 
-def _make_client(settings: S3Settings, meter: Meter) -> Any:
+def _make_client(settings: S3, meter: Meter) -> Any:
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
@@ -198,7 +196,7 @@ def _make_client(settings: S3Settings, meter: Meter) -> Any:
         raise UsageError(f"cannot set up the S3 client: {error}", hint="Check [s3], AWS_PROFILE and ~/.aws/config") from error
 
     def before_send(event_name: str, **_: Any) -> None:
-        meter.request(KINDS.get(event_name.rpartition(".")[2], "other"))
+        meter.request(PRICED_OPERATIONS.get(event_name.rpartition(".")[2], "other"))
 
     client.meta.events.register("before-send.s3", before_send)
     client.meta.events.register_first("needs-retry.s3", _stay_in_region)

@@ -9,7 +9,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +17,13 @@ from typing import Any, Literal
 import crc32c as castagnoli
 
 from compactor.errors import CannotCopy, Refused, StoreError, Unavailable
+from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFailed
+from compactor.storage.copied import changed_source
 from compactor.storage.os_errors import file_errors
+from compactor.storage.parallel import file_bytes, in_parallel, write_all
 from compactor.storage.port import CopiedRange, FileRange
-from compactor.storage.s3_errors import NoSuchUpload, OutOfRange, PreconditionFailed, refuses_copies
-from compactor.storage.s3_parts import Part, SentPart, parts_of_file
+from compactor.storage.s3_errors import refuses_copies
+from compactor.storage.s3_parts import SentPart, UploadPart, parts_of_file
 from compactor.storage.s3_requests import S3Requests, Span, byte_range, span_of
 from compactor.storage.settings import Transfers
 
@@ -97,7 +100,7 @@ def _fetch(
         at = start - base
         for chunk in requests.body(answer, key, span):
             with file_errors("write", path):
-                at += _write_all(descriptor, chunk, at)
+                at += write_all(descriptor, chunk, at)
         return span
 
     try:
@@ -108,43 +111,6 @@ def _fetch(
         raise Unavailable(
             f"{requests.where(key)} changed while it was read", hint="Something else writes to this tier; run verify"
         ) from error
-
-
-def _write_all(descriptor: int, data: bytes, at: int) -> int:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, at)
-        view, at = view[written:], at + written
-    return len(data)
-
-
-def in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> list[Any]:
-    """Results in order. The first error stops the others (at their next attempt) and is raised.
-
-    The thread that fails says so itself: until a waiting caller is awake, the others would have asked on and on.
-    """
-    stop = threading.Event()
-
-    def run(task: Callable[[threading.Event], Any]) -> Any:
-        try:
-            return task(stop)
-        except BaseException:
-            stop.set()
-            raise
-
-    with ThreadPoolExecutor(max(1, min(threads, len(tasks))), thread_name_prefix="s3") as pool:
-        futures = [pool.submit(run, task) for task in tasks]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            stop.set()
-            for future in futures:
-                future.cancel()
-    errors = [error for future in futures if not future.cancelled() and (error := future.exception())]
-    for error in errors:
-        if not isinstance(error, CancelledError):
-            raise error
-    return [future.result() for future in futures]
 
 
 class MultipartUpload:
@@ -175,10 +141,10 @@ class MultipartUpload:
         """A file, whole; returns what completion needs."""
         return self.put_together(parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes))
 
-    def put_together(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+    def put_together(self, parts: Sequence[UploadPart]) -> list[dict[str, Any]]:
         """All parts; returns what completion needs, of copied ones with the checksum that the store tells, if it tells any."""
 
-        def one(number: int, part: Part) -> Callable[[threading.Event], dict[str, Any]]:
+        def one(number: int, part: UploadPart) -> Callable[[threading.Event], dict[str, Any]]:
             if isinstance(part, CopiedRange):
                 return lambda stop: self._copy_part(part, number, stop)
             return lambda stop: self._send_part(part, number, stop)
@@ -218,7 +184,7 @@ class MultipartUpload:
             raise CannotCopy(f"cannot copy a range of {self._requests.where(part.key)}: {error.message}") from error
 
     def _send_part(self, part: SentPart, number: int, stop: threading.Event) -> dict[str, Any]:
-        data = b"".join(_content(piece) for piece in part)
+        data = b"".join(file_bytes(piece) for piece in part)
         checksum = _CHECKSUMS[self._algorithm](data)
 
         def attempt(_: int) -> dict[str, Any]:
@@ -269,16 +235,3 @@ class MultipartUpload:
             return
         except StoreError as error:
             _log.warning("an unfinished upload of %s is left behind (%s)", self._requests.where(self._key), error)
-
-
-def changed_source(where: str) -> Unavailable:
-    return Unavailable(f"{where} is another object than the one to be copied", hint="Something else writes to this tier; run verify")
-
-
-def _content(piece: FileRange) -> bytes:
-    with file_errors("read", piece.path), open(piece.path, "rb") as file:
-        file.seek(piece.start)
-        data = file.read(piece.length)
-    if len(data) != piece.length:
-        raise Unavailable(f"{piece.path} became shorter while it was uploaded")
-    return data

@@ -1,22 +1,16 @@
-"""What a store needs to be opened, as small frozen values: they are shipped to executors, clients are not.
-
-``S3Settings`` and ``Limits`` are the sections [s3] and [limits] of the configuration.
-"""
+"""How requests are retried and large objects transferred. Small frozen values: they are shipped to executors, clients are not."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from compactor.config import S3, Limits
 from compactor.model.base import Value
-
-__all__ = ["Limits", "Retries", "S3Settings", "Transfers"]
-
-S3Settings = S3
 
 
 class Retries(Value):
-    """Full jitter: before attempt n+1 sleep between 0 and min(cap, base * 2^n) seconds, until ``deadline_s`` after the first failure.
+    """Retries with full jitter: before attempt n+1 sleep between 0 and min(cap, base * 2^n) seconds.
+
+    The last attempt begins at most ``deadline_s`` after the first failure.
 
     A store that answers 503 for a minute is survived as long as the deadline is clearly longer than that. ``first_answer_s``: for all
     requests together, as long as the store has not answered any (retrying.Contact).
@@ -29,9 +23,10 @@ class Retries(Value):
 
 
 class Transfers(Value):
-    """How large objects travel: parts of ``part_bytes``, ``threads`` at once (S3 wants at least 5 MiB); keys per LIST request.
+    """Transfer of large objects: in parts of ``part_bytes`` (S3 wants at least 5 MiB), ``threads`` at a time.
 
-    ``storage_class``: of objects that are created on S3; empty: the bucket's own.
+    :param list_page: keys per LIST request.
+    :param storage_class: of objects that are created on S3; empty for the bucket's own.
     """
 
     part_bytes: int = Field(default=8 << 20, ge=5 << 20)
@@ -41,5 +36,5 @@ class Transfers(Value):
 
     @property
     def of_new_objects(self) -> dict[str, str]:
-        """What a request that creates an object says of it."""
+        """Parameters of S3 requests that create an object."""
         return {"StorageClass": self.storage_class} if self.storage_class else {}

@@ -1,4 +1,4 @@
-"""``[limits]``: a meter that makes callers wait, across all threads of a process."""
+"""Rate limits of the settings ``[limits]``, enforced across all threads of a process."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import threading
 import time
 from collections.abc import Callable
 
+from compactor.config.settings import LimitSettings
 from compactor.storage.counting import Meter
-from compactor.storage.settings import Limits
 
 
 class TokenBucket:
-    """``rate`` tokens a second, at most one second's worth saved up.
+    """Token bucket that holds at most one second's worth of tokens.
 
-    Whoever takes more than there is leaves a debt and waits until it is paid; those who come later wait longer. So the
-    average holds for requests of any size, and nobody starves.
+    A caller that takes more tokens than are available leaves a debt and waits until it is paid; later callers wait longer. The average
+    therefore holds for requests of any size, and no caller starves.
+
+    :param rate: tokens per second.
     """
 
     def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -26,6 +28,7 @@ class TokenBucket:
         self._at = clock()
 
     def take(self, tokens: int) -> None:
+        """Take tokens, and sleep until the bucket is out of debt."""
         with self._lock:
             now = self._clock()
             self._level = min(float(self._rate), self._level + (now - self._at) * self._rate) - tokens
@@ -35,10 +38,12 @@ class TokenBucket:
             self._sleep(wait)
 
 
-class Buckets:
-    """The buckets of one process, shared by all its stores with these limits."""
+class RateLimits:
+    """Token buckets for requests, reads and writes, shared by all stores of a process that have equal limits."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, limits: LimitSettings, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         def bucket(rate: int) -> TokenBucket | None:
             return TokenBucket(rate, clock, sleep) if rate else None
 
@@ -47,10 +52,10 @@ class Buckets:
         self.writes = bucket(limits.max_write_bytes_per_s)
 
 
-class Throttled:
-    """A meter around a meter."""
+class ThrottledMeter:
+    """Meter that delays callers according to the rate limits and passes everything on."""
 
-    def __init__(self, inner: Meter, buckets: Buckets) -> None:
+    def __init__(self, inner: Meter, buckets: RateLimits) -> None:
         self._inner = inner
         self._buckets = buckets
 

@@ -1,4 +1,4 @@
-"""What a bucket with versioning keeps of deleted and replaced objects: old versions, as a store that can only be read.
+"""Old versions of deleted and replaced objects in a bucket with versioning, as a store that can only be read.
 
 A bucket that never had versioning has none, and neither has a directory. Needs s3:ListBucketVersions and s3:GetObjectVersion.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compactor.errors import NotFound
-from compactor.storage.nothing import NothingStore
+from compactor.storage.forwarding import NullStore
 from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.s3 import S3Store
@@ -29,9 +29,9 @@ class ObjectVersion:
 
 
 def layers(store: ObjectStore, prefix: str) -> list[VersionStore]:
-    """Old versions below ``prefix``: the newest of each key in the first store, those before them in the next ones, and so on.
+    """Return the old versions below ``prefix``: the newest of each key in the first store, the ones before them in the next, and so on.
 
-    Raises StoreError; Refused where the credentials may not ask.
+    Raises StoreError, and Refused if the credentials do not allow the request.
     """
     if not isinstance(store, S3Store):
         return []
@@ -43,7 +43,7 @@ def layers(store: ObjectStore, prefix: str) -> list[VersionStore]:
 
 
 def _old_versions(requests: S3Requests, prefix: str) -> Iterator[ObjectVersion]:
-    """As S3 lists them: by key, the newest first."""
+    """Yield the old versions below a prefix as S3 lists them: by key, the newest first."""
     root, marks = requests.prefix, {"KeyMarker": "", "VersionIdMarker": ""}
     while True:
         asked = {name: mark for name, mark in marks.items() if mark}
@@ -59,8 +59,8 @@ def _old_versions(requests: S3Requests, prefix: str) -> Iterator[ObjectVersion]:
         marks = following
 
 
-class VersionStore(NothingStore):
-    """ObjectStore of these versions, one a key. Whatever writes is refused."""
+class VersionStore(NullStore):
+    """Read-only ObjectStore of these versions, one for each key."""
 
     def __init__(self, store: S3Store, versions: Sequence[ObjectVersion]) -> None:
         super().__init__(f"{store.url} is asked for old versions, which nobody writes")

@@ -1,1 +1,1 @@
-"""What a tier is: everything that depends on its kind and its layout, behind two ports."""
+"""Tiers: everything that depends on kind and layout, behind two ports."""

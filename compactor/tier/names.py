@@ -1,6 +1,6 @@
-"""Names in the tiers that brokers write, read strictly: what does not fit is a stranger's, never guessed.
+"""Strict parsing of object names in broker-managed tiers. Names that do not match exactly are never guessed.
 
-A broker makes them from ids of its own: a topic that is deleted and made again has the same name and another id.
+Brokers name objects by topic id, so that a topic which is deleted and created again has other names.
 """
 
 from __future__ import annotations
@@ -15,29 +15,34 @@ from compactor.model.ids import TopicPartition
 from compactor.tier.ports import SegmentRef
 
 TopicIdOf = Callable[[TopicPartition], str]
-"""The id of a partition's topic, as Kafka's Uuid prints it."""
+"""Returns the id of a partition's topic, as Kafka's Uuid prints it."""
 
 _UUID: Final = r"[A-Za-z0-9_-]{21}[AQgw]"  # 16 bytes: the last of 22 characters holds but two bits
 _STEM: Final = re.compile(rf"([0-9]{{20}})-({_UUID})")
 
 
+def is_topic_id(text: str) -> bool:
+    """Return whether this is an id as Kafka's Uuid prints it."""
+    return re.fullmatch(_UUID, text) is not None
+
+
 @dataclass(frozen=True)
 class TopicIds:
-    """A TopicIdOf that can travel to executors. ``by_topic``: topic name -> id."""
+    """A TopicIdOf that can be sent to executors. by_topic: topic name -> topic id."""
 
     by_topic: Mapping[str, str]
 
     def __call__(self, name: TopicPartition) -> str:
-        """Raises UsageError."""
+        """Return the id of the partition's topic. Raises UsageError if it is unknown or invalid."""
         found = self.by_topic.get(name.topic, "")
-        if not re.fullmatch(_UUID, found):
-            what = f"{found!r} is no id" if found else "nothing tells the id"
+        if not is_topic_id(found):
+            what = f"{found!r} is not a valid id" if found else "nothing tells the id"
             raise UsageError(f"{what} of topic {name.topic}", hint="It comes from the brokers, or from a snapshot of their metadata")
         return found
 
 
-class Foreign(NamedTuple):
-    """What a broker has written to a place that is taken for a tier of ours, and what was meant then."""
+class ForeignOwner(NamedTuple):
+    """Contents of a URL that is not a compactor-managed tier, and which settings were probably meant."""
 
     what: str
     hint: str
@@ -46,42 +51,43 @@ class Foreign(NamedTuple):
 _FOREIGN: Final = (
     (
         re.compile(rf"(kafka-tiered-storage/)?[^/]+-[0-9]+-{_UUID}/{_STEM.pattern}\.[a-z_]+"),
-        Foreign(
-            "a tier that brokers write (LocalTieredStorage)",
+        ForeignOwner(
+            "a broker-managed tier (LocalTieredStorage)",
             'Set kind = "kafka", layout = "kafka-local", url to the broker\'s rsm.config.dir and a control_url elsewhere, all under [tier]',
         ),
     ),
     (
         re.compile(rf".+-{_UUID}/[0-9]+/{_STEM.pattern}\.(log|indexes|rsm-manifest)"),
-        Foreign(
-            "a tier that brokers write (Aiven's plugin)",
+        ForeignOwner(
+            "a broker-managed tier (Aiven's plugin)",
             'Set kind = "kafka", layout = "aiven" and a control_url elsewhere, all under [tier]',
         ),
     ),
     (
         re.compile(r"([^/]+-[0-9]+/)?[0-9]{20}\.(log|index|timeindex)"),
-        Foreign("a broker's log directory", "`import` takes segments from there; set url under [tier] to a place of its own"),
+        ForeignOwner("a broker's log directory", "`import` takes segments from there; set url under [tier] to a place of its own"),
     ),
 )
 
 
-def foreign(keys: Iterable[str]) -> Foreign | None:
-    """Whose these objects are, where a broker has written one of them."""
+def foreign_owner(keys: Iterable[str]) -> ForeignOwner | None:
+    """Return what these objects belong to, or None if no broker has written any of them."""
     return next((who for key in keys for names, who in _FOREIGN if names.fullmatch(key)), None)
 
 
-class Stem(NamedTuple):
-    """What the names of a segment's objects begin with."""
+class ObjectStem(NamedTuple):
+    """The common beginning of the names of a segment's objects."""
 
     start_offset: int
     segment_id: str
 
     @staticmethod
-    def parse(text: str) -> Stem | None:
+    def parse(text: str) -> ObjectStem | None:
+        """Return the stem that a text spells, or None."""
         match = _STEM.fullmatch(text)
-        return Stem(int(match[1]), match[2]) if match and int(match[1]) < 2**63 else None
+        return ObjectStem(int(match[1]), match[2]) if match and int(match[1]) < 2**63 else None
 
 
-def stem(segment: SegmentRef) -> str:
-    """``00000000000000000042-<id>``"""
+def object_stem(segment: SegmentRef) -> str:
+    """Return the common beginning of a segment's object names, such as ``00000000000000000042-<id>``."""
     return f"{segment.start_offset:020d}-{segment.id}"

@@ -1,8 +1,8 @@
-"""The seam where another kind of tier enters: where segments' bytes lie (SegmentLayout), how readers come to use them (SegmentPublisher).
+"""The two ports of a tier: where the bytes of segments lie (SegmentLayout), and how readers are switched to them (SegmentPublisher).
 
-Adding a kind of tier is one layout below ``tier/layouts``, one publisher below ``tier/publishers``, one row in the composition root.
-Nothing outside ``tier/layouts`` makes an object's key; nothing outside ``tier/publishers`` switches readers over. Neither knows logs:
-what has to be appended there is handed in. Conformance: tests/contract/test_segment_layout.py and test_segment_publisher.py.
+A new kind of tier is a layout in ``tier/layouts``, a publisher in ``tier/publishers`` and a row in ``tier/kinds.py``. Only layouts make
+object keys, and only publishers switch readers. Neither knows control logs: appends to them are passed in as callables.
+Every implementation passes tests/contract/test_segment_layout.py or test_segment_publisher.py.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import NamedTuple, Protocol
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.port import Piece, RangeCopies
+from compactor.storage.port import ComposeSource, RangeCopies
 
 
 class SegmentRef(Protocol):
-    """What names a segment's objects. RemoteLogSegmentMetadata is one."""
+    """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentName and Announced."""
 
     @property
     def id(self) -> str:
-        """22 characters of URL-safe base64."""
+        """The segment id: a UUID as 22 characters of URL-safe base64."""
 
     @property
     def start_offset(self) -> int: ...
 
 
 @dataclass(frozen=True)
-class Named:
-    """A SegmentRef of which nothing else is known: announced and never finished."""
+class SegmentName:
+    """A segment of which only the name is known, because it was announced and never finished."""
 
     id: str
     start_offset: int
@@ -39,7 +39,7 @@ class Named:
 
 @dataclass(frozen=True)
 class ListedObject:
-    """One object among a partition's, as LIST has it. ``segment_id`` and ``kind`` are empty where its name is none of this layout's."""
+    """An object listed among a partition's objects. segment_id and kind are empty if the layout does not make such names."""
 
     key: str
     size: int
@@ -50,87 +50,93 @@ class ListedObject:
 
 
 class SegmentLayout(Protocol):
-    """Where the objects of one tier's segments lie, and what is done to their bytes on the way (chunks, compression, encryption).
+    """Names, reads and writes the objects of a tier's segments, including chunking, compression and encryption.
 
-    ``kind`` is one of model.segment.FILE_KINDS. Sizes and positions are those of the plain file, whatever lies in the store.
-    All methods raise NotFound, Unavailable, Refused (compactor.errors), BadData where an object is not what it must be.
+    ``kind`` is one of model.segment.FILE_KINDS. Sizes and positions refer to the plain file, not to the stored object.
+    All methods raise NotFound, Unavailable or Refused (compactor.errors), and BadData if an object is not what was recorded.
     """
 
     @property
     def url(self) -> str:
-        """Of the data root, for messages."""
+        """URL of the data root, for messages."""
 
     @property
     def parts(self) -> frozenset[str]:
-        """Kinds of objects, as ``list`` has them, without which a segment cannot be read."""
+        """Kinds of objects, as ``list`` names them, without which a segment cannot be read."""
 
     def folder(self, name: TopicPartition) -> str:
-        """What the keys of a partition's objects begin with; ends in a slash, so that partition 1 is not partition 10."""
+        """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
 
     def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
-        """The object that holds this file (or this part), as people and reports name it."""
+        """Return the name of the object that holds this file, for messages and reports."""
 
     def files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
-        """What there is of a segment, by kind. Costs a request where metadata does not say it."""
+        """Return the files of a segment by kind. Makes a request if the metadata does not list them."""
 
     def read(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes [start, start + length) of one file; shorter only where it ends. Fetches no more of the store's objects than that needs."""
+        """Return bytes [start, start + length) of one file, fewer only at its end. Fetches no more than that needs."""
 
     def download(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
-        """One file, whole, into a new local file; returns the bytes that travelled."""
+        """Download one file into a new local file, and return the number of bytes transferred."""
 
     def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        """Creates a segment's objects. What exists with equal content is done; the answer names what differs (I7), or is empty."""
+        """Create a segment's objects. Objects that exist with equal content are left as they are.
+
+        Returns the name of an existing object with other content, or an empty string (determinism, I7: such a task fails).
+        """
 
     @property
     def keeps_digests(self) -> bool:
-        """Whether a new log's ``batches`` is worth recording: the same log may be put together of copies, which have no other digest."""
+        """Return whether the digest over batch headers (``batches``) is recorded, which is the only digest that a composed log can have."""
 
     @property
     def copies(self) -> RangeCopies | None:
-        """What ``compose`` may be asked for now; None: logs are uploaded whole. Never where objects are no plain logs."""
+        """The server-side copies that ``compose`` may use now, or None if logs can only be uploaded whole."""
 
     def version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """The version (ObjectInfo.etag) of the log's object, for CopiedRange.
+        """Return the version (ObjectInfo.etag) of the log's object, for CopiedRange.
 
-        Raises BadData where it is not as it was recorded, as far as the store can tell without reading it.
+        :raises BadData: if the object differs from what was recorded, as far as the store can tell without reading it.
         """
 
     def compose(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[Piece], contents: Mapping[str, Path | bytes]
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
     ) -> str:
-        """Like ``upload``, with the log put together of pieces (ObjectStore.compose); keys of copied ranges are those of ``where``.
+        """Create a segment's objects like ``upload``, with the log composed of copied ranges and new bytes (ObjectStore.compose).
 
-        Raises CannotCopy, before anything exists, where it turns out that the store does not copy ranges; NotFound or Unavailable where
-        a source is gone or has changed.
-
-        :param log: what the segment's ``log`` has to be; what else there is of it is in ``contents``.
+        :param log: the pieces of the log in order; the keys of copied ranges are those that ``where`` returns.
+        :param contents: the segment's other files.
+        :raises CannotCopy: before anything is created, if the store does not copy ranges.
+        :raises NotFound: or Unavailable, if a source is gone or has changed.
         """
 
     def upload_room(self, log_bytes: int) -> int:
-        """Bytes of local disk that ``upload`` writes beside a log of this size, and frees when it ends."""
+        """Return the bytes of local disk that ``upload`` needs beside a log of this size until it ends."""
 
     def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        """What metadata has to say of the objects that ``upload`` will make of this (base64; empty: nothing). Known before any exists."""
+        """Return the custom metadata (base64, or empty) of the objects that ``upload`` will create. Known before any exists."""
 
     def problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Read back: whether every object of the segment is there as recorded; says what is wrong, or nothing."""
+        """Read every object of the segment back, and return why one is not as recorded, or an empty string."""
 
     def delete(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Deletes all their objects, those of unfinished uploads too. Absent ones are fine. Whether it may be is control.ordering's."""
+        """Delete all objects of these segments, including those of unfinished uploads. Absent objects are ignored.
+
+        The caller has checked with ``control.ordering`` that they may be deleted.
+        """
 
     def list(self, name: TopicPartition) -> Iterator[ListedObject]:
-        """Every object among the partition's, strangers included: what lies there by its place, and is no segment's by its name."""
+        """Yield every object below the partition's prefix, including those whose names this layout does not make."""
 
     def partition_of(self, key: str) -> str:
-        """The partition among whose objects this key is, as ``topic-partition``; empty for a key anywhere else."""
+        """Return the partition below whose prefix this key lies, as ``topic-partition``, or an empty string."""
 
 
 @dataclass(frozen=True)
 class Announced:
-    """A SegmentRef of an announced plan, or of what readers were told: enough to say of it that it never was. ``end_offset``: inclusive.
+    """A segment of an announced plan or of the metadata topic, with what is needed to withdraw it.
 
-    ``cut_off_ms``: when readers were told that it is gone, by the clock of who told them; -1 where they were not.
+    end_offset: inclusive. cut_off_ms: when DELETE_SEGMENT_STARTED was written for it, by its writer's clock; -1 if it was not.
     """
 
     id: str
@@ -141,41 +147,40 @@ class Announced:
 
 
 class Wait(NamedTuple):
-    """Of a round that readers may not be told of yet. ``until_ms``: when to ask again, by this machine's clock; ``records``: that it was
-    judged by; ``ahead``: how many rounds come before it."""
+    """A round that is not admitted yet. until_ms: when to ask again, by this machine's clock. records: the records it would write."""
 
     until_ms: int
     records: int
-    ahead: int
 
 
 class SegmentPublisher(Protocol):
-    """How readers learn of segments. Without a broker the control log's own record does it; on Kafka, ``__remote_log_metadata``.
+    """Switches readers from replaced segments to new ones.
 
-    Everything may be asked again after a crash: what is done already is not done twice. Raises Unavailable, Refused.
+    Without brokers the control log's own record does it; on a broker-managed tier, records in ``__remote_log_metadata``. Every method can
+    be repeated after a crash and does nothing twice. All raise Unavailable and Refused.
     """
 
     @property
     def late_ms(self) -> int:
-        """How long after its end what a process has said may still reach readers; 0: never."""
+        """Return how long after a process ends its records may still reach readers, in milliseconds; 0 if never."""
 
     def permit(self, name: TopicPartition) -> None:
-        """Raises Refused where readers of this partition must not be switched: asked before a round is planned."""
+        """Raise Refused if readers of this partition must not be switched. Called before a round is planned."""
 
     def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
-        """Whether readers may be told so much more of a partition now; None: yes, and it is reserved. Rounds are served as they come.
+        """Reserve the metadata records of a round and return None, or return until when the round has to wait.
 
-        ``per_hour``: records for all partitions together, 0: any number. May be asked again, once more is known of the round.
+        ``per_hour``: cap for all partitions together, 0: none. May be called again when more is known of the round.
         """
 
-    def forgo(self, name: TopicPartition, *, due: bool) -> None:
-        """What is left of that is reserved no more: the round has ended, whether or not readers were told anything.
-
-        ``due``: it has to be asked for again, and keeps its place among those that wait.
-        """
+    def release(self, name: TopicPartition) -> None:
+        """Return what `admit` reserved and was not used: the round has ended or is not due any more."""
 
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """Before the first object of a finished rewrite is uploaded: size and largest timestamp are final (COPY_SEGMENT_STARTED)."""
+        """Announce a finished rewrite before its first object is uploaded (COPY_SEGMENT_STARTED).
+
+        Its size and largest timestamp are final.
+        """
 
     def publish(
         self,
@@ -187,39 +192,39 @@ class SegmentPublisher(Protocol):
         backwards: bool = False,
         resumed: bool = False,
     ) -> None:
-        """Switches readers, calls ``record`` (the control log's *round published*) once they are. ``backwards``: the last group first.
+        """Switch readers to the replacements, then call ``record``.
 
-        Where switching takes several steps, ``begun`` (*publish begun*) comes before the first; from there the only way is on. ``resumed``:
-        it stands already, so nothing may be refused that a rule refuses before it.
-        ``record`` is told which new segments were cut off instead, because what they replace had gone.
+        :param begun: appends *publish begun*. Called before the first step if switching takes several; from then on the round only goes
+            forward.
+        :param record: appends *round published*. Receives the ids of new segments that were cut off because their sources had gone.
+        :param backwards: switch the last group first.
+        :param resumed: *publish begun* is in the log already, so that no rule which applies before it may refuse.
         """
 
     def restore(
         self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
     ) -> None:
-        """The way back from ``publish``: readers get ``restored`` instead of ``gone``, then ``record`` (*round undone*). Repeatable.
+        """Undo ``publish``: switch readers from ``gone`` to ``restored``, then call ``record``, which appends *round undone*.
 
-        Raises UsageError, before anything is changed, where readers cannot go back.
+        :raises UsageError: before anything is changed, if readers cannot be switched back.
         """
 
     def withdraw(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
-        """These will never be published. ``late``: another process may still say something of them, and it must not count."""
+        """Make sure that these segments are never published. late: also if another process writes records about them later."""
 
     def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Their objects are gone (DELETE_SEGMENT_FINISHED)."""
+        """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
 
-    def strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
-        """What readers were told of by compactors and the control log does not know (``known``: the ids that it does): left by dead ones.
+    def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
+        """Return segments that a dead compactor published to readers and that the control log does not know.
 
-        None: whatever lies in the store and is not known is nobody's.
+        Returns None if readers know only the control log, so that unknown objects in the store are orphans.
+
+        :param known: ids of all segments that the control log knows.
         """
 
     def cut_off(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
-        """Strays are taken from readers; ``live`` that they have displaced come back first. Returns how many there were."""
+        """Remove the segments that ``find_strays`` returns from readers, and return their number.
 
-
-class LiveView(Protocol):
-    """Where somebody else than the control log says which segments are live: on Kafka, ``__remote_log_metadata``."""
-
-    def live(self, name: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...] | None:
-        """A partition's live segments, ascending; None: the control log says it."""
+        Live segments that they displaced come back first.
+        """

@@ -1,9 +1,8 @@
-"""Sidecars in the control store: ``partitions/<topic-partition>/sidecars/<segment id>.bloom``, one for each segment that has one.
+"""Sidecars in the control store: ``partitions/<topic-partition>/sidecars/<segment id>.bloom``, at most one per segment.
 
-Beside it ``<segment id>.keys``, the segment's key directory, where a later round may read a part of it alone.
-
-They can be dropped at any time. What is missing or cannot be used costs a read of the segment, never a record. What reads them is imported
-late: it brings numba, and many commands never ask for a sidecar.
+Beside it, ``<segment id>.keys`` is the segment's key directory, so that a later round can read only parts of the segment. Both can be
+deleted at any time: an absent or unusable one costs reading the segment, never a record. Modules that decode sidecars are imported late,
+because they import numba.
 """
 
 from __future__ import annotations
@@ -18,31 +17,33 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from compactor.errors import AlreadyExists, NotFound, StoreError
+from compactor.kernels.common import Hashes
 from compactor.storage.port import ObjectStore
 
 if TYPE_CHECKING:
     from bloom.directory import KeyDirectory
-    from bloom.filter import Hashes, KeyFilter
+    from bloom.filter import KeyFilter
     from bloom.sidecar import Sidecar
+    from compactor.kernels.common import Hashes
 
 T = TypeVar("T")
 
-MISSING = "it has no sidecar"
-MET = "its filter meets a key of the dirty range"
-REQUESTS = 16
+NO_SIDECAR = "it has no sidecar"
+FILTER_MATCHES = "its filter meets a key of the dirty range"
+PARALLEL_REQUESTS = 16
 """At a time: they wait for the store, not for each other."""
 
-FILTER_BYTES = 64 << 20
+MAX_FILTER_BYTES = 64 << 20
 """Filters that are in memory at a time, besides those that are on their way."""
-AHEAD = 4
+MAX_PREFETCHED = 4
 """Filters or key directories on their way at a time: they are large."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Head:
-    """``sidecar`` without its filter, or why there is none to use. ``bytes``: what was fetched."""
+class SidecarHead:
+    """A sidecar without its filter, or the reason why it cannot be used. bytes: number of bytes fetched."""
 
     sidecar: Sidecar | None
     problem: str
@@ -50,75 +51,80 @@ class Head:
 
 
 def sidecar_prefix(log_prefix: str) -> str:
-    """:param log_prefix: of the partition's control log."""
+    """Return the key prefix of a partition's sidecars. log_prefix: of its control log."""
     return f"{log_prefix}/sidecars/"
 
 
 def sidecar_keys(log_prefix: str, segment_id: str) -> tuple[str, str]:
-    """Of what there may be of a segment: sidecar and key directory."""
+    """Return the keys of a segment's sidecar and key directory. log_prefix: of the partition's control log."""
     return f"{sidecar_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_prefix(log_prefix)}{segment_id}.keys"
 
 
-class KeptHeads(Protocol):
-    """local.cache: what can be forgotten at any time. Raises nothing."""
+class SidecarHeadCache(Protocol):
+    """Cache of sidecar heads in local state. Entries may disappear at any time; methods raise nothing."""
 
-    def heads(self, ids: Sequence[str]) -> dict[str, bytes]: ...
+    def heads(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return the cached heads of these segments."""
 
-    def keep_heads(self, heads: Mapping[str, bytes]) -> None: ...
+    def keep_heads(self, heads: Mapping[str, bytes]) -> None:
+        """Add heads to the cache."""
 
 
 class Sidecars:
-    """Those of one partition."""
+    """Reads and writes the sidecars and key directories of one partition."""
 
-    def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, kept: KeptHeads | None = None) -> None:
-        """``kept``: heads that this machine remembers; what they say of a segment never changes."""
+    def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, kept: SidecarHeadCache | None = None) -> None:
+        """Create the store. kept: local cache of heads, which never change for a segment."""
         self._control = control
-        self._kept = kept
+        self._head_cache = kept
         self._log_prefix = log_prefix
         self.hash_key = hash_key
 
     def key(self, segment_id: str) -> str:
+        """Return the key of a segment's sidecar."""
         return sidecar_keys(self._log_prefix, segment_id)[0]
 
-    def heads(self, segment_ids: Sequence[str]) -> dict[str, Head]:
-        """What they say without their filters. One that is there and cannot be used is told once. Raises StoreError."""
-        found = self._remembered(segment_ids)
+    def heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
+        """Return the sidecars of these segments without their filters. Logs a warning for each unusable one. Raises StoreError."""
+        found = self._cached_heads(segment_ids)
         missing = [segment_id for segment_id in segment_ids if segment_id not in found]
-        with ThreadPoolExecutor(REQUESTS, "sidecars") as pool:
-            fetched = dict(zip(missing, pool.map(self._fetched, missing), strict=True))
-        if self._kept is not None:
-            self._kept.keep_heads({segment_id: data for segment_id, (head, data) in fetched.items() if head.sidecar is not None})
+        with ThreadPoolExecutor(PARALLEL_REQUESTS, "sidecars") as pool:
+            fetched = dict(zip(missing, pool.map(self._fetch_head, missing), strict=True))
+        if self._head_cache is not None:
+            self._head_cache.keep_heads({segment_id: data for segment_id, (head, data) in fetched.items() if head.sidecar is not None})
         found |= {segment_id: head for segment_id, (head, _) in fetched.items()}
         for segment_id, head in found.items():
-            if head.problem not in ("", MISSING):
+            if head.problem not in ("", NO_SIDECAR):
                 _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.key(segment_id), head.problem)
         return found
 
     def load(self, segment_id: str) -> Sidecar | None:
-        """With its filter; None where it cannot be used (any more). Raises StoreError."""
+        """Return a sidecar with its filter, or None if it is absent or unusable. Raises StoreError."""
         from bloom import sidecar as sidecars
 
         try:
-            return sidecars.read(self._control.get(self.key(segment_id)), segment_id, self.hash_key)
+            return sidecars.decode_sidecar(self._control.get(self.key(segment_id)), segment_id, self.hash_key)
         except NotFound:
             return None
         except sidecars.SidecarUnusable as unusable:
             _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.key(segment_id), unusable)
             return None
 
-    def meeting(self, segment_ids: Sequence[str], keys: Callable[[], Iterable[Hashes]]) -> tuple[dict[str, str], int]:
-        """(segments whose filter meets one of the keys or cannot be asked, with the reason; bytes of filters fetched). Raises StoreError.
+    def match_segments(self, segment_ids: Sequence[str], keys: Callable[[], Iterable[Hashes]]) -> tuple[dict[str, str], int]:
+        """Return the segments whose filter may contain one of the keys, or cannot be read, with the reason, and the bytes fetched.
 
-        A few filters at a time, all keys for each: ``keys`` is called as often as that takes.
+        Filters are processed in groups of MAX_FILTER_BYTES. Raises StoreError.
+
+        :param keys: called once per group; yields the hashes of all keys.
         """
         met: dict[str, str] = {}
         fetched = 0
-        with contextlib.closing(self._loaded(segment_ids)) as loaded:
+        with contextlib.closing(self._prefetch_filters(segment_ids)) as loaded:
             left = len(segment_ids)
             while left:
                 filters: dict[str, KeyFilter] = {}
                 size = 0
-                while left and size < FILTER_BYTES:
+                while left and size < MAX_FILTER_BYTES:
                     name, whole = next(loaded)
                     left -= 1
                     if whole is None or whole.filter is None:
@@ -129,47 +135,53 @@ class Sidecars:
                 fetched += size
                 for some in keys() if filters else ():
                     for name in [name for name, each in filters.items() if each.contains_all(some).any()]:
-                        met[name] = MET
+                        met[name] = FILTER_MATCHES
                         del filters[name]
                     if not filters:
                         break
         return met, fetched
 
     def directories(self, segment_ids: Sequence[str]) -> Iterator[tuple[KeyDirectory | None, int]]:
-        """Key directories, in this order, and the bytes that were fetched for each; None where there is none to use. Raises StoreError."""
-        with contextlib.closing(_ahead(segment_ids, self._directory)) as found:
+        """Yield the key directory of each segment, in order, with the bytes fetched; None if there is no usable one. Raises StoreError."""
+        with contextlib.closing(_prefetch(segment_ids, self._load_directory)) as found:
             yield from (each for _, each in found)
 
-    def _loaded(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
-        return _ahead(segment_ids, self.load)
+    def _prefetch_filters(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
+        """Yield the sidecar of each segment, in order, with some of them prefetched."""
+        return _prefetch(segment_ids, self.load)
 
     def save(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> int:
-        """Writes or replaces them; their size in bytes. Raises StoreError."""
+        """Write or replace sidecar and key directory, and return their size in bytes. Raises StoreError."""
         from bloom import directory as directories
         from bloom import sidecar as sidecars
 
-        data = sidecars.write(sidecar, self.hash_key)
-        keys = directories.write(directory, self.hash_key) if directory is not None else b""
+        data = sidecars.encode_sidecar(sidecar, self.hash_key)
+        keys = directories.encode_directory(directory, self.hash_key) if directory is not None else b""
         if keys:
             self._control.put(sidecar_keys(self._log_prefix, sidecar.segment_id)[1], keys)
         self._control.put(self.key(sidecar.segment_id), data)
-        if self._kept is not None:
-            self._kept.keep_heads({sidecar.segment_id: data[: sidecars.head_length(data)]})
+        if self._head_cache is not None:
+            self._head_cache.keep_heads({sidecar.segment_id: data[: sidecars.sidecar_head_length(data)]})
         return len(data) + len(keys)
 
     def add(self, sidecar: Sidecar) -> int:
-        """Writes it where there is none. A store that does not take it costs a later read, not the round."""
+        """Create a sidecar if there is none, and return its size. A store error is logged only, because it costs no more than a later
+        read.
+        """
         from bloom import sidecar as sidecars
 
-        return self._added(self.key(sidecar.segment_id), sidecars.write(sidecar, self.hash_key))
+        return self._create_if_absent(self.key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
     def add_directory(self, directory: KeyDirectory) -> int:
-        """Likewise."""
+        """Create a key directory if there is none, and return its size. A store error is only logged."""
         from bloom import directory as directories
 
-        return self._added(sidecar_keys(self._log_prefix, directory.segment_id)[1], directories.write(directory, self.hash_key))
+        return self._create_if_absent(
+            sidecar_keys(self._log_prefix, directory.segment_id)[1], directories.encode_directory(directory, self.hash_key)
+        )
 
-    def _directory(self, segment_id: str) -> tuple[KeyDirectory | None, int]:
+    def _load_directory(self, segment_id: str) -> tuple[KeyDirectory | None, int]:
+        """Return a key directory and the bytes fetched; None if it is absent or unusable."""
         from bloom import directory as directories
         from bloom.sidecar import SidecarUnusable
 
@@ -179,12 +191,13 @@ class Sidecars:
         except NotFound:
             return None, 0
         try:
-            return directories.read(data, segment_id, self.hash_key), len(data)
+            return directories.decode_directory(data, segment_id, self.hash_key), len(data)
         except SidecarUnusable as unusable:
             _log.warning("%s is ignored: %s; the whole segment is read", key, unusable)
             return None, len(data)
 
-    def _added(self, key: str, data: bytes) -> int:
+    def _create_if_absent(self, key: str, data: bytes) -> int:
+        """Create an object, and return its size, or 0 if it exists or cannot be written."""
         try:
             self._control.create(key, data)
             return len(data)
@@ -195,39 +208,41 @@ class Sidecars:
             return 0
 
     def ids(self) -> dict[str, int]:
-        """Segment ids that have an object here, with its size. Raises StoreError."""
+        """Return the size of each sidecar by segment id. Raises StoreError."""
         listed = self._control.list(sidecar_prefix(self._log_prefix))
         return {segment_id_of(info.key): info.size for info in listed if info.key.endswith(".bloom") and segment_id_of(info.key)}
 
-    def _remembered(self, segment_ids: Sequence[str]) -> dict[str, Head]:
+    def _cached_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
+        """Return the usable heads in the local cache."""
         from bloom import sidecar as sidecars
 
         found = {}
-        for segment_id, data in (self._kept.heads(segment_ids) if self._kept is not None else {}).items():
+        for segment_id, data in (self._head_cache.heads(segment_ids) if self._head_cache is not None else {}).items():
             with contextlib.suppress(sidecars.SidecarUnusable):
-                found[segment_id] = Head(sidecars.read_head(data, segment_id, self.hash_key), "", 0)
+                found[segment_id] = SidecarHead(sidecars.decode_sidecar_head(data, segment_id, self.hash_key), "", 0)
         return found
 
-    def _fetched(self, segment_id: str) -> tuple[Head, bytes]:
+    def _fetch_head(self, segment_id: str) -> tuple[SidecarHead, bytes]:
+        """Fetch a sidecar's head, and return it with its bytes."""
         from bloom import sidecar as sidecars
 
         try:
             data = self._control.get(self.key(segment_id), 0, sidecars.HEAD_GUESS)
-            wanted = sidecars.head_length(data)
+            wanted = sidecars.sidecar_head_length(data)
             if wanted > len(data) == sidecars.HEAD_GUESS:
                 data += self._control.get(self.key(segment_id), sidecars.HEAD_GUESS, wanted - sidecars.HEAD_GUESS)
-            return Head(sidecars.read_head(data, segment_id, self.hash_key), "", len(data)), data[:wanted]
+            return SidecarHead(sidecars.decode_sidecar_head(data, segment_id, self.hash_key), "", len(data)), data[:wanted]
         except NotFound:
-            return Head(None, MISSING, 0), b""
+            return SidecarHead(None, NO_SIDECAR, 0), b""
         except sidecars.SidecarUnusable as unusable:
-            return Head(None, str(unusable), 0), b""
+            return SidecarHead(None, str(unusable), 0), b""
 
 
-def _ahead(segment_ids: Sequence[str], fetch: Callable[[str], T]) -> Generator[tuple[str, T], None, None]:
-    """What ``fetch`` brings of each, in this order, some of them ahead."""
+def _prefetch(segment_ids: Sequence[str], fetch: Callable[[str], T]) -> Generator[tuple[str, T], None, None]:
+    """Yield ``fetch(segment id)`` for each segment, in order, with MAX_PREFETCHED of them in progress."""
     rest = iter(segment_ids)
-    with ThreadPoolExecutor(AHEAD, "sidecars") as pool:
-        coming = deque((name, pool.submit(fetch, name)) for name in islice(rest, AHEAD))
+    with ThreadPoolExecutor(MAX_PREFETCHED, "sidecars") as pool:
+        coming = deque((name, pool.submit(fetch, name)) for name in islice(rest, MAX_PREFETCHED))
         while coming:
             name, one = coming.popleft()
             yield name, one.result()
@@ -235,6 +250,6 @@ def _ahead(segment_ids: Sequence[str], fetch: Callable[[str], T]) -> Generator[t
 
 
 def segment_id_of(key: str) -> str:
-    """The segment that the key of a sidecar or of a key directory names; empty for what is no such key."""
+    """Return the segment id in the key of a sidecar or key directory, or an empty string for another key."""
     name, dot, kind = key.rpartition("/")[2].rpartition(".")
     return name if dot and kind in ("bloom", "keys") else ""

@@ -1,4 +1,4 @@
-"""``export``: the current readable view back out, as a Kafka log directory that a broker can open."""
+"""Export of a partition: its current view is written as a Kafka log directory that a broker can open (``export``)."""
 
 from __future__ import annotations
 
@@ -12,28 +12,25 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.files import format_leader_epoch_checkpoint
-from checkpoint.lineage import union
-from compactor.bootstrap import Tier
+from checkpoint.files import format_leader_epoch_checkpoint, format_offset_checkpoint, parse_cleaner_offset_checkpoint
+from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_lineage
+from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import lineage_of
+from compactor.control.logs import read_again_if_missing
 from compactor.control.state import PartitionState
-from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
-from compactor.metadata_topic.codec import uuid_bytes
+from compactor.errors import OutOfBudget, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file, scan_batches
-from compactor.tier.brokers import BrokersMetadata
-from compactor.tier.recorded import download
-
-READS = 3
-"""A reader that meets a missing object folds again: the view may have moved on meanwhile."""
+from compactor.tier.recorded import download_recorded
+from compactor.transfer.cleaned import LOG_STARTS
 
 _SUFFIXED = ("log", "index", "timeindex", "txnindex")
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """``end_offset`` is inclusive."""
+    """Result of an export. Both offsets are inclusive."""
 
     segments: int
     bytes: int
@@ -48,24 +45,18 @@ def export_partition(
     on_bytes: Callable[[int], None] = lambda size: None,
     on_begin: Callable[[int], None] = lambda size: None,
 ) -> ExportReport:
-    """Writes the view into ``folder``, which must not exist and appears whole or not at all.
+    """Write a partition's current view into ``folder``, which must not exist and appears complete or not at all.
 
-    :param on_begin: told how many bytes there are, again where it has to begin anew.
-    :raises UsageError: the folder exists or cannot be written, or there is nothing to export.
-    :raises BadData: an object is missing or not what was recorded.
-    :raises OutOfBudget: no space left for it.
+    :param on_bytes: called with the size of each segment when it is written.
+    :param on_begin: called with the total number of bytes; again if the export restarts.
+    :raises UsageError: if the folder exists or cannot be written, or the partition has no segments.
+    :raises BadData: if an object is missing or does not match its recorded digest.
+    :raises OutOfBudget: if the disk is full.
     """
-    reads = 0
-    while True:
-        reads += 1
-        try:
-            return _export(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin)
-        except NotFound as error:
-            if reads == READS:
-                raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="See `verify`") from error
+    return read_again_if_missing(name, lambda: _write_view(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin))
 
 
-def _export(
+def _write_view(
     opened: Tier,
     name: TopicPartition,
     state: PartitionState,
@@ -73,26 +64,28 @@ def _export(
     on_bytes: Callable[[int], None],
     on_begin: Callable[[int], None],
 ) -> ExportReport:
-    if not state.live:
+    if not state.has_segments:
         raise UsageError(f"{name} holds no segments yet", hint="`topics` lists what the tier holds")
     on_begin(state.bytes)
-    with _appearing(folder, opened.ports.new_id()) as partial:
+    with _atomic_directory(folder, opened.ports.new_id()) as partial:
         before = state.start_offset - 1
         for segment in state.live:
-            fetch(opened, name, segment, partial, before + 1)
+            download_segment_files(opened, name, segment, partial, before + 1)
             before = segment.end_offset
             on_bytes(segment.size_bytes)
-        _write_lineage(opened, state, partial)
+        _write_epoch_checkpoint(opened, state, partial)
+    if state.log_start > state.start_offset:
+        _write_log_start(folder.absolute().parent / LOG_STARTS, name, state.log_start)
     return ExportReport(len(state.live), state.bytes, state.start_offset, state.end_offset)
 
 
 @contextmanager
-def _appearing(folder: Path, suffix: str) -> Iterator[Path]:
-    """A new directory beside ``folder`` that takes its place when the block ends well, else goes."""
+def _atomic_directory(folder: Path, suffix: str) -> Iterator[Path]:
+    """Yield a new directory beside ``folder``. It is renamed to ``folder`` when the block succeeds, and deleted otherwise."""
     folder = folder.absolute()
     if os.path.lexists(folder):
         raise UsageError(f"{folder} exists already", hint="Name a directory that does not exist; nothing is overwritten")
-    partial = folder.with_name(f"{folder.name[:50]}.partial-{suffix}")  # names end at 255 bytes
+    partial = folder.with_name(f"{folder.name[:50]}.partial-{suffix}")  # file names have at most 255 bytes
     try:
         partial.mkdir(parents=True)
         yield partial
@@ -106,14 +99,15 @@ def _appearing(folder: Path, suffix: str) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first: int) -> None:
-    """A segment's files as a broker has them in a log directory. Raises NotFound, BadData, StoreError.
+def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first: int) -> None:
+    """Download a segment's files into a log directory, named as a broker names them. Raises NotFound, BadData, StoreError.
 
-    :param first: the first offset that readers read of it.
+    :param first: first offset that readers read from this segment; earlier batches are cut off.
     """
     layout = opened.ports.layout
     segment = segment.model_copy(update={"files": dict(layout.files(name, segment))})
-    whole = opened.brokers is None or _is_whole(opened.brokers, name, segment, first)
+    # Segments of brokers may overlap, because two leaders may tier the same offsets; a log directory has each offset once.
+    whole = not segment.is_cut and first <= segment.start_offset
     begin = segment.start_offset if whole else max(first, segment.start_offset)
     for kind, file in segment.files.items():
         if kind == "log" or (kind in _SUFFIXED and whole):
@@ -122,34 +116,30 @@ def fetch(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata,
             path = folder / f"{segment.end_offset + 1:020d}.snapshot"
         else:
             continue
-        download(layout, name, segment, kind, path).require(layout.where(name, segment, kind), file)
+        download_recorded(layout, name, segment, kind, path).require(layout.where(name, segment, kind), file)
         if not whole:
-            _cut(path, layout.where(name, segment, kind), begin, segment.end_offset)
+            _keep_offsets(path, layout.where(name, segment, kind), begin, segment.end_offset)
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
-    if opened.listed is not None:
-        _cut_shadowed(folder / f"{begin:020d}.log", layout.where(name, segment, "log"), segment)
+    if not opened.kind.describes_segments:
+        _cut_shadowed_batches(folder / f"{begin:020d}.log", layout.where(name, segment, "log"), segment)
 
 
-def _cut_shadowed(path: Path, where: str, segment: RemoteLogSegmentMetadata) -> None:
-    """What lies above its end is read from the next segment: nobody knew of it before it was fetched."""
+def _cut_shadowed_batches(path: Path, where: str, segment: RemoteLogSegmentMetadata) -> None:
+    """Cut the batches after the segment's end, which readers read from the next segment. A listed tier shows them only after the
+    download.
+    """
     table = scan_batches(map_file(path), where, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:
-        _cut(path, where, segment.start_offset, segment.end_offset)
+        _keep_offsets(path, where, segment.start_offset, segment.end_offset)
         os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
         for kind in ("index", "timeindex"):
             path.with_suffix(f".{kind}").unlink(missing_ok=True)
 
 
-def _is_whole(brokers: BrokersMetadata, name: TopicPartition, segment: RemoteLogSegmentMetadata, first: int) -> bool:
-    """Segments of brokers may overlap (two leaders tier the same offsets); in a log directory each offset stands once."""
-    known = brokers.folded(name).cache.segments.get(uuid_bytes(segment.id))
-    if known is None:
-        raise NotFound(f"segment {segment.id} was deleted meanwhile")
-    return known.end_offset == segment.end_offset and first <= segment.start_offset
-
-
-def _cut(path: Path, where: str, first: int, last: int) -> None:
-    """Leaves the batches that hold an offset of first..last. A broker makes the indexes of such a segment anew."""
+def _keep_offsets(path: Path, where: str, first: int, last: int) -> None:
+    """Keep only the batches of a file that contain an offset from ``first`` to ``last`` (inclusive). Indexes are left to the broker to
+    rebuild.
+    """
     buf = map_file(path)
     table = scan_batches(buf, where, -1)
     mine = np.flatnonzero((table.last_offset >= first) & (table.base_offset <= last))
@@ -159,11 +149,32 @@ def _cut(path: Path, where: str, first: int, last: int) -> None:
     path.write_bytes(data)
 
 
-def _write_lineage(opened: Tier, state: PartitionState, folder: Path) -> None:
-    if opened.listed is None:
-        entries = state.lineage or union([segment.leader_epochs for segment in state.live])
-    else:  # only the batches know of epochs
+def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -> None:
+    """Write the directory's leader-epoch-checkpoint."""
+    if opened.kind.describes_segments:
+        entries = truncate_lineage(state.lineage, state.end_offset + 1) or merge_segment_lineages(
+            [segment.leader_epochs for segment in state.live]
+        )
+    else:  # a listed tier has the epochs only in the batches
         paths = [folder / f"{segment.start_offset:020d}.log" for segment in state.live]
         entries = lineage_of([scan_batches(map_file(path), path.name) for path in paths])
+    # As in Kafka (LeaderEpochFileCache.truncateFromStart), the lineage begins at the log start.
+    begun = [entry for entry in entries if entry.start_offset <= state.log_start][-1:]
+    entries = (*(EpochEntry(entry.epoch, state.log_start) for entry in begun), *(e for e in entries if e.start_offset > state.log_start))
     text = format_leader_epoch_checkpoint(tuple(entry for entry in entries if entry.start_offset <= state.end_offset))
     (folder / "leader-epoch-checkpoint").write_text(text, encoding="utf-8")
+
+
+def _write_log_start(path: Path, name: TopicPartition, log_start: int) -> None:
+    """Record the log start beside the exported directory, where a broker looks for it: without it, deleted records would be readable again.
+
+    Lines of other partitions stay. Raises UsageError if the file cannot be written, BadData if it is not a checkpoint file.
+    """
+    try:
+        known = parse_cleaner_offset_checkpoint(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
+        written = path.with_name(f"{path.name}.tmp")
+        written.write_text(format_offset_checkpoint(known | {(name.topic, name.partition): log_start}), encoding="utf-8")
+        written.replace(path)
+    except OSError as error:
+        hint = f"A broker needs the line {name.topic} {name.partition} {log_start} in it, or it shows deleted records again"
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint=hint) from error

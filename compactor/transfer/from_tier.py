@@ -1,7 +1,7 @@
-"""``import --from-tier``: the partitions of another tier into this one, as far as this one does not have them yet.
+"""Import from another tier: copies its partitions into this one, as far as this one does not have them yet (``import --from-tier``).
 
-Segments are fetched a few at a time into a log directory of this process, and taken from there as from a broker's
-(``transfer.import_``): the same checks, the same position (last offset + 1), the same way back after a crash. The other tier is only read.
+Segments are downloaded a few at a time into a temporary log directory and imported as from a broker (``transfer.import_``): with the same
+checks, the same position (last offset + 1) and the same recovery after a crash. The other tier is only read.
 """
 
 from __future__ import annotations
@@ -11,29 +11,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from compactor.bootstrap import Tier
+from checkpoint.offsets import clean_end_offset
+from compactor.access.tier import Tier
+from compactor.constants import MAX_OFFSET
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
 from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.compaction import disk_budget
-from compactor.transfer.export import fetch
-from compactor.transfer.import_ import Company, ImportOptions, ImportProgress, ImportReport, import_directory
-from compactor.transfer.import_root import PartitionImport, each_for_itself, of_topics
+from compactor.round.compaction import disk_budget_bytes
+from compactor.transfer.cleaned import check_not_cleaned
+from compactor.transfer.export import download_segment_files
+from compactor.transfer.import_ import import_directory
+from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
+from compactor.transfer.import_root import PartitionImport, import_partitions, topic_filter
 from compactor.transfer.log_directory import log_path
+from compactor.transfer.seam import find_divergence
 
-LOOKS = 3
-"""How often the other tier is asked anew because a segment was replaced or expired while it was fetched."""
+MAX_TRANSFER_ATTEMPTS = 3
+"""How many times the other tier's state is read again because a segment was replaced or expired while it was downloaded."""
 MOST_AT_ONCE = 1 << 30
-"""Bytes of logs that lie in the directory at once, and at least one segment beside the one at the seam."""
-
-MAX_OFFSET = 2**63 - 1
+"""Bytes of segments downloaded before they are imported. At least one new segment is, beside those at the seam."""
 
 
-def names_of(source: Tier, topics: str | None) -> list[TopicPartition]:
-    """The other tier's partitions. ``topics``: a regular expression over whole topic names. Raises UsageError."""
-    wanted = of_topics(topics)
+def partitions_to_import(source: Tier, topics: str | None) -> list[TopicPartition]:
+    """Return the other tier's partitions.
+
+    :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
+    """
+    wanted = topic_filter(topics)
     return [name for name in source.partitions() if wanted(name)]
 
 
@@ -45,19 +51,26 @@ def import_tier(
     *,
     on_partition: Callable[[PartitionImport], None] = lambda done: None,
 ) -> list[PartitionImport]:
-    """Each partition for itself; one that is refused does not stop the others (I9). ``daemon.threads`` at a time."""
+    """Import partitions of another tier, several at a time (``daemon.threads``). One that fails does not stop the others (isolation, I9).
+
+    :param on_partition: called with the result of each partition.
+    :raises UsageError: if both tiers are the same.
+    """
     if source.ports.layout.url == target.ports.layout.url:
         raise UsageError(f"both configurations name the tier at {target.ports.layout.url}", hint="--config is where the segments go")
     threads = target.settings.daemon.threads
 
-    def bring(name: TopicPartition, origin: Tier, company: Company) -> ImportReport:
-        return _Transfer(origin, target, name, options, company, threads).run()
+    def bring(name: TopicPartition, origin: Tier, company: ImportResources) -> ImportReport:
+        return _PartitionTransfer(origin, target, name, options, company, threads).transfer_partition()
 
-    return each_for_itself(target, [(name, source) for name in names], bring, at_once=threads, on_partition=on_partition)
+    return import_partitions(target, [(name, source) for name in names], bring, at_once=threads, on_partition=on_partition)
 
 
-class _Transfer:
-    """One partition. ``threads``: as many transfers share the disk budget."""
+class _PartitionTransfer:
+    """Transfer of one partition from another tier.
+
+    threads: number of transfers that share the disk budget.
+    """
 
     def __init__(
         self,
@@ -65,60 +78,73 @@ class _Transfer:
         target: Tier,
         name: TopicPartition,
         options: ImportOptions,
-        company: Company,
+        company: ImportResources,
         threads: int,
     ) -> None:
         self._source, self._target, self._name, self._company = source, target, name, company
-        # Between segments of our own tiers nothing is missing that a round did not take away: the other tier's fold has seen to it.
-        self._options = replace(options, gaps=options.gaps or source.listed is None, older=False, may_be_empty=True)
+        # In a compactor-managed tier, offsets are only missing because a round removed them: the fold refuses other gaps.
+        self._options = replace(options, gaps=options.gaps or source.kind.describes_segments, older=False, may_be_empty=True)
         cleaner = target.settings.cleaner_for(name.topic)
         self._policy = cleaner.policy()
-        self._room = disk_budget(cleaner, target.state_dir) // threads
+        self._room = disk_budget_bytes(cleaner, target.state_dir) // threads
         self._reports: list[ImportReport] = []
         self._firsts: dict[str, int] = {}
 
-    def run(self) -> ImportReport:
-        for look in range(LOOKS):
+    def transfer_partition(self) -> ImportReport:
+        for look in range(MAX_TRANSFER_ATTEMPTS):
             try:
                 with tempfile.TemporaryDirectory(prefix="transfer-", dir=process_folder(self._target.state_dir)) as scratch:
-                    self._look(Path(scratch) / str(self._name))
+                    self._transfer_once(Path(scratch) / str(self._name))
                 break
             except NotFound as error:
-                if look == LOOKS - 1:
+                if look == MAX_TRANSFER_ATTEMPTS - 1:
                     raise BadData(f"a segment of the other tier is missing: {error.message}", segment=str(self._name)) from error
-        return self._report()
+        return self._sum_reports()
 
-    def _look(self, folder: Path) -> None:
+    def _transfer_once(self, folder: Path) -> None:
         folder.mkdir()
         theirs = self._source.open(self._name).refresh()
         ends = [segment.end_offset for segment in theirs.live]
-        # Where segments of brokers overlap, each is read from where the one before it ends.
+        end = ends[-1] + 1 if ends else 0
+        # Segments of brokers may overlap: each is read from the end of the one before it.
         self._firsts = {s.id: max(s.start_offset, end + 1) for s, end in zip(theirs.live, [-1, *ends], strict=False)}
-        options = replace(self._options, lineage=theirs.lineage)
-        segments = list(theirs.live)
+        clean = clean_end_offset(theirs.vector)
+        start = self._source.first_readable_offset(theirs)
+        options = replace(self._options, lineage=theirs.lineage, rewritten=clean, topic_id=theirs.topic_id, log_start=start)
+        segments, checked = list(theirs.live), False
         while True:
-            mine = self._target.open(self._name).check_whole()
-            seam = _seam(mine)
+            mine = self._target.open(self._name).refresh_and_check_gaps()
+            diverged = find_divergence(mine, theirs.lineage, end)
+            # Up to this offset the target keeps its data; segments after it are new.
+            kept = mine.end_offset if diverged is None else min(mine.end_offset, diverged.offset - 1)
+            if not checked and not _is_interrupted_transfer(mine, theirs):
+                check_not_cleaned(self._name, kept + 1, clean, cleaner="the other tier's compactor", where=self._source.ports.layout.url)
+            checked = True
+            # An empty partition begins with the segment that contains the log start, or with the newest one if all records are deleted.
+            seam = _first_offset_needed(mine, kept) if mine.live else min(start, ends[-1] if ends else 0)
             segments = [segment for segment in segments if segment.end_offset >= seam]
-            _keep_only(folder, self._firsts[segments[0].id] if segments else MAX_OFFSET)
-            fetched = self._fetched(segments, mine, folder)
+            _delete_segments_below(folder, self._firsts[segments[0].id] if segments else MAX_OFFSET)
+            fetched = self._download_segments(segments, kept, folder) if kept < end - 1 or kept < mine.end_offset else 0
             if not fetched:
                 return
+            options = replace(options, fetched_from=seam)
             report = import_directory(self._target, folder, self._name, self._policy, ImportProgress(), options, self._company)
             self._reports.append(report)
             if fetched == len(segments):
                 return
-            if self._target.open(self._name).check_whole().end_offset <= mine.end_offset:
+            if self._target.open(self._name).refresh_and_check_gaps().end_offset <= kept:
                 raise BadData(
-                    f"segment {segments[fetched - 1].id} adds nothing behind offset {mine.end_offset}",
-                    segment=self._where(segments[fetched - 1]),
+                    f"segment {segments[fetched - 1].id} adds nothing after offset {kept}",
+                    segment=self._log_key(segments[fetched - 1]),
                     hint="See `verify` of the other tier",
                 )
 
-    def _fetched(self, segments: Sequence[RemoteLogSegmentMetadata], mine: PartitionState, folder: Path) -> int:
-        """How many of the segments lie in the folder: those at the seam and what follows them, as far as there is room."""
-        if not segments or segments[-1].end_offset <= mine.end_offset:
-            return 0
+    def _download_segments(self, segments: Sequence[RemoteLogSegmentMetadata], kept: int, folder: Path) -> int:
+        """Download segments into the folder, as far as there is space, and return how many: those at the seam and the ones after them.
+
+        :param kept: last offset of the target that stays as it is.
+        :raises OutOfBudget: if one new segment does not fit beside those at the seam.
+        """
         total, count, new = 0, 0, 0
         for segment in segments:
             total += sum(file.size for file in segment.files.values())
@@ -133,20 +159,20 @@ class _Transfer:
             path = log_path(folder, first)
             if not path.exists() or not path.stat().st_size:
                 path.unlink(missing_ok=True)
-                fetch(self._source, self._name, segment, folder, first)
+                download_segment_files(self._source, self._name, segment, folder, first)
             count += 1
-            new += segment.end_offset > mine.end_offset
+            new += segment.end_offset > kept
         if count < len(segments):
-            # Its name says where the segment before it ends; it is fetched next.
+            # An empty file with the next segment's name shows where the segment before it ends.
             log_path(folder, self._firsts[segments[count].id]).touch()
         return count
 
-    def _where(self, segment: RemoteLogSegmentMetadata) -> str:
+    def _log_key(self, segment: RemoteLogSegmentMetadata) -> str:
         return self._source.ports.layout.where(self._name, segment, "log")
 
-    def _report(self) -> ImportReport:
+    def _sum_reports(self) -> ImportReport:
         if not self._reports:
-            end = self._target.open(self._name).check_whole().end_offset
+            end = self._target.open(self._name).refresh_and_check_gaps().end_offset
             return ImportReport(0, 0, end + 1, end)
         added = [report for report in self._reports if report.segments]
         notes = tuple(note for report in self._reports for note in report.notes)
@@ -161,15 +187,31 @@ class _Transfer:
         )
 
 
-def _seam(state: PartitionState) -> int:
-    """From where on segments are needed: the batches that the last import remembers, else the tier's end."""
-    if not state.live:
-        return 0
+def _first_offset_needed(state: PartitionState, kept: int) -> int:
+    """Return the offset from which segments are needed: of the first batch in the tail, else the tier's end.
+
+    If the end is to be cut: the start of the tier's segment that contains the last kept offset, because its records are compared.
+
+    :param kept: last offset of the target that stays as it is.
+    """
+    if kept < state.end_offset:
+        return next((segment.start_offset for segment in state.live if segment.end_offset >= kept), 0)
     return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
 
-def _keep_only(folder: Path, first: int) -> None:
-    """What the tier has is not needed any more, but for the seam."""
+def _is_interrupted_transfer(state: PartitionState, theirs: PartitionState) -> bool:
+    """Return whether the target's logs are the first ones of the other tier, by digest. An interrupted transfer leaves such a state.
+
+    What one of the two tiers has deleted from the front by now does not count.
+    """
+    first = max(state.start_offset, theirs.start_offset)
+    live = ([segment for segment in one.live if segment.end_offset >= first] for one in (state, theirs))
+    mine, other = ([(s.start_offset, s.end_offset, s.files["log"].sha256) for s in segments] for segments in live)
+    return mine == other[: len(mine)] and all(digest for _, _, digest in mine) and bool(mine or not state.live)
+
+
+def _delete_segments_below(folder: Path, first: int) -> None:
+    """Delete the downloaded segments that begin before ``first``: the tier has them by now, and the seam does not need them."""
     for path in list(folder.iterdir()):
         if int(path.name[:20]) < first:
             path.unlink()

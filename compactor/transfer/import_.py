@@ -1,129 +1,88 @@
-"""``import``: a Kafka log directory into the tier, as far as the tier does not have it yet.
+"""Import of a Kafka log directory into the tier, as far as the tier does not have it yet (``import``).
 
-    listed -> opened from where the tier ends -> the same log? -> checked -> taken in (transfer.intake)
+    list -> open from the tier's end on -> same log? -> check -> upload and record (transfer.intake)
 
-The position is the last offset that the control log has, plus one; never a file's name. Everything that one import brings is read and
-checked before the first thing of it is written.
+The position is the last offset of the control log plus one, never taken from a file's name. Everything that one import adds is read and
+checked before anything of it is written.
 """
 
 from __future__ import annotations
 
-import errno
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from bloom.sidecar import Sidecar
-from checkpoint.lineage import EpochEntry, Lineage, epoch_at, extend, merge
-from compactor.bootstrap import Tier
-from compactor.cleaner.passes.lanes import Lanes
-from compactor.cleaner.passes.portraits import Sitting, portray
+from checkpoint.lineage import Lineage, extend_lineage, restore_removed_epochs, truncate_lineage
+from compactor.access.rounds import read_segments
+from compactor.access.tier import Tier
+from compactor.cleaner.passes.sidecar_builder import SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.control import ordering
 from compactor.control.fold import TAIL
 from compactor.control.logs import HASH_KEY_BYTES, PartitionLog
+from compactor.control.records import TailTruncated
 from compactor.control.state import PartitionState
-from compactor.errors import BadData, OutOfBudget, UsageError
+from compactor.errors import BadData, UsageError
 from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey
 from compactor.records.producers import ProducerStates
-from compactor.round.sources import producers_at_end
-from compactor.storage.factory import is_s3, local_path
-from compactor.tier.sidecars import Sidecars
-from compactor.transfer.intake import Arrival, take_in
+from compactor.round.sources import read_producers_at_end
+from compactor.transfer.cleaned import CLEANED, check_not_cleaned, cleaner_offset, log_start_offset
+from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
+from compactor.transfer.intake import ArrivingSegments, add_segments
 from compactor.transfer.log_directory import (
     CHECKPOINT,
+    DELETED,
     CheckedPiece,
-    Checks,
+    CheckSettings,
+    FutureSegment,
     LogPiece,
-    Member,
-    check,
-    check_indexes,
-    check_lineage,
-    check_missing,
-    check_unchanged,
-    given_lineage,
-    members,
-    prepare,
-    room_for,
-    tail_of,
-    told_lineage,
+    check_lineage_matches_batches,
+    check_no_gaps,
+    check_orphaned_indexes,
+    check_pieces,
+    directory_errors_as_usage_errors,
+    disk_bytes_needed,
+    form_segments,
+    lineage_from_batches,
+    read_epoch_checkpoint,
+    tail_batches,
+    with_staged_epochs,
 )
-from compactor.transfer.seam import Listing, above, below, check_tail, check_within, listing, opened, parting
-from compactor.transfer.truncation import accept_truncation
+from compactor.transfer.log_identity import IdentityCheck, create_identity_check
+from compactor.transfer.seam import (
+    Divergence,
+    SegmentListing,
+    check_gap,
+    check_tail_batches,
+    compare_records,
+    find_divergence,
+    list_log_segments,
+    open_listed_segments,
+    pieces_after,
+    pieces_before,
+    refused_files,
+    with_staged,
+)
+from compactor.transfer.segment_upload import SegmentUpload, UploadSettings, check_free_space
+from compactor.transfer.staged import TierEnd
+from compactor.transfer.staged_files import HeldFiles
+from compactor.transfer.truncation import segment_head_before, undo_rounds_beyond
 
 LIVE_BYTES = 256 << 20
-"""Of a live log, whose segments are held in memory while they are imported, so much goes at once, and at least one segment."""
+"""Most bytes imported at once from a live log, whose segments are held in memory; at least one segment is."""
 
 LARGE_BYTES = 16 << 20
-"""An import of more goes alone: it has enough to do by itself, and a live one is in memory."""
+"""Imports of more bytes than this run one at a time: one is enough work for the process, and a live log is held in memory."""
 
-LOOKS = 3
-"""How often a live directory is looked at anew because a segment was gone when it was to be read."""
-
-
-@dataclass(frozen=True)
-class ImportOptions:
-    """How a log directory is taken.
-
-    ``live``: a broker is at work there; its newest segment is left out. ``gaps``: the caller knows that the log was compacted before, so
-    that gaps are in order. ``accept_truncation``: what the broker's leader epochs disown is discarded in the tier, too.
-    ``below``: an exclusive bound, such as the high watermark; a segment that reaches it is left for later. ``lineage``: the
-    broker's, where the caller knows better than the directory's file. ``older``: offsets before the tier's first are wanted, and a
-    directory that ends before what is remembered is held against the tier's records; for an agent, who looks again and again, neither.
-    ``refill``: a partition that was deleted is begun anew. ``may_be_empty``: a directory without records is nothing to say.
-    """
-
-    live: bool = False
-    gaps: bool = False
-    accept_truncation: bool = False
-    below: int | None = None
-    lineage: Lineage = ()
-    older: bool = True
-    refill: bool = True
-    may_be_empty: bool = False
-
-
-@dataclass(frozen=True)
-class ImportReport:
-    """What was added; ``end_offset`` is inclusive. Where nothing was, both offsets stand around the tier's end. ``notes``: for people."""
-
-    segments: int
-    bytes: int
-    start_offset: int
-    end_offset: int
-    notes: tuple[str, ...] = ()
-
-    @property
-    def status(self) -> str:
-        return "imported" if self.segments else "up_to_date"
-
-
-@dataclass(frozen=True)
-class ImportProgress:
-    """Who wants to know: each step with the bytes that it is about, then the bytes as they are done."""
-
-    at: Callable[[str, int], None] = lambda step, size: None
-    advance: Callable[[int], None] = lambda size: None
-
-
-@dataclass(frozen=True)
-class Company:
-    """What one import may use beside others of this process.
-
-    ``note_change``: tells others of a partition; there is one catalog. ``large``: held while more than LARGE_BYTES are imported.
-    """
-
-    threads: int
-    note_change: Callable[[PartitionLog], None]
-    large: AbstractContextManager[object] = field(default_factory=nullcontext)
+MAX_IMPORT_ATTEMPTS = 3
+"""How many times a live directory is listed again because the broker deleted a segment before it was read."""
 
 
 def import_directory(
@@ -133,44 +92,34 @@ def import_directory(
     policy: CleanerPolicy,
     progress: ImportProgress | None = None,
     options: ImportOptions | None = None,
-    company: Company | None = None,
+    company: ImportResources | None = None,
 ) -> ImportReport:
-    """Takes what the tier does not have of a log directory.
+    """Import what the tier does not have of a log directory.
 
-    :param company: where several imports are at work in this process.
-    :raises UsageError: not a log directory, or one that cannot be read; a partition that was deleted, without ``refill``.
-    :raises BadData: a segment that cannot be read; a gap; another log; a discarded tail. The tier is as it was.
-    :raises Fenced: the import was voided because it slept too long.
-    :raises StoreError: what was uploaded is found again by the next attempt, or swept.
+    :param policy: the topic's cleaner settings.
+    :param company: shared resources if several imports run in this process.
+    :raises UsageError: if it is not a readable log directory, or the partition was deleted and ``options.refill`` is False.
+    :raises BadData: if a segment is corrupt, there is a gap, or it is another log or has a discarded tail. The tier is unchanged.
+    :raises Fenced: if the import was voided because it paused too long.
+    :raises StoreError: if the store fails. The next attempt finds uploaded objects again, or a sweep deletes them.
     """
     options = options or ImportOptions()
     log = tier.open(name)
-    company = company or Company(tier.settings.daemon.threads, tier.note_change)
-    work = _Import(tier, log_dir, name, policy, progress or ImportProgress(), options, log, company)
-    with _reading(log_dir):
-        for _ in range(LOOKS if options.live else 0):
+    company = company or ImportResources(tier.settings.daemon.threads, lambda log: tier.changes.publish([log]))
+    with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
+        held = options.held or stack.enter_context(closing(HeldFiles(log_dir)))
+        work = _DirectoryImport(tier, log_dir, name, policy, progress or ImportProgress(), options, log, company, held)
+        for _ in range(MAX_IMPORT_ATTEMPTS if options.live else 0):
             try:
-                return work.run()
+                return work.import_once()
             except FileNotFoundError:
-                continue  # the broker has deleted a segment meanwhile: what is there now?
-        return work.run()
-
-
-@contextmanager
-def _reading(log_dir: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UsageError(
-            f"cannot read {error.filename or log_dir}: {error.strerror}", hint="Check the path, its owner and its mode"
-        ) from error
+                continue  # the broker has deleted a segment meanwhile, so list the directory again
+        return work.import_once()
 
 
 @dataclass
-class _Import:
-    """One import: what it brings and where to."""
+class _DirectoryImport:
+    """One import of one log directory into one partition."""
 
     tier: Tier
     log_dir: Path
@@ -179,46 +128,79 @@ class _Import:
     progress: ImportProgress
     options: ImportOptions
     log: PartitionLog
-    company: Company
+    company: ImportResources
+    held: HeldFiles
+    identity: IdentityCheck = field(init=False)
     notes: list[str] = field(default_factory=list)
-    done: list[Member] = field(default_factory=list)
-    bases: tuple[int, ...] = ()
+    done: list[FutureSegment] = field(default_factory=list)
+    whole: SegmentListing = field(default_factory=lambda: SegmentListing(Path(), ()))
+    compared: int = 0
     too_late: str = ""
     key_to_be: bytes = b""
+    cleaned: int | None = None
+    rewritten: int = 0
+    log_start: int = 0
     telling: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self) -> ImportReport:
-        found = listing(self.log_dir, live=self.options.live)
+    def import_once(self) -> ImportReport:
+        # Read before the directory is listed, and again before anything becomes readable: a topic recreated in between has another id.
+        self.identity = create_identity_check(self.tier, self.log, self.log_dir, self.options.topic_id)
+        found = list_log_segments(self.log_dir, live=self.options.live)
         if not found.bases and not self.options.live and not self.options.may_be_empty:
             raise UsageError(f"{self.log_dir} holds no segments", hint="Segments are called <20 digits>.log")
-        self.bases = found.bases
-        state = self.log.check_whole()
+        self.whole, self.compared = found, 0
+        state = self.log.refresh_and_check_gaps()
         self._check_refill(state)
-        self._add_older(found, state)
-        last = replace(found, bases=found.bases[-1:])
-        found = found.from_offset(self._seam(state))
-        if state.live and not found.bases:
-            # Of a live log all that is sealed may lie below what was discarded, or below what is remembered.
-            state = self._same_log(state, [], self._given([]))
-            self._check_within(state, self._opened(last) if self.options.older else [])
-        while found.bases:
-            part = found.first(LIVE_BYTES) if self.options.live else found
-            with self.company.large if part.size > LARGE_BYTES else nullcontext():
-                reached = self._add_newer(part)
-            if reached:
-                break
-            found = replace(found, bases=found.bases[len(part.bases) :])
+        self.identity.refuse_other_topic()
+        self.identity.settled |= not state.has_segments and not state.topic_id
+        self.rewritten = max(self.options.rewritten, cleaner_offset(self.log_dir, self.name))
+        first = not state.live and state.log_start_offset is None
+        self.log_start = max(self.options.log_start, log_start_offset(self.log_dir, self.name)) if first else 0
+        diverged = self._find_acceptable_divergence(found, state)
+        found = self.whole = self._with_staged(found, state, diverged)
+        if diverged is not None and diverged.offset <= state.end_offset:
+            self.cleaned = None
+            self._check_broker_cleaner(diverged.offset)
+            self._replace_discarded_end(found, state, diverged)
+            return self.import_once()
+        self._check_broker_cleaner(state.end_offset + 1)
+        self._add_before_start(found, state)
+        state = self.log.state
+        new = found.from_offset(self._first_offset_needed(state))
+        if self.log_start and self.options.live and self._sealed_end(found) <= self.log_start:
+            new = found.before_offset(0)  # all sealed segments lie below the log start, and their records are deleted
+        if state.has_segments and not new.bases:
+            self._check_known_records(found, state)  # all sealed segments of a live log may lie before the tail
+            self._try_to_settle_identity()
+        for part in self._split_listing(new):
+            count = len(self.done)
+            with self._lock_if_large(part):
+                if self._add_after_end(found, part, state, diverged):
+                    break
+            if self.log.state.end_offset != (self.done[-1].end if len(self.done) > count else state.end_offset):
+                return self.import_once()  # another process has cut the log or added to it, so decide again what is missing
+            state = self.log.state
         if self.too_late and not self.done:
             hint = "`topics delete` the partition and import the whole directory anew"
             raise BadData(self.too_late, segment=str(self.log_dir), hint=hint)
         self.notes += [self.too_late] if self.too_late else []
-        return self._report()
+        self.identity.remember_directory()
+        return self._build_import_report()
 
-    def _seam(self, state: PartitionState) -> int:
-        """From where on the directory is looked at: the batches that are remembered, else the tier's end."""
-        if not state.live:
-            return 0
+    def _first_offset_needed(self, state: PartitionState) -> int:
+        """Return the offset from which the directory is read: of the first batch in the tail, else the tier's end, or its log start."""
+        if not state.has_segments:
+            return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
+
+    def _with_staged(self, found: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
+        """Add what the broker has staged for deletion between the tier's end, or where it is to be cut, and the live log."""
+        if not self.options.live:
+            return found
+        position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
+        lineage = state.lineage if diverged is None else truncate_lineage(state.lineage, diverged.offset)
+        tier_end = TierEnd(position if state.live else None, lineage)
+        return with_staged(found, self.held, self.options.staged_problem, self.policy, tier_end, cleaner_offset(self.log_dir, self.name))
 
     def _check_refill(self, state: PartitionState) -> None:
         if state.deleted_slot and not self.options.refill:
@@ -228,94 +210,247 @@ class _Import:
 
     # --- at the end ---
 
-    def _add_newer(self, found: Listing) -> bool:
-        """Whether the bound was reached."""
-        state = self.log.state
-        sources = self._opened(found)
-        given = self._given(sources)
-        if state.live:
-            state = self._same_log(state, sources, given)
-        pieces = above(self.log_dir, sources, state.end_offset) if state.live else above(self.log_dir, sources, -1)
-        bounded = self._bounded(pieces)
+    def _add_after_end(self, found: SegmentListing, part: SegmentListing, state: PartitionState, diverged: Divergence | None) -> bool:
+        """Add the batches of a part of the listing that lie after the tier's end. Return whether the bound (``options.below``) was reached.
+
+        :param found: the whole listing.
+        :param part: the part to add.
+        :param state: the state for which the part was chosen; the import is refused if the log changed since.
+        :param diverged: an epoch that the tier expects after its end, and that a later leader has disowned; None if there is none.
+        """
+        sources = self._open_sources(part)
+        given = self._checkpoint_lineage(sources)
+        same = state.has_segments and check_tail_batches(state, sources, rewritten=self.rewritten)
+        self.compared += same
+        if state.has_segments and not same:
+            self._check_known_records(found, state)
+        pieces = pieces_after(self.log_dir, sources, state.end_offset) if state.has_segments else pieces_after(self.log_dir, sources, -1)
+        bounded = self._pieces_below_bound(pieces)
         reached, pieces = len(bounded) < len(pieces), bounded
         if not any(piece.source.size for piece in pieces):
-            empty = len(sources) == len(self.bases) and not any(source.size for source in sources)
+            empty = len(sources) == len(self.whole.bases) and not any(source.size for source in sources)
             if empty and not self.options.may_be_empty and not self.options.live:
                 raise BadData("all its segments are empty", segment=str(self.log_dir), hint="There is nothing to import")
+            self._try_to_settle_identity()
             return reached
-        checked = self._checked(self._joined_to(state, pieces))
-        before = producers_at_end(self.tier.ports.layout, state)
-        found_members = members(self.log_dir, checked, before)
-        told = extend(state.lineage, told_lineage([member.source for member in found_members]))
-        lineage = _lineage_until(given, found_members[-1].end) or told
-        tail = tail_of([member.source for member in found_members], TAIL)
-        self._take(found_members, Arrival(lineage, tail, fits=self._continues(found_members[0]), listed=self._listed, noted=self._noted))
+        pieces = self._require_no_gap(state, state.end_offset, pieces)
+        self.identity.settle_identity(self.compared, self._compare_records_below)
+        checked = self._check_pieces(pieces)
+        found_members = form_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
+        known = state.lineage if diverged is None else truncate_lineage(state.lineage, diverged.offset)
+        self._upload_and_record(found_members, self._create_arrival(found_members, known, given, fits=self._position_check(state)), known)
         return reached
 
-    def _given(self, sources: Sequence[SourceSegment]) -> Lineage:
-        """The lineage that goes with the directory, empty where there is none. Raises BadData where its batches contradict it."""
-        given = self.options.lineage or given_lineage(self.log_dir)
+    def _create_arrival(self, found: Sequence[FutureSegment], known: Lineage, given: Lineage, **more: Any) -> ArrivingSegments:
+        """Return what is recorded with new segments. The lineage is the given one, else the known one with the epochs of the new
+        batches.
+        """
+        sources = [member.source for member in found]
+        lineage = given or extend_lineage(known, lineage_from_batches(sources) if sources else ())
+        more |= {"listed": self._list_partition, "noted": self._announce_change, "log_start": 0 if self.log.state.live else self.log_start}
+        return ArrivingSegments(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
+
+    def _checkpoint_lineage(self, sources: Sequence[SourceSegment]) -> Lineage:
+        """Return the lineage that comes with the directory, or an empty one. Raises BadData if batches of ``sources`` contradict it."""
+        given = self.options.lineage or read_epoch_checkpoint(self.log_dir)
         if given:
-            check_lineage(self.log_dir / CHECKPOINT, given, sources)
-        return given
+            check_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
+        return with_staged_epochs(given, sources)
 
-    def _opened(self, found: Listing) -> list[SourceSegment]:
-        return opened(found, self.policy, live=self.options.live)
+    def _open_sources(self, found: SegmentListing) -> list[SourceSegment]:
+        return open_listed_segments(found, self.policy, live=self.options.live)
 
-    def _same_log(self, state: PartitionState, sources: Sequence[SourceSegment], given: Lineage) -> PartitionState:
-        """Raises BadData for another log. A tail that the broker has discarded is discarded, if that is accepted."""
-        parted = parting(state, sources, given)
-        if parted is None:
-            if not check_tail(state, sources):
-                self._check_within(state, sources)
-            return state
-        if not (given or parted.newer) and check_tail(state, sources):
-            return state  # epochs that only batches tell may go back (v0 and v1 have none): batches that are the same speak louder
-        check_tail(state, sources, parted.offset)
-        if not (parted.newer and self.options.accept_truncation) or parted.offset <= state.start_offset:
-            raise parted.error(state, self.log_dir)
-        self.notes += accept_truncation(self.tier, self.log, parted.offset, epoch_at(parted.given, parted.offset), self.policy)
-        self.company.note_change(self.log)
-        return self.log.state
+    def _split_listing(self, found: SegmentListing) -> Iterator[SegmentListing]:
+        """Yield the listing in parts that may be open at the same time. Parts of a live log are held in memory and therefore small."""
+        return found.split_by_size(LIVE_BYTES) if self.options.live else iter([found] if found.bases else [])
 
-    def _check_within(self, state: PartitionState, sources: Sequence[SourceSegment]) -> None:
-        if self.options.older:
-            check_within(state, sources, self._stored, self.policy.max_decompressed_batch_bytes)
+    def _lock_if_large(self, part: SegmentListing) -> AbstractContextManager[object]:
+        return self.company.large if part.size_bytes > LARGE_BYTES else nullcontext()
+
+    # --- whether it is the same log ---
+
+    def _find_acceptable_divergence(self, found: SegmentListing, state: PartitionState) -> Divergence | None:
+        """Return where the directory's leader epochs disown data of the tier, if at all. Raises BadData if it may not be discarded."""
+        if not state.has_segments:
+            return None
+        given = self._checkpoint_lineage([])
+        if given:
+            # A leader writes an epoch's entry before its first batch, so the log reaches at least the last entry.
+            diverged = find_divergence(state, given, max(self._sealed_end(found), given[-1].start_offset))
+        else:
+            diverged = find_divergence(state, *self._read_batch_lineage(found.from_offset(self._first_offset_needed(state))))
+            if diverged is not None and diverged.newer:
+                diverged = find_divergence(state, *self._read_batch_lineage(found))  # it may lie before the segments that were opened
+            elif diverged is not None and check_tail_batches(
+                state, self._open_sources(found.from_offset(self._first_offset_needed(state)))
+            ):
+                return None  # epochs that only batches show may be out of order (v0 and v1 have none); equal batches are better evidence
+        if diverged is None or (diverged.newer and diverged.offset > state.end_offset):
+            return diverged
+        if not (diverged.newer and self.options.accept_truncation) or diverged.offset <= state.log_start:
+            self._check_tail_below(found, state, diverged.offset)  # if it is another log, the error says so
+            for part in self._split_listing(found.from_offset(self._first_offset_needed(state))):
+                self._checkpoint_lineage(self._open_sources(part))  # nor is a checkpoint believed that its own batches contradict
+            raise diverged.refusal_error(state, self.log_dir)
+        return diverged
+
+    def _sealed_end(self, found: SegmentListing) -> int:
+        """Return the exclusive end of the directory's log, as far as it consists of sealed segments."""
+        if found.end is not None:
+            return found.end
+        for base in reversed(found.bases):
+            (source,) = self._open_sources(found.from_offset(base).before_offset(base + 1))
+            if source.size:
+                return int(source.table.last_offset[-1]) + 1
+        return 0
+
+    def _read_batch_lineage(self, found: SegmentListing) -> tuple[Lineage, int]:
+        """Return the lineage that the batches of these segments have, and their exclusive end."""
+        lineage, end = Lineage(), 0
+        for part in self._split_listing(found):
+            filled = [source for source in self._open_sources(part) if source.size]
+            lineage = extend_lineage(lineage, lineage_from_batches(filled))
+            end = int(filled[-1].table.last_offset[-1]) + 1 if filled else end
+        return lineage, end
+
+    def _check_broker_cleaner(self, position: int) -> None:
+        """Raise BadData if the broker's cleaner has passed the offset at which the directory would continue the tier.
+
+        :param position: that offset. Data that this import has added itself does not count, unless the cleaner ran in between.
+        """
+        cleaned = cleaner_offset(self.log_dir, self.name)
+        if self.cleaned is None or cleaned > self.cleaned:
+            where = str(self.log_dir.parent / CLEANED)
+            check_not_cleaned(self.name, position, cleaned, cleaner="the broker's own cleaner", where=where)
+        self.cleaned = cleaned if self.cleaned is None else self.cleaned
+
+    def _check_known_records(self, found: SegmentListing, state: PartitionState) -> None:
+        """For a directory that has no batch of the tail: raise BadData if its last records differ from the tier's."""
+        if self.options.older and self._sealed_end(found) <= state.end_offset + 1:
+            self._compare_records(found, state, self._sealed_end(found))
+
+    def _check_tail_below(self, found: SegmentListing, state: PartitionState, offset: int) -> bool:
+        """Return whether the directory has a batch of the tail below an offset. Raises BadData if one differs."""
+        known = [batch for batch in state.tail if self.rewritten <= batch.last_offset < offset]
+        sources = self._open_sources(found.before_offset(offset).from_offset(known[0].base_offset)) if known else []
+        return check_tail_batches(state, sources, offset, self.rewritten)
+
+    def _compare_records(self, found: SegmentListing, state: PartitionState, below: int) -> int:
+        limit = self.policy.max_decompressed_batch_bytes
+        return compare_records(state, found, self._open_tier_segment, self._open_sources, limit, below=below, rewritten=self.rewritten)
+
+    def _compare_records_below(self, bound: int) -> int:
+        return self._compare_records(self.whole, self.log.state, min(bound, self._sealed_end(self.whole)))
+
+    def _try_to_settle_identity(self) -> None:
+        """For a directory without new data: settle its identity if possible, else note that its next segment will be refused."""
+        if self.log.state.has_segments and not self.identity.try_to_settle_identity(self.compared, self._compare_records_below):
+            self.notes.append(self.identity.adoption_note())
+
+    # --- a truncated log ---
+
+    def _replace_discarded_end(self, found: SegmentListing, state: PartitionState, diverged: Divergence) -> None:
+        """Replace data that the broker has discarded by the first segments of its new branch, after all of the branch was read and
+        checked.
+        """
+        offset, end = diverged.offset, state.end_offset
+        self.identity.settle_identity(self._check_tail_below(found, state, offset), self._compare_records_below, bound=offset)
+        branch = found.from_offset(offset)
+        with self._lock_if_large(branch):
+            checked = self._check_branch(branch, state, offset)
+            check_position = self._position_check(state)
+            check_position(self.log.refresh())
+            self.notes += undo_rounds_beyond(
+                self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=self.options.accept_loss
+            )
+            check_position(self.log.state)  # another import may have cut the log
+            with tempfile.TemporaryDirectory(prefix="cut-", dir=process_folder(self.tier.state_dir)) as scratch:
+                self._add_branch(checked, diverged.given, offset, Path(scratch))
+        self.notes.append(f"{self.name}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
+
+    def _check_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedPiece]:
+        """Read and check everything that the directory has from ``offset`` on. Raises BadData.
+
+        Return the pieces that are added together with the cut: those of the first part that has batches, below the bound.
+        """
+        first: list[CheckedPiece] | None = None
+        last: list[SourceSegment] = []
+        for part in self._split_listing(branch):
+            sources = self._open_sources(part)
+            self._checkpoint_lineage(sources)
+            pieces = pieces_after(self.log_dir, sources, offset - 1)
+            if not any(piece.source.size for piece in pieces):
+                continue
+            count = 0
+            if first is None:
+                pieces = self._require_no_gap(state, offset - 1, pieces)
+                count = len(self._pieces_below_bound(pieces))
+                first = self._check_pieces(pieces[:count]) if any(piece.source.size for piece in pieces[:count]) else []
+            check_pieces(pieces[count:], CheckSettings(self.policy.max_decompressed_batch_bytes, self.company.threads))
+            if not self.options.gaps:
+                check_no_gaps([*last, *(piece.source for piece in pieces)])
+            last = [pieces[-1].source]
+        return first or []
+
+    def _add_branch(self, checked: Sequence[CheckedPiece], given: Lineage, offset: int, scratch: Path) -> None:
+        """Cut the tier's end and add the first segments of the new branch, in one record.
+
+        :param given: lineage of the new branch.
+        :param offset: first offset that is discarded.
+        :param scratch: a temporary folder.
+        """
+        state, layout = self.log.state, self.tier.ports.layout
+        place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
+        head = segment_head_before(self.tier, state, offset, self.policy, scratch)
+        start = offset if head else state.live[place].start_offset
+        if checked and checked[0].piece.source.base != start:  # a round has left no batch in between; the first segment covers the offsets
+            piece = checked[0].piece
+            checked = [replace(checked[0], piece=replace(piece, source=replace(piece.source, base=start))), *checked[1:]]
+        before = head.states if head else read_producers_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
+        found = form_segments(self.log_dir, checked, before) if checked else []
+        known = truncate_lineage(state.lineage, start)
+        voided = tuple(segment.id for segment in state.live[place:])
+        body = TailTruncated(cut_id="", offset=start, voided=voided, accept_loss=self.options.accept_loss)
+        given = with_staged_epochs(given, [one.piece.source for one in checked])
+        self._upload_and_record(found, self._create_arrival(found, known, given, cut=body), known, head)
 
     @contextmanager
-    def _stored(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
-        """A segment as the tier has it."""
-        with self.tier.opening(self.name, [segment], "import") as reading, reading.opened(0, txn_index=False) as source:
+    def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
+        """Open a segment of the tier; yield its source."""
+        with read_segments(self.tier, self.name, [segment], "import") as reading, reading.open_segment(0, txn_index=False) as source:
             yield source
 
-    def _bounded(self, pieces: list[LogPiece]) -> list[LogPiece]:
-        """Without the first segment that reaches the bound, and what follows it."""
+    def _pieces_below_bound(self, pieces: list[LogPiece]) -> list[LogPiece]:
+        """Return the pieces before the first one that reaches the bound (``options.below``)."""
         limit = self.options.below
         if limit is None:
             return pieces
         reaching = (place for place, piece in enumerate(pieces) if piece.source.size and int(piece.source.table.last_offset[-1]) >= limit)
         return pieces[: next(reaching, len(pieces))]
 
-    def _joined_to(self, state: PartitionState, pieces: list[LogPiece]) -> list[LogPiece]:
-        """Raises BadData for a gap between the tier and the directory; where gaps are in order the first segment covers it."""
-        first = pieces[0].source
-        if not state.live or first.base == state.end_offset + 1:
-            return pieces
-        if not self.options.gaps:
-            raise BadData(
-                f"the directory begins at offset {first.base}, and {self.name} ends at {state.end_offset} in the tier: it leaves a gap",
-                segment=first.name,
-                hint=f"Give a directory that begins at {state.end_offset + 1} or before; if what is missing is gone, say --allow-gaps",
-            )
-        self.notes.append(f"offsets {state.end_offset + 1} to {first.base - 1} are missing in {self.name}, and stay so")
-        return [replace(pieces[0], source=replace(first, base=state.end_offset + 1)), *pieces[1:]]
+    def _require_no_gap(self, state: PartitionState, end: int, pieces: list[LogPiece]) -> list[LogPiece]:
+        """Return the pieces if they follow the tier's end without a gap. Raises BadData for a gap, unless gaps are allowed.
 
-    def _continues(self, first: Member) -> Callable[[PartitionState], None]:
+        An allowed gap is covered by the first piece.
+
+        :param end: last offset that the tier has, or will have after a cut.
+        :param pieces: everything that the directory has after ``end``.
+        """
+        first = pieces[0].source
+        if not state.has_segments or first.base == end + 1:
+            return pieces
+        check_gap(state, end, first, self.options.fetched_from, self.held.refusals, gaps=self.options.gaps)
+        self.notes.append(f"offsets {end + 1} to {first.base - 1} are missing in {self.name}, and stay so")
+        return [replace(pieces[0], source=replace(first, base=end + 1)), *pieces[1:]]
+
+    def _position_check(self, checked: PartitionState) -> Callable[[PartitionState], None]:
+        """Return a check that raises BadData if a state no longer has the end and the lineage that this import was checked against."""
+
         def check_position(state: PartitionState) -> None:
-            if state.live and first.start != state.end_offset + 1:
+            if (state.end_offset, state.lineage) != (checked.end_offset, checked.lineage):
                 raise BadData(
-                    f"{self.name} ends at {state.end_offset} by now, and the import begins at {first.start}",
-                    segment=first.source.name,
+                    f"{self.name} ends at {state.end_offset} by now, and the import continues it at {checked.end_offset}",
+                    segment=str(self.log_dir),
                     hint="Another import was faster. Import again what is still missing",
                 )
 
@@ -323,18 +458,20 @@ class _Import:
 
     # --- before the beginning ---
 
-    def _add_older(self, found: Listing, state: PartitionState) -> None:
-        if not state.live or not found.bases or found.bases[0] >= state.start_offset or not self.options.older:
+    def _add_before_start(self, found: SegmentListing, state: PartitionState) -> None:
+        if not state.has_segments or not found.bases or found.bases[0] >= state.start_offset or not self.options.older:
             return
-        problem = ordering.compacted(state)
+        if state.log_start_offset is not None or (found.end is not None and found.end < state.start_offset):
+            return  # what lies there was deleted, or the active segment has offsets that would be passed over
+        problem = ordering.compacted_problem(state)
         if problem:
             self.too_late = f"offsets {found.bases[0]} to {state.start_offset - 1} cannot be added before what the tier has: {problem}"
             return
-        part = found.until(state.start_offset)
-        pieces = below(self.log_dir, self._opened(part), state.start_offset)
+        part = found.before_offset(state.start_offset)
+        pieces = pieces_before(self.log_dir, self._open_sources(part), state.start_offset)
         if not any(piece.source.size for piece in pieces):
             return
-        given = self._given([piece.source for piece in pieces])
+        given = self._checkpoint_lineage([piece.source for piece in pieces])
         last = pieces[-1].source
         if last.end != state.start_offset and not self.options.gaps:
             raise BadData(
@@ -343,14 +480,22 @@ class _Import:
                 hint="Restore the segment in between; if a cleaner took them away, say --allow-gaps",
             )
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
-        found_members = members(self.log_dir, self._checked(pieces), ProducerStates.none())
-        self._check_older(state, found_members, given)
-        older = merge(told_lineage([piece.source for piece in pieces if piece.source.size]), _lineage_until(given, found_members[-1].end))
-        self._take(found_members, Arrival(older, before=True, listed=self._listed, noted=self._noted))
+        self.identity.settle_identity(0, self._compare_records_below)
+        found_members = form_segments(self.log_dir, self._check_pieces(pieces), ProducerStates.none())
+        self._check_before_start(state, found_members, given)
+        older = restore_removed_epochs(
+            lineage_from_batches([piece.source for piece in pieces if piece.source.size]),
+            truncate_lineage(given, found_members[-1].end + 1),
+        )
+        self._upload_and_record(
+            found_members,
+            ArrivingSegments(older, before=True, topic_id=self.identity.given_id, listed=self._list_partition, noted=self._announce_change),
+            (),
+        )
 
-    def _check_older(self, state: PartitionState, found: list[Member], given: Lineage) -> None:
-        """Raises BadData for another log, and for a transaction that would come to its end in segments which do not know of it."""
-        last = (given or told_lineage([found[-1].source]))[-1].epoch
+    def _check_before_start(self, state: PartitionState, found: list[FutureSegment], given: Lineage) -> None:
+        """Raise BadData if segments before the tier's start belong to another log, or leave a transaction open there."""
+        last = (given or lineage_from_batches([found[-1].source]))[-1].epoch
         if not given and state.lineage and last > state.lineage[0].epoch:
             raise BadData(
                 f"it was written in leader epoch {last}, and {self.name} begins with epoch {state.lineage[0].epoch} in the tier",
@@ -365,22 +510,22 @@ class _Import:
                 hint="`topics delete` the partition and import the whole directory anew",
             )
         if given:
-            parted = parting(state, [member.source for member in found], given)
-            if parted is not None and parted.offset < state.start_offset:
-                raise parted.error(state, self.log_dir)
+            diverged = find_divergence(state, given, found[-1].end + 1)
+            if diverged is not None and diverged.offset < state.start_offset:
+                raise diverged.refusal_error(state, self.log_dir)
 
     # --- both ---
 
-    def _checked(self, pieces: Sequence[LogPiece]) -> list[CheckedPiece]:
+    def _check_pieces(self, pieces: Sequence[LogPiece]) -> list[CheckedPiece]:
         sources = [piece.source for piece in pieces]
         size = sum(source.size for source in sources)
         self.progress.at("checking", size)
         if not self.options.live:
-            check_indexes(self.log_dir, self.bases)
+            check_orphaned_indexes(self.log_dir, self.whole.bases)
         if not self.options.gaps:
-            check_missing(sources)
+            check_no_gaps(sources)
         limit = self.policy.max_decompressed_batch_bytes
-        checked = check(pieces, Checks(limit, self.company.threads, self._sitting, self.progress.advance))
+        checked = check_pieces(pieces, CheckSettings(limit, self.company.threads, self._sidecar_builder, self.progress.advance))
         negative = sum(piece.negative_timestamps for piece in checked)
         if negative:
             self.notes.append(
@@ -389,98 +534,67 @@ class _Import:
             )
         return checked
 
-    def _sitting(self, source: SourceSegment) -> Sitting | None:
-        """Without a filter: how many keys a round will meet, and what became of transactions without reading it again."""
+    def _sidecar_builder(self, source: SourceSegment) -> SidecarBuilder | None:
+        """Return a sidecar builder for a segment, or None if sidecars are off.
+
+        It builds no filter: later rounds need the number of keys, and the outcomes of transactions without reading the segment again.
+        """
         if not self.tier.cleaner_for(self.name.topic).bloom:
             return None
-        return Sitting(source, None, self._key(), sketch=True)
+        return SidecarBuilder(source, None, self._hash_key(), sketch=True)
 
-    def _key(self) -> bytes:
-        """The tier's hash key, or what is to be that of the tier that this import makes: it is needed before anything is written."""
+    def _hash_key(self) -> bytes:
+        """Return the tier's hash key, or the one with which this import will create the tier: it is needed before anything is written."""
         if self.tier.catalog.state.tier_id:
-            return self.tier.hash_key()
+            return self.tier.identity.hash_key()
         self.key_to_be = self.key_to_be or self.tier.ports.random_bytes(HASH_KEY_BYTES)
         return self.key_to_be
 
-    def _take(self, found: list[Member], arrival: Arrival) -> None:
+    def _upload_and_record(
+        self, found: list[FutureSegment], arrival: ArrivingSegments, known: Lineage, head: FutureSegment | None = None
+    ) -> None:
+        """Upload segments and record them in the control log.
+
+        :param known: the tier's lineage, as far as the segments continue it.
+        :param head: what a truncation leaves of a segment of the tier; it does not count as added.
+        """
+        # The broker's cleaner may have run while the segments were read.
+        self._check_broker_cleaner(arrival.cut.offset if arrival.cut else self.log.state.end_offset + 1)
         tier, interval = self.tier, self.policy.index_interval_bytes
-        _check_room(tier.ports.layout.url, sum(room_for(member, interval) for member in found))
+        check_free_space(tier.ports.layout.url, sum(disk_bytes_needed(member, interval) for member in found))
         if not tier.catalog.state.tier_id:
-            tier.create(self.key_to_be)
+            tier.identity.create(self.key_to_be)
             tier.catalog.refresh()
         self.progress.at("uploading", sum(member.source.size for member in found))
         sidecars = tier.sidecars(self.name) if tier.cleaner_for(self.name.topic).bloom else None
-        older = arrival.lineage if arrival.before else merge(self.log.state.lineage, arrival.lineage)
-        incoming = [_File(self, member, older, sidecars) for member in found]
-        if take_in(tier.ports, self.log, incoming, replace(arrival, at_once=self.company.threads)):
+        lineage = restore_removed_epochs(known, arrival.lineage)
+        how = UploadSettings(tier, self.name, self.policy, self.company.threads, sidecars, self._report_progress)
+        incoming = [
+            SegmentUpload(how, member, lineage, self.identity.check_directory_unchanged) for member in ([head, *found] if head else found)
+        ]
+        if add_segments(tier.ports, self.log, incoming, replace(arrival, at_once=self.company.threads)):
             self.done += found
 
-    def _listed(self) -> None:
+    def _report_progress(self, size: int) -> None:
+        with self.telling:
+            self.progress.advance(size)
+
+    def _list_partition(self) -> None:
         if str(self.name) not in self.tier.catalog.state.partitions:
             self.company.note_change(self.log)
 
-    def _noted(self) -> None:
+    def _announce_change(self) -> None:
         self.company.note_change(self.log)
 
-    def _report(self) -> ImportReport:
+    def _build_import_report(self) -> ImportReport:
         state = self.log.state
+        self.notes += refused_files(self.held.refusals)
         if not self.done:
             return ImportReport(0, 0, state.end_offset + 1, state.end_offset, tuple(self.notes))
+        taken = [member for member in self.done if member.source.name.endswith(DELETED)]
+        if taken:
+            what = f"offsets {taken[0].start} to {taken[-1].end} of {self.name}"
+            self.notes.append(f"{what} were taken from files that the broker has staged for deletion")
         size = sum(member.source.size for member in self.done)
         start, end = min(member.start for member in self.done), max(member.end for member in self.done)
         return ImportReport(len(self.done), size, start, end, tuple(self.notes))
-
-
-@dataclass(frozen=True)
-class _File:
-    """Incoming (transfer.intake): a segment of the directory."""
-
-    work: _Import
-    member: Member
-    lineage: tuple[EpochEntry, ...]
-    sidecars: Sidecars | None
-
-    @property
-    def identity(self) -> str:
-        return f"{self.member.start} {self.member.end} {self.member.checked.sha256}"
-
-    def bring(self, registered: str) -> RemoteLogSegmentMetadata | None:
-        work = self.work
-        with tempfile.TemporaryDirectory(prefix="import-", dir=process_folder(work.tier.state_dir)) as scratch:
-            metadata, paths = prepare(self.member, registered, self.lineage, work.policy, BalanceKey(work.tier.hash_key()), Path(scratch))
-            if work.tier.ports.layout.upload(work.name, metadata, paths):
-                return None
-        if self.sidecars is not None:
-            self.sidecars.add(self._sidecar(metadata.id, self.sidecars.hash_key))
-        with work.telling:
-            work.progress.advance(metadata.size_bytes)
-        return metadata
-
-    def _sidecar(self, registered: str, hash_key: bytes) -> Sidecar:
-        sitting, work = self.member.checked.sitting, self.work
-        if sitting is not None and sitting.hash_key == hash_key:
-            return sitting.sidecar(registered)
-        # Another process has made the tier meanwhile: what was seen was hashed under a key that nobody knows.
-        with Lanes(work.company.threads) as lanes:
-            return portray(registered, self.member.source, None, hash_key, work.policy.max_decompressed_batch_bytes, lanes, sketch=True)
-
-    def check_unchanged(self) -> None:
-        check_unchanged(self.member)
-
-
-def _lineage_until(given: Lineage, end: int) -> Lineage:
-    return tuple(entry for entry in given if entry.start_offset <= end)
-
-
-def _check_room(url: str, needed: int) -> None:
-    """Where the tier is a directory: whether so much fits on its disk. Else it would be left with half of it. Raises OutOfBudget."""
-    if is_s3(url):
-        return
-    root = local_path(url)
-    disk = next(folder for folder in (root, *root.parents) if folder.exists())
-    free = shutil.disk_usage(disk).free
-    if free < needed:
-        raise OutOfBudget(
-            f"this import needs {needed} bytes, and the disk of {disk} has {free} left",
-            hint="Free space, or move the tier to a larger disk",
-        )

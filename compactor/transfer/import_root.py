@@ -1,4 +1,4 @@
-"""``import LOG_ROOT``: every ``<topic>-<partition>`` directory in a broker's log directory, each for itself."""
+"""Import of every ``<topic>-<partition>`` directory in a broker's log directory, each independently (``import LOG_ROOT``)."""
 
 from __future__ import annotations
 
@@ -11,62 +11,70 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from compactor.bootstrap import Tier
-from compactor.control.logs import note_partitions
+from compactor.access.tier import Tier
+from compactor.control.logs import publish_hints
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import Company, ImportOptions, ImportProgress, ImportReport, import_directory
+from compactor.transfer.import_ import import_directory
+from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
 
-AT_ONCE = 8
-"""Partitions per thread of ``daemon.threads``."""
+IMPORTS_PER_THREAD = 8
+"""Partitions that are imported at the same time, for each thread of ``daemon.threads``."""
 
 METADATA_LOG = "__cluster_metadata"
-"""KRaft's own log: no topic, though it lies among them."""
+"""Directory name of KRaft's metadata log, which is no topic."""
 
 _SEGMENT = re.compile(r"\d{20}\.log")
 
 
 @dataclass(frozen=True)
 class PartitionImport:
-    """What became of one directory. ``error``: why it was refused; the report is None then."""
+    """Result of importing one partition.
+
+    report: None if the import failed.
+    error: why it failed; None if it did not.
+    """
 
     name: TopicPartition
     report: ImportReport | None
     error: Exception | None = None
 
     @property
-    def status(self) -> str:
-        return self.report.status if self.report else "refused"
+    def import_status(self) -> str:
+        return self.report.import_status if self.report else "refused"
 
     @property
-    def reason(self) -> str:
-        """Why it was refused, or what people should know."""
+    def failure_or_notes(self) -> str:
+        """Why the import failed, or notes for people."""
         if self.error is not None:
             return str(self.error)
         return "; ".join(self.report.notes) if self.report else ""
 
 
 def is_log_root(path: Path) -> bool:
-    """Whether it holds directories of partitions, and no segments itself. Raises UsageError where it cannot be read."""
+    """Return whether a directory contains partition directories and no segments itself. Raises UsageError if it cannot be read."""
     try:
         entries = list(path.iterdir()) if path.is_dir() else []
         return not any(_SEGMENT.fullmatch(entry.name) for entry in entries) and any(
-            named_by(entry) is not None and entry.is_dir() for entry in entries
+            partition_of_directory(entry) is not None and entry.is_dir() for entry in entries
         )
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="Check the path, its owner and its mode") from error
 
 
-def named_by(log_dir: Path) -> TopicPartition | None:
-    """What a broker calls this partition; None where the directory has another kind of name. Of a link its own name counts."""
+def partition_of_directory(log_dir: Path) -> TopicPartition | None:
+    """Return the partition that a directory is named after, or None. For a symbolic link its own name counts."""
     try:
         return TopicPartition.parse(Path(os.path.abspath(log_dir)).name)
     except UsageError:
         return None
 
 
-def of_topics(topics: str | None) -> Callable[[TopicPartition], bool]:
-    """Whether a partition's topic is wanted. ``topics``: a regular expression over whole names, None for all. Raises UsageError."""
+def topic_filter(topics: str | None) -> Callable[[TopicPartition], bool]:
+    """Return a filter for partitions by topic. Raises UsageError for an invalid expression.
+
+    :param topics: a regular expression for whole topic names; None for all.
+    """
     try:
         wanted = re.compile(topics) if topics is not None else None
     except re.error as error:
@@ -74,22 +82,23 @@ def of_topics(topics: str | None) -> Callable[[TopicPartition], bool]:
     return lambda name: wanted is None or wanted.fullmatch(name.topic) is not None
 
 
-def partition_dirs(root: Path, topics: str | None = None) -> list[tuple[TopicPartition, Path]]:
-    """The partitions' directories, by topic and number. Those that a broker deletes or has in the making have other names.
+def list_partition_directories(root: Path, topics: str | None = None) -> list[tuple[TopicPartition, Path]]:
+    """Return the partition directories in a broker's log directory, by topic and number.
 
-    :param topics: a regular expression over whole topic names.
-    :raises UsageError: an expression that is none.
+    Directories that a broker is creating or deleting have other names and are left out.
+
+    :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
-    wanted = of_topics(topics)
-    found = [(name, path) for path in root.iterdir() if (name := named_by(path)) is not None and path.is_dir()]
+    wanted = topic_filter(topics)
+    found = [(name, path) for path in root.iterdir() if (name := partition_of_directory(path)) is not None and path.is_dir()]
     return sorted((name, path) for name, path in found if wanted(name) and name.topic != METADATA_LOG)
 
 
 Source = TypeVar("Source")
 
 
-class ChangesTogether:
-    """There is one catalog log: what threads have to say while one of them writes is said in one record after that."""
+class CatalogChangeBatcher:
+    """Batches catalog records of several threads: changes that arrive while one record is written are written together in the next one."""
 
     def __init__(self, say: Callable[[Mapping[TopicPartition, int]], None]) -> None:
         self._say = say
@@ -98,27 +107,27 @@ class ChangesTogether:
         self._waiting: list[tuple[TopicPartition, int, Future[None]]] = []
 
     @property
-    def waiting(self) -> int:
-        """Changes that nobody has begun to say."""
+    def pending_changes(self) -> int:
+        """Number of changes that are not being written yet."""
         with self._changed:
             return len(self._waiting)
 
-    def note(self, name: TopicPartition, slot: int) -> None:
-        """Returns when it is said. Raises what saying it, with others, has raised."""
+    def record_change(self, name: TopicPartition, slot: int) -> None:
+        """Record that a partition's log has reached a slot; return when this is written. Raises the error of the append, if it fails."""
         told: Future[None] = Future()
         with self._changed:
             self._waiting.append((name, slot, told))
         with self._writing:
             if not told.done():
-                self._say_all()
+                self._write_pending()
         told.result()
 
-    def _say_all(self) -> None:
+    def _write_pending(self) -> None:
         with self._changed:
             waiting, self._waiting = self._waiting, []
         try:
             self._say({name: slot for name, slot, _ in waiting})
-        except BaseException as error:  # noqa: BLE001 - told to everybody whose change it was
+        except BaseException as error:  # noqa: BLE001 - raised again in every thread whose change it was
             for _, _, told in waiting:
                 told.set_exception(error)
         else:
@@ -126,20 +135,23 @@ class ChangesTogether:
                 told.set_result(None)
 
 
-def each_for_itself(
+def import_partitions(
     tier: Tier,
     sources: Sequence[tuple[TopicPartition, Source]],
-    bring: Callable[[TopicPartition, Source, Company], ImportReport],
+    bring: Callable[[TopicPartition, Source, ImportResources], ImportReport],
     *,
     at_once: int,
     on_partition: Callable[[PartitionImport], None],
 ) -> list[PartitionImport]:
-    """Each partition by itself, several at once; one that is refused does not stop the others (I9).
+    """Import several partitions at a time and return their results in order. One that fails does not stop the others (isolation, I9).
 
-    :param bring: brings one into the tier; called from threads, with what they share.
+    :param sources: what to import each partition from.
+    :param bring: imports one partition; called from threads, with the resources that they share.
+    :param at_once: number of partitions imported at the same time.
+    :param on_partition: called with each result, by one thread at a time.
     """
     one_at_a_time = threading.Lock()
-    changes = ChangesTogether(lambda slots: note_partitions(tier.catalog, slots))
+    changes = CatalogChangeBatcher(lambda slots: publish_hints(tier.catalog, slots))
 
     def take(source: tuple[TopicPartition, Source]) -> PartitionImport:
         try:
@@ -150,10 +162,10 @@ def each_for_itself(
             on_partition(done)
         return done
 
-    company = Company(1, lambda log: changes.note(log.state.name, log.reached()), threading.Lock())
+    company = ImportResources(1, lambda log: changes.record_change(log.state.name, log.reached()), threading.Lock())
     if sources:
-        tier.create()
-        tier.identity()
+        tier.identity.create()
+        tier.identity.read()
     with ThreadPoolExecutor(at_once, "import") as pool:
         return list(pool.map(take, sources))
 
@@ -166,15 +178,16 @@ def import_root(
     on_bytes: Callable[[int], None] = lambda size: None,
     on_partition: Callable[[PartitionImport], None] = lambda done: None,
 ) -> list[PartitionImport]:
-    """Each directory for itself; one that is refused does not stop the others.
+    """Import several partition directories at a time. One that fails does not stop the others.
 
-    Several partitions at a time, each with one thread: most of an import of little is waiting for the store. Those of much go one by
-    one, beside them.
+    Each import has one thread, because a small one mostly waits for the store. Large imports run one at a time beside them.
+
+    :param on_bytes: called with a number of bytes when they are done.
     """
     options = replace(options, may_be_empty=True)
 
-    def bring(name: TopicPartition, path: Path, company: Company) -> ImportReport:
+    def bring(name: TopicPartition, path: Path, company: ImportResources) -> ImportReport:
         policy = tier.cleaner_for(name.topic).policy()
         return import_directory(tier, path, name, policy, ImportProgress(advance=on_bytes), options, company)
 
-    return each_for_itself(tier, directories, bring, at_once=AT_ONCE * tier.settings.daemon.threads, on_partition=on_partition)
+    return import_partitions(tier, directories, bring, at_once=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition)

@@ -1,7 +1,6 @@
-"""The order in which segments come into the tier: ids registered < objects created < sources looked at again < tiered.
+"""Order of steps by which segments enter the tier: ids registered < objects created < sources checked again < segments tiered.
 
-An import that was cut short is taken up where it stopped: its id is made of what it brings, and the ids of its segments stand in the
-control log.
+An interrupted import is resumed: its id is derived from what it brings, and the ids of its segments are in the control log.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from checkpoint.lineage import Lineage
-from compactor.control.importing import prepend, register, tier
+from compactor.control.importing import closed_import, prepend_segments, register_import, tier_segments, truncate_tail
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
-from compactor.control.records import TailBatch
-from compactor.control.state import ClosedImport, PartitionState
+from compactor.control.records import TailBatch, TailTruncated
+from compactor.control.state import PartitionState
 from compactor.errors import StoreError
 from compactor.model.ids import segment_id
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -25,94 +24,128 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 MOST_ATTEMPTS = 1000
 
 
-class Incoming(Protocol):
-    """One segment on its way into the tier."""
+class IncomingSegment(Protocol):
+    """A segment on its way into the tier."""
 
     @property
-    def identity(self) -> str:
-        """The same whenever offsets and bytes are the same."""
+    def content_identity(self) -> str:
+        """Text that is equal exactly if offsets and bytes are equal."""
 
-    def bring(self, registered: str) -> RemoteLogSegmentMetadata | None:
-        """Creates its objects under this id; None where other objects have it already."""
+    def upload_under_id(self, registered: str) -> RemoteLogSegmentMetadata | None:
+        """Create the segment's objects under this id and return its metadata; None if other objects have the id already."""
 
-    def check_unchanged(self) -> None:
-        """Raises BadData where its source is no longer what ``bring`` was told to bring."""
+    def check_source_unchanged(self) -> None:
+        """Raise BadData if the source has changed since ``upload`` read it."""
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """What goes with the segments. ``before``: the segments stand before the beginning of the log, not at its end.
+class ArrivingSegments:
+    """Data that is recorded together with new segments, and the way in which they are added.
 
-    ``at_once``: segments that are brought at the same time. ``fits``: raises where the state has gone on so that they no longer fit.
-    ``listed``: called before anything is created, so that what a killed import leaves behind is found. ``noted``: called when there is
-    something new.
+    tail: last batches of the segments, to recognise the log in the next import.
+    before: the segments are added before the log's start, not at its end.
+    at_once: number of segments uploaded at the same time.
+    topic_id: id of the broker's topic; empty if unknown.
+    fits: raises if the segments no longer match a changed state.
+    listed: called before anything is created, so that a sweep finds what a killed import leaves behind.
+    noted: called when the log has a new record.
+    log_start: log start offset of an incoming log, for the first segments of a partition; 0 if it begins with them.
+    cut: the segments replace the tier's end; one that begins before the cut is its head. None to append them.
     """
 
     lineage: Lineage
     tail: tuple[TailBatch, ...] = ()
     before: bool = False
     at_once: int = 1
+    topic_id: str = ""
     fits: Callable[[PartitionState], None] = lambda state: None
     listed: Callable[[], None] = lambda: None
     noted: Callable[[], None] = lambda: None
+    log_start: int = 0
+    cut: TailTruncated | None = None
 
 
-def take_in(ports: Ports, log: PartitionLog, incoming: Sequence[Incoming], arrival: Arrival) -> bool:
-    """All of them become readable, or none. False where this very import was complete before, or a twin of this process was faster.
+def add_segments(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSegment], arrival: ArrivingSegments) -> bool:
+    """Add segments to the tier: all of them become readable, or none.
 
-    :raises BadData: a source changed meanwhile, or another process was faster.
-    :raises Fenced: the import was voided because it slept too long.
-    :raises StoreError: what was created is found again by the next attempt, or swept.
+    :return: False if this same import was complete before, or another process with the same import was faster.
+    :raises BadData: if a source changed meanwhile, or another process was faster.
+    :raises Fenced: if the import was voided because it paused too long.
+    :raises StoreError: if the store fails. The next attempt finds created objects again, or a sweep deletes them.
     """
-    for import_id in _import_ids(incoming):
-        if _closed(log.state, import_id) is None and _attempt(ports, log, import_id, incoming, arrival):
+    for import_id in _import_ids(incoming, arrival.cut):
+        if closed_import(log.state, import_id) is None and _attempt_import(ports, log, import_id, incoming, arrival):
             return True
-        closed = _closed(log.state, import_id)
-        if closed is not None and not closed.voided:
+        closed = closed_import(log.state, import_id)
+        if closed is not None and not closed.voided and closed.tiered_end <= log.state.end_offset:
             return False
     raise StoreError("this import was voided too often", hint="See why with `explain`, or raise publish.orphan_age_ms")
 
 
-def _attempt(ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence[Incoming], arrival: Arrival) -> bool:
-    """False where it is closed by now, or an earlier attempt with other settings left other objects: the next one takes new ids."""
-    arrival.fits(log.state)
-    state = register(ports, log, import_id, [ports.new_id() for _ in incoming])
-    arrival.listed()
-    entry = state.registrations.get(import_id)
-    if entry is None or len(entry.ids) != len(incoming):
-        return False
-    segments = _brought(incoming, entry.ids, arrival.at_once)
+def _attempt_import(
+    ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], arrival: ArrivingSegments
+) -> bool:
+    """Try to add the segments under one import id.
+
+    Return False if the id is closed, or an attempt with other settings left other objects; the next attempt then uses new ids.
+    """
+    segments: list[RemoteLogSegmentMetadata] | None = []
+    if incoming:
+        state = register_import(ports, log, import_id, [ports.new_id() for _ in incoming], arrival.fits)
+        arrival.listed()
+        entry = state.registrations.get(import_id)
+        if entry is None or len(entry.ids) != len(incoming):
+            return False
+        segments = _upload_segments(incoming, entry.ids, arrival.at_once)
     if segments is None:
         return False
-    if arrival.before:
-        prepend(ports, log, import_id, segments, arrival.lineage)
+    if arrival.cut is not None:
+        truncate_tail(ports, log, _truncation_record(arrival.cut, import_id, segments, arrival))
+    elif arrival.before:
+        prepend_segments(ports, log, import_id, segments, arrival.lineage, arrival.topic_id)
     else:
-        tier(ports, log, import_id, segments, arrival.lineage, arrival.tail)
+        start = min(arrival.log_start, segments[-1].end_offset + 1)
+        log_start = start if start > segments[0].start_offset else None
+        tier_segments(ports, log, import_id, segments, arrival.lineage, arrival.tail, arrival.topic_id, log_start)
     arrival.noted()
     return True
 
 
-def _brought(incoming: Sequence[Incoming], ids: Sequence[str], at_once: int) -> list[RemoteLogSegmentMetadata] | None:
-    """Their metadata, in their order; None where one of the ids is taken by other objects. After an error no further one is begun."""
+def _truncation_record(
+    cut: TailTruncated, cut_id: str, segments: Sequence[RemoteLogSegmentMetadata], arrival: ArrivingSegments
+) -> TailTruncated:
+    head = segments[0] if segments and segments[0].start_offset < cut.offset else None
+    new = tuple(segments if head is None else segments[1:])
+    known = {"lineage": arrival.lineage, "tail": arrival.tail, "topic_id": arrival.topic_id}
+    return cut.model_copy(update={"cut_id": cut_id, "head": head, "segments": new, **known})
 
-    def bring(one: Incoming, registered: str) -> RemoteLogSegmentMetadata | None:
-        metadata = one.bring(registered)
+
+def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], at_once: int) -> list[RemoteLogSegmentMetadata] | None:
+    """Return the metadata of the created segments, in order; None if other objects have one of the ids. After an error no other one is
+    begun.
+    """
+
+    def bring(one: IncomingSegment, registered: str) -> RemoteLogSegmentMetadata | None:
+        metadata = one.upload_under_id(registered)
         if metadata is not None:
-            look_again(one)
+            recheck_source(one)
         return metadata
 
     found = []
-    for metadata in _in_order(bring, incoming, ids, at_once):
+    for metadata in _upload_in_order(bring, incoming, ids, at_once):
         if metadata is None:
             return None
         found.append(metadata)
     return found
 
 
-def _in_order(
-    bring: Callable[[Incoming, str], RemoteLogSegmentMetadata | None], incoming: Sequence[Incoming], ids: Sequence[str], at_once: int
+def _upload_in_order(
+    bring: Callable[[IncomingSegment, str], RemoteLogSegmentMetadata | None],
+    incoming: Sequence[IncomingSegment],
+    ids: Sequence[str],
+    at_once: int,
 ) -> Iterator[RemoteLogSegmentMetadata | None]:
-    """With one at a time in the caller's thread."""
+    """Yield what ``bring`` returns for each segment, in order. A single segment is brought in the caller's thread."""
     if min(at_once, len(incoming)) < 2:
         yield from map(bring, incoming, ids)
         return
@@ -123,17 +156,14 @@ def _in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def look_again(one: Incoming) -> None:
-    """What was created may be of a file that changed while it was read: it must not become readable."""
-    one.check_unchanged()
+def recheck_source(one: IncomingSegment) -> None:
+    """Raise BadData if the source changed while it was read: what was created must not become readable."""
+    one.check_source_unchanged()
 
 
-def _closed(state: PartitionState, import_id: str) -> ClosedImport | None:
-    return next((entry for entry in state.closed_imports if entry.import_id == import_id), None)
-
-
-def _import_ids(incoming: Sequence[Incoming]) -> Iterator[str]:
-    """The ids of the first, second, ... attempt at one import: the same whenever offsets and bytes are the same."""
-    identity = "\n".join(one.identity for one in incoming).encode()
+def _import_ids(incoming: Sequence[IncomingSegment], cut: TailTruncated | None) -> Iterator[str]:
+    """Yield the ids of the first, second, ... attempt at one import. They are derived from offsets, bytes and what the import replaces."""
+    replaced = () if cut is None else (f"cut {cut.offset}", *cut.voided)
+    identity = "\n".join([*replaced, *(one.content_identity for one in incoming)]).encode()
     for attempt in range(MOST_ATTEMPTS):
         yield segment_id(hashlib.sha256(identity + attempt.to_bytes(4, "big")).digest()[:16])

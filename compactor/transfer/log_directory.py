@@ -1,36 +1,39 @@
-"""A Kafka log directory as what it becomes in the tier: which segments, what each covers, and all that can be wrong with it.
+"""A Kafka log directory as segments of the tier: which segments there are, what offsets each covers, and every check of them.
 
-Everything here only reads the directory. What a cleaner could not read later is refused now (``check``).
+The directory is only read. Data that a later round could not read is refused here (``check_pieces``).
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
-from checkpoint.lineage import EpochEntry, Lineage
-from compactor.cleaner.passes.describe import NO_TIMESTAMP, content_of, due_as_seen, due_ms, epochs_within, lineage_of
-from compactor.cleaner.passes.lanes import Lane, Lanes
-from compactor.cleaner.passes.portraits import Glimpse, Sitting
+from checkpoint.lineage import EpochEntry, Lineage, restore_removed_epochs
+from compactor.cleaner.passes.describe import content_of, epochs_within, first_due_ms, first_due_ms_of, lineage_of
+from compactor.cleaner.passes.sidecar_builder import ChunkSummary, SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import fold, txnindex_misfit
+from compactor.cleaner.passes.transactions import fold, txn_index_mismatch
+from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
+from compactor.constants import NO_TIMESTAMP
 from compactor.control.records import TailBatch
-from compactor.errors import BadData
+from compactor.errors import BadData, UsageError
 from compactor.local.budget import BLOCK, blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.balance import BalanceKey, content_sum
 from compactor.records.batches import HEADER, HORIZON, BatchTable
-from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build, index_misfit, timeindex_misfit
+from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build, index_mismatch, timeindex_mismatch
 from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot
 from compactor.records.rows import parse
-from compactor.tier.recorded import digest
+from compactor.tier.recorded import file_sha256
 
 CHECKPOINT = "leader-epoch-checkpoint"
 DELETED = ".deleted"
@@ -39,13 +42,36 @@ _INDEX_NAME = re.compile(r"(\d{20})\.(index|timeindex|txnindex)")
 
 
 def log_path(log_dir: Path, base: int) -> Path:
-    """Where a segment lies in a log directory."""
+    """Return the path of a segment's log in a log directory."""
     return log_dir / f"{base:020d}.log"
+
+
+def staged_path(log_dir: Path, base: int) -> Path:
+    """Return the path of a segment's file that its broker has staged for deletion."""
+    path = log_path(log_dir, base)
+    return path.with_name(path.name + DELETED)
+
+
+@contextmanager
+def directory_errors_as_usage_errors(log_dir: Path) -> Iterator[None]:
+    """Convert system errors while a log directory is read into UsageError, except those of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UsageError(
+            f"cannot read {error.filename or log_dir}: {error.strerror}", hint="Check the path, its owner and its mode"
+        ) from error
 
 
 @dataclass(frozen=True)
 class LogPiece:
-    """A segment file, or those of its batches that are taken. ``skipped``: bytes before them; ``file_size``: of the whole file."""
+    """A segment file, or the consecutive batches of it that are imported.
+
+    skipped: bytes of the file before the first imported batch.
+    file_size: size of the whole file.
+    """
 
     source: SourceSegment
     path: Path
@@ -53,29 +79,32 @@ class LogPiece:
     file_size: int
 
     @property
-    def whole(self) -> bool:
-        """Whether all of the file is taken, as it is."""
+    def is_whole_file(self) -> bool:
+        """Return whether all of the file is imported, under the name that it has."""
         return self.source.size == self.file_size and self.path.name == f"{self.source.base:020d}.log"
 
 
 @dataclass(frozen=True)
 class CheckedPiece:
-    """A piece whose bytes were all read. ``negative_timestamps``: as the segment's metadata has it; ``sha256``: of the bytes.
+    """A piece whose bytes were all read and checked.
 
-    ``sitting``: has seen every record, where a sidecar is wanted.
+    negative_timestamps: number of records with a timestamp below -1.
+    sha256: digest of its bytes.
+    builder: has seen every record; None if no sidecar is wanted.
     """
 
     piece: LogPiece
     negative_timestamps: int
     sha256: str
-    sitting: Sitting | None
+    builder: SidecarBuilder | None
 
 
 @dataclass(frozen=True)
-class Member:
-    """One remote segment to be. ``start`` and ``end`` (inclusive) are what it covers, zero-byte neighbours included.
+class FutureSegment:
+    """A future segment of the tier.
 
-    ``states``: the producers at its end.
+    start, end: first and last offset (inclusive) that it covers, those of zero-byte neighbours included.
+    states: producer states at its end.
     """
 
     checked: CheckedPiece
@@ -97,72 +126,80 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Checks:
-    """How a segment is read. ``limit``: bytes that one batch may inflate to; ``portray``: begins its sidecar, None where none is wanted."""
+class CheckSettings:
+    """Settings for the check of segments.
+
+    limit: bytes that one batch may inflate to.
+    builder_for: returns the sidecar builder of a segment, or None.
+    on_bytes: called with a number of bytes when they are checked.
+    """
 
     limit: int
     threads: int
-    portray: Callable[[SourceSegment], Sitting | None] = lambda source: None
+    builder_for: Callable[[SourceSegment], SidecarBuilder | None] = lambda source: None
     on_bytes: Callable[[int], None] = lambda size: None
 
 
-def check(pieces: Sequence[LogPiece], checks: Checks) -> list[CheckedPiece]:
-    """Reads every byte and every record once; a negative timestamp that is none of Kafka's is counted (-1: there is none).
+def check_pieces(pieces: Sequence[LogPiece], checks: CheckSettings) -> list[CheckedPiece]:
+    """Read every byte and every record of the pieces once, and count records with a timestamp below -1.
 
-    :raises BadData: a wrong CRC, a batch that is not what it says, a transaction index that lies.
+    :raises BadData: if a CRC is invalid, a batch contradicts its header, or a transaction index contradicts the log.
     """
     for piece in pieces:
-        problem = txnindex_misfit(piece.source.txn_entries, piece.source)
+        problem = txn_index_mismatch(piece.source.txn_entries, piece.source)
         if problem:
             raise BadData(
                 problem,
                 segment=piece.path.with_suffix(".txnindex").name,
                 hint="Delete this index file: it is rebuilt from the control records",
             )
-    with Lanes(checks.threads) as lanes:
-        return [_checked(piece, checks, lanes) for piece in pieces]
+    with WorkerThreads(checks.threads) as workers:
+        return [_check_piece(piece, checks, workers) for piece in pieces]
 
 
-def _checked(piece: LogPiece, checks: Checks, lanes: Lanes) -> CheckedPiece:
+def _check_piece(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads) -> CheckedPiece:
     source, table = piece.source, piece.source.table
-    sitting = checks.portray(source)
+    builder = checks.builder_for(source)
     sha256 = hashlib.sha256()
     negative = done = 0
 
-    def read(lane: Lane, job: tuple[int, int]) -> tuple[int, int, list[Glimpse]]:
+    def read(buffers: ThreadBuffers, job: tuple[int, int]) -> tuple[int, int, list[ChunkSummary]]:
         first, last = job
         found, seen = 0, []
-        for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), checks.limit, lane.bodies):
-            rows, first_row = parse(table, chunk, lane.rows, source.name)
+        for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), checks.limit, buffers.bodies):
+            rows, first_row = parse(table, chunk, buffers.rows, source.name)
             found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
-            if sitting is not None:
-                seen.append(sitting.look(chunk, rows, first_row))
+            if builder is not None:
+                seen.append(builder.summarize(chunk, rows, first_row))
         return int(table.position[last - 1] + table.size[last - 1]), found, seen
 
     try:
-        for until, found, looks in lanes.run(read, source.ranges()):
-            sha256.update(source.buf.data[done:until])  # while it is in the processor's cache
+        for until, found, looks in workers.run(read, source.ranges()):
+            sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
-            if sitting is not None:
+            if builder is not None:
                 for seen in looks:
-                    sitting.take(seen)
+                    builder.add(seen)
             checks.on_bytes(until - done)
             done = until
     except BadData as error:
-        raise _placed(error, piece) from None
+        raise _with_file_position(error, piece) from None
     sha256.update(source.buf.data[done:])
-    return CheckedPiece(piece, negative, sha256.hexdigest(), sitting)
+    return CheckedPiece(piece, negative, sha256.hexdigest(), builder)
 
 
-def _placed(error: BadData, piece: LogPiece) -> BadData:
-    """The same with its position in the file."""
+def _with_file_position(error: BadData, piece: LogPiece) -> BadData:
+    """Return the error with its position in the file."""
     if error.position < 0 or not piece.skipped:
         return error
     return BadData(error.cause, segment=error.segment, position=error.position + piece.skipped, offset=error.offset, hint=error.hint)
 
 
-def check_indexes(log_dir: Path, bases: Sequence[int]) -> None:
-    """Raises BadData for an index whose segment is missing."""
+def check_orphaned_indexes(log_dir: Path, bases: Sequence[int]) -> None:
+    """Raise BadData if there is an index without its segment.
+
+    :param bases: base offsets of the segments.
+    """
     known = set(bases)
     for path in sorted(log_dir.iterdir()):
         match = _INDEX_NAME.fullmatch(path.name)
@@ -174,9 +211,9 @@ def check_indexes(log_dir: Path, bases: Sequence[int]) -> None:
             )
 
 
-def check_missing(sources: Sequence[SourceSegment]) -> None:
-    """Raises BadData for a gap between segments in which nothing shows that the log was ever compacted."""
-    hole = _hole(sources)
+def check_no_gaps(sources: Sequence[SourceSegment]) -> None:
+    """Raise BadData for a gap between segments, if nothing shows that the log was ever compacted."""
+    hole = _find_gap(sources)
     if hole is not None:
         before, after, last = hole
         raise BadData(
@@ -186,8 +223,8 @@ def check_missing(sources: Sequence[SourceSegment]) -> None:
         )
 
 
-def _hole(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSegment, int] | None:
-    """(segment, next segment, last offset before the gap), in a log in which nothing else shows that it was ever compacted."""
+def _find_gap(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSegment, int] | None:
+    """Return the segments on both sides of the first gap and the last offset before it; None if the log may have been compacted."""
     holes = []
     for source, after in zip(sources, [*sources[1:], None], strict=True):
         table = source.table
@@ -207,26 +244,27 @@ def _hole(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSegmen
 # ---- what its segments cover ------------------------------------------------------------------------------------------------
 
 
-def members(log_dir: Path, pieces: Sequence[CheckedPiece], before: ProducerStates) -> list[Member]:
-    """Segments that hold batches; a zero-byte one joins the one before it, or the one behind it where it is the first.
+def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], before: ProducerStates) -> list[FutureSegment]:
+    """Return the segments that the pieces become. A zero-byte segment joins the one before it, or the one after it if it is the first.
 
-    :param before: the producers where the pieces begin, as far as anybody but the directory's snapshots knows. Raises BadData.
+    :param before: producer states where the pieces begin, unless the directory has a snapshot for that offset.
+    :raises BadData: if the log is corrupt.
     """
     sources = [checked.piece.source for checked in pieces]
-    states = _states_at(log_dir, sources[0].base, before)
-    # Verdicts stand in the order of the sources.
-    verdicts = fold([replace(source, ordinal=place) for place, source in enumerate(sources)], _open_transactions(states))
-    found: list[Member] = []
+    states = _producer_states_at(log_dir, sources[0].base, before)
+    # Verdicts have the order of the sources.
+    verdicts = fold([replace(source, ordinal=place) for place, source in enumerate(sources)], _open_transaction_offsets(states))
+    found: list[FutureSegment] = []
     start = sources[0].base
     for checked, source, verdict in zip(pieces, sources, verdicts, strict=True):
-        # Nobody knows where an empty last segment ends: it may still be written to.
+        # The end of an empty last segment is not known, because it may still be written to.
         end = (int(source.table.last_offset[-1]) if source.size else source.base - 1) if source.is_last else source.end - 1
-        states = _states_at(log_dir, end + 1, states.replay(source.table))
+        states = _producer_states_at(log_dir, end + 1, states.replay(source.table))
         if source.size:
-            # Indexes count from the segment's start in 32 bits.
+            # Indexes store offsets relative to the segment's start in 32 bits.
             start = max(start, int(source.table.last_offset[-1]) - MAX32)
-            entries = _joined(verdict.txn_entries, source.txn_entries)
-            found.append(Member(checked, start, end, states, entries))
+            entries = _merge_txn_entries(verdict.txn_entries, source.txn_entries)
+            found.append(FutureSegment(checked, start, end, states, entries))
             start = end + 1
         elif found:
             found[-1] = replace(found[-1], end=end, states=states)
@@ -234,17 +272,20 @@ def members(log_dir: Path, pieces: Sequence[CheckedPiece], before: ProducerState
     return found
 
 
-def tail_of(sources: Sequence[SourceSegment], batches: int) -> tuple[TailBatch, ...]:
-    """The last batches of these segments, so that they are known again. A header holds the CRC of what follows it."""
+def tail_batches(sources: Sequence[SourceSegment], batches: int) -> tuple[TailBatch, ...]:
+    """Return the last batches of these segments, by which the next import recognises the log. A digest covers the header with its CRC.
+
+    :param batches: how many.
+    """
     found: list[TailBatch] = []
     for source in reversed(sources):
         first = max(0, len(source.table) - batches + len(found))
-        found += [batch_of(source, batch) for batch in reversed(range(first, len(source.table)))]
+        found += [tail_batch(source, batch) for batch in reversed(range(first, len(source.table)))]
     return tuple(reversed(found))
 
 
-def batch_of(source: SourceSegment, batch: int) -> TailBatch:
-    """One batch by its header; of a wrapper of v0 or v1 only the last offset is known."""
+def tail_batch(source: SourceSegment, batch: int) -> TailBatch:
+    """Return one batch as the tail remembers it. Of a wrapper of v0 or v1 only the last offset is known."""
     table = source.table
     last, base = int(table.last_offset[batch]), int(table.base_offset[batch])
     position, size = int(table.position[batch]), int(table.size[batch])
@@ -252,8 +293,12 @@ def batch_of(source: SourceSegment, batch: int) -> TailBatch:
     return TailBatch(base_offset=base if base >= 0 else last, last_offset=last, digest=hashlib.sha256(header).hexdigest()[:32])
 
 
-def _states_at(log_dir: Path, offset: int, replayed: ProducerStates) -> ProducerStates:
-    """By the broker's snapshot, which knows of more than the log may still have; one that is broken or another's is made anew."""
+def _producer_states_at(log_dir: Path, offset: int, replayed: ProducerStates) -> ProducerStates:
+    """Return the producer states at an offset: the broker's snapshot, which may know producers that the log no longer has, else
+    ``replayed``.
+
+    A snapshot that cannot be parsed, or does not belong to this log, is not used.
+    """
     path = log_dir / f"{offset:020d}.snapshot"
     if not path.exists():
         return replayed
@@ -264,21 +309,24 @@ def _states_at(log_dir: Path, offset: int, replayed: ProducerStates) -> Producer
     return given if given.is_of(offset, replayed) else replayed
 
 
-def _open_transactions(states: ProducerStates) -> dict[int, int]:
+def _open_transaction_offsets(states: ProducerStates) -> dict[int, int]:
     opened = states.entries[states.entries["txn_first_offset"] >= 0]
     return {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
 
 
-def _joined(told: TxnEntries, given: TxnEntries) -> TxnEntries:
-    """Aborted transactions by the control records, which tell of those that brokers lose, and those whose data is gone already."""
+def _merge_txn_entries(told: TxnEntries, given: TxnEntries) -> TxnEntries:
+    """Merge two lists of aborted transactions: those that control records show, and those of the transaction index.
+
+    Brokers lose some of the first kind; of some of the second kind the data is gone already.
+    """
     known = set(zip(told["producer_id"].tolist(), told["last_offset"].tolist(), strict=True))
     other = [pair not in known for pair in zip(given["producer_id"].tolist(), given["last_offset"].tolist(), strict=True)]
-    both = np.concatenate((told, given[np.array(other, np.bool_)])).astype(TXN_ENTRY)  # concatenate swaps bytes
+    both = np.concatenate((told, given[np.array(other, np.bool_)])).astype(TXN_ENTRY)  # concatenate changes the byte order
     return both[np.argsort(both["last_offset"].astype(np.int64), kind="stable")]
 
 
-def given_lineage(log_dir: Path) -> Lineage:
-    """The directory's ``leader-epoch-checkpoint``; empty where there is none. Raises BadData."""
+def read_epoch_checkpoint(log_dir: Path) -> Lineage:
+    """Return the lineage in the directory's ``leader-epoch-checkpoint``; empty if there is none. Raises BadData."""
     path = log_dir / CHECKPOINT
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -287,16 +335,25 @@ def given_lineage(log_dir: Path) -> Lineage:
     return parse_leader_epoch_checkpoint(text, str(path))
 
 
-def told_lineage(sources: Sequence[SourceSegment]) -> Lineage:
-    """The epochs that the batches name, from the beginning of the first segment on."""
+def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
+    """Return the leader epochs that the batches have, counted from the start of the first segment."""
     told = lineage_of([source.table for source in sources])
     return (EpochEntry(told[0].epoch, sources[0].base), *told[1:]) if told else ()
 
 
-def check_lineage(path: Path, given: Lineage, sources: Sequence[SourceSegment]) -> None:
-    """Another partition's file, or a stale one, would cut off clean offsets and hide segments from readers. Raises BadData.
+def with_staged_epochs(given: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
+    """Return the directory's lineage with the epochs of its staged segments, which Kafka drops from the checkpoint as it stages them.
 
-    Batches that name no epoch, and those before the first entry (Kafka forgets the epochs before a batch of v0 or v1), fit any.
+    :param given: empty where the directory has no lineage; the epochs are then taken from all batches.
+    """
+    staged = [source for source in sources if source.name.endswith(DELETED) and (source.table.leader_epoch >= 0).all()]
+    return restore_removed_epochs(lineage_from_batches(staged), given) if given else given
+
+
+def check_lineage_matches_batches(path: Path, given: Lineage, sources: Sequence[SourceSegment]) -> None:
+    """Raise BadData if batches contradict a leader-epoch-checkpoint: another partition's file would hide segments from readers.
+
+    Batches without an epoch match any, as do those before the first entry (Kafka forgets the epochs before a batch of v0 or v1).
     """
     epochs = np.array([entry.epoch for entry in given], np.int64)
     starts = np.array([entry.start_offset for entry in given], np.int64)
@@ -317,24 +374,24 @@ def check_lineage(path: Path, given: Lineage, sources: Sequence[SourceSegment]) 
 # ---- its files --------------------------------------------------------------------------------------------------------------
 
 
-def prepare(
-    member: Member, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
+def prepare_upload(
+    member: FutureSegment, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
-    """Metadata and files of one segment: given indexes where they fit the log, else made from it, in ``folder``.
+    """Return metadata and files of one segment. Indexes are copied if they match the log, else built in ``folder``.
 
-    Raises BadData where the segment changed since it was checked.
+    Raises BadData if the segment changed since it was checked.
     """
-    check_unchanged(member)
+    check_file_unchanged(member)
     source = member.source
-    log = file_of(member.piece) if member.piece.whole else _written(folder / "log", source.buf.data)
-    beside = _indexes(member, policy, folder)
+    log = segment_file_path(member.piece) if member.piece.is_whole_file else _write_file(folder / "log", source.buf.data)
+    beside = _prepare_indexes(member, policy, folder)
     if len(member.txn_entries):
-        beside["txnindex"] = _written(folder / "txnindex", member.txn_entries.tobytes())
-    beside["snapshot"] = _written(folder / "snapshot", format_snapshot(member.states))
+        beside["txnindex"] = _write_file(folder / "txnindex", member.txn_entries.tobytes())
+    beside["snapshot"] = _write_file(folder / "snapshot", format_snapshot(member.states))
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= member.end))
-    beside["leader-epoch-checkpoint"] = _written(folder / "epochs", epochs.encode())
-    files = {kind: SegmentFile(size=path.stat().st_size, sha256=digest(path)) for kind, path in beside.items()}
-    content, sitting = content_of(source.table), member.checked.sitting
+    beside["leader-epoch-checkpoint"] = _write_file(folder / "epochs", epochs.encode())
+    files = {kind: SegmentFile(size=path.stat().st_size, sha256=file_sha256(path)) for kind, path in beside.items()}
+    content, builder = content_of(source.table), member.checked.builder
     undecided = member.states.first_open_offset()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,
@@ -346,7 +403,7 @@ def prepare(
         leader_epochs=epochs_within(lineage, member.start, member.end),
         files={"log": SegmentFile(size=source.size, sha256=member.checked.sha256), **files},
         first_timestamp_ms=content.first_timestamp_ms,
-        due_ms=due_as_seen(source.table, sitting.due) if sitting else due_ms(source, policy.max_decompressed_batch_bytes),
+        due_ms=first_due_ms_of(source.table, builder.due) if builder else first_due_ms(source, policy.max_decompressed_batch_bytes),
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
         content=content_sum(source.buf, key),
@@ -355,16 +412,18 @@ def prepare(
     return metadata, {"log": log, **beside}
 
 
-def file_of(piece: LogPiece) -> Path:
-    """Where the segment lies: a broker that deletes it renames it first."""
+def segment_file_path(piece: LogPiece) -> Path:
+    """Return the path of a piece's segment file. A broker that deletes a segment renames it first."""
     return piece.path if piece.path.exists() else piece.path.with_name(piece.path.name + DELETED)
 
 
-def check_unchanged(member: Member) -> None:
-    """Whether the segment is still what was checked. Raises BadData."""
+def check_file_unchanged(member: FutureSegment) -> None:
+    """Raise BadData if the segment's file is no longer the one that was checked. Nobody changes a staged file."""
     piece = member.piece
+    if piece.path.name.endswith(DELETED):
+        return
     try:
-        now = file_of(piece).stat()
+        now = segment_file_path(piece).stat()
     except FileNotFoundError:
         now = None
     if now is None or (now.st_size, now.st_mtime_ns // 1_000_000) != (piece.file_size, piece.source.mtime_ms):
@@ -375,32 +434,34 @@ def check_unchanged(member: Member) -> None:
         )
 
 
-def room_for(member: Member, index_interval_bytes: int) -> int:
-    """Bytes that the segment takes up in a directory, at most: the log, its indexes, and a block for each small file."""
+def disk_bytes_needed(member: FutureSegment, index_interval_bytes: int) -> int:
+    """Return the bytes that a segment takes in a directory, at most: its log, its indexes and a block for each small file."""
     batches = min(len(member.source.table), member.source.size // max(1, index_interval_bytes) + 1)
     per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize
     return blocks(member.source.size) + batches * per_batch + member.states.entries.nbytes + member.txn_entries.nbytes + 6 * BLOCK
 
 
-def _indexes(member: Member, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
+def _prepare_indexes(member: FutureSegment, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
     table = member.source.table
     made = build(member.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}
-    for kind, data, misfit_of in (("index", made[0], index_misfit), ("timeindex", made[1], timeindex_misfit)):
+    for kind, data, misfit_of in (("index", made[0], index_mismatch), ("timeindex", made[1], timeindex_mismatch)):
         given = member.piece.path.with_suffix(f".{kind}")
-        usable = member.piece.whole and member.start == member.source.base and _fits(given, misfit_of, member.start, table)
-        # Copied, as a broker that deletes the segment deletes it too.
-        paths[kind] = _written(folder / kind, given.read_bytes() if usable else data)
+        usable = (
+            member.piece.is_whole_file and member.start == member.source.base and _index_matches_log(given, misfit_of, member.start, table)
+        )
+        # The index is copied, because a broker that deletes the segment deletes it, too.
+        paths[kind] = _write_file(folder / kind, given.read_bytes() if usable else data)
     return paths
 
 
-def _fits(given: Path, misfit_of: Callable[[bytes, int, BatchTable], str], start: int, table: BatchTable) -> bool:
+def _index_matches_log(given: Path, misfit_of: Callable[[bytes, int, BatchTable], str], start: int, table: BatchTable) -> bool:
     try:
         return not misfit_of(given.read_bytes(), start, table)
     except FileNotFoundError:
         return False
 
 
-def _written(path: Path, data: bytes | memoryview) -> Path:
+def _write_file(path: Path, data: bytes | memoryview) -> Path:
     path.write_bytes(data)
     return path

@@ -1,20 +1,20 @@
-"""Where a log directory and the tier meet: what of the directory is new, and whether both are the same log.
+"""Seam of an import: what of a log directory is new to the tier, and whether both hold the same log.
 
-Replicas roll at different offsets, and a tier that was compacted holds other bytes than any broker. So neither names nor digests of
-segments say what is known: it is the last batches as they were imported, which the control log remembers, and the leader epochs.
+Replicas roll segments at different offsets, and a compacted tier holds other bytes than any broker. So neither names nor digests of
+segments show what the tier has. The last imported batches, which the control log remembers as the tail, and the leader epochs do.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from checkpoint.lineage import Lineage, disowned
+from checkpoint.lineage import Lineage, first_disowned_offset
 from compactor.cleaner.offline import bases_in, open_segments
 from compactor.cleaner.passes.source import SourceSegment, cut_source
 from compactor.control.fold import TAIL
@@ -24,39 +24,59 @@ from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only
 from compactor.records.rows import RowBuffers, parse
-from compactor.transfer.log_directory import CHECKPOINT, LogPiece, batch_of, log_path, told_lineage
+from compactor.transfer.log_directory import CHECKPOINT, LogPiece, log_path, staged_path, tail_batch
+from compactor.transfer.staged import LiveLog, StagedFile, TierEnd, choose_staged
+from compactor.transfer.staged_files import HeldFile, HeldFiles, first_live_epoch, staged_before
 
 
 @dataclass(frozen=True)
-class Listing:
-    """A log directory by the names in it. ``end``: base of the segment behind the last one, None where that is the log's newest."""
+class SegmentListing:
+    """Segments of a log directory, by their names.
+
+    bases: base offsets, ascending.
+    end: base offset of the segment after the last one; None if the last one is the log's newest.
+    staged: those of the files that the broker has staged for deletion, by base offset.
+    """
 
     log_dir: Path
     bases: tuple[int, ...]
     end: int | None = None
+    staged: Mapping[int, HeldFile] = field(default_factory=dict)
 
     @property
-    def size(self) -> int:
-        """Bytes of its segments."""
-        return sum(log_path(self.log_dir, base).stat().st_size for base in self.bases)
+    def size_bytes(self) -> int:
+        """Size in bytes of the listed segments."""
+        return sum(self.size_of(base) for base in self.bases)
 
-    def from_offset(self, offset: int) -> Listing:
-        """Without the segments that end below an offset, as far as the next one's name says so."""
+    def size_of(self, base: int) -> int:
+        """Return the size of a segment in bytes. Raises OSError."""
+        return self.staged[base].file.size if base in self.staged else log_path(self.log_dir, base).stat().st_size
+
+    def from_offset(self, offset: int) -> SegmentListing:
+        """Return the listing without the segments that end below an offset, as far as the next segment's name shows it."""
         behind = [*self.bases[1:], self.end] if self.bases else []
         kept = [base for base, following in zip(self.bases, behind, strict=True) if following is None or following > offset]
         return replace(self, bases=tuple(kept))
 
-    def until(self, offset: int) -> Listing:
-        """Without the segments that begin at an offset or later."""
+    def before_offset(self, offset: int) -> SegmentListing:
+        """Return the listing without the segments that begin at an offset or later."""
         kept = tuple(base for base in self.bases if base < offset)
         end = self.bases[len(kept)] if len(kept) < len(self.bases) else self.end
         return replace(self, bases=kept, end=end)
 
-    def first(self, most_bytes: int) -> Listing:
-        """The first segments, together no larger than this unless the first one is."""
+    def split_by_size(self, most_bytes: int) -> Iterator[SegmentListing]:
+        """Yield the listing in consecutive parts of at most ``most_bytes``, or one segment."""
+        rest = self
+        while rest.bases:
+            part = rest.first_segments(most_bytes)
+            yield part
+            rest = replace(rest, bases=rest.bases[len(part.bases) :])
+
+    def first_segments(self, most_bytes: int) -> SegmentListing:
+        """Return the first segments of the listing, together at most ``most_bytes`` large, but at least one."""
         total, count = 0, 0
         for base in self.bases:
-            total += log_path(self.log_dir, base).stat().st_size
+            total += self.size_of(base)
             if count and total > most_bytes:
                 break
             count += 1
@@ -64,14 +84,20 @@ class Listing:
         return replace(self, bases=self.bases[:count], end=end)
 
 
-def listing(log_dir: Path, *, live: bool) -> Listing:
-    """``live``: without the newest segment, which a broker still writes. Raises UsageError, BadData."""
+def list_log_segments(log_dir: Path, *, live: bool) -> SegmentListing:
+    """List the segments of a log directory.
+
+    :param live: leave out the newest segment, which a broker still writes.
+    :raises UsageError: if it is not a log directory. Raises BadData for impossible names.
+    """
     bases = bases_in(log_dir, live=live)
-    return Listing(log_dir, tuple(bases[:-1]), bases[-1]) if live and bases else Listing(log_dir, tuple(bases))
+    return SegmentListing(log_dir, tuple(bases[:-1]), bases[-1]) if live and bases else SegmentListing(log_dir, tuple(bases))
 
 
-def read_file(path: Path) -> Bytes:
-    """A file's bytes in memory: one that a broker truncates while it is mapped would end this process. Raises BadData."""
+def read_file_into_memory(path: Path) -> Bytes:
+    """Read a file into memory. Mapping it would crash this process if a broker truncated it meanwhile. Raises BadData if it became
+    shorter.
+    """
     with path.open("rb", buffering=0) as file:
         size = file.seek(0, 2)
         file.seek(0)
@@ -84,29 +110,85 @@ def read_file(path: Path) -> Bytes:
     return read_only(data)
 
 
-def opened(found: Listing, policy: CleanerPolicy, *, live: bool) -> list[SourceSegment]:
-    """The batch tables of the listed segments. Raises BadData, OSError."""
-    if not found.bases:
-        return []
-    read: Callable[[Path], Bytes] = read_file if live else map_file
-    return open_segments(found.log_dir, found.bases, found.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read)
+def open_listed_segments(found: SegmentListing, policy: CleanerPolicy, *, live: bool) -> list[SourceSegment]:
+    """Return the batch tables of the listed segments, with their bytes mapped, or in memory if the log is live. Raises BadData, OSError.
+
+    Staged files are mapped in any case.
+    """
+    following = zip(found.bases, (*found.bases, found.end)[1:], strict=True)
+    staged = [found.staged[base].opened(found.log_dir, end, policy) for base, end in following if base in found.staged]
+    bases = found.bases[len(staged) :]  # what is staged lies below the live log
+    if not bases:
+        return staged
+    read: Callable[[Path], Bytes] = read_file_into_memory if live else map_file
+    opened_live = open_segments(found.log_dir, bases, found.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read)
+    return [*staged, *opened_live]
+
+
+def with_staged(
+    found: SegmentListing, held: HeldFiles, problem: Callable[[StagedFile], str], policy: CleanerPolicy, tier: TierEnd, cleaned: int
+) -> SegmentListing:
+    """Return the listing of a live log with the staged files that lead from the tier's end to it (``choose_staged``).
+
+    :param held: opens the files, and is told which are refused.
+    :param problem: returns why the caller refuses a file with missing offsets, or an empty string.
+    :param cleaned: first offset that the broker's own log cleaner has not cleaned.
+    :raises OSError: a file of the log vanished meanwhile.
+    """
+    held.refusals.clear()
+    live = found.bases if found.end is None else (*found.bases, found.end)
+    if not live or (tier.position is not None and live[0] <= tier.position):
+        return found
+    listed = staged_before(found.log_dir, live)
+    held.close_outdated(listed)
+    held.hold(listed)
+    files, segments = held.files, []
+    for each in files:
+        try:
+            segment = each.segment(found.log_dir, policy)
+        except BadData as error:
+            held.refusals[each.file.base] = str(error)
+            continue
+        if segment.last_offset < max(segment.base, tier.position or 0):
+            continue
+        reason = problem(each.file)
+        if reason:
+            held.refusals[segment.base] = reason
+        else:
+            segments.append(segment)
+    if list_log_segments(found.log_dir, live=True) != found:
+        raise FileNotFoundError(f"{found.log_dir}: a segment was rolled or staged while files were listed")
+    choice = choose_staged(segments, LiveLog(live, first_live_epoch(found.log_dir, live), cleaned), tier)
+    held.refusals.update(choice.refusals)
+    staged = {each.file.base: each for each in files if each.file.base in choice.taken}
+    return replace(found, bases=(*choice.taken, *found.bases), staged=staged)
+
+
+def refused_files(refusals: Mapping[int, str]) -> list[str]:
+    """Return a sentence about each staged file that is not taken. ``refusals``: the reasons, by base offset."""
+    named = {staged_path(Path(), base): reason for base, reason in sorted(refusals.items())}
+    return [f"{path} is staged for deletion and is not taken: {reason}" for path, reason in named.items()]
 
 
 # ---- what is new ------------------------------------------------------------------------------------------------------------
 
 
-def above(log_dir: Path, sources: Sequence[SourceSegment], end: int) -> list[LogPiece]:
-    """What lies above the tier's last offset ``end``; a segment that reaches across is cut at a batch. Raises BadData."""
-    return [piece for source in sources if (piece := _part(log_dir, source, end + 1, source.end)) is not None]
+def pieces_after(log_dir: Path, sources: Sequence[SourceSegment], end: int) -> list[LogPiece]:
+    """Return the batches after the tier's last offset ``end``, by segment. A segment that contains it is cut between batches. Raises
+    BadData.
+    """
+    return [piece for source in sources if (piece := _batches_between(log_dir, source, end + 1, source.end)) is not None]
 
 
-def below(log_dir: Path, sources: Sequence[SourceSegment], start: int) -> list[LogPiece]:
-    """What lies below the tier's first offset ``start``. Raises BadData."""
-    return [piece for source in sources if (piece := _part(log_dir, source, source.base, start)) is not None]
+def pieces_before(log_dir: Path, sources: Sequence[SourceSegment], start: int) -> list[LogPiece]:
+    """Return the batches before the tier's first offset ``start``, by segment. A segment that contains it is cut. Raises BadData."""
+    return [piece for source in sources if (piece := _batches_between(log_dir, source, source.base, start)) is not None]
 
 
-def _part(log_dir: Path, source: SourceSegment, start: int, end: int) -> LogPiece | None:
-    """The batches of a segment within [start, end); None where it has no part there. A segment within is taken as it is."""
+def _batches_between(log_dir: Path, source: SourceSegment, start: int, end: int) -> LogPiece | None:
+    """Return the batches of a segment from ``start`` to ``end`` (exclusive); None if it has none there. Raises BadData for a batch across
+    a bound.
+    """
     path = log_dir / source.name
     if source.base >= start and source.end <= end:
         return LogPiece(source, path, 0, source.size)
@@ -114,16 +196,40 @@ def _part(log_dir: Path, source: SourceSegment, start: int, end: int) -> LogPiec
     first = int(np.searchsorted(table.last_offset, start))
     last = int(np.searchsorted(table.last_offset, end))
     if last < len(table) and 0 <= int(table.base_offset[last]) < end <= int(table.last_offset[last]):
-        raise _straddling(source, last, end)
+        raise _straddling_batch_error(source, last, end)
     if first == last:
         return None
     if 0 <= int(table.base_offset[first]) < start:
-        raise _straddling(source, first, start)
+        raise _straddling_batch_error(source, first, start)
     part = cut_source(source, first, last, max(start, source.base), min(end, source.end))
     return LogPiece(part, path, int(table.position[first]), source.size)
 
 
-def _straddling(source: SourceSegment, batch: int, offset: int) -> BadData:
+def check_gap(state: PartitionState, end: int, first: SourceSegment, fetched_from: int, refusals: Mapping[int, str], *, gaps: bool) -> None:
+    """Refuse a directory that begins after the tier's end. Raises BadData.
+
+    :param end: last offset of the tier, or of what a truncation leaves of it.
+    :param first: first segment of the directory above it.
+    :param fetched_from: the directory holds only what its log has from this offset on.
+    :param refusals: why staged files were not taken, by base offset.
+    :param gaps: whether gaps are in order.
+    """
+    if end + 1 < fetched_from:
+        raise BadData(
+            f"{state.name} ends at {end} by now, and segments were fetched from offset {fetched_from} on",
+            segment=first.name,
+            hint="Another process was faster. Import again what is still missing",
+        )
+    if not gaps:
+        gap = f"the directory begins at offset {first.base}, and {state.name} ends at {end} in the tier: it leaves a gap"
+        raise BadData(
+            ". ".join([gap, *refused_files(refusals)]),
+            segment=first.name,
+            hint=f"Give a directory that begins at {end + 1} or before; if what is missing is gone, say --allow-gaps",
+        )
+
+
+def _straddling_batch_error(source: SourceSegment, batch: int, offset: int) -> BadData:
     table = source.table
     return BadData(
         f"a batch from {int(table.base_offset[batch])} to {int(table.last_offset[batch])} lies across offset {offset}, where no batch of "
@@ -138,91 +244,123 @@ def _straddling(source: SourceSegment, batch: int, offset: int) -> BadData:
 
 
 @dataclass(frozen=True)
-class Parting:
-    """The directory's leader epochs disown what the tier has from ``offset`` on. ``newer``: they are those of a later leader."""
+class Divergence:
+    """Offset from which a log's leader epochs disown data of the tier.
+
+    offset: first disowned offset. It may lie after the tier's end if the tier expects an epoch there that the log does not have.
+    known, given: lineage of the tier, lineage of the log.
+    newer: whether the log has seen a later leader than the tier, so that the tier is out of date.
+    """
 
     offset: int
     known: Lineage
     given: Lineage
     newer: bool
 
-    def error(self, state: PartitionState, log_dir: Path) -> BadData:
-        """For people, with both lineages."""
-        both = f"the tier has the leader epochs {_told(self.known)}, this log has {_told(self.given)}"
+    def refusal_error(self, state: PartitionState, log_dir: Path) -> BadData:
+        """Return the error that refuses the import, with both lineages and what to do."""
+        both = f"the tier has the leader epochs {_lineage_text(self.known)}, this log has {_lineage_text(self.given)}"
         if self.newer:
             what = f"what the tier has of {state.name} from offset {self.offset} on, up to {state.end_offset}, was discarded: {both}"
             hint = (
                 "The broker's log was truncated, by an unclean election or by hand. Say --accept-truncation to discard the same in "
                 "the tier; where this is another cluster's log, import it under another name"
             )
+            if self.offset <= state.log_start:
+                hint = (
+                    "Nothing is left of what the tier has: `topics delete` the partition and import this log anew; where it is another "
+                    "cluster's log, import it under another name"
+                )
         else:
             what = f"it parts from what the tier has of {state.name} at offset {self.offset}: {both}"
             hint = "This is another cluster's log, or a replica that has missed a truncation. Import from the partition's leader"
         return BadData(what, segment=str(log_dir / CHECKPOINT), hint=hint)
 
 
-def parting(state: PartitionState, sources: Sequence[SourceSegment], given: Lineage) -> Parting | None:
-    """Where lineages part. Without a ``leader-epoch-checkpoint`` the batches that were opened speak for themselves."""
-    filled = [source for source in sources if source.size]
-    lineage = given or told_lineage(filled)
-    end = int(filled[-1].table.last_offset[-1]) + 1 if filled else 0
-    offset = disowned(state.lineage, state.end_offset + 1, lineage, end) if state.live else None
+def find_divergence(state: PartitionState, lineage: Lineage, end: int) -> Divergence | None:
+    """Return where a log disowns data of the tier; None if one continues the other.
+
+    :param lineage: lineage of the log.
+    :param end: exclusive end of the log.
+    """
+    offset = first_disowned_offset(state.lineage, state.end_offset + 1, lineage, end) if state.has_segments else None
     if offset is None:
         return None
-    return Parting(offset, state.lineage, lineage, lineage[-1].epoch > state.lineage[-1].epoch)
+    return Divergence(offset, state.lineage, lineage, lineage[-1].epoch > state.lineage[-1].epoch)
 
 
-def check_tail(state: PartitionState, sources: Sequence[SourceSegment], limit: int | None = None) -> bool:
-    """Whether the directory has any of the batches that are remembered; those that it has must be the same. Raises BadData.
+def check_tail_batches(state: PartitionState, sources: Sequence[SourceSegment], limit: int | None = None, rewritten: int = 0) -> bool:
+    """Return whether the directory has any batch of the tier's tail. Raises BadData if one that it has differs.
 
-    :param limit: only batches below this offset.
+    :param limit: compare only batches below this offset; None for all.
+    :param rewritten: batches below this offset may have been compacted in the directory, and are not compared.
     """
     filled = [source for source in sources if source.size]
     end = int(filled[-1].table.last_offset[-1]) if filled else -1
     seen = False
     for known in state.tail:
         holder = next((source for source in reversed(filled) if source.base <= known.base_offset), None)
-        if holder is None or known.last_offset > end or (limit is not None and known.last_offset >= limit):
-            continue  # cut by retention, an older copy, or discarded
+        if holder is None or known.last_offset > end or known.last_offset < rewritten:
+            continue  # the directory lacks it: expired, an older copy, or compacted
+        if limit is not None and known.last_offset >= limit:
+            continue  # the batch is to be discarded
         place = int(np.searchsorted(holder.table.last_offset, known.last_offset))
-        if place >= len(holder.table) or batch_of(holder, place) != known:
-            raise _other_content(state, known.base_offset, holder)
+        if place >= len(holder.table) or tail_batch(holder, place) != known:
+            raise _other_content_error(state, known.base_offset, holder.name)
         seen = True
     return seen
 
 
-def check_within(
+def compare_records(
     state: PartitionState,
-    sources: Sequence[SourceSegment],
-    opening: Callable[[RemoteLogSegmentMetadata], AbstractContextManager[SourceSegment]],
+    found: SegmentListing,
+    stored: Callable[[RemoteLogSegmentMetadata], AbstractContextManager[SourceSegment]],
+    listed: Callable[[SegmentListing], Sequence[SourceSegment]],
     limit: int,
-) -> None:
-    """A directory that ends before the batches that are remembered: its last records must be those that the tier has there. Raises BadData.
+    *,
+    below: int,
+    rewritten: int = 0,
+) -> int:
+    """Compare the last records that the tier has below an offset with the directory's, and return how many were compared.
 
-    What the tier has may be compacted: what is left of it is compared, if anything is.
+    At least one is if there is any that both have. Both may be compacted: records that the tier has lost are not compared, nor are those
+    that
+    the directory has lost below ``rewritten``.
 
-    :param limit: of a decompressed batch.
+    :param found: the directory's segments.
+    :param stored: opens a segment of the tier.
+    :param listed: opens segments of the directory.
+    :param limit: bytes that one batch may inflate to.
+    :param below: exclusive bound on the compared offsets.
+    :param rewritten: records below this offset may have been compacted in the directory.
+    :raises BadData: if a record differs, or the directory should have it and does not.
     """
-    given = next((source for source in reversed(sources) if source.size), None)
-    if given is None or (end := int(given.table.last_offset[-1])) > state.end_offset:
-        return
-    for segment in reversed([one for one in state.live if one.end_offset >= given.base and one.start_offset <= end]):
-        with opening(segment) as source:
-            known = _records(source, given.base, end, limit, TAIL)
+    first = found.bases[0] if found.bases else below
+    for segment in reversed([one for one in state.live if one.end_offset >= first and one.start_offset < below]):
+        with stored(segment) as source:
+            known = _read_records(source, first, below - 1, limit, TAIL)
         if not known:
             continue
-        found = _records(given, min(known), max(known), limit)
-        other = next((offset for offset, record in known.items() if found.get(offset) != record), None)
-        if other is not None:
-            raise _other_content(state, other, given)
-        return
+        sources = listed(found.from_offset(min(known)).before_offset(max(known) + 1))
+        given: dict[int, _Record] = {}
+        for source in sources:
+            given |= _read_records(source, min(known), max(known), limit)
+        for offset, record in known.items():
+            if given.get(offset, None if offset >= rewritten else record) != record:
+                raise _other_content_error(state, offset, sources[-1].name if sources else str(found.log_dir))
+        if compared := len(given.keys() & known.keys()):
+            return compared
+    return 0
 
 
 _Record = tuple[int, bytes | None, bytes | None]
 
 
-def _records(source: SourceSegment, start: int, end: int, limit: int, batches: int = sys.maxsize) -> dict[int, _Record]:
-    """Timestamp, key and value by offset, of records within [start, end], or of those in the last batches with any."""
+def _read_records(source: SourceSegment, start: int, end: int, limit: int, batches: int = sys.maxsize) -> dict[int, _Record]:
+    """Return timestamp, key and value by offset, of the records from ``start`` to ``end`` (inclusive).
+
+    :param batches: only of the last so many batches that have any.
+    """
     table, buffers = source.table, RowBuffers()
     within = (table.last_offset >= start) & (table.base_offset <= end) & (table.control == NOT_CONTROL) & (table.count != 0)
     chosen = np.flatnonzero(within)[-batches:]
@@ -243,14 +381,14 @@ def _records(source: SourceSegment, start: int, end: int, limit: int, batches: i
     return records
 
 
-def _other_content(state: PartitionState, offset: int, holder: SourceSegment) -> BadData:
+def _other_content_error(state: PartitionState, offset: int, holder: str) -> BadData:
     return BadData(
         f"what it has at offset {offset} is not what was imported as {state.name}: other content under known offsets",
-        segment=holder.name,
+        segment=holder,
         hint="This is another log, or one that its broker has compacted since. Import it under another name; `topics delete` "
         "frees this one",
     )
 
 
-def _told(lineage: Sequence[EpochEntry]) -> str:
+def _lineage_text(lineage: Sequence[EpochEntry]) -> str:
     return ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in lineage) or "none"

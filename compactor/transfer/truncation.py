@@ -1,128 +1,107 @@
-"""``import --accept-truncation``: what a broker has discarded leaves the tier.
+"""Truncation of a partition's end for ``import --accept-truncation``, so that the broker's new branch can replace it.
 
-    rounds that cleaned beyond it undone, as far as they can be < what is left of the segment in the middle uploaded < the record
+    new branch checked < records below the cut compared < rounds that cleaned beyond it undone < head and new branch uploaded < the record
 
-A round that cleaned beyond the offset has dropped records because discarded ones had their keys. Undone, they are back; where their
-objects are gone already, the values are, too: that is said.
+A round that cleaned beyond the cut has dropped records because discarded records had the same keys. Undoing the round restores them. If
+their objects are deleted already, the values are lost, which requires a person's consent (``--accept-loss``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from checkpoint.offsets import clean_up_to
-from compactor.bootstrap import Tier
+from checkpoint.offsets import clean_end_offset
+from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import negative_timestamps
 from compactor.cleaner.passes.source import cut_source, open_source
-from compactor.control.importing import register, truncate
+from compactor.control import ordering
+from compactor.control.fold import fold_partition
 from compactor.control.logs import PartitionLog
-from compactor.control.records import TailTruncated
+from compactor.control.records import RoundUndone
 from compactor.control.state import PartitionState
-from compactor.control.undo import undo
+from compactor.control.undo import undo_round
 from compactor.errors import BadData, UsageError
-from compactor.local.spool import process_folder
 from compactor.model.policy import CleanerPolicy
-from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey
 from compactor.records.indexes import TXN_ENTRY, parse_txn_index
-from compactor.records.producers import ProducerStates
-from compactor.round.sources import producers_at_end
-from compactor.tier.recorded import content, download
-from compactor.transfer.log_directory import CheckedPiece, LogPiece, Member, log_path, prepare
+from compactor.round.sources import read_producers_at_end
+from compactor.tier.recorded import download_recorded, read_recorded
+from compactor.transfer.log_directory import CheckedPiece, FutureSegment, LogPiece, log_path
 
 
-def accept_truncation(
-    tier: Tier,
-    log: PartitionLog,
-    offset: int,
-    epoch: int,
-    policy: CleanerPolicy,
-) -> list[str]:
-    """Discards what the tier has from ``offset`` on, where this epoch begins now. Returns what people should know.
+def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, where: str, *, accept_loss: bool) -> list[str]:
+    """Undo the rounds that cleaned beyond an offset, latest first, and return notes for people.
 
-    :raises BadData: a segment that cannot be cut; a round that was faster. Leased: a compactor is at work.
+    :param where: the file that shows where the log is cut, for messages.
+    :param accept_loss: continue if a round can no longer be undone.
+    :raises BadData: if not all of them can be undone and ``accept_loss`` is False. None was undone then.
+    :raises Leased: if a compactor is at work.
     """
-    notes = _go_back(tier, log, offset)
-    state = log.state
-    name = state.name
-    place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
-    voided, first = state.live[place:], state.live[place]
-    cut_id = tier.ports.new_id()
-    begins = offset
-    head = None
-    if first.start_offset < offset:
-        with tempfile.TemporaryDirectory(prefix="cut-", dir=process_folder(tier.state_dir)) as scratch:
-            member = _head(
-                tier,
-                state,
-                first,
-                offset,
-                policy,
-                producers_at_end(tier.ports.layout, state.model_copy(update={"live": state.live[:place]})),
-                Path(scratch),
-            )
-            if member is None:
-                offset = first.start_offset
-            else:
-                state = register(tier.ports, log, cut_id, [tier.ports.new_id()])
-                new_id = state.registrations[cut_id].ids[0]
-                head, paths = prepare(member, new_id, state.lineage, policy, BalanceKey(tier.hash_key()), Path(scratch))
-                problem = tier.ports.layout.upload(name, head, paths)
-                if problem:
-                    raise BadData(problem, segment=str(name), hint="Import again")
-    body = TailTruncated(
-        cut_id=cut_id,
-        offset=offset,
-        voided=tuple(segment.id for segment in voided),
-        head=head,
-        epoch=epoch if offset == begins else None,
-    )
-    truncate(tier.ports, log, body)
-    return [*notes, f"{name}: offsets {offset} to {voided[-1].end_offset} were discarded by the broker, and now by the tier"]
-
-
-def _go_back(tier: Tier, log: PartitionLog, offset: int) -> list[str]:
-    """Undoes the rounds that cleaned beyond the offset, latest first."""
     state = log.refresh()
-    while clean_up_to(state.vector) > offset and state.published:
-        run_id = state.published[-1]
+    problem = _undo_problem(log, offset)
+    if problem and not accept_loss:
+        raise BadData(
+            f"{state.name} was compacted up to offset {clean_end_offset(state.vector)}, and is to be cut at {offset}: {problem}. A key "
+            f"whose last value before offset {offset} was superseded by a discarded record would have no value",
+            segment=where,
+            hint="`topics delete` the partition and import the whole log, if the broker still has it; else `import --accept-truncation "
+            "--accept-loss`. A round that is open is finished or undone by `run` first",
+        )
+    while clean_end_offset(state.vector) > offset and state.published:
         try:
-            state = undo(tier.ports, log, tier.lease, run_id)
+            state = undo_round(tier.ports, log, tier.lease, state.published[-1])
         except UsageError:
+            if not accept_loss:
+                raise
             break
-    if clean_up_to(state.vector) <= offset:
+    if clean_end_offset(state.vector) <= offset:
         return []
     lost = (
-        f"{state.name} was compacted up to offset {clean_up_to(state.vector)}, and the round cannot be undone any more: a key whose last "
-        f"value before offset {offset} was superseded by a discarded record has no value now. `topics delete` and a whole import brings "
+        f"{state.name} was compacted up to offset {clean_end_offset(state.vector)}, and the round cannot be undone any more: a key whose "
+        f"last value before offset {offset} was superseded by a discarded record has no value now."
+        " `topics delete` and a whole import brings "
         "it back, if the broker still has it"
     )
     return [lost]
 
 
-def _head(
-    tier: Tier,
-    state: PartitionState,
-    first: RemoteLogSegmentMetadata,
-    offset: int,
-    policy: CleanerPolicy,
-    producers: ProducerStates,
-    scratch: Path,
-) -> Member | None:
-    """What a segment has below the offset; None where a round has left nothing there."""
-    name, layout = state.name, tier.ports.layout
+def _undo_problem(log: PartitionLog, offset: int) -> str:
+    """Return why the cleaner offsets cannot go back to an offset, or an empty string. Writes nothing."""
+    state = log.state
+    while clean_end_offset(state.vector) > offset:
+        run_id = state.published[-1] if state.published else ""
+        if state.intent is not None:
+            return f"run {state.intent.plan.run_id} is open"
+        problem = ordering.restorable_problem(state, run_id, state.last_epoch + 1)
+        if problem:
+            return problem
+        record = log.candidate_record(RoundUndone(leader_epoch=state.last_epoch + 1, run_id=run_id))
+        state = fold_partition(state, record, lambda state, record: "")
+    return ""
+
+
+def segment_head_before(tier: Tier, state: PartitionState, offset: int, policy: CleanerPolicy, scratch: Path) -> FutureSegment | None:
+    """Return the batches before ``offset`` of the segment that contains it, as a segment to upload.
+
+    None if the segment begins at ``offset``, or a round has left no batch before it.
+
+    :param scratch: a temporary folder, which must exist as long as the result is used.
+    :raises BadData: if the object is corrupt, or a batch contains offsets on both sides.
+    """
+    place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
+    first, name, layout = state.live[place], state.name, tier.ports.layout
+    if first.start_offset == offset:
+        return None
     key = layout.where(name, first, "log")
     path = log_path(scratch, first.start_offset)
-    download(layout, name, first, "log", path).require(key, first.files["log"])
+    download_recorded(layout, name, first, "log", path).require(key, first.files["log"])
     limit = policy.max_decompressed_batch_bytes
     aborted = np.empty(0, TXN_ENTRY)
     if "txnindex" in first.files:
-        aborted = parse_txn_index(content(layout, name, first, "txnindex"), key)
+        aborted = parse_txn_index(read_recorded(layout, name, first, "txnindex"), key)
     source = open_source(0, path, first.start_offset, first.end_offset + 1, first.mtime_ms, -1, limit, txn_entries=aborted)
     table = source.table
     last = int(np.searchsorted(table.last_offset, offset))
@@ -135,8 +114,8 @@ def _head(
     if last == 0:
         return None
     part = cut_source(source, 0, last, first.start_offset, offset)
-    states = producers.replay(part.table)
+    before = read_producers_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
     negative = negative_timestamps(part, limit) if first.negative_timestamps else 0
     os.utime(path, ns=(first.mtime_ms * 1_000_000,) * 2)
     piece = CheckedPiece(LogPiece(part, path, 0, source.size), negative, hashlib.sha256(part.buf.data).hexdigest(), None)
-    return Member(piece, first.start_offset, offset - 1, states, part.txn_entries)
+    return FutureSegment(piece, first.start_offset, offset - 1, before.replay(part.table), part.txn_entries)

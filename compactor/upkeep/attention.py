@@ -1,27 +1,29 @@
-"""Where `retire` has to look, by the tier-wide log alone: most of ten thousand partitions have nothing to retire, and were found so before.
+"""Choice of the partitions that `retire` inspects, from the tier-wide log alone: most of ten thousand partitions have nothing to retire.
 
-Whatever it says is a hint for where to look. A look counts until its time comes or something is written after it; hints can be lost, so
-that every run also looks fully at some of the others, those first that have waited longest: none is left out for ever.
+An inspection result stays valid until its time comes or until something is written after it. These results are hints and can be lost, so
+every run also inspects some of the other partitions, those that have waited longest first: none is left out for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from compactor.constants import HOUR_MS
 from compactor.control.state import CatalogState
 from compactor.model.ids import TopicPartition
 
 FULL_LOOKS = 64
-"""Partitions an hour that are looked at although nothing says so. In a tier that has no more all of them are, every time."""
-LOOK_REQUESTS = 14
-"""What a full look at an idle partition costs, about: as many LIST as GET."""
-HOUR_MS = 3_600_000
+"""Partitions inspected per hour although no hint asks for it. In a tier with at most this many partitions, all are inspected every time."""
 
 
-def to_look_at(
+def partitions_to_inspect(
     state: CatalogState, names: Sequence[TopicPartition], now_ms: int, key_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
-    """In their order. ``key_of``: what a partition's log is called there. ``now_ms``: by the store's clock, as the looks are."""
+    """Return the partitions to inspect, in the given order.
+
+    :param now_ms: the store's clock, as in the recorded inspections.
+    :param key_of: returns the name of a partition's log in the tier-wide state.
+    """
     if len(names) <= FULL_LOOKS:
         return list(names)
     chosen: set[TopicPartition] = set()
@@ -32,7 +34,7 @@ def to_look_at(
             chosen.add(name)
         else:
             idle.append((look.at_ms, name))
-    # Looks that hints asked for count for that hour, too: there may always be enough. They do not put off what has waited a whole turn.
+    # Inspections that hints asked for count for that hour, too, but they do not delay partitions that have waited a whole cycle.
     lately = sum(now_ms - HOUR_MS < at_ms <= now_ms for at_ms, _ in idle)
     overdue = sum(at_ms <= now_ms - HOUR_MS * len(names) // FULL_LOOKS for at_ms, _ in idle)
     idle.sort()

@@ -1,7 +1,7 @@
-"""``bloom show`` and ``bloom rebuild``: the sidecars of one partition, and making them anew.
+"""Commands ``bloom show`` and ``bloom rebuild``: show a partition's sidecars, and build them again.
 
-A sidecar says what is in a segment that never changes, so neither needs leadership: one that is written for a segment which is retired
-meanwhile is swept with it.
+A sidecar describes a segment that never changes, so neither command needs leadership. A sidecar that is written for a segment which is
+retired meanwhile is swept with it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from bloom.sidecar import NEVER_MS, Sidecar
-from compactor.bootstrap import Tier
-from compactor.cleaner.passes.lanes import Lanes
-from compactor.cleaner.passes.portraits import Sitting, sat
+from bloom.sidecar import Sidecar
+from compactor.access.rounds import read_partition
+from compactor.access.tier import Tier
+from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, scan_into
+from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.constants import NEVER_MS
 from compactor.control.state import PartitionState
 from compactor.errors import NotFound
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.skip import filter_for, filter_record, keys_to_come
-from compactor.round.splice import worth_a_directory
-from compactor.tier.sidecars import Head
+from compactor.round.partial.plan import is_key_directory_worthwhile
+from compactor.round.skip import design_filter, expected_round_keys, sum_filter_records
+from compactor.tier.sidecars import SidecarHead
 
 
 @dataclass(frozen=True)
-class Rebuilt:
-    """``written``: ids of the segments that have a new sidecar; ``kept``: how many had one that can be used; bytes."""
+class SidecarRebuildReport:
+    """Result of building sidecars again. Sizes are in bytes.
+
+    written: ids of the segments with a new sidecar.
+    kept: number of segments whose sidecar was usable and stayed.
+    """
 
     written: tuple[str, ...]
     kept: int
@@ -36,20 +42,24 @@ class Rebuilt:
     bytes_written: int
 
 
-def show(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, Any]:
-    """What the sidecars of live segments say, and what filters have done here so far. Raises StoreError."""
+def sidecars_json(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, Any]:
+    """Return what the sidecars of live segments contain and what filters have achieved, as JSON for ``bloom show``. Raises StoreError."""
     state = opened.open(name).refresh()
     cleaner = opened.cleaner_for(name.topic)
-    record = filter_record(state.runs)
+    record = sum_filter_records(state.runs)
     sidecars = opened.sidecars(name)
     sizes = sidecars.ids()
     heads = sidecars.heads([segment.id for segment in state.live])
-    probes = keys_to_come(cleaner, state.runs, 0)
+    probes = expected_round_keys(cleaner, state.runs, 0)
     return {
         "topic": name.topic,
         "partition": name.partition,
-        "on": cleaner.bloom and record.pays,
-        "reason": "bloom = false" if not cleaner.bloom else "" if record.pays else f"filters do not pay on this partition: {record.text()}",
+        "on": cleaner.bloom and record.are_filters_paying,
+        "reason": "bloom = false"
+        if not cleaner.bloom
+        else ""
+        if record.are_filters_paying
+        else f"filters do not pay on this partition: {record.summary_text()}",
         "design_keys": probes,
         "asked": record.asked,
         "skipped": record.skipped,
@@ -57,11 +67,13 @@ def show(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, Any]:
         "useless_rate": record.useless_rate,
         "filter_bytes": record.bytes_read,
         "segment_bytes_saved": record.bytes_saved,
-        "segments": [_row(segment, state, heads[segment.id], sizes.get(segment.id, 0), probes, now_ms) for segment in state.live],
+        "segments": [_segment_json(segment, state, heads[segment.id], sizes.get(segment.id, 0), probes, now_ms) for segment in state.live],
     }
 
 
-def _row(segment: RemoteLogSegmentMetadata, state: PartitionState, head: Head, size: int, probes: int, now_ms: int) -> dict[str, Any]:
+def _segment_json(
+    segment: RemoteLogSegmentMetadata, state: PartitionState, head: SidecarHead, size: int, probes: int, now_ms: int
+) -> dict[str, Any]:
     return {
         "id": segment.id,
         "start_offset": segment.start_offset,
@@ -69,11 +81,11 @@ def _row(segment: RemoteLogSegmentMetadata, state: PartitionState, head: Head, s
         "bytes": segment.size_bytes,
         "clean": segment.end_offset < state.first_dirty_offset,
         "problem": head.problem,
-        "sidecar": None if head.sidecar is None else _about(head.sidecar, size, probes, now_ms),
+        "sidecar": None if head.sidecar is None else _sidecar_json(head.sidecar, size, probes, now_ms),
     }
 
 
-def _about(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict[str, Any]:
+def _sidecar_json(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict[str, Any]:
     made_for, due = sidecar.made_for, sidecar.due
     return {
         "bytes": size,
@@ -92,45 +104,45 @@ def _about(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict[str, A
     }
 
 
-def rebuild(
+def rebuild_sidecars(
     opened: Tier, name: TopicPartition, budget: Budget, *, unusable_only: bool, on_segment: Callable[[int], None] = lambda size: None
-) -> Rebuilt:
-    """Reads live segments and writes their sidecars anew, one segment on the disk at a time.
+) -> SidecarRebuildReport:
+    """Read live segments and build their sidecars again, with one segment on disk at a time.
 
-    :param unusable_only: only where there is none that can be used.
-    :param on_segment: told the bytes of each segment as it is done.
-    :raises BadData: a segment cannot be read. OutOfBudget, StoreError as staging does.
+    :param unusable_only: only for segments that have no usable sidecar.
+    :param on_segment: called with the size of each segment when it is done.
+    :raises BadData: if a segment is corrupt. Raises OutOfBudget or StoreError as staging does.
     """
     state = opened.open(name).refresh()
     cleaner = opened.cleaner_for(name.topic)
     sidecars = opened.sidecars(name)
     heads = sidecars.heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
-    record, probes = filter_record(state.runs), keys_to_come(cleaner, state.runs, 0)
+    record, probes = sum_filter_records(state.runs), expected_round_keys(cleaner, state.runs, 0)
     written, size = [], 0
-    reading = opened.reading(state, budget, "bloom")
+    reading = read_partition(opened, state, budget, "bloom")
     try:
-        with Lanes(opened.settings.daemon.threads) as lanes:
+        with WorkerThreads(opened.settings.daemon.threads) as workers:
             for ordinal in wanted:
                 segment = state.live[ordinal]
                 try:
-                    with reading.opened(ordinal) as source:
-                        # A compressed v0/v1 wrapper does not say how many keys a filter must have room for, and cleaning makes v2 of it.
-                        records = segment.records or int(source.table.count.sum())  # brokers do not say it
+                    with reading.open_segment(ordinal) as source:
+                        # A compressed v0/v1 wrapper does not show how many keys it has, so there is no filter; cleaning makes it v2.
+                        records = segment.records or int(source.table.count.sum())  # brokers do not record it
                         counted = not np.any((source.table.magic < 2) & (source.table.codec > 0))
-                        design = filter_for(cleaner, record, probes, records, segment.size_bytes) if counted else None
-                        directory = cleaner.splice and worth_a_directory(segment, len(source.table), opened.ports.layout.copies)
-                        sitting = Sitting(source, design, opened.hash_key(), sketch=True, directory=directory)
-                        sat(sitting, source, reading.inflate_limit, lanes)
-                        keys = sitting.directory(segment.id) if directory else None
+                        design = design_filter(cleaner, record, probes, records, segment.size_bytes) if counted else None
+                        directory = cleaner.splice and is_key_directory_worthwhile(segment, len(source.table), opened.ports.layout.copies)
+                        builder = SidecarBuilder(source, design, opened.identity.hash_key(), sketch=True, directory=directory)
+                        scan_into(builder, source, reading.inflate_limit, workers)
+                        keys = builder.directory(segment.id) if directory else None
                 except NotFound:
                     if segment.id in opened.open(name).refresh().live_by_id():
                         raise
                     continue  # replaced and retired meanwhile
-                reading.staging.forget([reading.log(ordinal)])
-                size += sidecars.save(sitting.sidecar(segment.id), keys)
+                reading.staging.forget([reading.log_request(ordinal)])
+                size += sidecars.save(builder.sidecar(segment.id), keys)
                 written.append(segment.id)
                 on_segment(segment.size_bytes)
-        return Rebuilt(tuple(written), len(state.live) - len(wanted), reading.staging.bytes_fetched, size)
+        return SidecarRebuildReport(tuple(written), len(state.live) - len(wanted), reading.staging.bytes_fetched, size)
     finally:
         reading.staging.close()

@@ -1,8 +1,8 @@
-"""``orphans``: objects of a tier that brokers write which no metadata names. Found by one command, deleted by another.
+"""Orphans of a broker-managed tier, objects that no metadata names: one command finds them, another one deletes them.
 
-Between the two somebody reads the list. ``purge`` believes nothing of it: each entry must still be there as it was listed, be old enough,
-and be named by nobody in metadata that was read from the brokers *after* the LIST. Brokers name a segment before they upload its first
-object, so that what a later look does not know was never theirs to keep.
+A person reads the list in between. ``purge_orphans`` trusts nothing in it: an entry is deleted only if the object is unchanged, is old
+enough, and is not named by metadata read from the brokers *after* the LIST. Brokers record a segment before they upload its first object,
+so an object that later metadata does not name is not a broker's.
 """
 
 from __future__ import annotations
@@ -13,23 +13,31 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from compactor.bootstrap import Tier
+from compactor.access.tier import Tier
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
-from compactor.upkeep.broker_objects import look
+from compactor.upkeep.brokers.objects import inspect_partition_objects
 
-FORMAT = 1
+ORPHAN_LIST_FORMAT = 1
 SURE = "sure"
 LIKELY = "likely"
-"""``sure``: metadata says that the segment's deletion is finished. ``likely``: nothing ever named it, which a topic that has lost records
-would look like, too."""
+"""Certainty of an orphan. ``sure``: the segment's deletion is recorded as finished. ``likely``: no metadata ever named the segment, which
+is
+also the case if the metadata topic has lost records.
+"""
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """``age_ms``: since its last change, when it was listed. ``object``: its key below the tier's URL."""
+    """An object that no metadata names.
+
+    object: its key below the tier's URL.
+    modified_ms: its last change.
+    age_ms: time between its last change and the listing.
+    certainty: SURE or LIKELY.
+    """
 
     partition: str
     object: str
@@ -42,7 +50,7 @@ class Orphan:
 
 @dataclass(frozen=True)
 class OrphanList:
-    """What ``find`` has found, of which tier, and when by this machine's clock."""
+    """Result of ``find_orphans``: the orphans, the tier that they were found in, and when, by this machine's clock."""
 
     url: str
     layout: str
@@ -50,57 +58,69 @@ class OrphanList:
     found_ms: int
     orphans: tuple[Orphan, ...]
 
-    def document(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
+    def to_json(self) -> dict[str, Any]:
+        return {"format": ORPHAN_LIST_FORMAT, **asdict(self)}
 
 
 @dataclass(frozen=True)
-class Purged:
-    """``kept``: object -> why it is not deleted."""
+class PurgeReport:
+    """Result of ``purge_orphans``.
+
+    kept: objects of the list that were not deleted, with the reason.
+    """
 
     deleted: Sequence[Orphan]
     kept: dict[str, str]
 
 
-def find(opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> OrphanList:
-    """Reads only. Young objects are left out: an upload may be at work. Raises StoreError, BadData."""
+def find_orphans(opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> OrphanList:
+    """Return the orphans of these partitions. Writes nothing. Raises StoreError, BadData.
+
+    Objects younger than ``orphan_age_ms`` are left out, because they may belong to an upload in progress.
+    """
     now = opened.ports.clock_ms()
     found: list[Orphan] = []
     for name in names:
-        found += (one for one in _of_partition(opened, name, now) if one.age_ms >= opened.retention.orphan_age_ms)
+        found += (one for one in _orphans_of_partition(opened, name, now) if one.age_ms >= opened.retention.orphan_age_ms)
         on_partition()
     tier = opened.settings.tier
-    return OrphanList(opened.settings.tier_url, tier.layout, opened.metadata.cluster_id(), now, tuple(found))
+    return OrphanList(opened.settings.tier_url, tier.layout, opened.brokers.cluster_id(), now, tuple(found))
 
 
-def purge(opened: Tier, wanted: OrphanList, data: ObjectStore, *, dry_run: bool = False) -> Purged:
-    """Deletes of the list what still is an orphan. ``data``: the tier's store, which may be written.
+def purge_orphans(opened: Tier, wanted: OrphanList, data: ObjectStore, *, dry_run: bool = False) -> PurgeReport:
+    """Delete the objects of a list that are still orphans.
 
-    :raises UsageError: the list is of another tier, or there are no brokers to ask.
+    :param data: the tier's store, opened for writing.
+    :param dry_run: delete nothing, and return what would be deleted.
+    :raises UsageError: if the list belongs to another tier, or the brokers cannot be asked.
     """
-    _check_tier(opened, wanted)
+    _check_list_matches_tier(opened, wanted)
     deleted: list[Orphan] = []
     kept: dict[str, str] = {}
     now = opened.ports.clock_ms()
-    known = {str(name): name for name in opened.metadata.names()}
+    known = {str(name): name for name in opened.brokers.partition_names()}
     for partition in dict.fromkeys(one.partition for one in wanted.orphans):
         mine = [one for one in wanted.orphans if one.partition == partition]
         if partition not in known:
             kept |= {one.object: "the tier holds no such partition any more" for one in mine}
             continue
-        still = {one.object: one for one in _of_partition(opened, known[partition], now)}
+        still = {one.object: one for one in _orphans_of_partition(opened, known[partition], now)}
         for one in mine:
-            if problem := _problem(one, still.get(one.object), opened.retention.orphan_age_ms):
+            if problem := _purge_problem(one, still.get(one.object), opened.retention.orphan_age_ms):
                 kept[one.object] = problem
             else:
                 deleted.append(one)
     if not dry_run:
         delete_keys(data, [one.object for one in deleted])
-    return Purged(deleted, kept)
+    return PurgeReport(deleted, kept)
 
 
-def _problem(listed: Orphan, now: Orphan | None, least_age_ms: int) -> str:
-    """Why it must not be deleted, or nothing."""
+def _purge_problem(listed: Orphan, now: Orphan | None, least_age_ms: int) -> str:
+    """Return why an object must not be deleted, or an empty string.
+
+    :param listed: the orphan as it was listed.
+    :param now: the same object as an orphan now; None if it is none any more.
+    """
     if now is None:
         return "metadata names it now, or it is gone"
     if (now.bytes, now.modified_ms) != (listed.bytes, listed.modified_ms):
@@ -108,48 +128,50 @@ def _problem(listed: Orphan, now: Orphan | None, least_age_ms: int) -> str:
     return f"it is younger than orphan_age_ms ({least_age_ms})" if now.age_ms < least_age_ms else ""
 
 
-def _of_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Iterator[Orphan]:
-    for one in look(opened, name).orphans:
+def _orphans_of_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Iterator[Orphan]:
+    for one in inspect_partition_objects(opened, name).orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         listed = one.listed
         certainty = SURE if one.finished else LIKELY
         yield Orphan(str(name), listed.key, listed.size, listed.modified_ms, max(0, now_ms - listed.modified_ms), certainty, why)
 
 
-def _check_tier(opened: Tier, wanted: OrphanList) -> None:
+def _check_list_matches_tier(opened: Tier, wanted: OrphanList) -> None:
     tier = opened.settings.tier
     if (wanted.url, wanted.layout) != (opened.settings.tier_url, tier.layout):
         raise UsageError(
             f"the list is of the tier at {wanted.url}, layout {wanted.layout}; configured is {opened.settings.tier_url}, {tier.layout}",
             hint="Nothing was deleted. Name the configuration that the list was made with",
         )
-    if opened.metadata.taken_ms >= 0:
+    if opened.brokers.taken_ms >= 0:
         raise UsageError(
             "orphans are deleted by what brokers say now, and there is only a snapshot", hint="Set bootstrap_servers under [kafka]"
         )
-    if (cluster := opened.metadata.cluster_id()) != wanted.cluster_id:
+    if (cluster := opened.brokers.cluster_id()) != wanted.cluster_id:
         raise UsageError(f"the list is of the cluster {wanted.cluster_id}, this one is {cluster}", hint="Nothing was deleted")
-    if opened.metadata.incomplete():
+    if opened.brokers.is_incomplete():
         raise UsageError(
-            f"{opened.metadata.where} has lost records, so that objects it does not name may be segments",
+            f"{opened.brokers.where} has lost records, so that objects it does not name may be segments",
             hint="Nothing was deleted. Its cleanup.policy must be delete, without a limit of time and size",
         )
 
 
-def write(found: OrphanList, path: Path) -> None:
-    """Raises UsageError where the file exists: a list that somebody has read is not overwritten."""
+def write_orphan_list(found: OrphanList, path: Path) -> None:
+    """Write a list of orphans as JSON. Raises UsageError if the file exists, so that a list that was read by a person is not
+    overwritten.
+    """
     try:
         with path.open("x", encoding="utf-8") as file:
-            json.dump(found.document(), file, indent=1)
+            json.dump(found.to_json(), file, indent=1)
     except FileExistsError:
         raise UsageError(f"{path} exists already", hint="Name a new file") from None
 
 
-def read(path: Path) -> OrphanList:
-    """Raises UsageError, BadData for what ``write`` did not write."""
+def read_orphan_list(path: Path) -> OrphanList:
+    """Read a list that ``write_orphan_list`` wrote. Raises UsageError if the file cannot be read, and BadData if it has another format."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        known = document.pop("format") == FORMAT
+        known = document.pop("format") == ORPHAN_LIST_FORMAT
         found = OrphanList(**document | {"orphans": tuple(Orphan(**one) for one in document["orphans"])})
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error

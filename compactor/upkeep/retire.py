@@ -1,13 +1,14 @@
-"""Deleting what nobody can read any more, and sweeping what nobody will ever read.
+"""Deletion of replaced segments after grace (retire), and of objects that no record names (sweep).
 
-    half-done retiring completed -> retire begun < delete < retired -> open intent resolved -> stale imports voided
-        -> LIST < fold < orphans deleted
+    complete unfinished retiring -> retire begun < delete < retired -> resolve the open intent -> void stale imports
+        -> LIST < fold < delete orphans
 
-What is due goes first: an open intent may need the room. Grace counts from the store's modification time of the publishing (or
-undoing) slot against the store's own clock. The LIST comes **before** the fold: what was uploaded before the LIST was registered
-or announced before that, so that the fold knows its id; what the fold then does not protect was closed for good. The other way
-round a fresh upload would look like an orphan. What the log remembers as void goes at once. What it does not know at all may be
-what somebody else's mistake has made unknown, and goes when it is older than ``orphan_age_ms``.
+What is due is deleted first, because the open intent may need the space. Grace counts from the store's modification time of the slot that
+published (or undid) a round, and is compared with the store's own clock.
+
+The LIST comes **before** the fold: an object in the LIST was registered or announced before it, so the fold knows its id, and what the
+fold does not protect was closed for good. In the other order, a fresh upload would look like an orphan. Objects under void ids are deleted
+at once. Objects of which the log knows nothing may be unknown because of an error elsewhere; they are deleted at ``orphan_age_ms``.
 """
 
 from __future__ import annotations
@@ -17,35 +18,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compactor.constants import NEVER_MS
 from compactor.control import grace, ordering
-from compactor.control.leadership import Leadership, lead
-from compactor.control.logs import PartitionLog, tidy
-from compactor.control.ordering import Stage, Steps
+from compactor.control.leadership import Leadership, hold_leadership
+from compactor.control.logs import PartitionLog, cut_if_due
 from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.publication import delete_objects
 from compactor.control.records import ImportVoided, RetireBegun, Retired
+from compactor.control.stages import Stage, StageTracker
 from compactor.control.state import PartitionState, Registration, Waiting
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import SCOUTED, scratch_prefix, settle
+from compactor.round.drive import SCOUTED, scratch_prefix, settle_open_intent
 from compactor.round.ports import RoundWork
 from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
-from compactor.tier.ports import Announced, ListedObject, Named, SegmentLayout, SegmentRef
+from compactor.tier.ports import Announced, ListedObject, SegmentLayout, SegmentName, SegmentRef
 from compactor.tier.sidecars import segment_id_of, sidecar_prefix
-
-NEVER = 2**63 - 1
 
 _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 
 @dataclass(frozen=True)
-class Clock:
-    """The store's own clock, or ``given_ms`` in its place (``--now``), which counts only where it is earlier, or ``forced``.
+class GraceClock:
+    """Clock for grace periods: the store's own, or ``given_ms`` in its place (``--now``).
 
-    A later one would delete what others were promised to find. ``forced`` also means that orphans go whatever their age,
-    unless it ``spares_young`` ones. ``asks`` False: for who only looks, and must not ask a directory for its clock.
+    given_ms: counts only if it is earlier than the store's clock, or if ``forced``: a later clock would break a promised grace.
+    forced: also delete orphans whatever their age, unless ``spares_young``.
+    asks: False for callers that only inspect, because asking a directory for its clock writes to it.
+    spares_young: orphans and imports keep their age limits although ``forced``.
     """
 
     given_ms: int | None = None
@@ -60,16 +62,22 @@ class Clock:
         return own_ms if self.given_ms is None else min(own_ms, self.given_ms)
 
 
-STORES_OWN = Clock()
+STORES_OWN = GraceClock()
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What there is to do, by one LIST and the fold after it. Keys of objects; segments where the fold knows them.
+class RetireSurvey:
+    """Objects and segments of a partition that can be retired or swept, by one LIST and the fold after it.
 
-    ``unfinished``: retiring was begun by somebody who did not end it. ``orphans``: nobody can ever read them. ``young``: the log does not
-    know them, and they are not old enough to go. ``strays``: what dead compactors told readers of, cut off longer ago than grace (not
-    yet: ``open_intent``). ``strangers``: objects among the partition's whose names are none of ours; they are left alone.
+    due, waiting: replaced segments whose grace is over, and those whose grace is not.
+    unfinished: segments whose retiring another process began and did not finish.
+    stale_imports: ids of imports that are too old to be in progress.
+    orphans: objects that no reader can ever read.
+    strays: segments that a dead compactor announced to readers, cut off longer ago than grace.
+    young: objects that the log does not know and that are younger than ``orphan_age_ms``.
+    strangers: keys of objects whose names this program does not make; they are never deleted.
+    scratch: keys of scratch objects, sidecars and heartbeats that are no longer needed.
+    open_intent: a round, or a stray that is not cut off yet, must be resolved first.
     """
 
     due: tuple[RemoteLogSegmentMetadata, ...]
@@ -83,18 +91,20 @@ class Survey:
     scratch: tuple[str, ...]
     open_intent: bool
     next_ms: int
-    """No earlier than that there will be something to do, unless something is written; 0: now."""
+    """No earlier than this there will be something to do, unless the log changes; 0 means now."""
 
     @property
-    def idle(self) -> bool:
+    def has_nothing_to_do(self) -> bool:
         return not (self.due or self.unfinished or self.stale_imports or self.orphans or self.strays or self.scratch or self.open_intent)
 
 
 @dataclass(frozen=True)
 class RetireReport:
-    """Keys of objects; with ``dry_run`` what would be deleted. ``bytes``: of all that was deleted and swept.
+    """Result of ``retire``; with ``dry_run`` what it would do.
 
-    ``next_ms``: when something that waits now may go, by the store's clock; NEVER where nothing waits.
+    deleted, swept, waiting: keys of objects.
+    bytes: size of all deleted and swept objects.
+    next_ms: when something that waits now may be deleted, by the store's clock; NEVER_MS if nothing waits.
     """
 
     deleted: tuple[str, ...]
@@ -104,121 +114,124 @@ class RetireReport:
     next_ms: int
 
 
-def retire(
+def retire_partition(
     ports: Ports,
     log: PartitionLog,
     lease: Lease,
     retention: Retention,
     *,
-    clock: Clock = STORES_OWN,
+    clock: GraceClock = STORES_OWN,
     dry_run: bool = False,
     work: RoundWork[Any] | None = None,
 ) -> RetireReport:
-    """Deletes what is due and sweeps what is left over.
+    """Delete the replaced segments whose grace is over, and sweep leftovers.
 
-    ``work`` resumes an open intent; without it the intent is recorded undone. With ``dry_run`` nothing is written and no leadership is
-    taken. Raises Leased, Fenced, StoreError, UsageError where the data is another tier's.
+    :param clock: clock for grace periods.
+    :param dry_run: write nothing and acquire no leadership.
+    :param work: resumes an open intent; without it the intent is recorded undone.
+    :raises Leased: or Fenced, if another compactor leads or takes over. Raises StoreError.
+    :raises UsageError: if the data belongs to another tier.
     """
     log.refresh()
-    found = survey(ports, log, retention, clock)
-    if dry_run or found.idle:
-        return _report(ports.layout, log.state.name, found, done=dry_run)
-    with lead(ports, log, lease) as leadership:
-        report = led_retire(leadership, retention, clock=clock, work=work)
-        tidy(log)
+    found = survey_retirable(ports, log, retention, clock)
+    if dry_run or found.has_nothing_to_do:
+        return _retire_report(ports.layout, log.state.name, found, done=dry_run)
+    with hold_leadership(ports, log, lease) as leadership:
+        report = retire_as_leader(leadership, retention, clock=clock, work=work)
+        cut_if_due(log)
         return report
 
 
-def led_retire(
-    leadership: Leadership, retention: Retention, *, clock: Clock = STORES_OWN, work: RoundWork[Any] | None = None
+def retire_as_leader(
+    leadership: Leadership, retention: Retention, *, clock: GraceClock = STORES_OWN, work: RoundWork[Any] | None = None
 ) -> RetireReport:
-    """The same under a leadership that is held already."""
+    """Delete and sweep under a leadership that is already held. See ``retire_partition``."""
     ports, log = leadership.ports, leadership.log
-    ports.own(anew=True)
-    gone = _delete_begun(leadership, Steps(Stage.RETIRE_BEGUN)) + _delete_due(leadership, retention, clock)
+    ports.require_ownership(anew=True)
+    gone = _complete_begun_retiring(leadership, StageTracker(Stage.RETIRE_BEGUN)) + _retire_due_segments(leadership, retention, clock)
     if leadership.state.intent is not None:
-        settle(leadership, work)
-        gone += _delete_due(leadership, retention, clock)
-    for import_id in _stale(ports, log, retention, clock):
+        settle_open_intent(leadership, work)
+        gone += _retire_due_segments(leadership, retention, clock)
+    for import_id in _stale_imports(ports, log, retention, clock):
         leadership.append(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
             lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
         )
-    found = survey(ports, log, retention, clock)  # LIST, then fold
+    found = survey_retirable(ports, log, retention, clock)  # the LIST comes before the fold
     leadership.require(log.state)
-    left: list[SegmentRef] = [*dict.fromkeys(Named(item.segment_id, item.start_offset) for item in found.orphans)]
+    left: list[SegmentRef] = [*dict.fromkeys(SegmentName(item.segment_id, item.start_offset) for item in found.orphans)]
     told = {segment.id for segment in found.strays}
     left = [segment for segment in left if segment.id not in told] + list(found.strays)
     ordering.require_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
     ports.layout.delete(log.state.name, left)
     ports.publisher.deleted(log.state.name, left)
     delete_keys(ports.control, found.scratch)
-    return _report(ports.layout, log.state.name, found, gone=gone)
+    return _retire_report(ports.layout, log.state.name, found, gone=gone)
 
 
-def survey(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock = STORES_OWN) -> Survey:
-    """What ``retire`` would do now. Reads only: LIST of the partition's objects first, then a fresh fold.
+def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock = STORES_OWN) -> RetireSurvey:
+    """Return what ``retire`` would do now. Reads only: LIST of the partition's objects first, then a fresh fold.
 
-    Raises BadControlRecord for a log with a gap: to a fold that ends there, whatever came after it is an orphan.
+    Raises BadControlRecord if the log has a gap, because everything after the gap would look like an orphan.
     """
     listed = list(ports.layout.list(log.state.name))
     scratch = list(ports.control.list(scratch_prefix(log)))
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
-    state = log.check_whole()
-    due, waiting = _by_grace(ports, log, retention, clock)
-    known = ordering.protected(state).union(segment.id for segment in state.retiring)
+    state = log.refresh_and_check_gaps()
+    due, waiting = _split_by_grace(ports, log, retention, clock)
+    known = ordering.protected_ids(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
-    told = ports.publisher.strays(state.name, known)
+    told = ports.publisher.find_strays(state.name, known)
     cut_off = [one for one in told or () if one.cut_off_ms >= 0]
     strays = tuple(one for one in cut_off if clock.now_ms(ports.control) >= one.cut_off_ms + retention.grace_ms)
     if told is None:
-        orphans = _sweepable(ports, state, retention, clock, unknown)
-    else:  # brokers write there, too: what compactors did not tell readers of is theirs
+        orphans = _sweepable_objects(ports, state, retention, clock, unknown)
+    else:  # brokers write there, too: objects that no compactor announced belong to brokers
         unknown = [item for item in unknown if item.segment_id in {one.id for one in told}]
         orphans = tuple(item for item in unknown if item.segment_id in {one.id for one in strays})
     open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
     left = [info.key for info in scratch if open_run is None or not info.key.startswith(open_run)]
     begun = {info.key for info in scratch if info.key.startswith(f"{scratch_prefix(log)}{SCOUTED}")}
-    if begun:  # whoever takes up a pass 1 that broke off goes on with it
+    if begun:  # an interrupted pass 1 may be resumed with these objects
         now = clock.now_ms(ports.control)
         old = {info.key for info in scratch if info.modified_ms + retention.orphan_age_ms <= now}
         left = [key for key in left if key not in begun or key in old]
     left += [key for key in sidecars if segment_id_of(key) and segment_id_of(key) not in known]
     young = tuple(item for item in unknown if item not in set(orphans))
-    # Heartbeats of earlier epochs; the present one says itself when it is over.
+    # Heartbeats of earlier epochs are deleted; that of the present epoch may still be in use.
     left += [match[0] for match in beats if int(match[1]) < state.last_epoch]
-    return Survey(
+    return RetireSurvey(
         due=due,
         waiting=waiting,
         unfinished=state.retiring,
-        stale_imports=_stale(ports, log, retention, clock),
+        stale_imports=_stale_imports(ports, log, retention, clock),
         orphans=orphans,
         strays=strays,
         young=young,
         strangers=tuple(item.key for item in listed if not item.segment_id),
         scratch=tuple(left),
         open_intent=state.intent is not None or len(cut_off) < len(told or ()),
-        next_ms=_next_ms(ports, log, retention, clock, young) if told is None else 0,
+        next_ms=_next_due_ms(ports, log, retention, clock, young) if told is None else 0,
     )
 
 
-def _next_ms(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock, young: Sequence[ListedObject]) -> int:
+def _next_due_ms(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock, young: Sequence[ListedObject]) -> int:
     state = log.state
     if state.intent is not None or state.retiring:
         return 0
     moments = [item.modified_ms + retention.orphan_age_ms for item in young]
     if state.waiting or state.registrations:
-        now, since = clock.now_ms(ports.control), since_ms(ports, log)
-        moments += [grace.retire_ms(group, retention, since, now) for group in state.waiting]
-        moments += [grace.stale_ms(entry, retention, since, now) for entry in state.registrations.values()]
-    return min(moments, default=NEVER)
+        now, since = clock.now_ms(ports.control), read_slot_times(ports, log)
+        moments += [grace.earliest_retire_ms(group, retention, since, now) for group in state.waiting]
+        moments += [grace.import_abandoned_ms(entry, retention, since, now) for entry in state.registrations.values()]
+    return min(moments, default=NEVER_MS)
 
 
-def _sweepable(
-    ports: Ports, state: PartitionState, retention: Retention, clock: Clock, unknown: Sequence[ListedObject]
+def _sweepable_objects(
+    ports: Ports, state: PartitionState, retention: Retention, clock: GraceClock, unknown: Sequence[ListedObject]
 ) -> tuple[ListedObject, ...]:
-    """Which of these may go now: those under void ids, and segments of which every object is old enough."""
+    """Return the unknown objects that may be deleted now: those under void ids, and segments of which every object is old enough."""
     voided = set(state.voided)
     rest = [item for item in unknown if item.segment_id not in voided]
     age = STORES_OWN if clock.spares_young else clock
@@ -227,84 +240,90 @@ def _sweepable(
     return tuple(item for item in unknown if item.segment_id not in young)
 
 
-def _delete_due(leadership: Leadership, retention: Retention, clock: Clock) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """What has waited long enough: the record, then the objects."""
-    due, _ = _by_grace(leadership.ports, leadership.log, retention, clock)
+def _retire_due_segments(leadership: Leadership, retention: Retention, clock: GraceClock) -> tuple[RemoteLogSegmentMetadata, ...]:
+    """Record that retiring has begun for the segments whose grace is over, then delete their objects."""
+    due, _ = _split_by_grace(leadership.ports, leadership.log, retention, clock)
     if not due:
         return ()
-    steps = Steps(Stage.PUBLISHED)
-    steps.to(Stage.RETIRE_BEGUN)
+    steps = StageTracker(Stage.PUBLISHED)
+    steps.advance(Stage.RETIRE_BEGUN)
     leadership.append(
         RetireBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
-        lambda state: not {segment.id for segment in due}.intersection(ordering.protected(state)),
+        lambda state: not {segment.id for segment in due}.intersection(ordering.protected_ids(state)),
     )
-    return _delete_begun(leadership, steps)
+    return _complete_begun_retiring(leadership, steps)
 
 
-def _delete_begun(leadership: Leadership, steps: Steps) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Deletes the objects of everything whose retiring has begun, by us or by somebody who was interrupted; then the record."""
+def _complete_begun_retiring(leadership: Leadership, steps: StageTracker) -> tuple[RemoteLogSegmentMetadata, ...]:
+    """Delete the objects of all segments whose retiring has begun, by this process or an interrupted one, then record it."""
     state = leadership.state
     segments = state.retiring
     if segments:
         delete_objects(leadership, state, segments)
-        steps.to(Stage.DELETED)
+        steps.advance(Stage.DELETED)
         ids = tuple(segment.id for segment in segments)
         leadership.append(
             Retired(leader_epoch=leadership.epoch, ids=ids), lambda state: not any(segment.id in ids for segment in state.retiring)
         )
-        steps.to(Stage.RETIRED)
+        steps.advance(Stage.RETIRED)
     return segments
 
 
-def _by_grace(
-    ports: Ports, log: PartitionLog, retention: Retention, clock: Clock
+def _split_by_grace(
+    ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock
 ) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
-    """What waits: (due, not due yet), in whole groups."""
+    """Return the waiting segments whose grace is over, and those whose grace is not, in whole groups."""
     due: list[RemoteLogSegmentMetadata] = []
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
         now = clock.now_ms(ports.control)
-        since = since_ms(ports, log)
+        since = read_slot_times(ports, log)
         for group in log.state.waiting:
-            (due if now >= grace.retire_ms(group, retention, since, now) else waiting).extend(group.segments)
+            (due if now >= grace.earliest_retire_ms(group, retention, since, now) else waiting).extend(group.segments)
     return tuple(due), tuple(waiting)
 
 
-def _stale(ports: Ports, log: PartitionLog, retention: Retention, clock: Clock) -> tuple[str, ...]:
-    """Imports that were registered longer ago than anybody takes for one."""
+def _stale_imports(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock) -> tuple[str, ...]:
+    """Return the ids of imports that were registered so long ago that they cannot be in progress."""
     if not log.state.registrations:
         return ()
     now = (STORES_OWN if clock.spares_young else clock).now_ms(ports.control)
-    since = since_ms(ports, log)
+    since = read_slot_times(ports, log)
     entries = log.state.registrations.values()
-    return tuple(entry.import_id for entry in entries if now >= grace.stale_ms(entry, retention, since, now))
+    return tuple(entry.import_id for entry in entries if now >= grace.import_abandoned_ms(entry, retention, since, now))
 
 
-def since_ms(ports: Ports, log: PartitionLog) -> dict[int, int]:
-    """The store's time of each slot that something waits from. A slot that was cut has left its time in the snapshot."""
+def read_slot_times(ports: Ports, log: PartitionLog) -> dict[int, int]:
+    """Return the store's time, in milliseconds, of each slot that starts a grace period. The snapshot has the times of slots that are
+    cut.
+    """
     try:
-        return _times(ports, log)
+        return _head_slot_times(ports, log)
     except NotFound:
         log.reload()
     try:
-        return _times(ports, log)
+        return _head_slot_times(ports, log)
     except NotFound:
-        return {}  # cut again meanwhile; the next call will see
+        return {}  # cut again meanwhile; the next call reads them
 
 
-def _times(ports: Ports, log: PartitionLog) -> dict[int, int]:
+def _head_slot_times(ports: Ports, log: PartitionLog) -> dict[int, int]:
     entries: list[Waiting | Registration] = [*log.state.waiting, *log.state.registrations.values()]
-    return {entry.slot: _time_of(ports, log, entry) for entry in entries}
+    return {entry.slot: _slot_time_ms(ports, log, entry) for entry in entries}
 
 
-def _time_of(ports: Ports, log: PartitionLog, entry: Waiting | Registration) -> int:
+def _slot_time_ms(ports: Ports, log: PartitionLog, entry: Waiting | Registration) -> int:
     return ports.control.head(log.record_key(entry.slot)).modified_ms if entry.since_ms is None else entry.since_ms
 
 
-def _report(
-    layout: SegmentLayout, name: TopicPartition, found: Survey, *, gone: tuple[RemoteLogSegmentMetadata, ...] = (), done: bool = False
+def _retire_report(
+    layout: SegmentLayout, name: TopicPartition, found: RetireSurvey, *, gone: tuple[RemoteLogSegmentMetadata, ...] = (), done: bool = False
 ) -> RetireReport:
-    """Of a survey (``done``: as if it had been carried out), or of what was carried out."""
+    """Return the report of what was deleted.
+
+    :param gone: the segments that were deleted.
+    :param done: report the survey as if it had been carried out (``dry_run``).
+    """
 
     def keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(layout.where(name, segment, kind) for segment in segments for kind in segment.files))

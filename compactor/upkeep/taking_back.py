@@ -1,36 +1,39 @@
-"""``undo`` on a tier that brokers write: a round of its own (compactor.round.restoring), led and published as every other."""
+"""Undo of a round on a broker-managed tier (``undo``), carried out as a round of its own (compactor.round.restoring)."""
 
 from __future__ import annotations
 
-from compactor.bootstrap import Tier
+from compactor.access.tier import Tier
 from compactor.control import publication
-from compactor.control.leadership import lead
-from compactor.control.logs import PartitionLog, tidy
+from compactor.control.leadership import hold_leadership
+from compactor.control.logs import PartitionLog, cut_if_due
 from compactor.control.ordering import restorable_problem
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
-from compactor.round.drive import led_round
-from compactor.round.restoring import Restoring, restored_groups
+from compactor.round.drive import run_round_as_leader
+from compactor.round.restoring import RestoreRound, groups_to_restore
 
 
-def take_back(opened: Tier, log: PartitionLog, run_id: str) -> PartitionState:
-    """Readers go back to what this run replaced, as copies under new ids, and the cleaner offsets to their earlier value.
+def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> PartitionState:
+    """Undo a run: readers get copies of the segments that it replaced, and the cleaner offsets go back. An interrupted undo is completed.
 
-    Where it was begun before and broken off, it is finished. Raises UsageError where the rules refuse it, BadData where one of the replaced
-    segments was lost, Leased, Fenced, StoreError, OutOfBudget as a round, CompactorError where groups were cut off.
+    :raises UsageError: if the rules do not allow it.
+    :raises BadData: if a replaced segment was lost.
+    :raises CompactorError: if brokers deleted some of the segments, so that the run is undone in part.
+    :raises Leased: or Fenced, StoreError, OutOfBudget, as a round.
     """
     name = log.refresh().name
-    work = Restoring(opened.ports, opened.cleaner_for(name.topic), opened.hash_key(), opened.state_dir, run_id, opened.ports.clock_ms())
-    _require(log.state, run_id)
-    with lead(opened.ports, log, opened.lease) as leadership:
-        _require(leadership.state, run_id)
-        sources = [source for one in restored_groups(leadership.state, run_id) for source in one.sources]
-        damage = publication.verify(opened.ports, leadership.state, sources)
+    cleaner, hash_key = opened.cleaner_for(name.topic), opened.identity.hash_key()
+    work = RestoreRound(opened.ports, cleaner, hash_key, opened.state_dir, run_id, opened.ports.clock_ms())
+    _check_undoable(log.state, run_id)
+    with hold_leadership(opened.ports, log, opened.lease) as leadership:
+        _check_undoable(leadership.state, run_id)
+        sources = [source for one in groups_to_restore(leadership.state, run_id) for source in one.sources]
+        damage = publication.stored_segments_problem(opened.ports, leadership.state, sources)
         if damage:
             hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"
             raise BadData(f"what run {run_id} replaced is damaged: {damage}", segment=str(name), hint=hint)
-        result = led_round(leadership, work)
-        tidy(log)
+        result = run_round_as_leader(leadership, work)
+        cut_if_due(log)
     if result.status == "quarantined":
         raise BadData(result.reason, segment=result.segment or str(name), hint="Readers have what the run made")
     if result.status not in ("cleaned", "resumed"):
@@ -46,7 +49,7 @@ def take_back(opened: Tier, log: PartitionLog, run_id: str) -> PartitionState:
     return log.state
 
 
-def _require(state: PartitionState, run_id: str) -> None:
+def _check_undoable(state: PartitionState, run_id: str) -> None:
     run = state.run(run_id)
     if run is None:
         raise UsageError(f"{state.name} has no run {run_id} that is remembered", hint="`runs list` shows those that are")

@@ -1,58 +1,81 @@
-"""What writers that died have begun and not finished: multipart uploads, staged files. In no LIST of objects, and paid for.
+"""Unfinished uploads that dead writers left behind: multipart uploads and staged files, which no LIST shows and which are paid for.
 
-Looked at for a whole tier, by one or two requests: below the tier's own prefix, and in stores that only we write to. A broker's own
-uploads are its own.
+They are found for a whole tier with one or two requests. Only uploads to this tier's own keys count, because others may keep objects below
+the same prefix. Uploads of brokers are left to the brokers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from compactor.bootstrap import Tier
+from compactor.access.tier import Tier
 from compactor.errors import Refused
-from compactor.storage.port import ObjectStore, Unfinished
+from compactor.storage.keys import RESERVED
+from compactor.storage.port import ObjectStore, UnfinishedUpload
 
 LEAST_AGE_MS = 3_600_000
-"""Whatever ``orphan_age_ms`` says: an upload of a large segment over a slow line takes its time, and nobody hears of it meanwhile."""
+"""Least age of an upload that is swept, whatever ``orphan_age_ms`` says: uploading a large segment over a slow line takes long."""
+
+_CONTROL_PREFIXES: Final = ("catalog/", "partitions/", "probe/")
+_PROBES: Final = ".tiered-compactor/probe/"
 
 
 @dataclass(frozen=True)
-class Leftover:
-    """One that nobody has finished. ``key`` with the store's URL before it; ``due``: old enough to be swept."""
+class UnfinishedUploadOfTier:
+    """An upload that was begun and not finished.
+
+    due: whether it is old enough to be swept.
+    """
 
     store: ObjectStore
-    upload: Unfinished
+    upload: UnfinishedUpload
     due: bool
 
     @property
-    def where(self) -> str:
+    def object_url(self) -> str:
         return f"{self.store.url}/{self.upload.key}"
 
 
-def leftovers(opened: Tier, now_ms: int) -> list[Leftover]:
-    """All of them, those at work included. Reads only. Raises StoreError; Refused where the credentials may not ask."""
+def find_unfinished_uploads(opened: Tier, now_ms: int) -> list[UnfinishedUploadOfTier]:
+    """Return all unfinished uploads of the tier, those in progress included. Raises StoreError, and Refused if the credentials forbid
+    it.
+    """
     age_ms = max(opened.retention.orphan_age_ms, LEAST_AGE_MS)
-    found: dict[str, Leftover] = {}
-    for store in _stores(opened):
-        for upload in store.unfinished(""):
-            one = Leftover(store, upload, now_ms - upload.begun_ms >= age_ms)
-            found.setdefault(f"{one.where} {upload.id}", one)
+    found: dict[str, UnfinishedUploadOfTier] = {}
+    for store in _written_stores(opened):
+        for upload in store.unfinished_uploads(""):
+            one = UnfinishedUploadOfTier(store, upload, now_ms - upload.begun_ms >= age_ms)
+            if _is_tier_key(opened, one):
+                found.setdefault(f"{one.object_url} {upload.id}", one)
     return list(found.values())
 
 
 def sweep_uploads(opened: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
-    """Aborts those that are due and returns where they were; nothing where the credentials may not ask. Raises StoreError."""
+    """Abort the unfinished uploads that are due, and return their keys with the store's URL; none if the credentials forbid it.
+
+    Raises StoreError.
+    """
     try:
-        due = [one for one in leftovers(opened, now_ms) if one.due]
+        due = [one for one in find_unfinished_uploads(opened, now_ms) if one.due]
     except Refused:
         return ()
     for one in () if dry_run else due:
-        one.store.abort([one.upload])
-    return tuple(one.where for one in due)
+        one.store.abort_uploads([one.upload])
+    return tuple(one.object_url for one in due)
 
 
-def _stores(opened: Tier) -> Iterator[ObjectStore]:
+def _is_tier_key(opened: Tier, one: UnfinishedUploadOfTier) -> bool:
+    """Return whether an upload is to a key that this tier writes: in its control log, its probes, or a partition of its catalog."""
+    key, known = one.upload.key, opened.catalog.state
+    if one.store is opened.ports.control:
+        return key.startswith((f"{RESERVED}/", *_CONTROL_PREFIXES))
+    partition = opened.ports.layout.partition_of(key)
+    return key.startswith((f"{RESERVED}/", _PROBES)) or partition in known.partitions or partition in known.reached
+
+
+def _written_stores(opened: Tier) -> Iterator[ObjectStore]:
     yield opened.ports.control
     if opened.ownership.ours:
         yield opened.ports.data

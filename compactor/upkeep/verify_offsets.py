@@ -1,58 +1,53 @@
-"""``checkpoints verify``: cleaner offsets against the rules and the live segments, the control log against itself. Reads only."""
+"""Verification of cleaner offsets and control logs (``checkpoints verify``): against the rules, the live segments and each other. Reads
+only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from checkpoint import offsets
-from compactor.bootstrap import READERS, Tier
+from compactor.access.tier import READER_THREADS, Tier
 from compactor.control import ordering
 from compactor.control.logs import PartitionLog
 from compactor.control.records import BadControlRecord
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
+from compactor.upkeep.segment_check import SegmentProblem
 
 
-@dataclass(frozen=True)
-class OffsetFinding:
-    """``severity``: ``error``, or ``note`` for what is as it may be. ``kind`` is one word for scripts; ``object``: the control object."""
+def verify_checkpoints_of_partitions(
+    opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
+) -> list[SegmentProblem]:
+    """Return the problems of several partitions, in their order.
 
-    severity: str
-    kind: str
-    topic: str
-    partition: int
-    object: str
-    detail: str
+    :param on_partition: called when a partition is done.
+    """
 
-
-def verify_all(opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> list[OffsetFinding]:
-    """The same of several partitions, in their order."""
-
-    def verify(name: TopicPartition) -> list[OffsetFinding]:
+    def verify(name: TopicPartition) -> list[SegmentProblem]:
         found = verify_checkpoints(opened, name)
         on_partition()
         return found
 
-    with ThreadPoolExecutor(READERS, thread_name_prefix="verify") as pool:
+    with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="verify") as pool:
         return [finding for found in pool.map(verify, names) for finding in found]
 
 
-def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[OffsetFinding]:
-    """All that is wrong, or remarkable, about one partition's cleaner offsets and its control log. Raises StoreError."""
+def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[SegmentProblem]:
+    """Return all problems and notes about one partition's cleaner offsets and its control log. Raises StoreError."""
     log = opened.open(name)
-    found: list[OffsetFinding] = []
+    found: list[SegmentProblem] = []
 
     def add(kind: str, detail: str, where: str = "", severity: str = "error") -> None:
-        found.append(OffsetFinding(severity, kind, name.topic, name.partition, where, detail))
+        found.append(SegmentProblem(severity, kind, name.topic, name.partition, where, detail))
 
-    # LIST before the fold, as everywhere: what is listed and unknown to a later fold is really nobody's.
-    slots = _numbers(opened, f"{log.prefix}/log/")
-    snapshots = _numbers(opened, f"{log.prefix}/snapshot/")
+    # LIST before the fold, as in ``retire``: a listed object that a later fold does not know belongs to no writer.
+    slots = _list_slots(opened, f"{log.prefix}/log/")
+    snapshots = _list_slots(opened, f"{log.prefix}/snapshot/")
     try:
         base, steps = log.history()
     except BadControlRecord as error:
@@ -60,11 +55,11 @@ def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[OffsetFinding
         return found
     for detail in vector_problems(log.state):
         add("cleaner-offsets", detail)
-    for detail in view_problems(log.state):
+    for detail in live_segment_problems(log.state):
         add("segments", detail)
-    for detail in ungranted(log.state):
+    for detail in ungranted_segments(log.state):
         add("not-granted", detail, severity="note")
-    for detail in unresumable(log.state):
+    for detail in unresumable_intent(log.state):
         add("intent", detail, severity="note")
     for entry in log.state.fenced:
         add("fenced", f"{entry.type} of epoch {entry.leader_epoch} by {entry.by}: {entry.reason}", log.record_key(entry.slot), "note")
@@ -79,27 +74,29 @@ def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[OffsetFinding
 
 
 def vector_problems(state: PartitionState) -> Iterator[str]:
-    """What the cleaner offsets of a state break: their own rules, the log's end, the epochs that there were."""
-    problem = offsets.problem(state.vector)
+    """Yield what is invalid in the cleaner offsets of a state: by their own rules, the log's end and the acquired epochs."""
+    problem = offsets.vector_problem(state.vector)
     if problem:
         yield problem
-    clean = offsets.clean_up_to(state.vector)
-    if state.live and clean > state.end_offset + 1:
+    clean = offsets.clean_end_offset(state.vector)
+    if state.has_segments and clean > state.end_offset + 1:
         yield f"they say clean up to {clean}, the log ends at {state.end_offset}"
     if state.vector and state.vector[-1].leader_epoch > state.last_epoch:
         yield f"they name epoch {state.vector[-1].leader_epoch}, the last that was acquired is {state.last_epoch}"
 
 
-def ungranted(state: PartitionState) -> Iterator[str]:
-    """Live segments that the cleaner offsets do not grant to those who published them: the broker's lineage was cut below them since."""
+def ungranted_segments(state: PartitionState) -> Iterator[str]:
+    """Yield live segments that the cleaner offsets no longer cover for the epoch that published them: the broker's lineage was cut
+    since.
+    """
     for segment in state.live:
         epoch = state.published_by.get(segment.id)
-        if epoch is not None and not offsets.granted(state.vector, epoch, segment.end_offset + 1):
+        if epoch is not None and not offsets.is_claim_valid(state.vector, epoch, segment.end_offset + 1):
             yield f"segment {segment.id} up to {segment.end_offset} was published by epoch {epoch}, which is granted less by now"
 
 
-def view_problems(state: PartitionState) -> Iterator[str]:
-    """Gaps, overlaps and names twice in what readers are given, and whatever still stands for something that is gone."""
+def live_segment_problems(state: PartitionState) -> Iterator[str]:
+    """Yield gaps, overlaps and duplicates in the live segments, and live segments whose deletion has begun."""
     for before, after in pairwise(state.live):
         if after.start_offset != before.end_offset + 1:
             yield f"segment {after.id} begins at {after.start_offset}, the one before it ends at {before.end_offset}"
@@ -111,8 +108,8 @@ def view_problems(state: PartitionState) -> Iterator[str]:
         yield f"segment {min(both)} is live, and its deletion has begun"
 
 
-def unresumable(state: PartitionState) -> Iterator[str]:
-    """An open round that something was faster than: a truncation of its sources. The next `run` records it undone."""
+def unresumable_intent(state: PartitionState) -> Iterator[str]:
+    """Yield why the open round cannot be resumed, such as a truncation of its sources. The next `run` records it undone."""
     if state.intent and (reason := ordering.resume_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
 
@@ -120,7 +117,12 @@ def unresumable(state: PartitionState) -> Iterator[str]:
 def _snapshot_findings(
     log: PartitionLog, base: PartitionState, folded: dict[int, PartitionState], slots: list[int]
 ) -> Iterator[tuple[str, str, str]]:
-    """(kind, detail, object): a snapshot against the state that its slots fold to; ``snapshot`` is an error, the rest are notes."""
+    """Yield (kind, detail, object) for snapshots that differ from the state that their slots fold to. Kind ``snapshot`` is an error.
+
+    :param base: state at which the fold began.
+    :param folded: states by slot.
+    :param slots: slots of the stored snapshots.
+    """
     for slot in slots:
         key = f"{log.prefix}/snapshot/{slot:020d}.json"
         try:
@@ -130,19 +132,21 @@ def _snapshot_findings(
             continue
         if stored is None:
             continue  # deleted since the LIST
-        problem = next(iter((*vector_problems(stored), *view_problems(stored))), "")
+        problem = next(iter((*vector_problems(stored), *live_segment_problems(stored))), "")
         if problem:
             yield "snapshot", problem, key
         elif slot < base.slot:
             yield "left-over", "a newer snapshot has replaced it; the next cut deletes it", key
         elif slot not in folded:
             yield "snapshot", f"it is ahead of the log, which ends at slot {log.state.slot}", key
-        elif slot > base.slot and (field := first_difference(stored, folded[slot])):
+        elif slot > base.slot and (field := first_differing_field(stored, folded[slot])):
             yield "snapshot", f"its {field} is not what slots {base.slot + 1} to {slot} fold to", key
 
 
-def first_difference(stored: PartitionState, folded: PartitionState) -> str:
-    """The first field in which they differ, but for the store's times that only a snapshot knows; empty where they agree."""
+def first_differing_field(stored: PartitionState, folded: PartitionState) -> str:
+    """Return the name of the first field in which two states differ, or an empty string. Store times, which only a snapshot has, do not
+    count.
+    """
     one, two = (_without_times(state) for state in (stored, folded))
     return next((field for field in PartitionState.model_fields if getattr(one, field) != getattr(two, field)), "")
 
@@ -160,7 +164,7 @@ def _without_times(state: PartitionState) -> PartitionState:
     )
 
 
-def _numbers(opened: Tier, prefix: str) -> list[int]:
-    """The numbers of the objects there; what is no number is none of ours."""
+def _list_slots(opened: Tier, prefix: str) -> list[int]:
+    """Return the numbers in the names of the objects under a prefix. Other names are ignored."""
     names = (info.key.removeprefix(prefix).removesuffix(".json") for info in opened.ports.control.list(prefix))
     return [int(name) for name in names if name.isascii() and name.isdigit()]

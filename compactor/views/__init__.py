@@ -1,1 +1,1 @@
-"""What people ask of a tier. Nothing here writes."""
+"""Read-only answers to people's questions about a tier. Nothing in this folder writes."""

@@ -1,6 +1,6 @@
-"""The checkpoint viewer: cleaner offsets by leader epoch, who led when, who published what, where a zombie was cut off and why.
+"""Checkpoint views: cleaner offsets by compactor epoch, who led when, who published what, and which records were void and why.
 
-Everything here only reads. ``read_only`` makes sure of it, so that a live tier is looked at without being disturbed.
+Everything here only reads. ``read_only_tier`` enforces this, so that inspecting a tier in use cannot disturb it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from itertools import zip_longest
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.bootstrap import Tier
-from compactor.control.leadership import LeaseInfo, lease_of
+from compactor.access.tier import Tier
+from compactor.control.leadership import LeaseInfo, current_lease
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
 from compactor.control.state import EpochHistory, FencedAppend, PartitionState, Run
-from compactor.storage.readonly import ReadOnly
-from compactor.tier.publishers.nobody import NobodyPublisher
+from compactor.storage.forwarding import ReadOnly
+from compactor.tier.publishers.read_only import ReadOnlyPublisher
 
 
-def read_only(opened: Tier) -> Tier:
-    """The same tier through stores that refuse every write."""
+def read_only_tier(opened: Tier) -> Tier:
+    """Return the tier with stores that refuse every write."""
     viewed = opened.over(control=ReadOnly(opened.ports.control), data=ReadOnly(opened.ports.data))
-    return viewed if opened.brokers is None else replace(viewed, ports=replace(viewed.ports, publisher=NobodyPublisher()))
+    if not opened.kind.is_broker_managed:
+        return viewed  # what readers see is in the control store, which refuses
+    return replace(viewed, ports=replace(viewed.ports, publisher=ReadOnlyPublisher()))
 
 
 @dataclass(frozen=True)
 class FencedView:
-    """A record that is in the log and does not count. ``offset``: the cleaner offset that it claimed, None for none; ``by``: its writer."""
+    """A void record of the control log. offset: the cleaner offset it claimed, or None. by: its writer."""
 
     leader_epoch: int
     offset: int | None
@@ -40,9 +42,10 @@ class FencedView:
 
 @dataclass(frozen=True)
 class CheckpointView:
-    """One partition as its control log has it at ``slot``. ``end_offset`` is inclusive, -1 for an empty partition.
+    """One partition's checkpoint at one slot of its control log.
 
-    ``first_dirty_offset``: the first offset that nobody has cleaned yet. ``open_run``: a round that was begun and not finished.
+    end_offset: inclusive; -1 for an empty partition. first_dirty_offset: first offset that is not clean.
+    open_run: id of a round that was begun and not finished, or None.
     """
 
     topic: str
@@ -60,16 +63,16 @@ class CheckpointView:
     leader_epochs: tuple[EpochEntry, ...]
 
 
-def view(ports: Ports, log: PartitionLog) -> CheckpointView:
-    """Of a log that was refreshed."""
+def checkpoint_view(ports: Ports, log: PartitionLog) -> CheckpointView:
+    """Return the checkpoint of a partition whose log was just refreshed."""
     state = log.state
     return CheckpointView(
         topic=state.topic,
         partition=state.partition,
         slot=state.slot,
         cleaner_offsets=state.vector,
-        lease=lease_of(ports, log),
-        fenced=tuple(_fenced(entry) for entry in state.fenced),
+        lease=current_lease(ports, log),
+        fenced=tuple(_fenced_view(entry) for entry in state.fenced),
         start_offset=state.start_offset,
         end_offset=state.end_offset,
         first_dirty_offset=state.first_dirty_offset,
@@ -80,14 +83,15 @@ def view(ports: Ports, log: PartitionLog) -> CheckpointView:
     )
 
 
-def _fenced(entry: FencedAppend) -> FencedView:
+def _fenced_view(entry: FencedAppend) -> FencedView:
+    """Return a void record as the views show it."""
     offset = entry.offset if entry.offset >= 0 else None
     return FencedView(entry.leader_epoch, offset, entry.by, entry.reason, entry.type, entry.slot, entry.at_ms)
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A round within an epoch. ``status`` as in `runs`; offsets are None where the round never got so far."""
+    """A round within a compactor epoch. status: as in `runs`. Offsets are None if the round did not get so far."""
 
     run_id: str
     status: str
@@ -103,8 +107,8 @@ class RunView:
 
 
 @dataclass(frozen=True)
-class CutOff:
-    """Who took over from an epoch that had not released its leadership: from ``slot`` on nothing that it writes counts."""
+class ReplacingEpoch:
+    """The compactor epoch that replaced one which had not released its leadership. From ``slot`` on the replaced one's records are void."""
 
     leader_epoch: int
     holder: str
@@ -114,10 +118,11 @@ class CutOff:
 
 @dataclass(frozen=True)
 class EpochView:
-    """One compactor epoch. ``ended``: released, replaced, or leading. ``granted``: up to where the present vector grants it, None: nothing.
+    """One compactor epoch and the rounds that it published.
 
-    ``cut_off``: set where it was replaced. ``undid``: runs that it took back (`undo`), for as long as their outputs are kept. A round
-    stands under the epoch that published it; ``announced_by`` says who had begun it.
+    ended: released, replaced or leading. granted: its cleaner offset in the present vector, or None.
+    cut_off: set if it was replaced. undid: runs that it undid, while their outputs are kept.
+    A round belongs to the epoch that published it; ``announced_by`` names the compactor that had begun it.
     """
 
     leader_epoch: int
@@ -128,7 +133,7 @@ class EpochView:
     ended: str
     ended_ms: int | None
     granted: int | None
-    cut_off: CutOff | None
+    cut_off: ReplacingEpoch | None
     runs: tuple[RunView, ...]
     undid: tuple[str, ...]
     fenced: tuple[FencedView, ...]
@@ -136,7 +141,7 @@ class EpochView:
 
 @dataclass(frozen=True)
 class LineageView:
-    """All epochs that are remembered, oldest first. ``unowned``: void records that no remembered epoch wrote (imports, older epochs)."""
+    """All remembered compactor epochs, oldest first. unowned: void records of imports and of epochs that are no longer remembered."""
 
     topic: str
     partition: int
@@ -148,8 +153,8 @@ class LineageView:
     unowned: tuple[FencedView, ...]
 
 
-def lineage(ports: Ports, log: PartitionLog) -> LineageView:
-    """The tree of compactor epochs, of a log that was refreshed."""
+def epoch_lineage(ports: Ports, log: PartitionLog) -> LineageView:
+    """Return the compactor epochs of a partition whose log was just refreshed."""
     state = log.state
     known = {entry.epoch for entry in state.epochs}
     return LineageView(
@@ -157,22 +162,26 @@ def lineage(ports: Ports, log: PartitionLog) -> LineageView:
         partition=state.partition,
         slot=state.slot,
         cleaner_offsets=state.vector,
-        lease=lease_of(ports, log),
-        fenced=tuple(_fenced(entry) for entry in state.fenced),
-        epochs=epochs(state),
-        unowned=tuple(_fenced(entry) for entry in state.fenced if entry.leader_epoch not in known),
+        lease=current_lease(ports, log),
+        fenced=tuple(_fenced_view(entry) for entry in state.fenced),
+        epochs=epoch_views(state),
+        unowned=tuple(_fenced_view(entry) for entry in state.fenced if entry.leader_epoch not in known),
     )
 
 
-def epochs(state: PartitionState) -> tuple[EpochView, ...]:
-    """Each remembered epoch with what it published, what of it was void, and who cut it off."""
-    return tuple(_epoch(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:]))
+def epoch_views(state: PartitionState) -> tuple[EpochView, ...]:
+    """Return each remembered compactor epoch with its rounds, its void records and the epoch that replaced it."""
+    return tuple(_epoch_view(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:]))
 
 
-def _epoch(state: PartitionState, entry: EpochHistory, after: EpochHistory | None) -> EpochView:
+def _epoch_view(state: PartitionState, entry: EpochHistory, after: EpochHistory | None) -> EpochView:
+    """Return a compactor epoch as the view shows it.
+
+    :param after: the next epoch, or None if this is the latest.
+    """
     cut_off = None
     if entry.ended == "replaced" and after is not None:
-        cut_off = CutOff(after.epoch, after.holder, after.slot, after.at_ms)
+        cut_off = ReplacingEpoch(after.epoch, after.holder, after.slot, after.at_ms)
     return EpochView(
         leader_epoch=entry.epoch,
         holder=entry.holder,
@@ -183,13 +192,14 @@ def _epoch(state: PartitionState, entry: EpochHistory, after: EpochHistory | Non
         ended_ms=entry.ended_ms if entry.ended else None,
         granted=next((granted.offset for granted in state.vector if granted.leader_epoch == entry.epoch), None),
         cut_off=cut_off,
-        runs=tuple(_run(run) for run in state.runs if run.leader_epoch == entry.epoch),
+        runs=tuple(_run_view(run) for run in state.runs if run.leader_epoch == entry.epoch),
         undid=tuple(group.run_id for group in state.waiting if group.undone and group.leader_epoch == entry.epoch),
-        fenced=tuple(_fenced(void) for void in state.fenced if void.leader_epoch == entry.epoch),
+        fenced=tuple(_fenced_view(void) for void in state.fenced if void.leader_epoch == entry.epoch),
     )
 
 
-def _run(run: Run) -> RunView:
+def _run_view(run: Run) -> RunView:
+    """Return a round as the view of compactor epochs shows it."""
     return RunView(
         run_id=run.run_id,
         status=run.status,

@@ -1,7 +1,7 @@
-"""Two points in the life of a partition, and what changed between them.
+"""Differences between two points of a partition's history.
 
-A control log keeps its recent records only; older ones are folded into a snapshot. Run history reaches further back, with
-the cleaner offsets before and after each run, so that an old run can still be compared by its offsets.
+A control log holds only recent records; older ones are folded into a snapshot. Run history reaches further back and has the cleaner
+offsets before and after each run, so that an old run can still be compared by its offsets.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from compactor.errors import UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 MILLISECONDS_FROM = 10**11
-"""A whole number from here on is a time (March 1973 and later), below it a slot: no log has so many."""
+"""Whole numbers from here on are times in milliseconds (March 1973 and later); smaller ones are slots."""
 
 
 @dataclass(frozen=True)
-class Point:
-    """``at_ms``: its writer's clock, None where that slot is gone. ``state`` None: only the cleaner offsets are still known."""
+class HistoryPoint:
+    """A point of a partition's history: the state after one slot.
+
+    at_ms: time by the writer's clock; None if the slot is gone. state: None if only the cleaner offsets are still known.
+    """
 
     slot: int
     at_ms: int | None
@@ -34,7 +37,7 @@ class Point:
 
 @dataclass(frozen=True)
 class OffsetChange:
-    """``before`` or ``after`` is None where the epoch has no entry at that point."""
+    """Change of one compactor epoch's cleaner offset. before or after is None if the epoch has no entry at that point."""
 
     leader_epoch: int
     before: int | None
@@ -43,7 +46,7 @@ class OffsetChange:
 
 @dataclass(frozen=True)
 class SegmentChange:
-    """``change``: added or removed, as readers see it."""
+    """A live segment that was added or removed."""
 
     change: str
     id: str
@@ -54,7 +57,7 @@ class SegmentChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """``segments``, ``leader`` and ``fenced`` are None where the slots of the earlier point are gone."""
+    """All differences between two points. segments, leader and fenced are None if the slots of the earlier point are gone."""
 
     cleaner_offsets: tuple[OffsetChange, ...]
     segments: tuple[SegmentChange, ...] | None
@@ -62,78 +65,83 @@ class Difference:
     fenced: int | None
 
 
-class Past:
-    """What one control log still says of its past. Reads the log once."""
+class RecordedHistory:
+    """The history that one control log still holds. Reads the log once."""
 
     def __init__(self, log: PartitionLog) -> None:
         self._base, self._steps = log.history()
 
     @property
-    def now(self) -> Point:
-        return self._at(len(self._steps) - 1)
+    def latest_point(self) -> HistoryPoint:
+        """The latest point."""
+        return self._point_at_step(len(self._steps) - 1)
 
     @property
     def records(self) -> Sequence[Record[Any]]:
-        """Oldest first."""
+        """The log's records, oldest first."""
         return [record for record, _ in self._steps]
 
-    def point(self, text: str) -> Point:
-        """A slot, a time (milliseconds since 1970, or ISO 8601) or the moment after a run. Raises UsageError."""
+    def parse_point(self, text: str) -> HistoryPoint:
+        """Return the point that a text names: a slot, a time (milliseconds since 1970 or ISO 8601) or a run id. Raises UsageError."""
         if text.isascii() and text.isdigit():
             number = int(text)
-            return self._at_time(number) if number >= MILLISECONDS_FROM else self._at_slot(number)
-        run = self.now.state.run(text) if self.now.state else None
+            return self._point_at_time(number) if number >= MILLISECONDS_FROM else self._point_at_slot(number)
+        run = self.latest_point.state.run(text) if self.latest_point.state else None
         if run is not None:
-            return self._after(run)
+            return self._point_after_run(run)
         moment = _parse_time(text)
         if moment is None:
             raise UsageError(
-                f"{text!r} is no slot, time or run of {self._base.name}",
+                f"{text!r} is not a valid slot, time or run of {self._base.name}",
                 hint=f"Write a slot, milliseconds, a time like 2026-01-31T12:00:00Z, or a run that `runs list {self._base.name}` shows",
             )
-        return self._at_time(moment)
+        return self._point_at_time(moment)
 
-    def around(self, run_id: str) -> tuple[Point, Point] | None:
-        """Before and after one run; None where the text names no run."""
-        run = self.now.state.run(run_id) if self.now.state else None
+    def points_around_run(self, run_id: str) -> tuple[HistoryPoint, HistoryPoint] | None:
+        """Return the points before and after a run, or None if there is no run of this id."""
+        run = self.latest_point.state.run(run_id) if self.latest_point.state else None
         if run is None:
             return None
         slot = (run.published_slot or run.slot) - 1
         known = self._base.slot <= slot
-        before = self._at_slot(slot) if known else Point(slot, None, run.vector_before, None)
-        return before, self._after(run)
+        before = self._point_at_slot(slot) if known else HistoryPoint(slot, None, run.vector_before, None)
+        return before, self._point_after_run(run)
 
-    def _after(self, run: Run) -> Point:
+    def _point_after_run(self, run: Run) -> HistoryPoint:
+        """Return the point after a run; only with its cleaner offsets if its slot is gone."""
         slot = run.published_slot or run.slot
         if slot >= self._base.slot:
-            return self._at_slot(slot)
-        return Point(slot, None, run.vector if run.published_slot else run.vector_before, None)
+            return self._point_at_slot(slot)
+        return HistoryPoint(slot, None, run.vector if run.published_slot else run.vector_before, None)
 
-    def _at_slot(self, slot: int) -> Point:
+    def _point_at_slot(self, slot: int) -> HistoryPoint:
+        """Return the point after a slot. Raises UsageError if the control log does not hold it."""
         if not self._base.slot <= slot <= self._base.slot + len(self._steps):
             raise UsageError(
                 f"slot {slot} of {self._base.name} is not in its control log",
                 hint=f"It holds slots {self._base.slot} to {self._base.slot + len(self._steps)}; older ones are folded into a snapshot",
             )
-        return self._at(slot - self._base.slot - 1)
+        return self._point_at_step(slot - self._base.slot - 1)
 
-    def _at_time(self, at_ms: int) -> Point:
+    def _point_at_time(self, at_ms: int) -> HistoryPoint:
+        """Return the point at a time in milliseconds. Raises UsageError if the control log does not reach back so far."""
         found = [number for number, (record, _) in enumerate(self._steps) if record.at_ms <= at_ms]
         if not found and self._base.slot > 0:
             first = self._steps[0][0].at_ms if self._steps else None
-            since = f"its records begin at {iso(first)}" if first is not None else "it holds no records, only a snapshot"
-            raise UsageError(f"the control log of {self._base.name} does not reach back to {iso(at_ms)}", hint=f"In it {since}")
-        return self._at(found[-1] if found else -1)
+            since = f"its records begin at {iso_time(first)}" if first is not None else "it holds no records, only a snapshot"
+            raise UsageError(f"the control log of {self._base.name} does not reach back to {iso_time(at_ms)}", hint=f"In it {since}")
+        return self._point_at_step(found[-1] if found else -1)
 
-    def _at(self, step: int) -> Point:
+    def _point_at_step(self, step: int) -> HistoryPoint:
+        """Return the point after a step; -1 is the beginning of what the log holds."""
         if step < 0:
-            return Point(self._base.slot, None, self._base.vector, self._base)
+            return HistoryPoint(self._base.slot, None, self._base.vector, self._base)
         record, state = self._steps[step]
-        return Point(state.slot, record.at_ms, state.vector, state)
+        return HistoryPoint(state.slot, record.at_ms, state.vector, state)
 
 
-def difference(before: Point, after: Point) -> Difference:
-    """What changed from one point to the other. Pure."""
+def compare_points(before: HistoryPoint, after: HistoryPoint) -> Difference:
+    """Return what changed from one point to the other."""
     old, new = before.state, after.state
     offsets = _offset_changes(before.cleaner_offsets, after.cleaner_offsets)
     if old is None or new is None:
@@ -142,7 +150,7 @@ def difference(before: Point, after: Point) -> Difference:
     return Difference(
         cleaner_offsets=offsets,
         segments=_segment_changes(old.live, new.live),
-        leader=(_leader(old), _leader(new)),
+        leader=(_describe_leader(old), _describe_leader(new)),
         fenced=sum(entry.slot not in seen for entry in new.fenced),
     )
 
@@ -160,7 +168,8 @@ def _segment_changes(before: Sequence[RemoteLogSegmentMetadata], after: Sequence
     return tuple(sorted(changes, key=lambda change: (change.start_offset, change.change == "added")))
 
 
-def _leader(state: PartitionState) -> str:
+def _describe_leader(state: PartitionState) -> str:
+    """Return the leader as text; empty if there is none."""
     leader = state.leader
     if leader is None or leader.released:
         return ""
@@ -168,6 +177,7 @@ def _leader(state: PartitionState) -> str:
 
 
 def _parse_time(text: str) -> int | None:
+    """Return an ISO 8601 time in milliseconds since 1970, or None if the text is not one. Times without a zone are UTC."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -175,8 +185,8 @@ def _parse_time(text: str) -> int | None:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def iso(at_ms: int) -> str:
-    """Milliseconds since 1970 for people: UTC, to the second; as they are where no calendar reaches (a retention may be "for ever")."""
+def iso_time(at_ms: int) -> str:
+    """Return a time in milliseconds as ISO 8601 in UTC, or as a number of milliseconds if it is beyond the calendar."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError, OSError):

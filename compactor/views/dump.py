@@ -1,4 +1,4 @@
-"""Reading for people: the segments of a partition, and the batches and records of one."""
+"""Listing of a partition's segments, and of the batches and records of one segment, as documents for people and JSON."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from compactor.bootstrap import Tier
+from compactor.access.rounds import read_segments
+from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.control.mirror import described
+from compactor.control.mirror import segment_from_broker
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
 from compactor.kernels.memory import read_varint
@@ -22,37 +23,41 @@ from compactor.records.batches import ABORT, COMMIT, HORIZON, LOG_APPEND, NOT_CO
 from compactor.records.rows import LEGACY, Chunk, RowBuffers, Rows, parse
 
 SHOWN_BYTES = 60
+"""Bytes of a key or value after which it is cut."""
 
 
 def list_segments(state: PartitionState, sidecars: Mapping[str, int], others: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-    """Live segments and those that still have objects: replaced ones, half-deleted ones, ids of an open round or import.
+    """Return a row for each live segment and each segment that still has objects: replaced, half-deleted, or of an open round or import.
 
-    ``sidecars``: bytes by segment id. ``others``: more rows, of segments that brokers know.
+    :param sidecars: size of each sidecar in bytes, by segment id.
+    :param others: further rows, of segments that only the brokers' metadata name.
     """
-    found = [_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
+    found = [_segment_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
     for waiting in state.waiting:
-        found += [_row(s, SegmentState.COPY_SEGMENT_FINISHED, waiting.replaced_by.get(s.id)) for s in waiting.segments]
-    found += [_row(segment, SegmentState.DELETE_SEGMENT_STARTED) for segment in state.retiring]
+        found += [_segment_row(s, SegmentState.COPY_SEGMENT_FINISHED, waiting.replaced_by.get(s.id)) for s in waiting.segments]
+    found += [_segment_row(segment, SegmentState.DELETE_SEGMENT_STARTED) for segment in state.retiring]
     for receipt in state.intent.receipts if state.intent else ():
-        found.append(_row(receipt.segment, SegmentState.COPY_SEGMENT_STARTED))
+        found.append(_segment_row(receipt.segment, SegmentState.COPY_SEGMENT_STARTED))
     found += others
     for row in found:
         row["sidecar"] = {"bytes": sidecars[row["id"]]} if row["id"] in sidecars else None
     return found
 
 
-def segments_of_brokers(opened: Tier, state: PartitionState) -> list[dict[str, Any]]:
-    """Those that metadata names and nobody reads: unfinished ones, half-deleted ones, and such that others have taken the place of."""
-    if opened.brokers is None:
-        return []
+def unread_broker_segments(opened: Tier, state: PartitionState) -> list[dict[str, Any]]:
+    """Return rows of the segments that the brokers' metadata name and readers do not use: unfinished, half-deleted or superseded ones."""
     shown = {segment.id for segment in state.live}
     shown.update(segment.id for group in state.waiting for segment in group.segments)
     shown.update(segment.id for segment in state.retiring)
-    known = opened.brokers.folded(state.name).cache.list_all()
-    return [_row(described(record), record.state) for record in known if record.id not in shown]
+    return [
+        _segment_row(segment_from_broker(record), record.state)
+        for record in opened.metadata.broker_records(state.name)
+        if record.id not in shown
+    ]
 
 
-def _row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: str | None = None) -> dict[str, Any]:
+def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: str | None = None) -> dict[str, Any]:
+    """Return a segment's row."""
     return {
         "id": segment.id,
         "state": state.value,
@@ -68,11 +73,16 @@ def _row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: st
 
 
 def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_limit: int, *, whole: bool = False) -> dict[str, Any]:
-    """Batches and records of one segment. Keys and values as text where they are UTF-8, else ``base64:...``; long ones are cut.
+    """Return the batches and records of one segment as a document.
 
-    ``whole``: nothing is cut, and headers are there.
+    Keys and values are text if they are UTF-8, else ``base64:...``. Long ones are cut after SHOWN_BYTES.
 
-    Raises UsageError for an unknown or ambiguous id, BadData, StoreError.
+    :param segment_id: the id, or its first characters.
+    :param inflate_limit: largest size of a decompressed batch, in bytes.
+    :param whole: cut nothing, and include headers.
+    :raises UsageError: if no segment, or more than one, has an id that begins so.
+    :raises BadData: if the segment is damaged.
+    :raises StoreError:
     """
     state = opened.open(name).refresh()
     known = [*state.live, *(segment for waiting in state.waiting for segment in waiting.segments)]
@@ -80,22 +90,27 @@ def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_li
     if len(matching) != 1:
         raise UsageError(f"{name} has {len(matching)} segments whose id begins with {segment_id!r}", hint=f"See `segments list {name}`")
     (segment,) = matching
-    with opened.opening(name, [segment], "dump") as reading, reading.opened(0, txn_index=False) as source:
-        batches = [batch for first, last in source.ranges() for batch in _batches(source, first, last, inflate_limit, whole=whole)]
+    with read_segments(opened, name, [segment], "dump") as reading, reading.open_segment(0, txn_index=False) as source:
+        batches = [batch for first, last in source.ranges() for batch in _dump_batches(source, first, last, inflate_limit, whole=whole)]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}
 
 
-def _batches(source: SourceSegment, first: int, last: int, limit: int, *, whole: bool) -> list[dict[str, Any]]:
+def _dump_batches(source: SourceSegment, first: int, last: int, limit: int, *, whole: bool) -> list[dict[str, Any]]:
+    """Return the batches from ``first`` up to ``last``, exclusive, with their records."""
     found = []
     buffers = RowBuffers()
     for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), limit, None):
         rows, first_row = parse(source.table, chunk, buffers, source.name)
         mine = [range(int(begin), int(end)) for begin, end in pairwise(first_row)]
-        found += [_batch(source, chunk, batch, rows, some, whole=whole) for batch, some in enumerate(mine, chunk.first)]
+        found += [_dump_batch(source, chunk, batch, rows, some, whole=whole) for batch, some in enumerate(mine, chunk.first)]
     return found
 
 
-def _batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, mine: range, *, whole: bool) -> dict[str, Any]:
+def _dump_batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, mine: range, *, whole: bool) -> dict[str, Any]:
+    """Return one batch with its records.
+
+    :param mine: rows of the batch's records.
+    """
     table = source.table
     attributes = int(table.attributes[batch])
     control = int(table.control[batch])
@@ -106,7 +121,7 @@ def _batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, mine: ra
         "base_offset": int(table.base_offset[batch]),
         "last_offset": int(table.last_offset[batch]),
         "leader_epoch": int(table.leader_epoch[batch]),
-        "codec": codecs.NAMES[int(table.codec[batch])],
+        "codec": codecs.CODEC_NAMES[int(table.codec[batch])],
         "kind": "data" if control == NOT_CONTROL else {ABORT: "abort", COMMIT: "commit"}.get(control, "control"),
         "transactional": bool(table.is_transactional[batch]),
         "timestamp_type": "LogAppendTime" if attributes & LOG_APPEND else "CreateTime",
@@ -119,18 +134,18 @@ def _batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, mine: ra
             {
                 "offset": int(rows.offset[row]),
                 "timestamp": int(rows.timestamp[row]),
-                "key": _text(chunk, int(rows.key_start[row]), int(rows.key_length[row]), whole=whole),
-                "value": _text(chunk, int(rows.value_start[row]), int(rows.value_length[row]), whole=whole),
+                "key": _bytes_as_text(chunk, int(rows.key_start[row]), int(rows.key_length[row]), whole=whole),
+                "value": _bytes_as_text(chunk, int(rows.value_start[row]), int(rows.value_length[row]), whole=whole),
                 "value_bytes": int(rows.value_length[row]),
-                **({"headers": list(_headers(chunk, rows, row))} if whole else {}),
+                **({"headers": list(_dump_headers(chunk, rows, row))} if whole else {}),
             }
             for row in mine
         ],
     }
 
 
-def _headers(chunk: Chunk, rows: Rows, row: int) -> Iterator[dict[str, str | None]]:
-    """``parse`` has checked them. Records of magic 0 and 1 have none."""
+def _dump_headers(chunk: Chunk, rows: Rows, row: int) -> Iterator[dict[str, str | None]]:
+    """Yield a record's headers, which ``parse`` has validated. Records of magic 0 and 1 have none."""
     if int(rows.flags[row]) & LEGACY:
         return
     end = int(rows.end[row])
@@ -139,12 +154,13 @@ def _headers(chunk: Chunk, rows: Rows, row: int) -> Iterator[dict[str, str | Non
         parts = []
         for _ in ("name", "value"):
             length, at = read_varint(chunk.buf, at, end)
-            parts.append(_text(chunk, at, length, whole=True))
+            parts.append(_bytes_as_text(chunk, at, length, whole=True))
             at += max(length, 0)
         yield {"key": parts[0], "value": parts[1]}
 
 
-def _text(chunk: Chunk, start: int, length: int, *, whole: bool) -> str | None:
+def _bytes_as_text(chunk: Chunk, start: int, length: int, *, whole: bool) -> str | None:
+    """Return bytes of a chunk as text or ``base64:...``; None if the length is negative, as for a null key."""
     if length < 0:
         return None
     shown = length if whole else min(length, SHOWN_BYTES)

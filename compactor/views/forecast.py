@@ -1,4 +1,4 @@
-"""``plan``: what a round would read, write, cost and save, from metadata and the heads of sidecars."""
+"""Forecast of a round for `plan`: what it would read, write, cost and save, from metadata and the heads of sidecars."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from compactor.bootstrap import Tier
-from compactor.cleaner.keys.buckets import passes_needed
-from compactor.config import Cleaner
-from compactor.control.savings import expected
-from compactor.control.summary import PartitionSummary, SegmentSummary, summarize
+from compactor.access.tier import Tier
+from compactor.cleaner.keys.disk_map import passes_needed
+from compactor.config.settings import Cleaner
+from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
+from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
-from compactor.round.plan import Assessment, assess
+from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
-    KEY_BYTES,
     FilterRecord,
-    engine_for,
-    filter_record,
-    horizon_passed,
-    keys_expected,
-    look_at,
-    records_about,
+    choose_engine,
+    decide_by_sidecar,
+    estimate_distinct_keys,
+    estimate_records,
+    horizon_passed_reason,
+    sum_filter_records,
 )
 from compactor.storage.probe import deletes_free_space
-from compactor.tier.sidecars import MISSING, Head
+from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
 from compactor.views.prices import CONTROL_WRITES, PriceTable, prices_for
+
+TOMBSTONE_BYTES = 128
+"""Upper bound on the size of a tombstone, unless its key is long."""
 
 
 class SegmentForecast(NamedTuple):
+    """Expected action of a round on one segment: rewrite, skip or filter (its Bloom filter will decide), and the reason."""
+
     id: str
     start_offset: int
     end_offset: int
@@ -39,15 +43,15 @@ class SegmentForecast(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes and counts; ``bytes_to_write`` and ``map_keys`` are upper bounds. ``cost_usd``: requests to S3, 0 for a directory.
+    """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
-    ``stored_usd_month``: what all live and replaced segments cost a month. By the prices that were handed in (views.prices).
-
-    ``skip``: segments that the round is expected to leave alone; ``asked``: those about which only their filters will tell. Of these as
-    many are expected to be skipped as in the rounds before.
-
-    ``expected_saving_bytes``: what the store will hold less once the replaced objects are deleted; None where nobody can promise
-    anything, and ``expected_saving_why`` says why, or what it rests on; from a sample it is known up to ``expected_saving_error_bytes``.
+    skip: number of segments that the round is expected to skip. asked: number of segments that it skips if their filters say so; the same
+    share of them is expected to be skipped as in earlier rounds.
+    cost_usd: price of the requests; 0 for a directory. stored_usd_month: monthly price of all live and replaced segments.
+    expected_saving_bytes: by how much the store will shrink once the replaced objects are deleted; None if unknown.
+    expected_saving_why: the reason why it is unknown, or what the number is based on.
+    expected_saving_error_bytes: half width of the 95 % confidence interval if the number is from a sample; else None.
+    listed: computes ``segments``.
     """
 
     topic: str
@@ -76,43 +80,49 @@ class Forecast:
 
     @property
     def segments(self) -> Sequence[SegmentForecast]:
-        """One for each live segment; of a partition that is not due made when asked for, as there may be very many."""
+        """Expected action on each live segment. Computed when asked for if no round is due, because there may be very many."""
         return self.listed()
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the forecast for JSON output."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-2]}
         return values | {"segments": [segment._asdict() for segment in self.segments]}
 
 
 @dataclass(frozen=True)
 class SidecarEvidence:
-    """What sidecars say. ``heads``: by segment id; ``record``: what filters have brought on the partition so far."""
+    """Content of sidecars that a forecast uses. heads: by segment id. record: results of filters in the partition's earlier rounds."""
 
-    heads: Mapping[str, Head]
+    heads: Mapping[str, SidecarHead]
     record: FilterRecord
 
 
-def known_of(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
-    """Reads the heads of sidecars, where a round is due that would ask for them. Raises StoreError."""
+def read_sidecar_evidence(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
+    """Read the heads of the sidecars that a due round would use to skip segments; None if no round is due or it would use none.
+
+    :param force: as for `run --force`: a round is due if anything is dirty.
+    :raises StoreError:
+    """
     cleaner = opened.cleaner_for(summary.topic)
-    found = assess(summary, cleaner, now_ms, force=force)
+    found = assess_round(summary, cleaner, now_ms, force=force)
     if not found.due or not cleaner.bloom:
         return None
-    if not found.clean and sum(records_about(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
+    if not found.clean and sum(estimate_records(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
     runs = opened.open(summary.name).refresh().runs if found.clean else ()
-    return SidecarEvidence(opened.sidecars(summary.name).heads([segment.id for segment in found.segments]), filter_record(runs))
+    return SidecarEvidence(
+        opened.sidecars(summary.name).heads([segment.id for segment in found.covered_segments]), sum_filter_records(runs)
+    )
 
 
-def forecast(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False) -> Forecast:
-    """Reads the partition's control log and sidecars, and asks the store whether deleting frees anything there."""
-    summary = summarize(opened.open(name).refresh())
-    known = known_of(opened, summary, now_ms, force=force)
-    return forecast_of(opened, summary, deletes_free_space(opened.ports.data), now_ms, force=force, known=known)
+def forecast_partition(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False) -> Forecast:
+    """Return the forecast for a partition. Reads its control log and sidecars, and asks the store whether deleting frees space there."""
+    summary = summarize_state(opened.open(name).refresh())
+    known = read_sidecar_evidence(opened, summary, now_ms, force=force)
+    return forecast_summary(opened, summary, deletes_free_space(opened.ports.data), now_ms, force=force, known=known)
 
 
-def forecast_of(
+def forecast_summary(
     opened: Tier,
     summary: PartitionSummary,
     frees_space: bool | None,
@@ -122,16 +132,23 @@ def forecast_of(
     known: SidecarEvidence | None = None,
     prices: PriceTable | None = None,
 ) -> Forecast:
-    """Makes no request. ``frees_space``: as ``deletes_free_space`` has it. ``known``: None where no sidecar is to be asked.
+    """Return the forecast for a partition. Makes no request.
 
-    ``prices``: None for those of the tier's kind of store.
+    :param frees_space: whether deleting frees space in the store; None if unknown.
+    :param force: as for `run --force`: a round is due if anything is dirty.
+    :param known: what sidecars say; None to use no sidecar.
+    :param prices: None for the prices of the tier's kind of store.
     """
     prices = prices or prices_for(opened.settings.tier_url)
     cleaner = opened.cleaner_for(summary.topic)
-    found = assess(summary, cleaner, now_ms, force=force)
+    found = assess_round(summary, cleaner, now_ms, force=force)
     heads = known.heads if known else {}
-    keys = keys_expected([heads.get(s.id, _NO_HEAD) for s in found.dirty], [records_about(s) for s in found.dirty]) if found.due else 0
-    segments = _segments(summary, found, known, keys, now_ms) if found.due else []
+    keys = (
+        estimate_distinct_keys([heads.get(s.id, _NO_HEAD) for s in found.dirty], [estimate_records(s) for s in found.dirty])
+        if found.due
+        else 0
+    )
+    segments = _segment_forecasts(summary, found, known, keys, now_ms) if found.due else []
     sizes = {action: sum(s.bytes for s in segments if s.action == action) for action in ("rewrite", "filter", "skip")}
     count = {action: sum(s.action == action for s in segments) for action in ("rewrite", "filter", "skip")}
     spared = known.record.skip_rate if known else 0.0
@@ -142,8 +159,8 @@ def forecast_of(
     dirty = sum(s.size_bytes for s in found.dirty) if found.due else 0
     again = dirty if isinstance(budget, int) and dirty > budget else 0
     writing = sizes["rewrite"] + sizes["filter"]
-    engine = engine_for(cleaner.map_engine, keys, cleaner.map_budget_bytes)
-    passes = _passes(cleaner, found, engine) if writing else 0
+    engine = choose_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
+    passes = _passes_over_keys(cleaner, found, engine) if writing else 0
     files = {s.id: s.file_count for s in summary.live}
     touched = [files[s.id] for s in segments if s.action == "rewrite"] + [files[s.id] for s in segments if s.action == "filter"]
     objects_read = passes * len(found.dirty) + sum(touched) + len(heads) + count["filter"] if writing else 0
@@ -151,7 +168,7 @@ def forecast_of(
     requests = objects_read + 2 * objects_written + CONTROL_WRITES + len(touched) if writing else 0
     usd = prices.requests_usd(objects_read, objects_written + CONTROL_WRITES + len(touched))
     late = [s for s in segments if s.action == "rewrite"] if not dirty else []
-    saving, why = _saving(summary, writing, dirty, frees_space, _tombstones(late, heads))
+    saving, why = _expected_saving(summary, writing, dirty, frees_space, _count_tombstones(late, heads))
     return Forecast(
         topic=summary.topic,
         partition=summary.partition,
@@ -165,7 +182,7 @@ def forecast_of(
         map_keys=keys,
         map_engine=engine,
         passes=passes,
-        peak_disk_bytes=_peak_disk(cleaner, once + writing),
+        peak_disk_bytes=_peak_disk_bytes(cleaner, once + writing),
         requests=requests,
         cost_usd=usd if writing else 0.0,
         expected_saving_bytes=saving,
@@ -175,65 +192,77 @@ def forecast_of(
         stored_usd_month=prices.stored_usd_month(summary.bytes + sum(group.size_bytes for group in summary.waiting)),
         negative_timestamps=summary.negative_timestamps,
         live=summary.segments,
-        listed=lambda: segments if found.due else _segments(summary, found, known, keys, now_ms),
+        listed=lambda: segments if found.due else _segment_forecasts(summary, found, known, keys, now_ms),
     )
 
 
-_NO_HEAD = Head(None, MISSING, 0)
+_NO_HEAD = SidecarHead(None, NO_SIDECAR, 0)
 
 
-def _segments(
-    summary: PartitionSummary, found: Assessment[SegmentSummary], known: SidecarEvidence | None, keys: int, now_ms: int
+def _segment_forecasts(
+    summary: PartitionSummary, found: RoundAssessment[SegmentSummary], known: SidecarEvidence | None, keys: int, now_ms: int
 ) -> list[SegmentForecast]:
-    """One for each live segment: what becomes of it, and why. Actions: rewrite, skip, or filter (its filter will tell)."""
+    """Return the expected action on each live segment, and its reason.
+
+    :param keys: expected number of keys in the dirty segments.
+    """
     dirty, clean = {segment.id for segment in found.dirty}, {segment.id for segment in found.clean}
 
-    def of(segment: SegmentSummary) -> tuple[str, str]:
+    def expected_action(segment: SegmentSummary) -> tuple[str, str]:
         if segment.start_offset >= found.end:
-            return "skip", "behind the round's end"
+            return "skip", "after the round's end"
         if not found.due:
             return "skip", "nothing is due"
         if segment.id in dirty:
             return "rewrite", "dirty"
-        late = horizon_passed(segment, now_ms)
+        late = horizon_passed_reason(segment, now_ms)
         if not dirty or segment.id not in clean:
             return ("rewrite", late) if late else ("skip", "nothing is due")
         if known is None:
             return "rewrite", late or "clean, but its keys may be superseded"
-        look = look_at(known.heads.get(segment.id, _NO_HEAD), late, keys=keys, record=known.record, now_ms=now_ms)
+        look = decide_by_sidecar(known.heads.get(segment.id, _NO_HEAD), late, keys=keys, record=known.record, now_ms=now_ms)
         if look.must:
             return "rewrite", look.must
         return ("skip", look.may) if look.may else ("filter", "clean, and its filter is asked for the keys of the dirty range")
 
-    return [SegmentForecast(s.id, s.start_offset, s.end_offset, s.size_bytes, *of(s)) for s in summary.live]
+    return [SegmentForecast(s.id, s.start_offset, s.end_offset, s.size_bytes, *expected_action(s)) for s in summary.live]
 
 
-def _passes(cleaner: Cleaner, found: Assessment[SegmentSummary], engine: str) -> int:
-    """How often the dirty range is read for its keys."""
+def _passes_over_keys(cleaner: Cleaner, found: RoundAssessment[SegmentSummary], engine: str) -> int:
+    """Return how often the dirty range is read for its keys."""
     if engine != "partitioned" or not isinstance(cleaner.disk_budget_bytes, int):
         return 1
-    rows, largest = sum(records_about(s) for s in found.dirty), max((s.size_bytes for s in found.segments), default=0)
+    rows, largest = sum(estimate_records(s) for s in found.dirty), max((s.size_bytes for s in found.covered_segments), default=0)
     return passes_needed(rows, max(1, cleaner.disk_budget_bytes - largest))
 
 
-def _peak_disk(cleaner: Cleaner, wanted: int) -> int:
+def _peak_disk_bytes(cleaner: Cleaner, wanted: int) -> int:
+    """Return the expected peak of local disk, in bytes."""
     return min(wanted, cleaner.disk_budget_bytes) if isinstance(cleaner.disk_budget_bytes, int) else wanted
 
 
-def _tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, Head]) -> int | None:
-    """How many lie in these segments; None where a sidecar is missing that would tell."""
+def _count_tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, SidecarHead]) -> int | None:
+    """Return the number of tombstones in these segments, or None if a sidecar that would say so is missing."""
     known = [head.sidecar.due.tombstones for s in segments if (head := heads.get(s.id)) is not None and head.sidecar is not None]
     return sum(known) if len(known) == len(segments) else None
 
 
-def _saving(
+def _expected_saving(
     summary: PartitionSummary, writing: int, dirty: int, frees_space: bool | None, tombstones: int | None
 ) -> tuple[int | None, str]:
+    """Return by how many bytes the store will shrink, or None if that is unknown, and the reason for either."""
     if not writing:
         return 0, "nothing is rewritten"
     if frees_space is None:
         return None, "the store does not say whether it keeps what is deleted; `config check` says what is missing"
     if not frees_space:
         return None, "the bucket keeps what is deleted (versioning or Object Lock), so that deleting saves nothing until that expires"
-    saving, why = expected(summary.rates, dirty, writing, tombstones)
-    return (None if saving is None else min(saving, writing)), why
+    if dirty:
+        rate = summary.saved_per_dirty_byte
+        if rate is None:
+            return None, "no earlier round of this partition is known to estimate from"
+        return min(round(dirty * rate), writing), f"its last round saved {rate:.2f} bytes per dirty byte"
+    if tombstones is None:
+        return None, "only delete horizons are due, and not all sidecars say how many tombstones there are"
+    why = f"only delete horizons are due: {tombstones} tombstones, {TOMBSTONE_BYTES} bytes each at most"
+    return min(tombstones * TOMBSTONE_BYTES, writing), why

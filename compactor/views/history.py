@@ -1,4 +1,4 @@
-"""What ran: the rounds that control logs remember, and finding one among the partitions. Reads only."""
+"""Run history: the rounds that control logs remember, and search for one round among the partitions. Reads only."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from checkpoint.offsets import CleanerOffset
-from compactor.bootstrap import Tier
+from compactor.access.tier import Tier
 from compactor.control.state import PartitionState, Run
 from compactor.errors import CompactorError, UsageError
-from compactor.model.balance import Balance, Sum
+from compactor.model.balance import Balance, DigestSum
 from compactor.model.ids import TopicPartition
-from compactor.round.restoring import restored_groups, unrestorable
+from compactor.round.restoring import groups_to_restore, restore_problem
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """``status``: running (also: interrupted, until somebody goes on), published (its end was not written down), cleaned, resumed,
-    undone (given up before anybody saw it), reverted (by `undo`), reverted_in_part (``reason`` says what stays), restored (it took another
-    one back), quarantined. ``undoable``: `undo` would take it.
+    """A round as `runs` shows it.
 
-    ``balance``: what the round took and gave; ``content``: what readers had after it. None where that was not recorded.
+    status: running (or interrupted, until another process continues it), published (its end was not recorded), cleaned, resumed, undone
+    (abandoned before it was published), reverted (by `undo`), reverted_in_part (``reason`` says what remains), restored (it undid another
+    round), or quarantined.
+    undoable: whether `undo` would accept it.
+    balance: batches and records that the round read, removed and wrote. content: what readers had after it. Both are None if not recorded.
     """
 
     run_id: str
@@ -44,21 +46,23 @@ class RunReport:
     undoable: bool
     stats: dict[str, int | float | str]
     balance: Balance | None
-    content: Sum | None
+    content: DigestSum | None
 
 
-def runs_of(state: PartitionState) -> list[RunReport]:
-    """Newest last, as many as the log remembers."""
-    return [_report(state, run) for run in state.runs]
+def run_reports(state: PartitionState) -> list[RunReport]:
+    """Return the rounds that the partition's control log remembers, newest last."""
+    return [_run_report(state, run) for run in state.runs]
 
 
 def find_run(
     opened: Tier, run_id: str, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> tuple[PartitionState, str]:
-    """The state of the partition that remembers this run, and its whole id.
+    """Return the state of the partition that remembers a run, and the run's complete id.
 
-    :param run_id: or the first characters of one.
-    :raises UsageError: none is remembered, or several begin so; or why a partition could not be asked.
+    :param run_id: the id, or its first characters.
+    :param on_partition: called after each partition.
+    :raises UsageError: if no partition remembers such a run, or several runs have ids that begin so.
+    :raises CompactorError: if no run was found and a partition could not be read.
     """
     logs = opened.read_logs(names, on_partition)
     states = [log.state for log in logs if not isinstance(log, CompactorError)]
@@ -75,7 +79,8 @@ def find_run(
     raise UsageError(f"no partition remembers a run {run_id}", hint="`runs list` shows those that are remembered")
 
 
-def _report(state: PartitionState, run: Run) -> RunReport:
+def _run_report(state: PartitionState, run: Run) -> RunReport:
+    """Return a round of a partition's history as `runs` shows it."""
     return RunReport(
         run_id=run.run_id,
         topic=state.topic,
@@ -103,11 +108,13 @@ def _report(state: PartitionState, run: Run) -> RunReport:
 
 
 def undo_problem(state: PartitionState, run_id: str) -> str:
-    """Why `undo` would be refused now, or nothing. The rules in ordering.py decide; this only tells people beforehand."""
+    """Return the reason why `undo` would be refused now, or an empty string. Only informs people: the rules in ``control.ordering``
+    decide.
+    """
     if state.intent:
         return f"run {state.intent.plan.run_id} is open"
     if not state.published or state.published[-1] != run_id:
-        return "it is not the latest round that readers have"
+        return "it is not the latest published round"
     if not any(group.run_id == run_id and not group.undone for group in state.waiting):
-        return "what it replaced is deleted, or about to be"
-    return unrestorable(restored_groups(state, run_id)) if state.mirrored else ""
+        return "the segments that it replaced are deleted, or being deleted"
+    return restore_problem(groups_to_restore(state, run_id)) if state.mirrored else ""

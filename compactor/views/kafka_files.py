@@ -1,4 +1,4 @@
-"""Kafka's own ``cleaner-offset-checkpoint`` and ``leader-epoch-checkpoint`` files, told apart by what is in them."""
+"""Reader of Kafka's ``cleaner-offset-checkpoint`` and ``leader-epoch-checkpoint`` files, which are recognised by their content."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from compactor.errors import UsageError
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 MOST_BYTES = 64 << 20
-"""No broker has so many partitions; whatever is larger is something else."""
+"""Larger files are refused: no broker has so many partitions."""
 
 
 @dataclass(frozen=True)
-class KafkaOffset:
-    """One line of a cleaner-offset-checkpoint: the first offset that the broker's cleaner has not cleaned."""
+class KafkaCleanerOffset:
+    """One line of a cleaner-offset-checkpoint. offset: first offset that the broker's cleaner has not cleaned."""
 
     topic: str
     partition: int
@@ -26,17 +26,17 @@ class KafkaOffset:
 
 @dataclass(frozen=True)
 class KafkaFile:
-    """``kind`` is the name that Kafka gives such a file; the list that belongs to the other kind is empty."""
+    """A parsed checkpoint file. kind: the name that Kafka gives such files. The list of the other kind is empty."""
 
     path: str
     kind: str
-    offsets: tuple[KafkaOffset, ...] = ()
+    offsets: tuple[KafkaCleanerOffset, ...] = ()
     leader_epochs: tuple[EpochEntry, ...] = ()
 
 
 @dataclass(frozen=True)
 class FileChange:
-    """``what`` is a partition or a leader epoch; None: it is not in that file."""
+    """Difference in one entry. what: a partition or a leader epoch. before or after is None if that file has no such entry."""
 
     what: str
     before: int | None
@@ -44,7 +44,10 @@ class FileChange:
 
 
 def read_kafka_file(path: Path) -> KafkaFile:
-    """Raises UsageError where there is no such file or it is of neither kind, BadData where Kafka would not read it."""
+    """Parse a checkpoint file of Kafka.
+
+    :raises UsageError: if there is no such file, or it is of neither kind. :raises BadData: if Kafka would not read it.
+    """
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size <= MOST_BYTES else b""
@@ -59,19 +62,20 @@ def read_kafka_file(path: Path) -> KafkaFile:
     if kind == LEADER_EPOCHS:
         return KafkaFile(str(path), kind, leader_epochs=parse_leader_epoch_checkpoint(text, str(path)))
     found = parse_cleaner_offset_checkpoint(text, str(path))
-    return KafkaFile(str(path), kind, tuple(KafkaOffset(topic, number, offset) for (topic, number), offset in sorted(found.items())))
+    return KafkaFile(str(path), kind, tuple(KafkaCleanerOffset(topic, number, offset) for (topic, number), offset in sorted(found.items())))
 
 
-def compare(before: KafkaFile, after: KafkaFile) -> tuple[FileChange, ...]:
-    """Raises UsageError for files of two kinds."""
+def compare_kafka_files(before: KafkaFile, after: KafkaFile) -> tuple[FileChange, ...]:
+    """Return the entries that differ. Raises UsageError if the files are of different kinds."""
     if before.kind != after.kind:
         raise UsageError(f"{after.path} is a {after.kind}, {before.path} a {before.kind}", hint="Compare two of one kind")
-    old, new = _values(before), _values(after)
+    old, new = _entries_by_name(before), _entries_by_name(after)
     names = [*old, *(name for name in new if name not in old)]
     return tuple(FileChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
 
 
-def _values(file: KafkaFile) -> dict[str, int]:
+def _entries_by_name(file: KafkaFile) -> dict[str, int]:
+    """Return the entries of a file by name."""
     if file.kind == LEADER_EPOCHS:
         return {f"leader epoch {entry.epoch}": entry.start_offset for entry in file.leader_epochs}
     return {f"{entry.topic}-{entry.partition}": entry.offset for entry in file.offsets}

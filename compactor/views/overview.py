@@ -1,9 +1,9 @@
-"""All partitions at a glance: from what this machine remembers where that is fresh enough, from the tier where it is not.
+"""Overview of all partitions: summaries from local state if they are recent enough, else from the tier.
 
-The tier-wide log hints at partitions that changed. Hints can be lost (a process that dies between its publication and its hint), so a
-a partition that nobody hinted at is asked for news all the same once in ``MAX_AGE_MS``, and at every look while somebody is at work on
-it: two requests that find nothing, and what is new is folded on. Commands that show it to people ask of every other one whether the log
-still has the record that the memory ends with (``marks``): it may have been set back.
+The catalog has change hints. A hint can be lost when a process dies between its publication and the hint. Therefore each partition's log is
+also checked once per ``MAX_AGE_MS``, and at every call while a compactor or an import is at work: two requests if nothing is new. Commands
+for people also check that the log still has the last record that local state knows (``check_marks``), because a log may have been
+restored from a backup.
 """
 
 from __future__ import annotations
@@ -12,105 +12,115 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from compactor.bootstrap import Tier
+from compactor.access.tier import Tier
 from compactor.control.logs import open_partition
-from compactor.control.summary import PartitionSummary, summarize
+from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.errors import CompactorError
 from compactor.local.cache import Seen
 from compactor.model.ids import TopicPartition
 
 MAX_AGE_MS = 3_600_000
-"""By so much what is shown may be behind the tier where a hint was lost. Decisions are never made from it: `run` asks every partition."""
-THREADS = 16
-"""Partitions asked at a time: they wait for the store, not for each other."""
+"""Largest age of a summary that is shown after a change hint was lost. Decisions are not made from it: `run` reads every partition."""
+OVERVIEW_THREADS = 16
+"""Partitions that are read at the same time."""
 
 OnPartition = Callable[[], None]
-Kept = tuple[Seen, PartitionSummary]
+CachedSummary = tuple[Seen, PartitionSummary]
 
 
 @dataclass(frozen=True)
-class PartitionLook:
-    """What a look at one partition came to: one of the two."""
+class PartitionResult:
+    """A partition's summary, or the error that prevented it: exactly one of the two is set."""
 
     name: TopicPartition
     summary: PartitionSummary | None = None
     error: CompactorError | None = None
 
 
-def overview(
+def read_summaries(
     opened: Tier,
     names: Sequence[TopicPartition],
     *,
     max_age_ms: int = MAX_AGE_MS,
-    marks: bool = False,
+    check_marks: bool = False,
     on_partition: OnPartition = lambda: None,
-) -> list[PartitionLook]:
-    """A look at each of them, in their order. ``max_age_ms`` 0: the tier is asked about each. Raises StoreError for the catalog only.
+) -> list[PartitionResult]:
+    """Return a summary or an error for each partition, in the given order. Raises StoreError only if the catalog cannot be read.
 
-    ``marks``: one request for each of those that would be believed without, to see that its log was not set back.
+    :param max_age_ms: largest age of a summary from local state; with 0 every partition's log is read.
+    :param check_marks: check each summary from local state with one request, in case its log was restored to an earlier point.
     """
-    hints = opened.identity().partitions
+    hints = opened.identity.read().partitions
     now = opened.ports.clock_ms()
     kept = opened.local.summaries() if opened.local else {}
-    found: dict[TopicPartition, PartitionLook] = {}
-    asked: list[TopicPartition] = []
+    found: dict[TopicPartition, PartitionResult] = {}
+    unread: list[TopicPartition] = []
     trusted: set[TopicPartition] = set()
     for name in names:
         known = kept.get(str(name))
-        fresh = known is not None and opened.floor(name) <= known[0].slot and is_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
-        if fresh and marks:
+        fresh = (
+            known is not None and opened.floor(name) <= known[0].slot and is_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
+        )
+        if fresh and check_marks:
             trusted.add(name)
-        if known and fresh and not marks:
-            found[name] = PartitionLook(name, known[1])
+        if known and fresh and not check_marks:
+            found[name] = PartitionResult(name, known[1])
             on_partition()
         else:
-            asked.append(name)
+            unread.append(name)
     confirmed: dict[TopicPartition, Seen] = {}
 
-    def ask(name: TopicPartition) -> PartitionLook:
+    def read_one(name: TopicPartition) -> PartitionResult:
         known = kept.get(str(name))
-        if known and name in trusted and _is_tied(opened, name, known[0]):
-            look = PartitionLook(name, known[1])
+        if known and name in trusted and _mark_matches(opened, name, known[0]):
+            result = PartitionResult(name, known[1])
         else:
-            look = _ask(opened, name, hints.get(str(name), 0), known, confirmed, now)
+            result = _read_summary(opened, name, hints.get(str(name), 0), known, confirmed, now)
         on_partition()
-        return look
+        return result
 
-    if asked:
-        with ThreadPoolExecutor(min(THREADS, len(asked)), thread_name_prefix="look") as pool:
-            found |= zip(asked, pool.map(ask, asked), strict=True)
+    if unread:
+        with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
+            found |= zip(unread, pool.map(read_one, unread), strict=True)
     if opened.local and confirmed:
         opened.local.checked(confirmed)
     return [found[name] for name in names]
 
 
-def is_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
-    """Where something was begun (an import, a leadership) the next record may come without a hint."""
+def is_summary_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
+    """Return whether a summary from local state is still valid.
+
+    It is not while an import or a round is open, because the next record may come without a change hint.
+    """
     led = summary.leader is not None and not summary.leader.released
     at_work = led or summary.open_run or summary.imports
     return seen.hint == hint and 0 <= now_ms - seen.checked_ms < max_age_ms and not at_work
 
 
-def _is_tied(opened: Tier, name: TopicPartition, seen: Seen) -> bool:
-    """A store that fails is met again by the question that follows."""
+def _mark_matches(opened: Tier, name: TopicPartition, seen: Seen) -> bool:
+    """Return whether the log still has the record that local state ends with; False also if the store fails, so that the log is read."""
     try:
-        return bool(open_partition(opened.ports, name).ties(seen.slot, seen.mark))
+        return bool(open_partition(opened.ports, name).has_mark(seen.slot, seen.mark))
     except CompactorError:
         return False
 
 
-def _ask(
-    opened: Tier, name: TopicPartition, hint: int, kept: Kept | None, confirmed: dict[TopicPartition, Seen], now_ms: int
-) -> PartitionLook:
+def _read_summary(
+    opened: Tier, name: TopicPartition, hint: int, kept: CachedSummary | None, confirmed: dict[TopicPartition, Seen], now_ms: int
+) -> PartitionResult:
+    """Return a partition's summary from the tier, or the error that prevented it.
+
+    :param kept: the summary in local state; it is still valid if the log has no newer record, and is then added to ``confirmed``.
+    """
     try:
         if kept:
             seen, summary = kept
-            if not open_partition(opened.ports, name, opened.floor(name)).poll_from(seen.slot, seen.mark):
+            if not open_partition(opened.ports, name, opened.floor(name)).has_changed_since(seen.slot, seen.mark):
                 confirmed[name] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
-                return PartitionLook(name, summary)
+                return PartitionResult(name, summary)
         log = opened.open(name)
         state = log.refresh()
-        opened.keep(log, hint)
-        return PartitionLook(name, summarize(state))
+        opened.changes.keep(log, hint)
+        return PartitionResult(name, summarize_state(state))
     except CompactorError as error:
-        return PartitionLook(name, error=error)
+        return PartitionResult(name, error=error)

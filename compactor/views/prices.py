@@ -1,4 +1,4 @@
-"""What a store bills: prices with their date, so that nobody takes them for today's. Traffic inside a region is free and left out."""
+"""Price tables of object stores, each with its date. Traffic inside a region is free and not counted."""
 
 from __future__ import annotations
 
@@ -8,50 +8,51 @@ from pathlib import Path
 from typing import Any
 
 from compactor.errors import UsageError
+from compactor.storage.schemes import DIRECTORY, StorePrices, kind_of
 
 GIB = 2**30
 CONTROL_WRITES = 5
-"""Records of a round: leadership taken and given back, plan, publication with history, hint; one receipt a group comes on top."""
-OBJECTS = 5
-"""Of a segment: log, three indexes, sidecar."""
+"""Control records per round: leadership acquired and released, plan, publication, change hint. Each group adds a receipt."""
+OBJECTS_PER_SEGMENT = 5
+"""Objects per segment: log, three indexes, sidecar."""
 
 
 @dataclass(frozen=True)
-class PriceTable:
-    """``as_of``: the month that they are of, ``of``: what they are prices of. USD: a request, and a GiB a month."""
-
-    as_of: str
-    of: str
-    read_request_usd: float
-    write_request_usd: float
-    stored_gib_month_usd: float
+class PriceTable(StorePrices):
+    """Prices of one store in USD, and what work on it costs."""
 
     def stored_usd_month(self, size: int) -> float:
+        """Return what storing this many bytes costs per month."""
         return round(size / GIB * self.stored_gib_month_usd, 6)
 
     def requests_usd(self, reads: int, writes: int) -> float:
+        """Return what these requests cost."""
         return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
 
     def round_usd(self, sources: int, outputs: int) -> float:
-        """About what a round's requests have cost: logs are read by both passes, each new object is written and read back."""
-        objects = outputs * OBJECTS
+        """Return an estimate of what a round's requests cost: both passes read the logs, and each new object is written and read back."""
+        objects = outputs * OBJECTS_PER_SEGMENT
         return self.requests_usd(2 * sources + objects, objects + outputs + CONTROL_WRITES)
 
     def document(self) -> dict[str, Any]:
+        """Return the table for JSON output."""
         return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.of}, {self.as_of}: {self.stored_gib_month_usd:g} USD a GiB and month"
 
 
-S3_STANDARD = PriceTable("2026-11", "S3 Standard in us-east-1", 0.4e-6, 5e-6, 0.023)
-DIRECTORY = PriceTable("", "a directory", 0.0, 0.0, 0.0)
+NO_PRICES = PriceTable(**asdict(DIRECTORY.prices))
+"""Prices of a store that costs nothing."""
 
 
 def prices_for(url: str, file: Path | None = None) -> PriceTable:
-    """Those of ``file`` (TOML, the fields of PriceTable), else S3's for a bucket, and none for a directory. Raises UsageError."""
+    """Return the prices for a tier: from ``file`` (TOML with the fields of PriceTable), or those of its kind of store.
+
+    :raises UsageError: if the file cannot be read or a field is missing, unknown or invalid.
+    """
     if file is None:
-        return S3_STANDARD if url.startswith("s3:") else DIRECTORY
+        return PriceTable(**asdict(kind_of(url).prices))
     try:
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -63,5 +64,5 @@ def prices_for(url: str, file: Path | None = None) -> PriceTable:
         said = (
             f"{', '.join(wrong)} must be numbers" if wrong else f"unknown: {', '.join(sorted(strange))}" if strange else "as_of is missing"
         )
-        raise UsageError(f"{file} is no table of prices: {said}", hint=f"It has as_of, of, {', '.join(numbers)}")
+        raise UsageError(f"{file} is not a valid price table: {said}", hint=f"It has as_of, of, {', '.join(numbers)}")
     return PriceTable(str(given["as_of"]), str(given.get("of", file.name)), **{name: float(given[name]) for name in numbers})

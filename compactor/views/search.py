@@ -1,4 +1,4 @@
-"""Finding records by key or offset in the segments of a partition, newest first: what `explain` looks with. Reads only."""
+"""Search for records by key or offset in a partition's segments, newest first. Used by `explain` and erasure. Reads only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compactor.bootstrap import Tier
+from compactor.access.rounds import read_segments
+from compactor.access.tier import Tier
 from compactor.cleaner.passes.outcomes import outcomes_backwards
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.ids import TopicPartition
@@ -19,11 +20,12 @@ _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """One record. ``value_bytes`` -1: a tombstone; ``horizon_ms``: when its batch lets go of tombstones and markers, None for not set yet.
+class FoundRecord:
+    """A record that a search has found.
 
-    ``outcome``: of its transaction: commit, abort or open; empty for a record outside of any. ``control``: abort, commit or control
-    for a marker, else empty.
+    value_bytes: -1 for a tombstone. horizon_ms: delete horizon of its batch; None if not set yet.
+    outcome: outcome of its transaction (commit, abort or open); empty outside a transaction.
+    control: abort, commit or control for a control record, else empty.
     """
 
     offset: int
@@ -38,16 +40,17 @@ class Sighting:
 
     @property
     def is_tombstone(self) -> bool:
+        """True if the record deletes its key."""
         return self.value_bytes < 0 and not self.control
 
     @property
-    def counts(self) -> bool:
-        """Whether it is the word of somebody about its key: neither a marker nor aborted or undecided."""
+    def sets_value(self) -> bool:
+        """True if the record sets its key's value: it has a key, is not a control record, and its transaction, if any, is committed."""
         return not self.control and self.key is not None and self.outcome in ("", "commit")
 
 
 class Searcher:
-    """Looks through segments from the log's end to its beginning; transactions are decided by the markers that it has passed."""
+    """Searches segments from the log's end to its beginning. Transaction outcomes come from the control records passed on the way."""
 
     def __init__(self, opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None], purpose: str = "explain") -> None:
         self._opened = opened
@@ -59,29 +62,34 @@ class Searcher:
 
     def search(
         self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, keys: Collection[bytes] = (), offset: int = -1
-    ) -> Iterator[Sighting]:
-        """Records with that key or one of those, and the one at that offset; latest first. ``segments`` ascend.
+    ) -> Iterator[FoundRecord]:
+        """Yield the records with one of the given keys and the record at ``offset``, latest first.
 
-        Raises NotFound for an object that is gone, BadData for one that is not what was recorded, OutOfBudget for one that is too large.
+        :param segments: in ascending order.
+        :raises NotFound: if an object is gone. :raises BadData: if it is not what was recorded. :raises OutOfBudget: if it is too large.
         """
         wanted = frozenset(keys) if key is None else frozenset((*keys, key))
-        with self._opened.opening(self._name, segments, self._purpose) as reading:
+        with read_segments(self._opened, self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
-                with reading.opened(ordinal, txn_index=False) as source:
-                    found = list(self._found(source, segment, self._outcomes(source), wanted, offset))
+                with reading.open_segment(ordinal, txn_index=False) as source:
+                    found = list(self._search_segment(source, segment, self._batch_outcomes(source), wanted, offset))
                 yield from reversed(found)
                 self._on_bytes(segment.size_bytes)
 
-    def _outcomes(self, source: SourceSegment) -> dict[int, str]:
-        """Batch -> outcome of the transaction that it belongs to, for those that belong to one."""
+    def _batch_outcomes(self, source: SourceSegment) -> dict[int, str]:
+        """Return the transaction outcome of each transactional batch, by batch number."""
         table = source.table
         kinds = outcomes_backwards(table, self._known)
         data = np.flatnonzero((table.control == NOT_CONTROL) & table.is_transactional)
         return {batch: _OUTCOMES.get(int(kinds[batch]), "open") for batch in data.tolist()}
 
-    def _found(
+    def _search_segment(
         self, source: SourceSegment, segment: RemoteLogSegmentMetadata, outcomes: dict[int, str], keys: frozenset[bytes], offset: int
-    ) -> Iterator[Sighting]:
+    ) -> Iterator[FoundRecord]:
+        """Yield a segment's records with one of the keys and the record at ``offset``, in log order.
+
+        :param outcomes: transaction outcome by batch number.
+        """
         table = source.table
         wanted = table.control == NOT_CONTROL if keys else np.zeros(len(table), np.bool_)
         if segment.start_offset <= offset <= segment.end_offset:
@@ -94,12 +102,13 @@ class Searcher:
             for chunk in source.chunks(first, last, wanted[first:last], self._limit, None):
                 rows, first_row = parse(table, chunk, buffers, source.name)
                 batch_of = np.repeat(np.arange(chunk.first, chunk.last), np.diff(first_row))
-                for row in np.flatnonzero(_matching(chunk, rows, keys) | (rows.offset == offset)).tolist():
+                for row in np.flatnonzero(_rows_with_keys(chunk, rows, keys) | (rows.offset == offset)).tolist():
                     batch = int(batch_of[row])
-                    yield _sighting(source, segment, chunk, rows, row, batch, outcomes.get(batch, ""))
+                    yield _make_found_record(source, segment, chunk, rows, row, batch, outcomes.get(batch, ""))
 
 
-def _matching(chunk: Chunk, rows: Rows, keys: frozenset[bytes]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _rows_with_keys(chunk: Chunk, rows: Rows, keys: frozenset[bytes]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which rows of a chunk have one of these keys."""
     matches = np.zeros(len(rows), np.bool_)
     for length in {len(key) for key in keys}:
         same = np.flatnonzero(rows.key_length == length)
@@ -113,13 +122,14 @@ def _matching(chunk: Chunk, rows: Rows, keys: frozenset[bytes]) -> np.ndarray[tu
     return matches
 
 
-def _sighting(
+def _make_found_record(
     source: SourceSegment, segment: RemoteLogSegmentMetadata, chunk: Chunk, rows: Rows, row: int, batch: int, outcome: str
-) -> Sighting:
+) -> FoundRecord:
+    """Return a row of a chunk as a found record."""
     table = source.table
     control = int(table.control[batch])
     start, length = int(rows.key_start[row]), int(rows.key_length[row])
-    return Sighting(
+    return FoundRecord(
         offset=int(rows.offset[row]),
         timestamp=int(rows.timestamp[row]),
         key=chunk.buf[start : start + length].tobytes() if length >= 0 else None,

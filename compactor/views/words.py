@@ -1,4 +1,4 @@
-"""Numbers and times in words, for people."""
+"""Formatting of sizes, durations and times for people."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 _STEPS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
-def size(count: int | None) -> str:
-    """Bytes: ``1.4 GiB``; empty for None."""
+def format_size(count: int | None) -> str:
+    """Return a number of bytes such as ``1.4 GiB``; an empty string for None."""
     if count is None:
         return ""
     if abs(count) < 1024:
@@ -20,8 +20,8 @@ def size(count: int | None) -> str:
     return f"{value:.1f} {units[-1]}"
 
 
-def duration(milliseconds: float) -> str:
-    """``3 d 4 h``, ``12 min``, ``8 s``, ``0.4 s``: two units at most, and nothing that nobody needs."""
+def format_duration(milliseconds: float) -> str:
+    """Return a duration such as ``3 d 4 h``, ``12 min`` or ``0.4 s``: at most two units."""
     seconds = max(0.0, milliseconds / 1000)
     if seconds < 10:
         return f"{seconds:.1f} s" if seconds % 1 >= 0.05 else f"{seconds:.0f} s"
@@ -38,22 +38,24 @@ def duration(milliseconds: float) -> str:
     return f"{whole} s"
 
 
-def ago(at_ms: int, now_ms: int) -> str:
-    return "just now" if now_ms - at_ms < 1000 else f"{duration(now_ms - at_ms)} ago"
+def format_ago(at_ms: int, now_ms: int) -> str:
+    """Return how long ago a time was, such as ``12 min ago``. Both times are in milliseconds."""
+    return "just now" if now_ms - at_ms < 1000 else f"{format_duration(now_ms - at_ms)} ago"
 
 
-def until(at_ms: int, now_ms: int) -> str:
-    return "now" if at_ms - now_ms < 1000 else f"in {duration(at_ms - now_ms)}"
+def format_until(at_ms: int, now_ms: int) -> str:
+    """Return how far in the future a time is, such as ``in 12 min``. Both times are in milliseconds."""
+    return "now" if at_ms - now_ms < 1000 else f"in {format_duration(at_ms - now_ms)}"
 
 
-def moment(at_ms: int) -> str:
-    """``2026-11-22 13:20:05 UTC``; as it is where no calendar reaches."""
+def format_moment(at_ms: int) -> str:
+    """Return a time such as ``2026-11-22 13:20:05 UTC``, or a number of milliseconds if it is beyond the calendar."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
         return f"{at_ms} ms"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """``1 partition``, ``2 partitions``."""
+def count_noun(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun, such as ``1 partition`` or ``2 partitions``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -19,7 +19,7 @@ def main(config: str, topic: str, partition: str, bootstrap_servers: str = "") -
         for batch in restored.arrow("key", "value"):
             state.update(zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True))
         print(f"{len(state)} keys at offset {restored.next_offset}")
-        consumer.assign([Place(topic, int(partition), restored.next_offset)])
+        consumer.assign([restored.next_place])
         while True:
             message = consumer.poll(1.0)
             if message is None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.metadata_topic.connection import KafkaConnection
-from compactor.metadata_topic.leaders import KafkaLeaders, LogEnd
+from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.brokers.metadata_topic.leaders import KafkaLeaders, LogEnd
 from compactor.model.ids import TopicPartition
 from tests.support.agents import AgentBeside, beside
 from tests.support.deployment import Deployment

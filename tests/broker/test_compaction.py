@@ -116,7 +116,7 @@ def cli(tmp_path: Path) -> Callable[..., BrokerTierCli]:
 
 KILLED = """
 import os
-from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 plain, left = ConfluentMetadataTopic.append, [{after}]
 def append(topic, partition, value):
     if not left[0]:
@@ -129,7 +129,7 @@ ConfluentMetadataTopic.append = append
 KILLED_ONCE_BEGUN = """
 import os
 from compactor.control import publication
-publication._outlast_predecessors = lambda leadership: os.kill(os.getpid(), 9)
+publication._wait_for_predecessors = lambda leadership: os.kill(os.getpid(), 9)
 """
 
 

@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.slow_broker, pytest.mark.timeout(300)]
 
 STOPPED_BEFORE = """
 import os, signal, threading
-from compactor.metadata_topic.codec import decode
-from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
-from compactor.tier.conditions import BrokerConditions
+from compactor.brokers.metadata_topic.codec import decode
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.conditions import BrokerConditions
 BrokerConditions.__init__.__kwdefaults__["fresh_s"] = 0.0
 plain, left = ConfluentMetadataTopic.append, [1]
 def append(topic, partition, value):

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.broker import ConfluentBroker
 from compactor.consumer.messages import MessageLike, TierMessage
-from compactor.metadata_topic.connection import KafkaConnection
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import ImportOptions, import_directory
+from compactor.transfer.import_ import import_directory
+from compactor.transfer.import_options import ImportOptions
 from tests.support.kafka_admin import ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import TopicStory
@@ -26,7 +28,7 @@ def tier_in(folder: Path) -> Tier:
     folder.mkdir()
     config = folder / "tier.toml"
     config.write_text(f'[tier]\nurl = "{(folder / "tier").as_uri()}"\nstate_dir = "{folder / "state"}"\n')
-    return open_tier(load(str(config), {}))
+    return open_tier(load_settings(str(config), {}))
 
 
 def copied(cluster: KafkaCluster, name: TopicPartition, to: Path) -> Path:

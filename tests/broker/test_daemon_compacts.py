@@ -98,7 +98,7 @@ def test_a_daemon_compacts_topics_of_a_running_broker_and_another_one_finishes_i
             assert running.metric("tiered_compactor_partitions") == 3
             broker_admin.set_config("watched", {"retention.ms": "315360000000"})
             wait_until(
-                lambda: "no round is begun for topic watched: retention.ms of watched is" in running.said(), "topic watched to be left"
+                lambda: "no round begins for topic watched: retention.ms of watched is" in running.said(), "topic watched to be left"
             )
             broker_admin.set_config("watched", {"retention.ms": "-1"})
             wait_until(lambda: "topic watched is compacted again" in running.said(), "topic watched to be taken up")
@@ -134,8 +134,8 @@ def test_recompact_over_a_running_brokers_tier(broker: KafkaCluster, broker_admi
 
 BROKER_DIES = """
 import os, signal
-from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
-from compactor.service import scheduling
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.daemon import scheduling
 plain, left, backoff = ConfluentMetadataTopic.append, [2], scheduling.backoff_ms
 def append(topic, partition, value):
     left[0] -= 1

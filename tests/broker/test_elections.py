@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 from kafka import KafkaAdminClient
 
-from compactor.metadata_topic.admin import KafkaAdmin
-from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
-from compactor.metadata_topic.connection import KafkaConnection
-from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import KeptStates
+from compactor.brokers.metadata_topic.admin import KafkaAdmin
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.model.segment import SegmentState
 from tests.broker.test_compaction import BrokerTierCli, Onlooker, assert_compacted, cli
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until
@@ -53,10 +53,10 @@ def segments(cluster: KafkaCluster, topic: str) -> list[tuple[int, int]]:
     """Where readable segments begin and end, as the metadata topic has them."""
     reading = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap))
     try:
-        followed = FollowedTopic(reading, KeptStates(KeptNowhere()), clock_ms=lambda: 0)
-        assert followed.catch_up(60).behind == {}
-        [where] = [one.partition for one in followed.partitions() if one.partition.topic == topic]
-        found = followed.partition(where.topic_id, where.partition)
+        followed = FoldedMetadataTopic(reading, PersistedStates(KeptNowhere()), clock_ms=lambda: 0)
+        assert followed.catch_up(60).unread == {}
+        [where] = [one.partition for one in followed.tiered_partitions() if one.partition.topic == topic]
+        found = followed.folded_partition(where.topic_id, where.partition)
     finally:
         reading.close()
     assert found is not None
@@ -159,17 +159,17 @@ def test_while_brokers_are_killed_one_after_the_other_whoever_lives_is_asked_and
         ours = cli(cluster, "rolled", cleaner={"segment_bytes": 40_000})
         connection = KafkaConnection(cluster.bootstrap)
         topic, facts = ConfluentMetadataTopic(connection), KafkaAdmin(connection)
-        before = (topic.identity(), facts.cluster().cluster_id)
+        before = (topic.identity(), facts.describe_cluster().cluster_id)
         numbers = set(range(before[0].partitions))
         for node in cluster.node_ids:
             whole = {number: bounds.end for number, bounds in topic.bounds().items()}
             wait_until(lambda: set(admin.leadership(METADATA_TOPIC).in_sync) == {1, 2}, "both to be in sync")
             cluster.nodes[node].kill()
             for _ in range(6):  # as long as the dead one is still said to be alive, who is asked for the controller is a matter of chance
-                assert (topic.identity(), facts.cluster().cluster_id) == before
+                assert (topic.identity(), facts.describe_cluster().cluster_id) == before
                 assert all(bounds.start >= 0 and bounds.end >= whole[number] for number, bounds in topic.bounds().items())
             wait_until(lambda: topic.bounds().keys() == numbers, "all partitions to be led by the one that lives")
-            assert facts.metadata_topic(write=True).partitions.keys() == numbers
+            assert facts.describe_metadata_topic(write=True).partitions.keys() == numbers
             assert ours.process("run")["partitions"][0]["status"] in ("cleaned", "nothing_to_do")
             cluster.start()
         topic.close()

@@ -33,7 +33,6 @@ def test_a_key_is_gone_from_brokers_and_from_the_tier(broker: KafkaCluster, brok
     assert {(one["state"], one["what"]) for one in before["holders"]} == {("live", "superseded"), ("live", "tombstone")}
     done = cli.process("erasure", TOPIC, "--key", KEY.decode(), "--expedite")
     assert (done["erased"], done["holders"]) == (True, [])
-    assert {one["object"] for one in before["holders"]} <= {one["object"] for one in done["gone"]}
     assert any("uploaded" in one["what"] for one in done["not_covered"]), "what the broker has not tiered is named"
     assert holding(broker.tier) == []
     assert not [record for record in consume(broker, TOPIC, 0) if record.key == KEY]

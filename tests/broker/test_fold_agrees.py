@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 
 from checkpoint.lineage import EpochEntry
+from compactor.brokers.metadata_topic import chain
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, uuid_bytes
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.local.rocks import Rocks
-from compactor.metadata_topic import chain
-from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.codec import RemoteLogSegmentMetadataRecord, uuid_bytes
-from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
-from compactor.metadata_topic.connection import KafkaConnection
-from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import KeptStates
 from compactor.model.segment import SegmentState
 from tests.plain_format import Batch, Record, read_batches
+from tests.support.broker_lookups import earliest_offset, latest_tiered, segment_by_timestamp, segment_for
 from tests.support.kafka_admin import ClusterAdmin, FoundOffset, wait_until
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import TopicStory
@@ -33,10 +34,10 @@ VERSIONS = ["4.4.0", pytest.param("3.9.2", marks=pytest.mark.slow_broker)]
 
 
 @contextmanager
-def followed(cluster: KafkaCluster, state: Path) -> Iterator[FollowedTopic]:
+def followed(cluster: KafkaCluster, state: Path) -> Iterator[FoldedMetadataTopic]:
     topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), Rocks(state)
     try:
-        yield FollowedTopic(topic, KeptStates(store), clock_ms=lambda: 0)
+        yield FoldedMetadataTopic(topic, PersistedStates(store), clock_ms=lambda: 0)
     finally:
         topic.close()
         store.close()
@@ -61,19 +62,19 @@ class TierView:
 
     def fetched(self, offset: int) -> BrokerRecord | None:
         """The first record of a fetch from there; None where the rest of the tier has none."""
-        segment = chain.segment_for(self.cache, self.lineage, offset)
+        segment = segment_for(self.cache, self.lineage, offset)
         assert segment is not None
         while segment is not None:
             for batch in self.batches(segment):
                 found = next((one for one in batch.records if one.offset >= offset and not batch.control), None)
                 if found is not None:
                     return told_as(found, batch.leader_epoch)
-            segment = chain.next_segment(self.cache, self.lineage, segment)
+            segment = segment_for(self.cache, self.lineage, segment.end_offset + 1)
         return None
 
     def by_timestamp(self, timestamp: int, log_start: int, log_end: int) -> FoundOffset | None:
         """None where the tier has none and the broker goes on in its own log."""
-        segment = chain.segment_by_timestamp(self.cache, self.lineage, log_end, timestamp, log_start)
+        segment = segment_by_timestamp(self.cache, self.lineage, log_end, timestamp, log_start)
         for batch in self.batches(segment) if segment else ():
             for record in batch.records:
                 if record.timestamp >= timestamp and record.offset >= log_start:
@@ -89,12 +90,12 @@ def told_as(record: Record, leader_epoch: int) -> BrokerRecord:
 def assert_agreed(admin: ClusterAdmin, cache: RemoteLogMetadataCache, topic: str, partition: int, model: WrittenPartition) -> None:
     view = TierView(admin, cache, topic, partition)
     offsets = admin.offsets(topic, partition)
-    links = chain.chain(cache, view.lineage)
-    assert chain.gaps(links) == []
+    links = chain.lookup_chain(cache, view.lineage)
+    assert chain.offset_gaps(links) == []
     assert links[0].first <= offsets.earliest
     assert links[-1].last == offsets.latest_tiered == offsets.earliest_local - 1
-    assert chain.latest_tiered(cache, view.lineage, offsets.latest)[0] == offsets.latest_tiered
-    assert chain.earliest_offset(cache, view.lineage) == links[0].segment.start_offset
+    assert latest_tiered(cache, view.lineage, offsets.latest)[0] == offsets.latest_tiered
+    assert earliest_offset(cache, view.lineage) == links[0].segment.start_offset
 
     tiered = [record for record in model.from_offset(offsets.earliest).uncommitted() if record.offset <= offsets.latest_tiered]
     assert len(tiered) > LOOKS
@@ -126,7 +127,7 @@ def test_the_fold_and_the_brokers_agree(new_cluster: Callable[..., KafkaCluster]
         moved.tell(2, calm=False)
         for story in (cut, short, gone):
             story.plain(count=200)
-        assert incremental.catch_up(TIMEOUT_S).behind == {}
+        assert incremental.catch_up(TIMEOUT_S).unread == {}
 
         leader = admin.leadership("moved").leader
         cluster.restart(leader, kill=True)
@@ -156,19 +157,19 @@ def test_the_fold_and_the_brokers_agree(new_cluster: Callable[..., KafkaCluster]
         assert consume(cluster, "moved", 1) == moved.partitions[1].uncommitted()
 
 
-def folded(ours: FollowedTopic, admin: ClusterAdmin, topic: str, partition: int) -> RemoteLogMetadataCache:
-    found = ours.partition(uuid_bytes(admin.topic_id(topic)), partition)
+def folded(ours: FoldedMetadataTopic, admin: ClusterAdmin, topic: str, partition: int) -> RemoteLogMetadataCache:
+    found = ours.folded_partition(uuid_bytes(admin.topic_id(topic)), partition)
     assert found is not None
-    assert (found.findings, list(found.cache.holes())) == ([], [])
+    assert (found.findings, list(found.cache.lookup_holes())) == ([], [])
     return found.cache
 
 
-def settled(ours: FollowedTopic, admin: ClusterAdmin, topics: tuple[str, ...], gone_id: bytes) -> bool:
+def settled(ours: FoldedMetadataTopic, admin: ClusterAdmin, topics: tuple[str, ...], gone_id: bytes) -> bool:
     """Nothing is in mid-deletion. For a deleted topic brokers write a segment's events only, none of the partition."""
     progress = ours.catch_up(TIMEOUT_S)
-    gone = ours.partition(gone_id, 0)
-    if progress.behind or gone is None or gone.cache.segments:
+    gone = ours.folded_partition(gone_id, 0)
+    if progress.unread or gone is None or gone.cache.segments:
         return False
-    partitions = [one.partition for one in ours.partitions() if one.partition.topic in topics]
+    partitions = [one.partition for one in ours.tiered_partitions() if one.partition.topic in topics]
     states = joined.from_iterable(folded(ours, admin, one.topic, one.partition).list_all() for one in partitions)
     return SegmentState.DELETE_SEGMENT_STARTED not in {one.state for one in states}

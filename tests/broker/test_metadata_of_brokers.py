@@ -8,21 +8,22 @@ from pathlib import Path
 import pytest
 
 from checkpoint.lineage import EpochEntry
+from compactor.brokers.metadata_topic import chain
+from compactor.brokers.metadata_topic.admin import KafkaAdmin, metadata_topic_problem
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, PersistedStates
 from compactor.errors import Refused, Unavailable
 from compactor.local.rocks import Rocks
-from compactor.metadata_topic import chain
-from compactor.metadata_topic.admin import KafkaAdmin, metadata_topic_problem
-from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
-from compactor.metadata_topic.connection import KafkaConnection
-from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import FoldedPartition, KeptStates
+from tests.support.broker_lookups import latest_tiered, segment_by_timestamp
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import TopicStory
 
 TIMEOUT_S = 60.0
 PASSWORD = "reader-secret"
-Follower = Callable[[], FollowedTopic]
+Follower = Callable[[], FoldedMetadataTopic]
 
 
 @pytest.fixture
@@ -30,12 +31,12 @@ def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
     """A new process's view, each time; what the one before it kept lies in the same folder."""
     opened: list[tuple[ConfluentMetadataTopic, Rocks]] = []
 
-    def start() -> FollowedTopic:
+    def start() -> FoldedMetadataTopic:
         for topic, store in opened:
             topic.close()
             store.close()
         opened.append((ConfluentMetadataTopic(KafkaConnection(broker.bootstrap)), Rocks(tmp_path / "state")))
-        return FollowedTopic(opened[-1][0], KeptStates(opened[-1][1]), clock_ms=lambda: 0)
+        return FoldedMetadataTopic(opened[-1][0], PersistedStates(opened[-1][1]), clock_ms=lambda: 0)
 
     yield start
     for topic, store in opened:
@@ -43,10 +44,10 @@ def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
         store.close()
 
 
-def folded(followed: FollowedTopic, admin: KafkaAdmin, topic: str, partition: int) -> FoldedPartition:
+def folded(followed: FoldedMetadataTopic, admin: KafkaAdmin, topic: str, partition: int) -> FoldedPartition:
     progress = followed.catch_up(TIMEOUT_S)
-    assert progress.behind == {}
-    found = followed.partition(admin.topics([topic])[topic].topic_id, partition)
+    assert progress.unread == {}
+    found = followed.folded_partition(admin.describe_topics([topic])[topic].topic_id, partition)
     assert found is not None
     return found
 
@@ -59,21 +60,21 @@ def lineage_in(tier: list[Path]) -> tuple[EpochEntry, ...]:
 
 def test_the_broker_and_our_fold_agree(broker: KafkaCluster, broker_admin: ClusterAdmin, told: TopicStory, follower: Follower) -> None:
     admin = KafkaAdmin(KafkaConnection(broker.bootstrap))
-    facts = admin.topics([told.topic])[told.topic]
+    facts = admin.describe_topics([told.topic])[told.topic]
     followed = follower()
     for partition in told.partitions:
         found = folded(followed, admin, told.topic, partition)
         tier = broker_admin.tier_files(told.topic, partition)
         lineage = lineage_in(tier)
         offsets = broker_admin.offsets(told.topic, partition)
-        links = chain.chain(found.cache, lineage)
+        links = chain.lookup_chain(found.cache, lineage)
         assert {path.name.split(".")[0] for path in tier} == {f"{one.start_offset:020d}-{one.id}" for one in found.cache.list_all()}
-        assert (links[0].first, links[-1].last, chain.gaps(links)) == (offsets.earliest, offsets.latest_tiered, [])
-        assert chain.latest_tiered(found.cache, lineage, offsets.latest)[0] == offsets.latest_tiered
-        assert (list(found.cache.holes()), found.findings) == ([], [])
+        assert (links[0].first, links[-1].last, chain.offset_gaps(links)) == (offsets.earliest, offsets.latest_tiered, [])
+        assert latest_tiered(found.cache, lineage, offsets.latest)[0] == offsets.latest_tiered
+        assert (list(found.cache.lookup_holes()), found.findings) == ([], [])
         for link in links[:: max(1, len(links) // 5)]:
             wanted = link.segment.max_timestamp_ms
-            chosen = chain.segment_by_timestamp(found.cache, lineage, offsets.latest, wanted, 0)
+            chosen = segment_by_timestamp(found.cache, lineage, offsets.latest, wanted, 0)
             assert chosen is not None
             theirs = broker_admin.offset_by_timestamp(told.topic, partition, wanted)
             assert chosen.start_offset <= theirs.offset <= chosen.end_offset
@@ -82,8 +83,8 @@ def test_the_broker_and_our_fold_agree(broker: KafkaCluster, broker_admin: Clust
         assert (mine.leader, mine.leader_epoch) == (leadership.leader, leadership.leader_epoch)
         assert (mine.log_start, mine.log_end, mine.last_stable) == (offsets.earliest, offsets.latest, offsets.latest)
     assert facts.settings["remote.storage.enable"].value == "true"
-    assert facts.set_on_topic()["retention.ms"] == "-1"
-    assert "segment.index.bytes" not in facts.set_on_topic()
+    assert facts.topic_level_settings()["retention.ms"] == "-1"
+    assert "segment.index.bytes" not in facts.topic_level_settings()
 
 
 def test_a_second_start_reads_on_while_the_broker_goes_on_tiering(
@@ -100,8 +101,8 @@ def test_a_second_start_reads_on_while_the_broker_goes_on_tiering(
     after = folded(again, admin, story.topic, 0).cache.list_all()
     assert after[: len(before)] == before
     assert len(after) > len(before) > 1
-    assert again.catch_up(TIMEOUT_S).anew == ""
-    assert story.topic in {one.partition.topic for one in again.partitions()}
+    assert again.catch_up(TIMEOUT_S).refold_reason == ""
+    assert story.topic in {one.partition.topic for one in again.tiered_partitions()}
 
 
 def test_rights(new_cluster: Callable[..., KafkaCluster]) -> None:
@@ -126,12 +127,12 @@ def test_rights(new_cluster: Callable[..., KafkaCluster]) -> None:
     with pytest.raises(Refused, match="not authorized"):
         topic.append(0, b"x")
     assert topic.bounds() == bounds
-    facts = admin.metadata_topic(write=True)
+    facts = admin.describe_metadata_topic(write=True)
     assert {(one.resource, one.operation) for one in facts.missing_rights} == {
         (f"topic {METADATA_TOPIC}", "WRITE"), (f"topic {METADATA_TOPIC}", "DESCRIBE_CONFIGS")
     }  # fmt: skip
     assert "is unknown" in metadata_topic_problem(facts)
-    [missing] = admin.cluster().missing_rights
+    [missing] = admin.describe_cluster().missing_rights
     assert missing.operation == "DESCRIBE_CONFIGS"
     topic.close()
 
@@ -141,18 +142,18 @@ def test_rights(new_cluster: Callable[..., KafkaCluster]) -> None:
     with pytest.raises(Refused, match="refuses the login"):
         ConfluentMetadataTopic(wrong).append(0, b"x")
     with pytest.raises(Unavailable, match=r"no broker answers.*SSL"):
-        KafkaAdmin(KafkaConnection(cluster.bootstrap, {"security.protocol": "SSL"}, timeout_s=3)).cluster()
+        KafkaAdmin(KafkaConnection(cluster.bootstrap, {"security.protocol": "SSL"}, timeout_s=3)).describe_cluster()
     with pytest.raises(Refused, match="no such topic"):
-        KafkaAdmin(KafkaConnection(cluster.bootstrap)).topics(["no-such-topic"])
+        KafkaAdmin(KafkaConnection(cluster.bootstrap)).describe_topics(["no-such-topic"])
 
 
 def test_the_cluster_and_its_metadata_topic(broker: KafkaCluster) -> None:
     admin = KafkaAdmin(KafkaConnection(broker.bootstrap))
-    facts = admin.cluster()
+    facts = admin.describe_cluster()
     assert ([one.id for one in facts.brokers], facts.brokers[0].version, facts.missing_rights) == ([1], "4", ())
-    topic = admin.metadata_topic(write=True)
+    topic = admin.describe_metadata_topic(write=True)
     assert (metadata_topic_problem(topic), topic.missing_rights) == ("", ())
-    assert METADATA_TOPIC in admin.topic_names()
+    assert admin.describe_metadata_topic() is not None
 
 
 def wait_allowed(topic: ConfluentMetadataTopic) -> None:
@@ -170,15 +171,15 @@ def wait_allowed(topic: ConfluentMetadataTopic) -> None:
 def test_an_older_broker(new_cluster: Callable[..., KafkaCluster], tmp_path: Path) -> None:
     cluster = new_cluster("3.9.2")
     admin = KafkaAdmin(KafkaConnection(cluster.bootstrap))
-    assert [one.version for one in admin.cluster().brokers] == ["3.9"]
-    assert metadata_topic_problem(admin.metadata_topic(write=True)) == ""
+    assert [one.version for one in admin.describe_cluster().brokers] == ["3.9"]
+    assert metadata_topic_problem(admin.describe_metadata_topic(write=True)) == ""
     with ClusterAdmin(cluster) as theirs:
         story = TopicStory(cluster, theirs, "older").create()
         story.plain(count=300)
         offsets = story.tiered()[0]
         topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), Rocks(tmp_path / "state")
-        found = folded(FollowedTopic(topic, KeptStates(store), clock_ms=lambda: 0), admin, story.topic, 0)
-        links = chain.chain(found.cache, lineage_in(theirs.tier_files(story.topic)))
-        assert (links[0].first, links[-1].last, chain.gaps(links)) == (0, offsets.latest_tiered, [])
+        found = folded(FoldedMetadataTopic(topic, PersistedStates(store), clock_ms=lambda: 0), admin, story.topic, 0)
+        links = chain.lookup_chain(found.cache, lineage_in(theirs.tier_files(story.topic)))
+        assert (links[0].first, links[-1].last, chain.offset_gaps(links)) == (0, offsets.latest_tiered, [])
         topic.close()
         store.close()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.consumer.broker import BrokerLog, ConfluentBroker, LogBounds
 from compactor.consumer.messages import MessageLike
-from compactor.metadata_topic.connection import KafkaConnection
 from compactor.model.ids import TopicPartition
 from tests.builders import LogBuilder, read
 from tests.support.plain_broker import PlainBroker
@@ -30,6 +30,9 @@ class Rig(Protocol):
 
     name: TopicPartition
 
+    @property
+    def topic_id(self) -> str: ...
+
     def put(self, numbers: Sequence[int], *, committed: bool | None = None) -> None:
         """One batch; in a transaction of its own where ``committed`` says how it ended."""
 
@@ -45,6 +48,7 @@ class MemoryRig:
     log: LogBuilder = field(default_factory=LogBuilder)
     made: list[PlainBroker] = field(default_factory=list)
     start: int = 0
+    topic_id: str = "AAAAAAAAAAAAAAAAAAAAAQ"
 
     def put(self, numbers: Sequence[int], *, committed: bool | None = None) -> None:
         times = [FIRST_MS + number for number in numbers]
@@ -60,7 +64,7 @@ class MemoryRig:
         self._tell()
 
     def open(self, *, committed: bool) -> BrokerLog:
-        self.made.append(PlainBroker(self.name, committed=committed))
+        self.made.append(PlainBroker(self.name, committed=committed, id_of_topic=self.topic_id))
         self._tell()
         return self.made[-1]
 
@@ -94,6 +98,11 @@ class ConfluentRig:
             with writer.transaction(commit=committed):
                 writer.write(drafts)
 
+    @property
+    def topic_id(self) -> str:
+        told = (self._cluster.nodes[1].log_dir / str(self.name) / "partition.metadata").read_text()
+        return told.split("topic_id: ")[1].strip()
+
     def delete_below(self, offset: int) -> None:
         self._admin.delete_records(*self.name, offset)
 
@@ -120,7 +129,7 @@ def opened(request: pytest.FixtureRequest, rig: Rig) -> Iterator[tuple[Rig, Brok
 
 
 def fetched(log: BrokerLog, until: int, limit: int = 100) -> list[MessageLike]:
-    """Up to the record at ``until``."""
+    """Return all messages up to the one with offset ``until``."""
     found: list[MessageLike] = []
     for _ in range(300):
         got = log.fetch(limit, 0.2)
@@ -138,7 +147,7 @@ def out_of_range(log: BrokerLog) -> list[TopicPartition]:
         assert not got.messages
         if got.out_of_range:
             return list(got.out_of_range)
-    raise AssertionError("nobody said that the offset is out of range")
+    raise AssertionError("the offset was not reported as out of range")
 
 
 def assert_quiet(log: BrokerLog) -> None:
@@ -151,7 +160,7 @@ def offsets(messages: Sequence[MessageLike]) -> list[Any]:
     return [message.offset() for message in messages]
 
 
-def test_from_an_offset_on_in_order(opened: tuple[Rig, BrokerLog, bool]) -> None:
+def test_a_partition_is_read_in_order_from_an_offset(opened: tuple[Rig, BrokerLog, bool]) -> None:
     rig, log, committed = opened
     log.read_from({rig.name: 3})
     found = fetched(log, 14, limit=4)
@@ -165,7 +174,7 @@ def test_from_an_offset_on_in_order(opened: tuple[Rig, BrokerLog, bool]) -> None
     assert offsets(fetched(log, 16)) == [15, 16]
 
 
-def test_going_elsewhere_and_stopping(opened: tuple[Rig, BrokerLog, bool]) -> None:
+def test_a_partition_can_continue_elsewhere_and_can_be_stopped(opened: tuple[Rig, BrokerLog, bool]) -> None:
     rig, log, _ = opened
     log.read_from({rig.name: 0})
     assert offsets(fetched(log, 14))[:10] == [*range(10)]
@@ -178,7 +187,7 @@ def test_going_elsewhere_and_stopping(opened: tuple[Rig, BrokerLog, bool]) -> No
     assert offsets(fetched(log, 15)) == [15]
 
 
-def test_offsets_that_are_not_there(opened: tuple[Rig, BrokerLog, bool]) -> None:
+def test_offsets_outside_the_log_are_reported(opened: tuple[Rig, BrokerLog, bool]) -> None:
     rig, log, _ = opened
     rig.delete_below(5)
     log.read_from({rig.name: 2})
@@ -192,7 +201,26 @@ def test_offsets_that_are_not_there(opened: tuple[Rig, BrokerLog, bool]) -> None
     assert offsets(fetched(log, 15))[0] == 5
 
 
-def test_times(opened: tuple[Rig, BrokerLog, bool]) -> None:
+def test_an_offset_after_the_end_of_its_leader_epoch_is_reported_as_truncation(opened: tuple[Rig, BrokerLog, bool]) -> None:
+    rig, log, _ = opened
+    log.read_from({rig.name: 15}, {rig.name: 0})
+    assert_quiet(log)
+    log.read_from({rig.name: 40}, {rig.name: 0})
+    fetches = (log.fetch(10, 0.2) for _ in range(300))
+    got = next(found for found in fetches if found.messages or found.out_of_range or found.truncated)
+    assert (list(got.messages), list(got.out_of_range), got.truncated) == ([], [], {rig.name: 15})
+    rig.put([15])
+    assert_quiet(log)
+
+
+def test_the_topic_id_is_that_of_the_cluster(rig: Rig) -> None:
+    rig.put([0])
+    log = rig.open(committed=True)
+    assert log.topic_id(rig.name) == rig.topic_id
+    log.close()
+
+
+def test_offsets_are_found_by_time(opened: tuple[Rig, BrokerLog, bool]) -> None:
     rig, log, _ = opened
     assert [log.offset_at(rig.name, FIRST_MS + after) for after in (-5, 0, 4, 12)] == [0, 0, 4, 12]
     assert log.offset_at(rig.name, 4 * FIRST_MS) is None

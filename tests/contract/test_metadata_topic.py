@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.brokers.metadata_topic.ports import MetadataTopic, PollResult, TopicRecord
 from compactor.errors import NotFound, Refused
-from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
-from compactor.metadata_topic.connection import KafkaConnection
-from compactor.metadata_topic.ports import MetadataTopic, Polled, TopicRecord
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 
 PARTITIONS = 3
@@ -58,7 +58,7 @@ def all_of(topic: MetadataTopic, positions: dict[int, int], limit: int = 1000) -
     reached: dict[int, int] = {}
     for _ in range(500):
         polled = topic.poll(limit, 1.0)
-        assert isinstance(polled, Polled)
+        assert isinstance(polled, PollResult)
         records += polled.records
         reached |= polled.reached
         if set(reached) == set(positions):

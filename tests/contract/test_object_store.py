@@ -18,15 +18,17 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from compactor.errors import AlreadyExists, NotFound, Refused, Unavailable
+from compactor.errors import AlreadyExists, CannotCopy, NotFound, Refused, Unavailable
 from compactor.storage import s3_parts
 from compactor.storage.counting import Counters
-from compactor.storage.factory import local_path, open_store
+from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED
-from compactor.storage.port import CopiedRange, FileRange, ObjectInfo, ObjectStore, Piece, RangeCopies, Unfinished
+from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
+from compactor.storage.schemes import DIRECTORY, Capabilities, kind_of_scheme, local_path
 from compactor.storage.settings import Retries, Transfers
+from tests.support.cloud_servers import GcsBucket
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.memory_store import Clock, MemoryStore
 from tests.support.s3_server import Bucket
@@ -45,6 +47,8 @@ FAULTS = [
     Fault("delay", rate=0.05),
 ]
 
+BUCKETS = {"moto": "s3_bucket", "versitygw": "versity_bucket", "fake-gcs-server": "gcs_bucket"}
+
 
 @pytest.fixture(
     params=[
@@ -54,6 +58,8 @@ FAULTS = [
         "faulty moto",
         pytest.param("versitygw", marks=pytest.mark.slow),
         pytest.param("faulty versitygw", marks=pytest.mark.slow),
+        "fake-gcs-server",
+        pytest.param("faulty fake-gcs-server", marks=pytest.mark.slow),
     ]
 )
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
@@ -64,11 +70,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStor
     if kind == "memory":
         yield MemoryStore(Clock(time.time_ns() // 1_000_000), Counters())
         return
-    bucket: Bucket = request.getfixturevalue("s3_bucket" if "moto" in kind else "versity_bucket")
+    bucket: Bucket | GcsBucket = request.getfixturevalue(BUCKETS[kind.removeprefix("faulty ")])
     if not kind.startswith("faulty"):
         yield bucket.open(transfers=SMALL_PAGES)
         return
-    with FaultProxy(bucket.server.endpoint, seed=7).running() as proxy:
+    with FaultProxy(bucket.endpoint, seed=7).running() as proxy:
         proxy.faults = [*FAULTS]
         yield bucket.behind(proxy.url).open(transfers=SMALL_PAGES, retries=PATIENT)
 
@@ -84,8 +90,8 @@ def keys(found: Iterator[ObjectInfo]) -> list[str]:
 
 class TestCreate:
     def test_what_was_created_is_read_back(self, store: ObjectStore) -> None:
-        made = store.create("orders-0/00.log", b"hello", {"sha256": "abc", "mtime-ms": "17"})
-        assert (made.key, made.size, dict(made.metadata)) == ("orders-0/00.log", 5, {"sha256": "abc", "mtime-ms": "17"})
+        made = store.create("orders-0/00.log", b"hello", {"sha256": "abc", "mtime_ms": "17"})
+        assert (made.key, made.size, dict(made.metadata)) == ("orders-0/00.log", 5, {"sha256": "abc", "mtime_ms": "17"})
         found = store.head("orders-0/00.log")
         assert (found.key, found.size, dict(found.metadata), found.etag) == (made.key, 5, dict(made.metadata), made.etag)
         assert found.etag
@@ -144,8 +150,25 @@ class TestCreate:
         assert before <= next(store.list("k")).modified_ms <= after
 
 
+def capabilities(store: ObjectStore) -> Capabilities:
+    """What the row of its scheme says; the memory that tests use can do what a directory can."""
+    return (kind_of_scheme(store.url) or DIRECTORY).can
+
+
+def test_a_store_copies_ranges_if_its_row_says_so(store: ObjectStore) -> None:
+    assert (store.copies is not None) == bool(capabilities(store).range_copy)
+    if store.copies is None:
+        with pytest.raises(CannotCopy):
+            store.compose("new", [CopiedRange("old", 0, 5, "etag")])
+
+
 class TestCompose:
     """An object of ranges of others and of local files. Read as ranges: of those a server says how long they are, whatever its body is."""
+
+    @pytest.fixture(autouse=True)
+    def can_copy(self, store: ObjectStore) -> None:
+        if not capabilities(store).range_copy:
+            pytest.skip("such a store copies no ranges")
 
     @pytest.fixture
     def source(self, store: ObjectStore, tmp_path: Path) -> Source:
@@ -158,7 +181,7 @@ class TestCompose:
 
     def test_copied_and_local_ranges(self, store: ObjectStore, source: Source, local: Path) -> None:
         sent = [FileRange(local, 3, PART), FileRange(local, 1, 0), FileRange(local, 1, 2)]
-        pieces: list[Piece] = [source.range(3, PART), FileRange(local, 7, PART), source.range(PART + 9, PART + 1), *sent]
+        pieces: list[ComposeSource] = [source.range(3, PART), FileRange(local, 7, PART), source.range(PART + 9, PART + 1), *sent]
         made = store.compose("new/object", pieces, {"batches": "abc"})
         expected = b"".join(source.of(piece) for piece in pieces)
         assert (made.key, made.size, dict(made.metadata)) == ("new/object", len(expected), {"batches": "abc"})
@@ -172,7 +195,7 @@ class TestCompose:
     @pytest.mark.parametrize("what", ["all copied", "all local", "whole", "short", "nothing", "of two"])
     def test_of_one_kind(self, store: ObjectStore, source: Source, local: Path, tmp_path: Path, what: str) -> None:
         other = made_as(store, "old/other", source.data[::-1], tmp_path)
-        ways: dict[str, Sequence[Piece]] = {
+        ways: dict[str, Sequence[ComposeSource]] = {
             "all copied": [source.range(PART, PART), source.range(0, PART), source.range(2 * PART, PART + 77)],
             "all local": [FileRange(local, 5, 3), FileRange(local, 2, 2 * PART - 2), FileRange(local, 0, 1)],
             "whole": [source.range(0, len(source.data))],
@@ -189,7 +212,11 @@ class TestCompose:
     def test_long_ranges_are_split(self, store: ObjectStore, source: Source, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(s3_parts, "COPIES", RangeCopies(least_bytes=PART, most_bytes=PART + 100))
         crc = google_crc32c.value(source.data[1:])
-        pieces: list[Piece] = [replace(source.range(1, 3 * PART + 76), crc32c=crc), FileRange(local, 0, 2 * PART), FileRange(local, 0, 11)]
+        pieces: list[ComposeSource] = [
+            replace(source.range(1, 3 * PART + 76), crc32c=crc),
+            FileRange(local, 0, 2 * PART),
+            FileRange(local, 0, 11),
+        ]
         store.compose("new", pieces)
         expected = b"".join(source.of(piece) for piece in pieces)
         assert store.get("new", 0, len(expected) + 1) == expected
@@ -216,7 +243,7 @@ class TestCompose:
     def test_another_version_of_the_source_is_not_taken(self, store: ObjectStore, source: Source, local: Path, tmp_path: Path) -> None:
         store.delete([source.key])
         made_as(store, source.key, source.data[::-1], tmp_path)
-        with pytest.raises(Unavailable, match="old/source is another object than the one to be copied"):
+        with pytest.raises(Unavailable, match="old/source is not the version that was to be copied"):
             store.compose("new", [FileRange(local, 0, PART), source.range(0, PART)])
         assert keys(store.list("")) == [source.key]
 
@@ -245,7 +272,7 @@ class Source:
     def range(self, start: int, length: int) -> CopiedRange:
         return CopiedRange(self.key, start, length, self.etag)
 
-    def of(self, piece: Piece) -> bytes:
+    def of(self, piece: ComposeSource) -> bytes:
         data = self.data if isinstance(piece, CopiedRange) else piece.path.read_bytes()
         return data[piece.start : piece.start + piece.length]
 
@@ -454,32 +481,38 @@ class TestKeys:
 
 
 class TestUnfinished:
+    @pytest.fixture(autouse=True)
+    def can_list_them(self, store: ObjectStore) -> None:
+        if not capabilities(store).unfinished_uploads:
+            assert list(store.unfinished_uploads("")) == []
+            pytest.skip("such a store does not list unfinished uploads")
+
     def test_what_was_begun_and_not_finished_is_told_and_freed(self, store: ObjectStore) -> None:
         store.create("orders-0/whole", b"x")
-        assert list(store.unfinished("")) == []
+        assert list(store.unfinished_uploads("")) == []
         begin(store, "orders-0/large")
-        found = list(store.unfinished(""))  # an answer that was lost may have left a second one
+        found = list(store.unfinished_uploads(""))  # an answer that was lost may have left a second one
         assert len({upload.key for upload in found}) == 1
         assert keys(store.list("")) == ["orders-0/whole"]
         assert all(upload.begun_ms <= store.clock_ms() + 1000 for upload in found)
-        store.abort(found)
-        assert list(store.unfinished("")) == []
-        store.abort(found)
+        store.abort_uploads(found)
+        assert list(store.unfinished_uploads("")) == []
+        store.abort_uploads(found)
         assert store.get("orders-0/whole") == b"x"
 
     def test_below_a_prefix_only_what_goes_there(self, store: ObjectStore) -> None:
         begin(store, "orders-0/large")
-        assert list(store.unfinished("orders-1/")) == []
-        assert [upload.key for upload in store.unfinished("orders-0/") if upload.key != "orders-0/large"] == []
+        assert list(store.unfinished_uploads("orders-1/")) == []
+        assert [upload.key for upload in store.unfinished_uploads("orders-0/") if upload.key != "orders-0/large"] == []
 
     def test_many_are_all_told(self, store: ObjectStore) -> None:
         for number in range(5):
             begin(store, f"orders-0/{number}")
-        found = list(store.unfinished(""))
+        found = list(store.unfinished_uploads(""))
         assert len({(upload.key, upload.id) for upload in found}) == len(found)
         assert len({upload.key for upload in found}) == 5
-        store.abort(found)
-        assert list(store.unfinished("")) == []
+        store.abort_uploads(found)
+        assert list(store.unfinished_uploads("")) == []
 
 
 def begin(store: ObjectStore, key: str) -> None:
@@ -490,7 +523,7 @@ def begin(store: ObjectStore, key: str) -> None:
         staged.write_bytes(b"half")
         return
     if isinstance(store, MemoryStore):
-        store.begun.append(Unfinished(key, f"upload {len(store.begun)}", store.clock_ms()))
+        store.begun.append(UnfinishedUpload(key, f"upload {len(store.begun)}", store.clock_ms()))
         return
     assert isinstance(store, S3Store)
     MultipartUpload(store.requests, SMALL_PAGES, key, {})

@@ -11,7 +11,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.errors import Unavailable, UsageError
 from compactor.model.plan import Replacement
 from compactor.model.segment import SegmentState
-from compactor.tier.ports import Announced, Named, SegmentPublisher
+from compactor.tier.ports import Announced, SegmentName, SegmentPublisher
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 from tests.contract.test_segment_layout import NAME, contents_of, segment_of
 from tests.support.kafka_publishing import BrokerWorld, introduced, named
@@ -91,14 +91,14 @@ def test_what_is_withdrawn_or_gone_records_nothing_and_may_be_said_twice(publish
     publisher.begin(NAME, NEW)
     for _ in range(2):
         publisher.withdraw(NAME, [Announced(NEW.id, NEW.start_offset, NEW.end_offset, NEW.leader_epochs)], late=True)
-        publisher.deleted(NAME, [Named(NEW.id, NEW.start_offset)])
+        publisher.deleted(NAME, [SegmentName(NEW.id, NEW.start_offset)])
     assert log.records == []
 
 
 def test_what_it_has_published_or_withdrawn_is_no_stray(publisher: SegmentPublisher) -> None:
     known = [segment.id for segment in (*OLD, NEW)]
     publisher.begin(NAME, NEW)
-    assert not publisher.strays(NAME, known)
+    assert not publisher.find_strays(NAME, known)
     publisher.publish(NAME, SWITCH, lambda: None, lambda cut_off: None)
-    assert not publisher.strays(NAME, known)
+    assert not publisher.find_strays(NAME, known)
     assert publisher.cut_off(NAME, [NEW], known) == 0

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from compactor.bootstrap import open_tier
-from compactor.config import load
+from compactor.config.settings import load_settings
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, MessageLike, Place, TieredConsumer, latest
-from compactor.views.checkpoints import read_only
+from compactor.views.checkpoints import read_only_tier
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli
 from tests.support.broker_tiers import ORDERS, BrokerTier, aiven_tier, local_tier
@@ -57,7 +57,7 @@ def digest(value: bytes | None) -> str | None:
 def test_as_the_brokers_consumers(layout: str, case: str, tmp_path: Path) -> None:
     written = local_tier(case, tmp_path) if layout == "kafka-local" else aiven_tier(case, tmp_path)
     cli = broker_cli(tmp_path / "control of it", written, layout)
-    tier = read_only(open_tier(load(str(cli.config), {})))
+    tier = read_only_tier(open_tier(load_settings(str(cli.config), {})))
     end = tier.open(ORDERS).refresh().end_offset + 1
     for isolation in ("read_committed", "read_uncommitted"):
         stable = latest(tier, ORDERS, committed=isolation == "read_committed").next_offset

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from compactor.metadata_topic.codec import RemoteLogSegmentMetadataRecord
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.spark.datasource import KafkaTieredSource
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli, golden_events

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.metadata import BrokerManagedMetadata
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.brokers.metadata_topic.codec import MetadataRecord, RemoteLogSegmentMetadataRecord, uuid_bytes
+from compactor.config.settings import load_settings
 from compactor.errors import BadData, UsageError
-from compactor.metadata_topic.codec import MetadataRecord, RemoteLogSegmentMetadataRecord, uuid_bytes
-from compactor.upkeep.orphans import LIKELY, SURE, find, purge, read, write
+from compactor.upkeep.orphans import LIKELY, SURE, find_orphans, purge_orphans, read_orphan_list, write_orphan_list
 from tests.golden_cases import names
 from tests.metadata_events import S, update
 from tests.support.broker_metadata import broker_cli, brokers_of, golden_events
@@ -39,7 +41,7 @@ class Left:
 
     def now_with(self, *events: MetadataRecord) -> Tier:
         scratch = self.folder / f"folded {len(events)}"
-        return replace(self.tier, brokers=brokers_of([*self.events, *events], scratch))
+        return replace(self.tier, metadata=BrokerManagedMetadata(brokers_of([*self.events, *events], scratch)))
 
 
 @pytest.fixture
@@ -62,40 +64,40 @@ def left(tmp_path: Path) -> Left:
         if path.is_file() and path != young:
             os.utime(path, (path.stat().st_mtime - 30 * DAY_S,) * 2)
     cli = broker_cli(tmp_path, golden, "kafka-local", events)
-    opened = open_tier(load(str(cli.config), {}))
-    tier = replace(opened, brokers=brokers_of(events, tmp_path / "live"))
+    opened = open_tier(load_settings(str(cli.config), {}))
+    tier = replace(opened, metadata=BrokerManagedMetadata(brokers_of(events, tmp_path / "live")))
     keys = [str(path.relative_to(golden.objects)) for path in (*objects, stray, young)]
     return Left(tier, cli, events, tmp_path, keys[:-2], keys[-2], keys[-1])
 
 
 def test_what_nothing_names_is_listed_with_age_and_certainty(left: Left) -> None:
     before = left.cli.digest()
-    found = find(left.tier, [ORDERS])
+    found = find_orphans(left.tier, [ORDERS])
     assert {one.object: one.certainty for one in found.orphans} == dict.fromkeys(left.finished, SURE) | {left.stray: LIKELY}
     assert all(one.age_ms >= left.tier.retention.orphan_age_ms for one in found.orphans)
     assert (found.url, found.layout, found.cluster_id) == (left.tier.settings.tier_url, "kafka-local", "cluster-of-tests")
-    write(found, left.folder / "list.json")
-    assert read(left.folder / "list.json") == found
+    write_orphan_list(found, left.folder / "list.json")
+    assert read_orphan_list(left.folder / "list.json") == found
     with pytest.raises(UsageError, match="exists already"):
-        write(found, left.folder / "list.json")
+        write_orphan_list(found, left.folder / "list.json")
     assert left.cli.digest() == before
 
 
 def test_a_purge_deletes_what_still_is_one(left: Left) -> None:
-    found = find(left.tier, [ORDERS])
+    found = find_orphans(left.tier, [ORDERS])
     before = left.cli.digest()
-    assert len(purge(left.tier, found, left.tier.ports.data, dry_run=True).deleted) == len(found.orphans)
+    assert len(purge_orphans(left.tier, found, left.tier.ports.data, dry_run=True).deleted) == len(found.orphans)
     assert left.cli.digest() == before
-    done = purge(left.tier, found, left.tier.ports.data)
+    done = purge_orphans(left.tier, found, left.tier.ports.data)
     assert sorted(one.object for one in done.deleted) == sorted([*left.finished, left.stray])
     assert done.kept == {}
     assert set(before) - set(left.cli.digest()) == {*left.finished, left.stray}
-    again = purge(left.tier, found, left.tier.ports.data)
+    again = purge_orphans(left.tier, found, left.tier.ports.data)
     assert (list(again.deleted), set(again.kept.values())) == ([], {"metadata names it now, or it is gone"})
 
 
 def test_a_purge_keeps_what_is_named_meanwhile_or_has_changed(left: Left) -> None:
-    found = find(left.tier, [ORDERS])
+    found = find_orphans(left.tier, [ORDERS])
     first = next(event for event in left.events if isinstance(event, RemoteLogSegmentMetadataRecord))
     named = left.now_with(
         first._replace(segment_id=uuid_bytes(STRAY), start_offset=5000, end_offset=5009, leader_epochs=first.leader_epochs)
@@ -103,26 +105,26 @@ def test_a_purge_keeps_what_is_named_meanwhile_or_has_changed(left: Left) -> Non
     changed = left.cli.tier / left.finished[0]
     changed.write_bytes(b"written anew")
     os.utime(changed, (changed.stat().st_mtime - 30 * DAY_S,) * 2)
-    done = purge(named, found, left.tier.ports.data)
+    done = purge_orphans(named, found, left.tier.ports.data)
     assert done.kept == {left.stray: "metadata names it now, or it is gone", left.finished[0]: "it has changed since it was listed"}
     assert (left.cli.tier / left.stray).exists()
     assert changed.exists()
 
 
 def test_a_purge_refuses_another_tier_and_metadata_that_is_old_or_has_holes(left: Left) -> None:
-    found = find(left.tier, [ORDERS])
+    found = find_orphans(left.tier, [ORDERS])
     data = left.tier.ports.data
     with pytest.raises(UsageError, match="the list is of the tier at file:///elsewhere"):
-        purge(left.tier, replace(found, url="file:///elsewhere"), data)
+        purge_orphans(left.tier, replace(found, url="file:///elsewhere"), data)
     with pytest.raises(UsageError, match="the list is of the cluster another"):
-        purge(left.tier, replace(found, cluster_id="another"), data)
-    write(found, left.folder / "list.json")
+        purge_orphans(left.tier, replace(found, cluster_id="another"), data)
+    write_orphan_list(found, left.folder / "list.json")
     answer = left.cli.ask("orphans", "purge", left.folder / "list.json")
     assert answer.code == 2
     assert "there is only a snapshot" in answer.stderr
     (left.folder / "bad.json").write_text(json.dumps({"format": 1, "orphans": []}))
     with pytest.raises(BadData, match="it is no list of orphans"):
-        read(left.folder / "bad.json")
+        read_orphan_list(left.folder / "bad.json")
     assert (left.cli.tier / left.stray).exists()
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.metadata_topic import chain
-from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.codec import decode, encode
-from compactor.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic import chain
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.codec import decode_record, encode_record
+from compactor.brokers.metadata_topic.partitioner import metadata_partition
 from compactor.model.segment import SegmentState
 from tests.golden_cases import names, unpack
+from tests.support.broker_lookups import earliest_offset, latest_tiered
 
 CAPTURES = [
     *(("tiered", name, "metadata.jsonl") for name in names("tiered")),
@@ -30,7 +31,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 def folded(path: Path) -> RemoteLogMetadataCache:
     cache = None
     for event in events(path):
-        record = decode(base64.b64decode(event["value"]), offset=event["offset"])
+        record = decode_record(base64.b64decode(event["value"]), offset=event["offset"])
         cache = cache or RemoteLogMetadataCache(record.partition)
         assert cache.apply(record, event["offset"]) is None
     assert cache is not None
@@ -43,8 +44,8 @@ def test_every_record_encodes_to_the_bytes_it_came_from(kind: str, name: str, fi
     assert len(captured) >= 10
     for event in captured:
         value = base64.b64decode(event["value"])
-        record = decode(value, offset=event["offset"])
-        assert encode(record) == value
+        record = decode_record(value, offset=event["offset"])
+        assert encode_record(record) == value
         assert event["key"] is None
         assert metadata_partition(record.partition.topic_id, record.partition.partition, 5) == event["partition"]
 
@@ -59,11 +60,11 @@ def test_the_fold_names_the_segments_that_lie_in_the_tier(version: str, tmp_path
         assert segment.size_bytes == logs[f"{segment.start_offset:020d}-{segment.id}"].stat().st_size
         assert segment.state is SegmentState.COPY_SEGMENT_FINISHED
     lineage = tuple(EpochEntry(*map(int, line.split())) for line in last_checkpoint(case / "tier").splitlines()[2:])
-    links = chain.chain(cache, lineage)
+    links = chain.lookup_chain(cache, lineage)
     assert [link.segment.id for link in links] == [segment.id for segment in sorted(cache.list_all(), key=lambda one: one.start_offset)]
-    assert (links[0].first, links[-1].last, chain.gaps(links), list(cache.holes())) == (0, 3209, [], [])
-    assert chain.latest_tiered(cache, lineage, 4000) == (3209, 6)
-    assert chain.earliest_offset(cache, lineage) == 0
+    assert (links[0].first, links[-1].last, chain.offset_gaps(links), list(cache.lookup_holes())) == (0, 3209, [], [])
+    assert latest_tiered(cache, lineage, 4000) == (3209, 6)
+    assert earliest_offset(cache, lineage) == 0
 
 
 def last_checkpoint(tier: Path) -> str:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from compactor.agent.agent import Agent
+from compactor.agent.plan import UploadFailure
+from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.errors import Refused
-from compactor.metadata_topic.leaders import LogEnd
 from compactor.model.ids import TopicPartition
-from compactor.service.agent import Agent
-from compactor.service.agent_plan import Trouble
-from compactor.service.pages.agent_pages import AgentPages
-from compactor.service.pages.console import Console
 from compactor.storage.port import ObjectInfo
 from compactor.transfer import import_
-from compactor.transfer.log_directory import CheckedPiece, check
+from compactor.transfer.log_directory import CheckedPiece, check_pieces
+from compactor.web.agent_pages import AgentPages
+from compactor.web.console import RequestRouter
 from tests.support.side_broker import (
     ORDERS,
     PartitionStory,
@@ -102,10 +102,10 @@ def test_two_agents_on_one_partition(scene: SideScene) -> None:
     for _ in range(4):
         for agent in agents:
             agent.scan()
-        assert sum(len(agent.dispatch()) for agent in agents)
+        assert sum(len(agent.start_due_jobs()) for agent in agents)
         for agent in agents:
             while agent.status().running:
-                agent.collect(30)
+                agent.collect_results(30)
         scene.tier.hurry()
         for agent in agents:
             assert stands(settle(agent))[1] is None
@@ -143,7 +143,7 @@ def test_an_agent_that_sleeps_through_a_leader_change(scene: SideScene, tmp_path
     scene.story.lead(2)
     scene.story.write(other, 20)
     scene.cluster.leaders_of[ORDERS] = 1  # what it has not heard of yet
-    assert stands(settle(agent)) == (8, Trouble.EPOCH)
+    assert stands(settle(agent)) == (8, UploadFailure.EPOCH)
     scene.cluster.leaders_of[ORDERS] = 2
     assert stands(settle(scene.tier.agent(two, scene.cluster))) == (28, None)
     scene.tier.hurry()
@@ -169,11 +169,11 @@ def test_a_log_that_an_unclean_election_truncated(scene: SideScene) -> None:
     scene.story.lead(1)
     scene.story.write(scene.replica, 1)
     scene.tier.hurry(70_000)
-    assert stands(settle(agent)) == (8, Trouble.LINEAGE)
+    assert stands(settle(agent)) == (8, UploadFailure.LINEAGE)
     assert metric(agent, "tiered_compactor_agent_partitions_refused") == 1
     scene.story.write(scene.replica, 12)
     scene.tier.hurry()
-    assert stands(settle(agent)) == (8, Trouble.LINEAGE)
+    assert stands(settle(agent)) == (8, UploadFailure.LINEAGE)
     assert any("discarded" in text for text in scene.tier.told)
     accepting = scene.agent(accept_truncation=True)
     watch = settle(accepting)
@@ -206,10 +206,10 @@ def test_a_topic_that_was_made_anew_under_its_old_name(scene: SideScene) -> None
     agent = scene.agent(accept_truncation=True)
     settle(agent)
     scene.tier.hurry(70_000)
-    assert stands(settle(agent)) == (8, Trouble.BEHIND)
+    assert stands(settle(agent)) == (8, UploadFailure.BEHIND)
     story.write(scene.replica, 12)
     scene.tier.hurry()
-    assert stands(settle(agent)) == (8, Trouble.CONTENT)
+    assert stands(settle(agent)) == (8, UploadFailure.CONTENT)
     assert scene.tier.held() == held
 
 
@@ -218,7 +218,7 @@ def test_retention_that_has_overtaken_the_upload(scene: SideScene) -> None:
     assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 12)
     scene.replica.delete_until(12)
-    assert stands(settle(agent)) == (8, Trouble.GAP)
+    assert stands(settle(agent)) == (8, UploadFailure.GAP)
     said = len([text for text in scene.tier.told if "leaves a gap" in text])
     scene.tier.hurry()
     settle(agent)
@@ -230,6 +230,22 @@ def test_retention_that_has_overtaken_the_upload(scene: SideScene) -> None:
     assert scene.tier.held() == [*scene.story.written[:8], *scene.story.written[12:20]]
 
 
+def test_agent_lists_once_at_its_start_what_waits_for_adoption(scene: SideScene) -> None:
+    """The topic was made anew: its directory has another topic id, and retention will take what the tier refuses."""
+    scene.replica.topic_id = "Zmlyc3QtdG9waWMtaWQhIQ"
+    scene.replica.write()
+    assert stands(settle(scene.agent())) == (8, None)
+    scene.replica.topic_id = "c2Vjb25kLXRvcGljLWlkIQ"
+    scene.story.write(scene.replica, 8)
+    agent = scene.agent()
+    scene.cluster.retentions["orders"] = 60_000
+    assert stands(settle(agent)) == (8, UploadFailure.IDENTITY)
+    scene.tier.hurry()
+    settle(agent)
+    (listed,) = [text for text in scene.tier.told if text.startswith("waiting for `topics adopt`")]
+    assert "orders-0 (until " in listed
+
+
 def test_a_topic_that_the_broker_compacts_itself(scene: SideScene) -> None:
     agent = scene.agent()
     assert stands(settle(agent)) == (8, None)
@@ -238,7 +254,7 @@ def test_a_topic_that_the_broker_compacts_itself(scene: SideScene) -> None:
     assert stands(settle(agent)) == (16, None)
     scene.story.write(scene.replica, 8)
     scene.one.cleaned(ORDERS, 20)
-    assert stands(settle(agent)) == (16, Trouble.COMPACTED)
+    assert stands(settle(agent)) == (16, UploadFailure.COMPACTED)
     assert any("cleanup.policy=delete" in text for text in scene.tier.told)
 
 
@@ -247,14 +263,14 @@ def test_a_cleaner_that_passes_while_segments_are_read(scene: SideScene, monkeyp
     assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 8)
     scene.one.cleaned(ORDERS, 4)
-    read = check
+    read = check_pieces
 
     def read_and_cleaned(*arguments: Any) -> list[CheckedPiece]:
         scene.one.cleaned(ORDERS, 16)
         return read(*arguments)
 
-    monkeypatch.setattr(import_, "check", read_and_cleaned)
-    assert stands(settle(agent)) == (8, Trouble.COMPACTED)
+    monkeypatch.setattr(import_, "check_pieces", read_and_cleaned)
+    assert stands(settle(agent)) == (8, UploadFailure.COMPACTED)
 
 
 def test_another_clusters_log_under_the_same_name(scene: SideScene, tmp_path: Path) -> None:
@@ -266,7 +282,7 @@ def test_another_clusters_log_under_the_same_name(scene: SideScene, tmp_path: Pa
     story.lead(1)
     story.write(stranger.replica(), 17)
     before = scene.tier.held()
-    assert stands(settle(scene.tier.agent(stranger, cluster))) == (8, Trouble.CONTENT)
+    assert stands(settle(scene.tier.agent(stranger, cluster))) == (8, UploadFailure.CONTENT)
     assert scene.tier.held() == before
 
 
@@ -275,8 +291,8 @@ def test_a_partition_that_was_deleted_from_the_tier(scene: SideScene) -> None:
     assert stands(settle(agent)) == (8, None)
     scene.tier.cli.do("topics", "delete", "orders-0")
     scene.story.write(scene.replica, 8)
-    assert stands(settle(agent))[1] is Trouble.DELETED
-    assert stands(settle(scene.agent()))[1] is Trouble.DELETED
+    assert stands(settle(agent))[1] is UploadFailure.DELETED
+    assert stands(settle(scene.agent()))[1] is UploadFailure.DELETED
     scene.tier.cli.do("import", scene.replica.folder, "--live")
     scene.tier.hurry()
     assert stands(settle(agent)) == (16, None)
@@ -291,7 +307,7 @@ def test_no_broker_answers(scene: SideScene) -> None:
     settle(agent)
     assert scene.cluster.asked == asked  # not before its time
     assert not agent.status().ready
-    assert "no broker answers" in Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/readyz")[2].decode()
+    assert "no broker answers" in RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond("/readyz")[2].decode()
     assert metric(agent, "tiered_compactor_agent_broker_failures_total") == 1
     scene.cluster.down = False
     scene.tier.hurry()
@@ -349,7 +365,7 @@ def test_a_directory_that_the_system_refuses_to_list(scene: SideScene, monkeypat
     story.lead(1)
     story.write(scene.one.replica(other))
     agent = scene.agent()
-    assert stands(settle(agent)) == (None, Trouble.UNREADABLE)
+    assert stands(settle(agent)) == (None, UploadFailure.UNREADABLE)
     assert stands(watch_of(agent, other)) == (8, None)
     monkeypatch.undo()
     scene.tier.hurry()
@@ -359,14 +375,14 @@ def test_a_directory_that_the_system_refuses_to_list(scene: SideScene, monkeypat
 def _reads_nothing(scene: SideScene) -> None:
     scene.replica.folder.chmod(0)
     try:
-        assert stands(settle(scene.agent())) == (None, Trouble.UNREADABLE)
+        assert stands(settle(scene.agent())) == (None, UploadFailure.UNREADABLE)
     finally:
         scene.replica.folder.chmod(0o755)
 
 
 @pytest.mark.parametrize("change", ["shrinks", "vanishes", "is renamed"])
 def test_files_that_change_while_they_are_read(scene: SideScene, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, first = check, scene.replica.folder / f"{0:020}.log"
+    read, first = check_pieces, scene.replica.folder / f"{0:020}.log"
     changed: list[bytes] = []
 
     def read_and_changed(*arguments: Any) -> list[CheckedPiece]:
@@ -381,13 +397,13 @@ def test_files_that_change_while_they_are_read(scene: SideScene, change: str, mo
                 first.rename(first.with_name(first.name + ".deleted"))
         return found
 
-    monkeypatch.setattr(import_, "check", read_and_changed)
+    monkeypatch.setattr(import_, "check_pieces", read_and_changed)
     agent = scene.agent()
     watch = settle(agent)
     if change == "is renamed":
         assert stands(watch) == (8, None)
     else:
-        assert stands(watch) == (None, Trouble.CONTENT)
+        assert stands(watch) == (None, UploadFailure.CONTENT)
         first.write_bytes(changed[0])
         scene.tier.hurry()
         assert stands(settle(agent)) == (8, None)
@@ -426,7 +442,7 @@ def _faulty(scene: SideScene) -> tuple[Agent, Faulty]:
 def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: SideScene) -> None:
     agent, store = _faulty(scene)
     store.broken = (".index",)
-    assert stands(settle(agent)) == (None, Trouble.STORE)
+    assert stands(settle(agent)) == (None, UploadFailure.STORE)
     assert "access denied" in agent.status().problem
     scene.story.write(scene.replica, 8)
     scene.tier.hurry()

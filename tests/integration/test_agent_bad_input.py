@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from compactor.agent.agent import BROKER_RETRY_MS
+from compactor.agent.plan import UPLOAD_RETRY_MS, UploadFailure
 from compactor.model.ids import TopicPartition
-from compactor.service.agent import BROKER_RETRY_MS
-from compactor.service.agent_plan import RETRY_MS, Trouble
-from compactor.service.pages.agent_pages import AgentPages
-from compactor.service.pages.console import Console
 from compactor.transfer import import_
-from compactor.transfer.log_directory import CheckedPiece, check
+from compactor.transfer.log_directory import CheckedPiece, check_pieces
+from compactor.web.agent_pages import AgentPages
+from compactor.web.console import RequestRouter
 from tests.support.side_broker import (
     PartitionStory,
     SideBroker,
@@ -61,14 +61,14 @@ def shrinking(scene: Scene) -> Mend:
     whole = scene.file().read_bytes()
 
     def read_and_cut(*arguments: Any) -> list[CheckedPiece]:
-        found = check(*arguments)
+        found = check_pieces(*arguments)
         scene.file().write_bytes(whole[:-1])
         return found
 
-    scene.monkeypatch.setattr(import_, "check", read_and_cut)
+    scene.monkeypatch.setattr(import_, "check_pieces", read_and_cut)
 
     def mend() -> None:
-        scene.monkeypatch.setattr(import_, "check", check)
+        scene.monkeypatch.setattr(import_, "check_pieces", check_pieces)
         scene.file().write_bytes(whole)
 
     return mend
@@ -131,19 +131,19 @@ def refused_listing(scene: Scene) -> Mend:
     return lambda: scene.monkeypatch.setattr(os, "scandir", scan)
 
 
-BAD: list[tuple[Callable[[Scene], Mend], Trouble, str]] = [
-    (shrinking, Trouble.CONTENT, f"{4:020}.log"),
-    (cut, Trouble.CONTENT, f"{4:020}.log"),
-    (damaged, Trouble.CONTENT, f"{4:020}.log"),
-    (no_file, Trouble.UNREADABLE, f"{4:020}.log"),
-    (unreadable_epochs, Trouble.UNREADABLE, "leader-epoch-checkpoint"),
-    (garbled_epochs, Trouble.LINEAGE, "leader-epoch-checkpoint"),
-    (refused_listing, Trouble.UNREADABLE, "Permission denied"),
+BAD: list[tuple[Callable[[Scene], Mend], UploadFailure, str]] = [
+    (shrinking, UploadFailure.CONTENT, f"{4:020}.log"),
+    (cut, UploadFailure.CONTENT, f"{4:020}.log"),
+    (damaged, UploadFailure.CONTENT, f"{4:020}.log"),
+    (no_file, UploadFailure.UNREADABLE, f"{4:020}.log"),
+    (unreadable_epochs, UploadFailure.UNREADABLE, "leader-epoch-checkpoint"),
+    (garbled_epochs, UploadFailure.LINEAGE, "leader-epoch-checkpoint"),
+    (refused_listing, UploadFailure.UNREADABLE, "Permission denied"),
 ]
 
 
 @pytest.mark.parametrize(("harm", "trouble", "named"), BAD, ids=lambda value: getattr(value, "__name__", ""))
-def test_one_partition_is_bad(scene: Scene, harm: Callable[[Scene], Mend], trouble: Trouble, named: str) -> None:
+def test_one_partition_is_bad(scene: Scene, harm: Callable[[Scene], Mend], trouble: UploadFailure, named: str) -> None:
     mend = harm(scene)
     agent = scene.tier.agent(scene.one, scene.cluster)
     pauses = []
@@ -152,11 +152,11 @@ def test_one_partition_is_bad(scene: Scene, harm: Callable[[Scene], Mend], troub
         assert watch is not None
         assert (watch.position, watch.trouble, watch.failures) == (None, trouble, failures), watch.reason
         assert named in watch.reason
-        pauses.append(round((watch.retry_at_ms - agent.status().now_ms) / RETRY_MS))
+        pauses.append(round((watch.retry_at_ms - agent.status().now_ms) / UPLOAD_RETRY_MS))
         again = settle(agent)
         assert again is not None
         assert (again.failures, again.retry_at_ms) == (failures, watch.retry_at_ms)  # not before its time
-        scene.tier.hurry(pauses[-1] * RETRY_MS + 1)
+        scene.tier.hurry(pauses[-1] * UPLOAD_RETRY_MS + 1)
     assert pauses == [1, 2, 4]
     other = watch_of(agent, SOUND)
     assert other is not None
@@ -169,7 +169,7 @@ def test_one_partition_is_bad(scene: Scene, harm: Callable[[Scene], Mend], troub
     assert watch is not None
     assert (watch.position, watch.trouble, watch.failures) == (8, None, 0)
     assert metric(agent, f'tiered_compactor_agent_partitions_refused{{reason="{trouble.value}"}}') == 0
-    assert any("goes on again" in line for line in scene.tier.told)
+    assert any("uploads succeed again" in line for line in scene.tier.told)
     assert scene.tier.held() == scene.story.written[:8]
 
 
@@ -187,7 +187,7 @@ def test_another_clusters_logs_under_the_same_names(scene: Scene, tmp_path: Path
     agent = scene.tier.agent(stranger, cluster)
     settle(agent)
     found = {watch.name.partition: (watch.position, watch.trouble) for watch in agent.status().watches}
-    assert found == {0: (8, Trouble.CONTENT), 2: (16, None)}
+    assert found == {0: (8, UploadFailure.CONTENT), 2: (16, None)}
     assert metric(agent, 'tiered_compactor_agent_partitions_refused{reason="content"}') == 1
     assert scene.tier.held() == held
 
@@ -206,7 +206,7 @@ def test_log_directories_that_are_no_brokers(scene: Scene, tmp_path: Path, what:
     assert (watch.position, watch.trouble) == (8, None)
     assert metric(agent, 'tiered_compactor_agent_problems{where="directory"}') == 1
     assert metric(agent, "tiered_compactor_agent_ready") == 0
-    assert str(bad) in Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/readyz")[2].decode()
+    assert str(bad) in RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond("/readyz")[2].decode()
     assert len([line for line in scene.tier.told if str(bad) in line]) == 1
     if what == "two brokers'":
         (bad / "meta.properties").write_text((scene.one.root / "meta.properties").read_text())

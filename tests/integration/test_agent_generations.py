@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import Tier
+from compactor.access.tier import Tier
+from compactor.agent import uploads as agent_jobs
+from compactor.agent.plan import UploadFailure
 from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
-from compactor.service import agent_jobs
-from compactor.service.agent_plan import Trouble
+from compactor.outputs.pinterest import configured_target
 from compactor.storage.port import ObjectInfo
-from compactor.transfer.generations import target_of
 from tests.plain_format import read_batches
 from tests.support.plain_pinterest import PlainConsumer, folder_of
 from tests.support.side_broker import ORDERS, PartitionStory, SideBroker, SideScene, metric, settle, stands
@@ -90,10 +90,10 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     made.tier.cli.set(**{"tier.pinterest": {"cluster": "prod", "entropy_bits": 3, "target": made.root.as_uri()}})
 
     def breakable(opened: Tier) -> Any:
-        target = target_of(opened)
+        target = configured_target(opened)
         return replace(target, store=made._breakable(target.store))
 
-    monkeypatch.setattr(agent_jobs, "target_of", breakable)
+    monkeypatch.setattr(agent_jobs, "configured_target", breakable)
     return made
 
 
@@ -133,14 +133,14 @@ def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: Scene) -> Non
     assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 4)
     scene.broken = (f"{8:020d}.index",)
-    assert stands(settle(agent)) == (12, Trouble.GENERATION)
+    assert stands(settle(agent)) == (12, UploadFailure.GENERATION)
     assert "access denied" in agent.status().problem
     assert not agent.status().ready
     assert metric(agent, 'tiered_compactor_agent_partitions_refused{reason="generation"}') == 1
     scene.check(8)
     scene.story.write(scene.replica, 4)
     scene.tier.hurry()
-    assert stands(settle(agent)) == (16, Trouble.GENERATION)
+    assert stands(settle(agent)) == (16, UploadFailure.GENERATION)
     scene.check(8)
     assert metric(agent, "tiered_compactor_agent_segments_total") == 4
     scene.broken = ()
@@ -194,10 +194,10 @@ def test_two_agents_on_one_partition(scene: Scene) -> None:
     for _ in range(3):
         for agent in agents:
             agent.scan()
-        assert sum(len(agent.dispatch()) for agent in agents)
+        assert sum(len(agent.start_due_jobs()) for agent in agents)
         for agent in agents:
             while agent.status().running:
-                agent.collect(30)
+                agent.collect_results(30)
         scene.tier.hurry()
         for agent in agents:
             assert stands(settle(agent))[1] is None
@@ -207,7 +207,7 @@ def test_two_agents_on_one_partition(scene: Scene) -> None:
 
 def test_a_restart_brings_what_an_earlier_agent_left_behind(scene: Scene) -> None:
     scene.broken = ("_metadata",)
-    assert stands(settle(scene.agent())) == (8, Trouble.GENERATION)
+    assert stands(settle(scene.agent())) == (8, UploadFailure.GENERATION)
     scene.broken = ()
     assert stands(settle(scene.agent())) == (8, None)
     scene.check(8)
@@ -220,7 +220,7 @@ def test_what_a_round_has_superseded_is_left_to_others(scene: Scene) -> None:
     assert scene.tier.cli.run("--force")["status"] == "cleaned"
     scene.story.write(scene.replica, 4)
     assert stands(settle(agent)) == (12, None)
-    assert any("left to a daemon" in line for line in scene.tier.told)
+    assert any("has rewritten segments of the current generation" in line for line in scene.tier.told)
     assert scene.folder() == before
     assert scene.tier.cli.do("generations", "write")["partitions"][0]["status"] == "written"
     scene.story.write(scene.replica, 4)
@@ -239,5 +239,5 @@ def test_other_partitions_go_on(scene: Scene) -> None:
     agent = scene.agent()
     settle(agent)
     found = {watch.name: (watch.position, watch.trouble) for watch in agent.status().watches}
-    assert found == {ORDERS: (8, None), other: (8, Trouble.GENERATION)}
+    assert found == {ORDERS: (8, None), other: (8, UploadFailure.GENERATION)}
     scene.check(8)

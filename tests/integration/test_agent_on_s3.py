@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from compactor.agent.plan import MAX_UPLOAD_RETRY_MS, UPLOAD_RETRY_MS, UploadFailure
 from compactor.bootstrap import open_tier
-from compactor.config import load
+from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.errors import Refused
-from compactor.service.agent_plan import MOST_RETRY_MS, RETRY_MS, Trouble
-from compactor.service.pages.agent_pages import AgentPages
-from compactor.service.pages.console import Console
-from compactor.storage import factory
+from compactor.storage import options
 from compactor.storage.settings import Retries
+from compactor.web.agent_pages import AgentPages
+from compactor.web.console import RequestRouter
 from tests.plain_format import read_batches
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import Bucket
@@ -38,7 +38,7 @@ class Scene(SideScene):
 
 @pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.slow)])
 def scene(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(factory, "Retries", lambda: QUICK)
+    monkeypatch.setattr(options, "Retries", lambda: QUICK)
     proxy, bucket = request.getfixturevalue("s3_proxy" if request.param == "moto" else "versity_proxy")
     assert isinstance(proxy, FaultProxy)
     assert isinstance(bucket, Bucket)
@@ -78,15 +78,15 @@ def test_a_bucket_that_takes_nothing(scene: Scene, kind: str) -> None:
     for failures in range(1, 4):
         watch = settle(agent)
         assert watch is not None
-        assert (watch.position, watch.trouble, watch.failures) == (8, Trouble.STORE, failures)
+        assert (watch.position, watch.trouble, watch.failures) == (8, UploadFailure.STORE, failures)
         pauses.append(watch.retry_at_ms - agent.status().now_ms)
         asked = sum(scene.proxy.seen.requests.values())
         settle(agent)
         assert sum(scene.proxy.seen.requests.values()) == asked
         scene.tier.hurry(pauses[-1] + 1)
-    assert [round(pause / RETRY_MS) for pause in pauses] == [1, 2, 4]
-    assert 4 * RETRY_MS < MOST_RETRY_MS
-    status, _, why, *_ = Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/readyz")
+    assert [round(pause / UPLOAD_RETRY_MS) for pause in pauses] == [1, 2, 4]
+    assert 4 * UPLOAD_RETRY_MS < MAX_UPLOAD_RETRY_MS
+    status, _, why, *_ = RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond("/readyz")
     assert status == 503
     assert {"denied": "access denied", "expired": "expired", "slow_down": "SlowDown"}[kind].lower() in why.decode().lower()
     assert metric(agent, 'tiered_compactor_agent_partitions_refused{reason="store"}') == 1
@@ -103,7 +103,7 @@ def test_a_consumer_on_a_busy_store_has_every_record_once(scene: Scene) -> None:
     assert stands(settle(scene.agent())) == (8, None)
     scene.proxy.faults = [Fault("slow_down", rate=0.3), Fault("cut", ("get",), rate=0.1), Fault("reset", rate=0.1)]
     found: list[bytes | None] = []
-    with TieredConsumer(open_tier(load(str(scene.tier.cli.config), {})), options=ConsumerOptions(refresh_s=0.01)) as consumer:
+    with TieredConsumer(open_tier(load_settings(str(scene.tier.cli.config), {})), options=ConsumerOptions(refresh_s=0.01)) as consumer:
         consumer.assign([Place(*ORDERS, 0)])
         while len(found) < 8:
             found += [message.value() for message in consumer.consume(3, timeout=1)]
@@ -113,7 +113,7 @@ def test_a_consumer_on_a_busy_store_has_every_record_once(scene: Scene) -> None:
 
 def test_a_consumer_whose_credentials_end_goes_on_where_it_was(scene: Scene) -> None:
     assert stands(settle(scene.agent())) == (8, None)
-    with TieredConsumer(open_tier(load(str(scene.tier.cli.config), {})), options=ConsumerOptions(refresh_s=0.01)) as consumer:
+    with TieredConsumer(open_tier(load_settings(str(scene.tier.cli.config), {})), options=ConsumerOptions(refresh_s=0.01)) as consumer:
         consumer.assign([Place(*ORDERS, 0)])
         found = [message.value() for message in consumer.consume(8, timeout=30)]
         scene.story.write(scene.replica, 4)

@@ -141,7 +141,7 @@ def test_verify_deep_finds_another_valid_segment(cli: TierCli, tmp_path: Path, m
     path = min(cli.tier.rglob("*.log"))
     before = path.read_bytes()
     assert len(before) == len(swapped.read_bytes())
-    whole = PartitionLog.check_whole
+    whole = PartitionLog.refresh_and_check_gaps
 
     def with_sizes_only(log: PartitionLog) -> LogState:
         state: LogState = whole(log)
@@ -151,7 +151,7 @@ def test_verify_deep_finds_another_valid_segment(cli: TierCli, tmp_path: Path, m
         return state.model_copy(update={"live": tuple(bare)})
 
     with monkeypatch.context() as patched:
-        patched.setattr(PartitionLog, "check_whole", with_sizes_only)
+        patched.setattr(PartitionLog, "refresh_and_check_gaps", with_sizes_only)
         assert cli.do("verify", "--deep")["ok"]
         path.write_bytes(swapped.read_bytes())
         assert cli.do("verify")["ok"], "only the sum tells"

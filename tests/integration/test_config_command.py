@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compactor.cli.main import entry
-from compactor.config import SECTIONS, keys_of
+from compactor.config.settings import SECTION_TYPES, setting_keys
 from compactor.storage.probe import MARKER
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
@@ -40,7 +40,7 @@ def test_show_names_every_setting_and_its_source(
     code, document = run(capsys, "config", "show", "--config", str(settings))
     shown = {row["key"]: (row["value"], row["source"]) for row in document["settings"]}
     assert (code, document["ok"], document["problems"]) == (0, True, [])
-    assert {f"{section}.{key}" for section, kind in SECTIONS.items() for key in keys_of(kind)} < set(shown)
+    assert {f"{section}.{key}" for section, kind in SECTION_TYPES.items() for key in setting_keys(kind)} < set(shown)
     assert shown["tier.state_dir"] == (f"{settings.parent}/state", str(settings))
     assert shown["daemon.threads"] == (3, "TIERED_COMPACTOR__DAEMON__THREADS")
     assert shown["cleaner.bloom"] == (True, "default")

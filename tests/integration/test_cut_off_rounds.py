@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from compactor.control.ordering import Stage
-from compactor.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
+from compactor.access.rounds import compact
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
+from compactor.control.stages import Stage
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
 from tests.support.deployment import GrowingLog
@@ -33,7 +34,7 @@ def test_a_round_that_was_cut_off_says_so(tmp_path: Path, deleted: int) -> None:
                 for state in (SegmentState.DELETE_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_FINISHED):
                     brokers.write(RemoteLogSegmentMetadataUpdateRecord(where, uuid_bytes(name), BROKER, 6, state))
 
-    report = opened.compact(NAME, int(time.time() * 1000), on_stage=reached)
+    report = compact(opened, NAME, int(time.time() * 1000), on_stage=reached)
     state = opened.open(NAME).refresh()
     assert (report.status, report.next_dirty_offset) == ("cleaned", state.first_dirty_offset)
     assert report.segments_out == len(state.published_by) > 0

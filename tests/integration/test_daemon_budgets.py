@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from compactor.config import Settings, TierSettings
+from compactor.config.settings import Settings, TierSettings
+from compactor.daemon.daemon import Daemon
+from compactor.daemon.jobs import settings_per_job
+from compactor.daemon.scheduling import DaemonAction
 from compactor.errors import UsageError
-from compactor.service.daemon import Daemon
-from compactor.service.jobs import shared_settings
-from compactor.service.scheduling import Action
 from tests.support.deployment import Deployment, GrowingLog
 from tests.support.told import Told
 
@@ -34,10 +34,10 @@ def deployment(tmp_path: Path, logs: list[GrowingLog]) -> Deployment:
 def work(daemon: Daemon, rounds: int) -> None:
     """Until so many jobs have ended."""
     until = time.monotonic() + 120
-    while sum(daemon.status().tallies.jobs.values()) < rounds:
+    while sum(daemon.status().totals.jobs.values()) < rounds:
         daemon.scan()
-        daemon.dispatch()
-        daemon.collect(1)
+        daemon.start_due_jobs()
+        daemon.collect_results(1)
         assert time.monotonic() < until, daemon.status()
 
 
@@ -46,7 +46,7 @@ def test_rounds_at_once_stay_under_one_disk_budget(deployment: Deployment, logs:
     daemon = Daemon(deployment.opened(), seed=1)
     work(daemon, rounds=3)
     status = daemon.status()
-    assert status.tallies.jobs == {("round", "cleaned"): 3}
+    assert status.totals.jobs == {("round", "cleaned"): 3}
     assert 0 < status.disk_peak <= status.disk_total == 300_000
     assert status.disk_used == 0
     for log in logs:
@@ -58,33 +58,33 @@ def test_rounds_at_once_stay_under_one_disk_budget(deployment: Deployment, logs:
 def test_a_partition_that_fits_only_by_itself_is_done_alone_and_one_that_never_fits_is_reported(deployment: Deployment) -> None:
     deployment.set(cleaner={"segment_bytes": 16_384, "disk_budget_bytes": 10_000})
     told = Told()
-    daemon = Daemon(deployment.opened(), seed=1, tell=told)
+    daemon = Daemon(deployment.opened(), seed=1, log=told)
     work(daemon, rounds=6)  # each of three: beside the others, then alone
     status = daemon.status()
-    assert status.tallies.jobs == {("round", "out_of_budget"): 6}
-    assert len(status.uncleanable) == 3
-    assert all("disk budget" in watch.uncleanable for watch in status.uncleanable)
-    assert daemon.dispatch() == []
+    assert status.totals.jobs == {("round", "out_of_budget"): 6}
+    assert len(status.blocked_schedules) == 3
+    assert all("disk budget" in schedule.blocked_reason for schedule in status.blocked_schedules)
+    assert daemon.start_due_jobs() == []
     assert any("disk_budget_bytes" in line for line in told)
 
 
 def test_memory_is_split_among_the_threads_and_whole_for_one_that_is_alone() -> None:
     settings = Settings(tier=TierSettings(url="file:///nowhere"))
-    shared = shared_settings(settings, 4, 2)
+    shared = settings_per_job(settings, 4, 2)
     assert shared.cleaner.map_budget_bytes * 4 == settings.cleaner.map_budget_bytes
     assert shared.daemon.threads == 2
-    assert shared_settings(settings, 1, 4).cleaner == settings.cleaner
+    assert settings_per_job(settings, 1, 4).cleaner == settings.cleaner
 
 
 def test_nothing_begins_after_the_end(deployment: Deployment) -> None:
     daemon = Daemon(deployment.opened(), seed=1)
     daemon.scan()
-    daemon.end()
-    assert daemon.dispatch() == []
+    daemon.request_stop()
+    assert daemon.start_due_jobs() == []
     daemon.run()  # returns at once
     assert not daemon.status().ready
-    assert all(watch.sight is not None and watch.sight.due for watch in daemon.status().watches)
-    assert Action.ROUND.value not in [action for action, _ in daemon.status().tallies.jobs]
+    assert all(schedule.status is not None and schedule.status.due for schedule in daemon.status().schedules)
+    assert DaemonAction.ROUND.value not in [action for action, _ in daemon.status().totals.jobs]
 
 
 def test_a_directory_that_takes_nothing_any_more_is_noticed_by_an_idle_daemon(
@@ -92,7 +92,7 @@ def test_a_directory_that_takes_nothing_any_more_is_noticed_by_an_idle_daemon(
 ) -> None:
     opened, later = deployment.opened(), 0
     begun = opened.ports.clock_ms()
-    daemon = Daemon(replace(opened, ports=replace(opened.ports, clock_ms=lambda: begun + later)), seed=1, tell=Told())
+    daemon = Daemon(replace(opened, ports=replace(opened.ports, clock_ms=lambda: begun + later)), seed=1, log=Told())
     daemon.scan()
     assert daemon.status().ready
 
@@ -100,9 +100,9 @@ def test_a_directory_that_takes_nothing_any_more_is_noticed_by_an_idle_daemon(
         raise UsageError(f"state_dir cannot be written: {folder}: Read-only file system")
 
     with monkeypatch.context() as patched:
-        patched.setattr("compactor.service.daemon.try_folder", refuse)
+        patched.setattr("compactor.daemon.daemon.try_folder", refuse)
         later = 30_000
         daemon.scan()
-        assert (daemon.status().ready, "Read-only file system" in daemon.status().problem, daemon.dispatch()) == (False, True, [])
+        assert (daemon.status().ready, "Read-only file system" in daemon.status().problem, daemon.start_due_jobs()) == (False, True, [])
     daemon.scan()
     assert daemon.status().ready

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from compactor.daemon.daemon import Daemon
+from compactor.daemon.metrics import daemon_metrics
 from compactor.errors import Refused
-from compactor.service import daemon as daemons
-from compactor.service.daemon import Daemon
-from compactor.service.metrics import daemon_families, exposed
+from compactor.outputs import pinterest as generations
+from compactor.outputs import upkeep
+from compactor.outputs.pinterest import GenerationTarget, configured_target
+from compactor.service.metrics import render_metrics
 from compactor.storage.port import ObjectInfo, ObjectStore
-from compactor.tier.contents import FileContent, create
-from compactor.transfer import generations
-from compactor.transfer.generations import Target, target_of
+from compactor.tier.contents import FileContent, create_object
 from tests.integration.test_pinterest_generations import ORDERS, House
 from tests.support.plain_pinterest import PlainConsumer
 from tests.support.told import Told
@@ -35,48 +36,48 @@ def house(tmp_path: Path) -> House:
 def work(daemon: Daemon, until: dict[tuple[str, str], int]) -> None:
     """Until the jobs that have ended are at least these."""
     deadline = time.monotonic() + 120
-    while any(daemon.status().tallies.jobs.get(key, 0) < count for key, count in until.items()):
+    while any(daemon.status().totals.jobs.get(key, 0) < count for key, count in until.items()):
         daemon.scan()
-        daemon.dispatch()
-        daemon.collect(0.2)
-        assert time.monotonic() < deadline, daemon.status().tallies.jobs
+        daemon.start_due_jobs()
+        daemon.collect_results(0.2)
+        assert time.monotonic() < deadline, daemon.status().totals.jobs
 
 
 def idle(daemon: Daemon) -> None:
     """Does all that there is to do."""
     for _ in range(100):
         daemon.scan()
-        if not daemon.dispatch() and not daemon.status().running:
+        if not daemon.start_due_jobs() and not daemon.status().running:
             return
-        daemon.collect(5)
-    raise AssertionError(daemon.status().tallies.jobs)
+        daemon.collect_results(5)
+    raise AssertionError(daemon.status().totals.jobs)
 
 
 def test_a_round_and_its_generation_then_what_is_appended(house: House) -> None:
     told = Told()
-    daemon = Daemon(house.opened()[0], seed=1, tell=told)
+    daemon = Daemon(house.opened()[0], seed=1, log=told)
     idle(daemon)
-    assert daemon.status().tallies.jobs[("round", "cleaned")] == 1
-    assert daemon.status().tallies.jobs[("generation", "written")] == 1
+    assert daemon.status().totals.jobs[("round", "cleaned")] == 1
+    assert daemon.status().totals.jobs[("output", "written")] == 1
     house.check()
     first = house.folder_now()
     house.segment("c=1")
     house.bring()
-    work(daemon, {("generation", "appended"): 1})
+    work(daemon, {("output", "appended"): 1})
     assert house.folder_now() == first
     house.check()
     assert any("generation" in line and "appended, 1 segments" in line for line in told)
     before = daemon.status().usage.total_requests
     daemon.scan()
-    assert daemon.dispatch() == []
+    assert daemon.start_due_jobs() == []
     assert daemon.status().usage.total_requests - before <= 4
 
 
 def test_what_was_superseded_goes_when_its_time_has_come(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     first = house.write()["generation"]
-    monkeypatch.setattr(daemons, "target_of", lambda tier: replace(target_of(tier), keep_ms=1_500))
+    monkeypatch.setattr(upkeep, "configured_target", lambda tier: replace(configured_target(tier), keep_ms=1_500))
     daemon = Daemon(house.opened()[0], seed=1)
-    work(daemon, {("generation", "written"): 1})
+    work(daemon, {("output", "written"): 1})
     assert (house.target / first).exists()
     deadline = time.monotonic() + 60
     while list((house.target / first).rglob("*.log")):
@@ -88,10 +89,10 @@ def test_what_was_superseded_goes_when_its_time_has_come(house: House, monkeypat
 
 def test_the_generation_of_a_deleted_partition_goes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     first = house.write()["generation"]
-    monkeypatch.setattr(daemons, "target_of", lambda tier: replace(target_of(tier), keep_ms=0))
+    monkeypatch.setattr(upkeep, "configured_target", lambda tier: replace(configured_target(tier), keep_ms=0))
     house.cli.do("topics", "delete", "orders-0")
     daemon = Daemon(house.opened()[0], seed=1)
-    work(daemon, {("generation", "removed"): 1})
+    work(daemon, {("output", "removed"): 1})
     assert not (house.target / ".generations" / "prod" / "orders-0" / "current.json").exists()
     deadline = time.monotonic() + 60
     while list((house.target / first).rglob("*.log")):
@@ -100,14 +101,14 @@ def test_the_generation_of_a_deleted_partition_goes(house: House, monkeypatch: p
         assert time.monotonic() < deadline
     before = daemon.status().usage.total_requests
     daemon.scan()
-    assert daemon.dispatch() == []
+    assert daemon.start_due_jobs() == []
     assert daemon.status().usage.total_requests - before <= 4
 
 
 class Refusing:
     """A store that takes nothing."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: GenerationTarget) -> None:
         self._store = target.store
         self.refuses = True
 
@@ -123,40 +124,40 @@ class Refusing:
 def test_a_target_that_refuses_is_tried_again_and_holds_no_round_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     tier, target = house.opened()
     store: Any = Refusing(target)
-    monkeypatch.setattr(daemons, "target_of", lambda tier: replace(target, store=store))
+    monkeypatch.setattr(upkeep, "configured_target", lambda tier: replace(target, store=store))
     hurried = [0]
     clock = tier.ports.clock_ms
     tier = replace(tier, ports=replace(tier.ports, clock_ms=lambda: clock() + hurried[0]))
     told = Told()
-    daemon = Daemon(tier, seed=1, tell=told)
+    daemon = Daemon(tier, seed=1, log=told)
     idle(daemon)
-    assert daemon.status().tallies.jobs[("round", "cleaned")] == 1
-    assert daemon.status().tallies.jobs[("generation", "failed")] == 1
-    assert daemon.status().uncleanable == ()
-    assert b"tiered_compactor_generations_failing 1.0" in exposed(daemon_families(daemon.status()))
+    assert daemon.status().totals.jobs[("round", "cleaned")] == 1
+    assert daemon.status().totals.jobs[("output", "failed")] == 1
+    assert daemon.status().blocked_schedules == ()
+    assert b"tiered_compactor_generations_failing 1.0" in render_metrics(daemon_metrics(daemon.status()))
     assert any("access denied" in line for line in told)
     idle(daemon)
-    assert daemon.status().tallies.jobs[("generation", "failed")] == 1  # not before its time
+    assert daemon.status().totals.jobs[("output", "failed")] == 1  # not before its time
     store.refuses = False
     hurried[0] = 10**6
     idle(daemon)
-    assert b"tiered_compactor_generations_failing 0.0" in exposed(daemon_families(daemon.status()))
+    assert b"tiered_compactor_generations_failing 0.0" in render_metrics(daemon_metrics(daemon.status()))
     house.check()
 
 
 def test_a_generation_that_another_daemon_writes_is_left_to_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that it is at work; once it was silent for long, somebody else takes it up."""
     tier, target = house.opened()
-    log = target.log(ORDERS)
+    log = target.generation_log(ORDERS)
     target.store.put(log.begun_key(f"g{1:020d}"), b"another:1")
     daemon = Daemon(tier, seed=1)
     idle(daemon)
-    assert daemon.status().tallies.jobs[("generation", "leased")] == 1
-    assert log.read().current is None
+    assert daemon.status().totals.jobs[("output", "leased")] == 1
+    assert log.read_generations().current is None
     monkeypatch.setattr(generations, "AT_WORK_MS", -(10**6))
     again = Daemon(house.opened()[0], seed=1)
     idle(again)
-    assert again.status().tallies.jobs[("generation", "written")] == 1
+    assert again.status().totals.jobs[("output", "written")] == 1
     house.check()
 
 
@@ -165,18 +166,18 @@ def test_a_daemon_that_is_stopped_leaves_something_to_go_on_with(house: House, m
     daemon = Daemon(tier, seed=1)
 
     def stopped(store: ObjectStore, key: str, content: FileContent) -> bool:
-        made: bool = create(store, key, content)
+        made: bool = create_object(store, key, content)
         if key.endswith(".log"):
-            daemon.end()
+            daemon.request_stop()
         return made
 
-    monkeypatch.setattr(generations, "create", stopped)
+    monkeypatch.setattr(generations, "create_object", stopped)
     while not daemon.stop.event.is_set():
         daemon.scan()
-        daemon.dispatch()
-        daemon.collect(5)
+        daemon.start_due_jobs()
+        daemon.collect_results(5)
     daemon.run()
-    assert target.log(ORDERS).read().current is None
+    assert target.generation_log(ORDERS).read_generations().current is None
     monkeypatch.undo()
     idle(Daemon(house.opened()[0], seed=1))
     house.check()

@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import Tier
-from compactor.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, decode
-from compactor.metadata_topic.partitioner import metadata_partition
+from compactor.access.tier import Tier
+from compactor.brokers import publisher as kafka
+from compactor.brokers import view as brokers
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, decode_record
+from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.constants import NEVER_MS
+from compactor.daemon.change_feed import BrokerChangeFeed
+from compactor.daemon.daemon import Daemon
+from compactor.daemon.scheduling import ROUND_HOLD_MS, PartitionSchedule
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
-from compactor.service.daemon import Daemon
-from compactor.service.hearing import MetadataHints
-from compactor.service.scheduling import HOLD_MS, NEVER, RETRY_MS, PartitionWatch
-from compactor.tier import brokers
-from compactor.tier.publishers import kafka
+from compactor.service.retry_delay import RETRY_MS
 from compactor.transfer.export import export_partition
-from compactor.upkeep.taking_back import take_back
+from compactor.upkeep.taking_back import undo_round_by_copies
 from compactor.views.history import undo_problem
 from tests.builders import LogBuilder
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
@@ -56,7 +58,7 @@ class World:
         return metadata_partition(self.brokers.cluster.known[name.topic].topic_id, name.partition, len(self.brokers.log.logs))
 
     def daemon(self, opened: Tier | None = None) -> Daemon:
-        return Daemon(opened or self.brokers.opened(), seed=1, tell=self.tell)
+        return Daemon(opened or self.brokers.opened(), seed=1, log=self.tell)
 
     def tell(self, text: str, *, level: int = 0, **fields: str) -> None:
         self.told.append(f"{fields['partition']}: {text}" if "partition" in fields else text)
@@ -66,12 +68,12 @@ class World:
         until = time.monotonic() + 60
         while True:
             daemon.scan()
-            daemon.dispatch()
+            daemon.start_due_jobs()
             status = daemon.status()
-            waiting = retired and any(watch.sight and watch.sight.retire_at_ms < NEVER for watch in status.watches)
+            waiting = retired and any(schedule.status and schedule.status.retire_at_ms < NEVER_MS for schedule in status.schedules)
             if not status.running and not waiting:
                 return
-            daemon.collect(0.2)
+            daemon.collect_results(0.2)
             assert time.monotonic() < until, status
 
     def assert_clean(self, *names: TopicPartition) -> None:
@@ -90,17 +92,17 @@ def world(tmp_path: Path) -> World:
 
 
 def jobs(daemon: Daemon) -> dict[tuple[str, str], int]:
-    return dict(daemon.status().tallies.jobs)
+    return dict(daemon.status().totals.jobs)
 
 
-def hint_of_orders(hearing: MetadataHints, opened: Tier) -> int:
-    heard = hearing.listen(opened)
+def hint_of_orders(hearing: BrokerChangeFeed, opened: Tier) -> int:
+    heard = hearing.poll_changes(opened)
     assert heard is not None
     return heard.hints[ORDERS]
 
 
-def watch(daemon: Daemon, name: TopicPartition) -> PartitionWatch:
-    return next(one for one in daemon.status().watches if one.name == name)
+def schedule(daemon: Daemon, name: TopicPartition) -> PartitionSchedule:
+    return next(one for one in daemon.status().schedules if one.name == name)
 
 
 def test_all_partitions_are_compacted_over_one_consumer_and_what_comes_is_seen_at_the_next_scan(world: World) -> None:
@@ -118,7 +120,7 @@ def test_all_partitions_are_compacted_over_one_consumer_and_what_comes_is_seen_a
     assert jobs(daemon)["round", "cleaned"] == 6
     world.assert_clean()
     assert {status for _, status in jobs(daemon)} == {"cleaned", "retired"}
-    assert [one.uncleanable for one in daemon.status().watches] == [""] * 5
+    assert [one.blocked_reason for one in daemon.status().schedules] == [""] * 5
     opened = world.brokers.opened()
     live = {segment.id for name in world.logs for segment in opened.open(name).refresh().live}
     assert {path.name[21:43] for path in (world.brokers.folder / "objects").rglob("*.log")} == live
@@ -138,7 +140,7 @@ def test_brokers_that_go_away_in_mid_protocol_are_waited_for_and_the_round_is_fi
     daemon = world.daemon(world.brokers.opened(appending=MemoryMetadataTopic(world.brokers.log, fate=fate)))
     world.settle(daemon)
     assert jobs(daemon) == {("round", "failed"): 1}
-    assert "no broker answers" in watch(daemon, ORDERS).uncleanable
+    assert "no broker answers" in schedule(daemon, ORDERS).blocked_reason
     assert any(line.startswith("orders-0: round failed") and "no broker answers" in line for line in world.told)
     left[0] = 1000
     world.settle(daemon)
@@ -146,7 +148,7 @@ def test_brokers_that_go_away_in_mid_protocol_are_waited_for_and_the_round_is_fi
     world.brokers.hurried_ms += RETRY_MS
     world.settle(daemon)
     assert jobs(daemon)["round", "resumed"] == 1
-    assert watch(daemon, ORDERS).uncleanable == ""
+    assert schedule(daemon, ORDERS).blocked_reason == ""
     world.assert_clean()
 
 
@@ -169,21 +171,21 @@ def test_what_another_daemon_left_is_finished_by_the_next_one(world: World, afte
 
 
 def test_a_metadata_consumer_that_falls_behind_switches_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka, "READ_BACK_S", 0.01)
+    monkeypatch.setattr(kafka, "READ_BACK_TIMEOUT_S", 0.01)
     world.write(ORDERS)
     lag = [0]
     daemon = world.daemon(world.brokers.opened(lag=lambda _: lag[0]))
     daemon.scan()
     lag[0] = 1
-    daemon.dispatch()
+    daemon.start_due_jobs()
     while daemon.status().running:
-        daemon.collect(1)
+        daemon.collect_results(1)
     assert jobs(daemon) == {("round", "failed"): 1}
-    assert "was appended and is not read" in watch(daemon, ORDERS).uncleanable
+    assert "was appended and is not read" in schedule(daemon, ORDERS).blocked_reason
     lag[0] = 0
     world.brokers.hurried_ms += RETRY_MS
     world.settle(daemon)
-    assert watch(daemon, ORDERS).uncleanable == ""
+    assert schedule(daemon, ORDERS).blocked_reason == ""
     world.assert_clean()
 
 
@@ -198,9 +200,9 @@ def test_a_topic_that_must_not_be_compacted_is_suspended_until_it_may_be_and_the
     world.settle(daemon)
     assert jobs(daemon) == {("round", "cleaned"): 1}
     world.assert_clean(OTHER)
-    assert said in watch(daemon, ORDERS).uncleanable
-    assert watch(daemon, OTHER).uncleanable == ""
-    assert [line for line in world.told if said in line] == [line for line in world.told if line.startswith("no round is begun for topic")]
+    assert said in schedule(daemon, ORDERS).blocked_reason
+    assert schedule(daemon, OTHER).blocked_reason == ""
+    assert [line for line in world.told if said in line] == [line for line in world.told if line.startswith("no round begins for topic")]
     assert daemon.status().ready
     world.brokers.topic("orders")
     world.settle(daemon)
@@ -209,7 +211,7 @@ def test_a_topic_that_must_not_be_compacted_is_suspended_until_it_may_be_and_the
 
 
 def test_a_wrong_metadata_topic_suspends_all_topics_in_one_line_until_it_is_right(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brokers, "TOPICS_FRESH_S", 0.0)
+    monkeypatch.setattr(brokers, "TOPICS_MAX_AGE_S", 0.0)
     for name in (ORDERS, OTHER):
         world.write(name)
     said = "retention.ms of __remote_log_metadata is 604800000, it must be -1"
@@ -217,8 +219,8 @@ def test_a_wrong_metadata_topic_suspends_all_topics_in_one_line_until_it_is_righ
     daemon = world.daemon()
     world.settle(daemon)
     assert jobs(daemon) == {}
-    assert [watch(daemon, name).suspended for name in (ORDERS, OTHER)] == [said, said]
-    assert [line for line in world.told if said in line] == [f"no round is begun for 2 topics (orders among them): {said}"]
+    assert [schedule(daemon, name).suspended for name in (ORDERS, OTHER)] == [said, said]
+    assert [line for line in world.told if said in line] == [f"no round begins for 2 topics (orders among them): {said}"]
     assert daemon.status().ready
     world.brokers.cluster.wrong = ""
     world.settle(daemon)
@@ -240,7 +242,7 @@ def test_a_round_whose_topic_changes_in_between_is_left_and_finished_later(world
     daemon = world.daemon(world.brokers.opened(appending=MemoryMetadataTopic(world.brokers.log, fate=fate)))
     world.settle(daemon)
     assert jobs(daemon) == {("round", "failed"): 1}
-    assert "retention.bytes of orders is 1" in watch(daemon, ORDERS).uncleanable
+    assert "retention.bytes of orders is 1" in schedule(daemon, ORDERS).blocked_reason
     world.brokers.topic("orders")
     world.settle(daemon)  # no waiting for the next try: what was wrong is right again
     assert jobs(daemon)["round", "resumed"] == 1
@@ -289,13 +291,13 @@ def test_a_metadata_partition_without_a_leader_holds_up_what_it_tells_of_only(wo
 def test_no_later_hint_is_the_one_of_an_earlier_process_with_another_policy(world: World) -> None:
     world.write(ORDERS)
     opened = world.brokers.opened()
-    hearing = MetadataHints(opened.metadata)
-    assert hint_of_orders(hearing, opened) == opened.metadata.standings()[ORDERS].applied
+    hearing = BrokerChangeFeed(opened.brokers)
+    assert hint_of_orders(hearing, opened) == opened.brokers.partition_versions()[ORDERS].applied
     world.brokers.topic("orders", {"segment.bytes": "20000"})
     kept = hint_of_orders(hearing, opened)
     again = world.brokers.opened()
-    later = MetadataHints(again.metadata)
-    here = opened.metadata.folded(ORDERS).cache
+    later = BrokerChangeFeed(again.brokers)
+    here = opened.brokers.folded_partition(ORDERS).cache
     first = next(iter(here.segments.values()))
     world.brokers.write(RemoteLogSegmentMetadataUpdateRecord(here.partition, first.segment_id, 1, 5, SegmentState.COPY_SEGMENT_FINISHED))
     assert hint_of_orders(later, again) not in (kept, here.applied)
@@ -313,7 +315,7 @@ def test_a_topic_that_is_made_anew_is_another_one_and_one_that_is_deleted_is_gon
     world.write(ORDERS)
     del world.logs[OTHER]
     world.settle(daemon)
-    assert [one.name for one in daemon.status().watches] == [ORDERS]
+    assert [one.name for one in daemon.status().schedules] == [ORDERS]
     assert jobs(daemon)["round", "cleaned"] == 3
     world.assert_clean()
 
@@ -326,9 +328,9 @@ def test_rounds_wait_for_the_budget_of_metadata_records_and_a_restart_does_not_r
     daemon = world.daemon(opened)
     world.settle(daemon)  # each round says six records, and for two of them there is room
     assert jobs(daemon)["round", "cleaned"] == 2
-    [late] = [one for one in daemon.status().watches if one.waits]
-    assert "metadata_records_per_hour is 13: a round of about 6 records has to wait" in late.waits
-    assert late.uncleanable == ""
+    [late] = [one for one in daemon.status().schedules if one.waiting_reason]
+    assert "metadata_records_per_hour is 13: a round of about 6 records has to wait" in late.waiting_reason
+    assert late.blocked_reason == ""
     before = jobs(daemon)["round", "waiting"]
     world.settle(daemon)
     assert jobs(daemon)["round", "waiting"] == before  # it is not asked again before its time
@@ -348,16 +350,19 @@ def test_a_round_that_is_larger_than_the_budget_has_its_turn_though_smaller_ones
     world.write(ORDERS, segments=8)
     world.write(TopicPartition("orders", 1))
     world.settle(daemon)
-    world.brokers.hurried_ms += HOLD_MS
+    world.brokers.hurried_ms += ROUND_HOLD_MS
     world.settle(daemon)
     assert jobs(daemon)["round", "cleaned"] == 1
-    assert "a round of about 16 records has to wait, for an hour that has none: it is larger than that" in watch(daemon, ORDERS).waits
-    assert ["behind 1 that came before it" in one.waits for one in daemon.status().watches if one.name != OTHER].count(True) == 1
+    assert (
+        "a round of about 16 records has to wait, for an hour that has none: it is larger than that"
+        in schedule(daemon, ORDERS).waiting_reason
+    )
+    assert all(one.waiting_reason for one in daemon.status().schedules if one.name != OTHER)
     for cleaned in (2, 3):
         world.brokers.hurried_ms += 61 * 60_000
         world.settle(daemon)
         assert jobs(daemon)["round", "cleaned"] == cleaned
-    assert [one.waits for one in daemon.status().watches] == [""] * 3
+    assert [one.waiting_reason for one in daemon.status().schedules] == [""] * 3
     world.assert_clean()
 
 
@@ -373,7 +378,7 @@ def test_a_round_says_as_much_as_its_plan_had_reserved(world: World, monkeypatch
     monkeypatch.setattr(opened.ports.publisher, "admit", noted)
     world.settle(world.daemon(opened), retired=True)
     values = [record.value for log in world.brokers.log.logs for record in log if record is not None]
-    said = [one for one in map(decode, values) if one.broker_id == COMPACTOR_BROKER_ID]
+    said = [one for one in map(decode_record, values) if one.broker_id == COMPACTOR_BROKER_ID]
     assert len(said) == reserved[-1]
     assert reserved[0] <= reserved[-1], "what is asked for before the plan is known is the least"
 
@@ -385,10 +390,10 @@ def test_a_round_that_comes_to_nothing_takes_no_budget_from_the_others(world: Wo
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     daemon = world.daemon(world.brokers.opened(publish={"metadata_records_per_hour": 6}))
     world.settle(daemon)
-    assert watch(daemon, ORDERS).uncleanable
+    assert schedule(daemon, ORDERS).blocked_reason
     world.write(OTHER)
     world.settle(daemon)
-    assert watch(daemon, OTHER).waits == ""
+    assert schedule(daemon, OTHER).waiting_reason == ""
     assert jobs(daemon)["round", "cleaned"] == 1
     world.assert_clean(OTHER)
 
@@ -411,5 +416,5 @@ def test_no_segment_without_a_record_is_made_where_a_neighbour_has_one(world: Wo
     state = opened.open(ORDERS).refresh()
     assert (len(state.live), state.live[0].records) == (2, 1)
     assert undo_problem(state, state.published[-1]) == ""
-    take_back(opened, opened.open(ORDERS, leads=True), state.published[-1])
+    undo_round_by_copies(opened, opened.open(ORDERS, leads=True), state.published[-1])
     assert opened.open(ORDERS).refresh().live[0].records == 140

@@ -220,11 +220,11 @@ def test_it_is_not_ready_where_state_dir_takes_nothing(service: Service) -> None
     assert daemon.get("healthz")[0] == 200
     assert daemon.metric("tiered_compactor_ready") == 0
     assert "nothing can be written" in daemon.get("")[1]
-    assert "No round is begun until it can be" in daemon.process.said()
+    assert "No round begins until this is solved" in daemon.process.said()
     blocked.unlink()
     wait_for(lambda: daemon.get("readyz")[0] == 200)
     wait_for(lambda: service.is_clean(log))
-    assert "it can be written again" in daemon.process.said()
+    assert "writing works again" in daemon.process.said()
     assert daemon.end() == 0
 
 

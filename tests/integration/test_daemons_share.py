@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 from compactor.bootstrap import open_tier
-from compactor.config import load
-from compactor.service.daemon import Daemon
+from compactor.config.settings import load_settings
+from compactor.daemon.daemon import Daemon
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 
@@ -28,26 +28,26 @@ def tier(folder: Path) -> TierCli:
 
 def daemons(cli: TierCli, count: int) -> list[Daemon]:
     """As many processes as there are machines: nothing connects them but the store."""
-    return [Daemon(open_tier(load(str(cli.config))), seed=number) for number in range(count)]
+    return [Daemon(open_tier(load_settings(str(cli.config))), seed=number) for number in range(count)]
 
 
-def settle(at_work: list[Daemon]) -> tuple[Counter[tuple[str, str]], int]:
+def settle(running_jobs: list[Daemon]) -> tuple[Counter[tuple[str, str]], int]:
     """Until nobody finds anything to do. Jobs by action and status, and requests, of all of them."""
     while True:
-        for daemon in at_work:
+        for daemon in running_jobs:
             daemon.scan()
-        begun = [job for daemon in at_work for job in daemon.dispatch()]
-        for daemon in at_work:
+        begun = [job for daemon in running_jobs for job in daemon.start_due_jobs()]
+        for daemon in running_jobs:
             while daemon.status().running:
-                daemon.collect(0.01)
-        sights = [watch.sight for daemon in at_work for watch in daemon.status().watches]
+                daemon.collect_results(0.01)
+        sights = [schedule.status for daemon in running_jobs for schedule in daemon.status().schedules]
         if not begun and all(seen is not None and not seen.due and not seen.waiting_bytes for seen in sights):
             break
         time.sleep(0 if begun else 0.2)
     jobs: Counter[tuple[str, str]] = Counter()
-    for daemon in at_work:
-        jobs.update(daemon.status().tallies.jobs)
-    return jobs, sum(daemon.status().usage.total_requests for daemon in at_work)
+    for daemon in running_jobs:
+        jobs.update(daemon.status().totals.jobs)
+    return jobs, sum(daemon.status().usage.total_requests for daemon in running_jobs)
 
 
 def test_work_is_done_once_and_few_meet(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_work_is_done_once_and_few_meet(tmp_path: Path) -> None:
     together = daemons(tier(tmp_path / "together"), DAEMONS)
     jobs, requests = settle(together)
     assert jobs["round", "cleaned"] == PARTITIONS
-    assert sum(daemon.status().tallies.jobs.get(("round", "cleaned"), 0) > 0 for daemon in together) > 1
+    assert sum(daemon.status().totals.jobs.get(("round", "cleaned"), 0) > 0 for daemon in together) > 1
     met = sum(count for (_, status), count in jobs.items() if status in ("leased", "fenced"))
     assert met <= PARTITIONS, jobs
     assert jobs["retire", "retired"] < 2 * PARTITIONS, "each of them looks for what is long gone"

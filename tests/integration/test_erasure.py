@@ -1,25 +1,24 @@
-"""`erasure`: each kind of holder once, what has to pass, what is done about it, and a report that can be filed."""
+"""`erasure` names each kind of holder, says what has to pass, and does what may be done now."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compactor.access.rounds import compact
 from compactor.bootstrap import open_tier
-from compactor.config import load
+from compactor.config.settings import load_settings
 from compactor.control import importing
-from compactor.control.ordering import Stage
+from compactor.control.stages import Stage
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
 from compactor.storage.keys import RESERVED
-from compactor.tier.ports import Named
+from compactor.tier.ports import SegmentName
 from tests.builders import LZ4, LogBuilder
 from tests.support.bucket_cli import BucketCli
 from tests.support.s3_server import Bucket
@@ -113,7 +112,7 @@ def test_what_may_not_be_touched(topic: Topic) -> None:
     assert holder["waits_for"].startswith("min_compaction_lag_ms")
 
 
-def test_expedite_without_and_with_consent(topic: Topic, tmp_path: Path) -> None:
+def test_expedite_shortens_grace_only_with_consent(topic: Topic, tmp_path: Path) -> None:
     topic.bring("a")
     topic.bring("e=1")
     code, document = topic.ask("a", "--expedite")
@@ -121,22 +120,36 @@ def test_expedite_without_and_with_consent(topic: Topic, tmp_path: Path) -> None
     assert {one["state"] for one in document["holders"]} == {"replaced"}
     assert len(document["done"]) == 2  # one round for the values, one for the tombstone whose horizon has passed at once
     assert document["gone_since"] is not None
-    before = tmp_path / "before.json"
-    secret = tmp_path / "secret"
-    secret.write_bytes(os.urandom(32))
-    topic.ask("a", "--to", before, "--sign-with", secret)
-    code, document = topic.ask("a", "--expedite", "--shorten-grace", "--before", before)
-    assert (code, document["holders"]) == (0, [])
-    named = {one["object"]: one for one in json.loads(before.read_text())["holders"]}
-    assert {one["object"] for one in document["gone"]} == set(named)
-    assert all(one["sha256"] == named[one["object"]]["sha256"] and one["run_id"] for one in document["gone"])
+    report = tmp_path / "report.json"
+    topic.ask("a", "--to", report)
+    named = {one["object"] for one in json.loads(report.read_text())["holders"]}
+    assert "a" not in report.read_text().replace("sha", "").split('"')  # no key, only its digest
+    assert topic.cli.ask("erasure", "orders", "--key", "a", "--to", report).code == 2  # a report is not overwritten
+    code, last = topic.ask("a", "--expedite", "--shorten-grace")
+    assert (code, last["holders"]) == (0, [])
+    assert last["gone_since"] == document["gone_since"]
     assert not [path for path in topic.cli.tier.rglob("*.log") if str(path.relative_to(topic.cli.tier)) in named]
+    assert topic.ask("a")[1]["gone_since"] is None  # nothing is left that shows which round it was
     assert topic.holders("e") == [("live", "value")]
-    assert "a" not in before.read_text().replace("sha", "").split('"')  # no key, only its digest
-    assert topic.cli.ask("erasure", "--check", before, "--sign-with", secret, "--key", "a").code == 0
-    assert topic.cli.ask("erasure", "--check", before, "--key", "b").document["problems"] == ["it is not about 1 of 1 keys"]
-    before.write_text(before.read_text().replace('"erased": false', '"erased": true'))
-    assert topic.cli.ask("erasure", "--check", before, "--sign-with", secret).document["problems"] == ["its signature does not match"]
+
+
+def test_shortened_grace_spares_objects_that_somebody_may_be_uploading(topic: Topic) -> None:
+    topic.bring("a")
+    topic.bring("e=1")
+    log = min(topic.cli.tier.glob("orders-0/*.log"))
+    young = log.with_name(f"{log.name[:21]}{'o' * 22}.log")
+    young.write_bytes(b"half of a segment")
+    topic.ask("a", "--expedite", "--shorten-grace")
+    assert (young.exists(), log.exists()) == (True, False)
+    young.unlink()
+
+
+def test_expedite_in_one_step_names_the_round_that_took_the_key_from_readers(topic: Topic) -> None:
+    topic.bring("a")
+    topic.bring("e=1")
+    code, document = topic.ask("a", "--expedite", "--shorten-grace")
+    assert (code, document["holders"]) == (0, [])
+    assert document["gone_since"]["run_id"] == topic.cli.do("runs", "list")["runs"][-1]["run_id"]
 
 
 def test_a_tombstone_that_slow_readers_were_promised_is_not_expedited(topic: Topic) -> None:
@@ -149,34 +162,16 @@ def test_a_tombstone_that_slow_readers_were_promised_is_not_expedited(topic: Top
     assert document["keys"][0]["until_ms"] == holder["until_ms"]
 
 
-def test_an_earlier_report_tells_what_is_gone_and_since_when(topic: Topic, tmp_path: Path) -> None:
-    first = tmp_path / "first.json"
-    topic.bring("a")
-    topic.bring("e=1")
-    topic.ask("a", "--to", first)
-    for hour in (10, 11):
-        topic.round(hour * HOUR)
-    topic.cli.do("retire", "--force-now", "--now", int(time.time() * 1000) + 2 * HOUR)
-    code, document = topic.ask("a")
-    assert (code, document["gone_since"], document["gone"]) == (0, None, [])  # nothing is left that could tell
-    code, document = topic.ask("a", "--before", first)
-    runs = [run["run_id"] for run in topic.cli.do("runs", "list")["runs"]]
-    assert code == 0
-    assert {one["run_id"] for one in document["gone"]} == {runs[0]}
-    assert len(document["gone"]) == len(json.loads(first.read_text())["holders"]) == 3
-    assert document["gone_since"]["run_id"] == runs[0]
-
-
 def test_what_is_being_written_is_a_holder(topic: Topic) -> None:
     """A round that stopped after its upload, and an import that stopped before it told."""
-    opened, name = open_tier(load(str(topic.cli.config))), TopicPartition("orders", 0)
+    opened, name = open_tier(load_settings(str(topic.cli.config))), TopicPartition("orders", 0)
 
     def stop(stage: Stage, plan: object) -> None:
         if stage is Stage.VERIFIED:
             raise StoreError("stopped")
 
     with pytest.raises(StoreError, match="stopped"):
-        opened.compact(name, 10 * HOUR, force=True, on_stage=stop)
+        compact(opened, name, 10 * HOUR, force=True, on_stage=stop)
     assert ("open round", "record") in topic.holders("c")
     topic.cli.set(lease={"ttl_ms": 1_000})
     topic.cli.run("--now", 10 * HOUR)
@@ -184,23 +179,10 @@ def test_what_is_being_written_is_a_holder(topic: Topic) -> None:
     log = opened.open(name)
     segment = log.refresh().live[0]
     import_id, new_id = opened.ports.new_id(), opened.ports.new_id()
-    importing.register(opened.ports, log, import_id, [new_id])
+    importing.register_import(opened.ports, log, import_id, [new_id])
     source = topic.cli.tier / opened.ports.layout.where(name, segment, "log")
-    shutil.copy(source, topic.cli.tier / opened.ports.layout.where(name, Named(new_id, segment.start_offset), "log"))
+    shutil.copy(source, topic.cli.tier / opened.ports.layout.where(name, SegmentName(new_id, segment.start_offset), "log"))
     assert ("importing", "record") in topic.holders("c")
-
-
-def test_a_signature_by_ed25519(topic: Topic, tmp_path: Path) -> None:
-    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(private)], check=True, capture_output=True)
-    subprocess.run(["openssl", "pkey", "-in", str(private), "-pubout", "-out", str(public)], check=True, capture_output=True)
-    report = tmp_path / "report.json"
-    topic.ask("a", "--sign-with", private, "--to", report)
-    assert topic.cli.ask("erasure", "--check", report, "--sign-with", public).code == 0
-    other = tmp_path / "other.pem"
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(other)], check=True, capture_output=True)
-    assert topic.cli.ask("erasure", "--check", report, "--sign-with", other).code == 3
-    assert topic.cli.ask("erasure", "orders", "--key", "a", "--to", report).code == 2  # a filed report is not written over
 
 
 @pytest.mark.damages

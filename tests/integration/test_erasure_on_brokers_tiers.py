@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compactor.bootstrap import Tier
+from compactor.access.tier import Tier
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.erasure.expedite import expedite
-from compactor.upkeep.erasure.looking import look, partitions_of
-from compactor.upkeep.erasure.report import Asked, document
-from compactor.upkeep.erasure.survey import Question, survey
+from compactor.upkeep.erasure.partition import KeyQuestion, find_key_holders
+from compactor.upkeep.erasure.topic import (
+    ReportHeader,
+    erasure_report_json,
+    expedite_erasure,
+    find_key_holders_in_topic,
+    partitions_of_topic,
+)
 from tests.builders import LogBuilder
 from tests.support.memory_brokers import MemoryBrokers
 
 NAME = TopicPartition("orders", 0)
 
 
-def asked(brokers: MemoryBrokers, *keys: bytes) -> Question:
-    return Question(keys, brokers.clock_ms())
+def asked(brokers: MemoryBrokers, *keys: bytes) -> KeyQuestion:
+    return KeyQuestion(keys, brokers.clock_ms())
 
 
-def held(opened: Tier, question: Question) -> list[tuple[str, str]]:
-    return sorted((holder.state.value, holder.what) for holder in survey(opened, NAME, question).holders)
+def held(opened: Tier, question: KeyQuestion) -> list[tuple[str, str]]:
+    return sorted((holder.state.value, holder.what) for holder in find_key_holders(opened, NAME, question).holders)
 
 
 def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path) -> None:
@@ -42,15 +46,15 @@ def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path)
     assert held(opened, question) == [("live", "superseded"), ("live", "tombstone")]
     told: list[str] = []
     brokers.hurried_ms += 1_000
-    found = expedite(opened, survey(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, tell=told.append)
+    found = expedite_erasure(opened, find_key_holders(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, tell=told.append)
     assert found.holders == (), (told, found.holders)
     assert any("cleaned" in line for line in told)
     # b was deleted in the newest segment: until the next one is tiered nobody touches it, and the value before it has to wait, too.
-    rest = survey(opened, NAME, asked(brokers, b"b"))
+    rest = find_key_holders(opened, NAME, asked(brokers, b"b"))
     (tombstone,) = [one for one in rest.holders if one.what == "tombstone"]
     assert "the newest one is the brokers'" in tombstone.waits_for
-    everything = look(opened, partitions_of(opened, "orders"), asked(brokers, b"a", b"b"))
-    report = document(Asked({}, "orders", brokers.clock_ms(), ("digest of a", "digest of b")), everything, [], [], told)
+    everything = find_key_holders_in_topic(opened, partitions_of_topic(opened, "orders"), asked(brokers, b"a", b"b"))
+    report = erasure_report_json(ReportHeader({}, "orders", brokers.clock_ms(), ("digest of a", "digest of b")), everything, told)
     assert [key["erased"] for key in report["keys"]] == [True, False]
     assert any("have not uploaded" in one["what"] for one in report["not_covered"])
 
@@ -71,12 +75,12 @@ def test_what_lies_behind_the_end_up_to_which_a_segment_is_read(tmp_path: Path) 
     opened = brokers.opened()
     brokers.restart(NAME)
     brokers.tier(NAME, kept.write(tmp_path / "kept" / "orders-0"))
-    assert [one.is_cut for one in opened.open(NAME).check_whole().live] == [True, False, False]
+    assert [one.is_cut for one in opened.open(NAME).refresh_and_check_gaps().live] == [True, False, False]
     question = asked(brokers, b"a")
     assert held(opened, question) == [("live", "record")]
     assert held(opened, asked(brokers, b"x")) == [("live", "value")]
     told: list[str] = []
     brokers.hurried_ms += 1_000
-    found = expedite(opened, survey(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, tell=told.append)
+    found = expedite_erasure(opened, find_key_holders(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, tell=told.append)
     assert found.holders == (), (told, found.movable, found.holders)
     assert held(opened, asked(brokers, b"a")) == []

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from compactor.config import load
+from compactor.config.settings import load_settings
 from tests.support.go_tools import Unbuildable, go_tool
 
 pytestmark = pytest.mark.timeout(1_200)  # the first of them waits for Helm to be built
@@ -75,7 +75,7 @@ def test_kubernetes_accepts_it(helm: Path, tmp_path: Path, values: dict[str, Any
     assert kinds["Service"]["spec"]["selector"].items() <= kinds["StatefulSet"]["spec"]["template"]["metadata"]["labels"].items()
     file = tmp_path / "tiered-compactor.toml"
     file.write_text(kinds["ConfigMap"]["data"]["tiered-compactor.toml"])
-    assert load(str(file), {}).tier.url == "s3://bucket/tier"
+    assert load_settings(str(file), {}).tier.url == "s3://bucket/tier"
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.transfer import intake
-from compactor.transfer.import_ import ImportOptions, import_directory
-from tests.builders import LogBuilder
+from compactor.transfer.import_ import import_directory
+from compactor.transfer.import_options import ImportOptions
+from tests.builders import LogBuilder, name_topic
 from tests.support.tier_cli import TierCli, batches_of, latest
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -61,7 +63,7 @@ class Broker:
                 with (folder / f"{base:020}.log").open("ab") as file:
                     file.write(raw)
         (folder / "leader-epoch-checkpoint").write_text(f"0\n{self.epochs.count(chr(10))}\n{self.epochs}")
-        return folder
+        return name_topic(folder)
 
 
 @pytest.fixture
@@ -308,7 +310,11 @@ def test_a_truncation_behind_a_round_that_is_final(cli: TierCli, broker: Broker)
     cli.run("orders-0")
     assert cli.do("retire")["deleted"]
     truncated(broker, 10)
-    answer = cli.ask("import", broker.replica("b"), "--accept-truncation")
+    before = cli.digest()
+    refused = cli.ask("import", broker.replica("b"), "--accept-truncation")
+    assert (refused.code, "--accept-loss" in refused.stderr) == (3, True)
+    assert cli.digest() == before
+    answer = cli.ask("import", broker.replica("b"), "--accept-truncation", "--accept-loss")
     assert answer.code == 0
     assert "cannot be undone any more" in answer.stderr
     assert cli.do("checkpoints", "show", "orders-0")["cleaner_offsets"][-1]["offset"] <= 10
@@ -359,7 +365,7 @@ def test_a_partition_is_deleted_and_imported_anew(cli: TierCli, broker: Broker) 
 
 
 def opened(cli: TierCli) -> Tier:
-    return open_tier(load(str(cli.config)))
+    return open_tier(load_settings(str(cli.config)))
 
 
 def bring(tier: Tier, folder: Path, **options: Any) -> Any:
@@ -371,7 +377,7 @@ def test_an_agent_brings_what_is_below_the_high_watermark(cli: TierCli, broker: 
     tier, folder = opened(cli), broker.replica("a", 4, 8)
     assert bring(tier, folder, live=True, below=6).end_offset == 3
     assert bring(tier, folder, live=True, below=8).end_offset == 7
-    assert bring(tier, folder, live=True, below=16).status == "up_to_date"
+    assert bring(tier, folder, live=True, below=16).import_status == "up_to_date"
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -379,11 +385,11 @@ def test_a_segment_that_changes_while_it_is_imported(live: bool, cli: TierCli, b
     tier, folder = opened(cli), broker.replica("a", 4)
     segment = folder / f"{0:020}.log"
 
-    def shrink(one: intake.Incoming) -> None:
+    def shrink(one: intake.IncomingSegment) -> None:
         segment.write_bytes(segment.read_bytes()[:-100])
-        one.check_unchanged()
+        one.check_source_unchanged()
 
-    monkeypatch.setattr(intake, "look_again", shrink)
+    monkeypatch.setattr(intake, "recheck_source", shrink)
     with pytest.raises(BadData, match="changed while it was imported"):
         bring(tier, folder, live=live)
     assert cli.do("topics")["partitions"] == []

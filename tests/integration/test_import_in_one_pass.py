@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import Tier, open_tier
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
 from compactor.cleaner.offline import open_directory
-from compactor.cleaner.passes.lanes import Lanes
-from compactor.cleaner.passes.portraits import portray
-from compactor.config import load
+from compactor.cleaner.passes.sidecar_builder import build_sidecar
+from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.config.settings import load_settings
 from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.records import codecs
 from compactor.tier.ports import SegmentLayout
 from compactor.transfer import import_
-from compactor.transfer.log_directory import check
+from compactor.transfer.log_directory import check_pieces
 from tests.builders import GZIP, LZ4, NONE, LogBuilder, entry, wrapper
 from tests.support.tier_cli import TierCli
 
@@ -51,7 +52,7 @@ def log_dir(tmp_path: Path) -> Path:
 
 
 def opened(cli: TierCli) -> Tier:
-    return open_tier(load(str(cli.config)))
+    return open_tier(load_settings(str(cli.config)))
 
 
 def brought(tier: Tier, log_dir: Path) -> int:
@@ -72,14 +73,14 @@ def facts(sidecar: Any) -> tuple[Any, ...]:
 
 def check_sidecars(tier: Tier, log_dir: Path) -> None:
     """They are what a reader of the segments makes of them, under the tier's key."""
-    key, state = tier.hash_key(), tier.open(ORDERS).refresh()
+    key, state = tier.identity.hash_key(), tier.open(ORDERS).refresh()
     sources = open_directory(log_dir, 4096, 1 << 20)
     heads = tier.sidecars(ORDERS).heads([segment.id for segment in state.live])
-    with Lanes(1) as lanes:
+    with WorkerThreads(1) as workers:
         for segment, source in zip(state.live, sources, strict=True):
             found = heads[segment.id]
             assert found.sidecar is not None, found.problem
-            assert facts(found.sidecar) == facts(portray(segment.id, source, None, key, 1 << 20, lanes, sketch=True))
+            assert facts(found.sidecar) == facts(build_sidecar(segment.id, source, None, key, 1 << 20, workers, sketch=True))
 
 
 def test_each_batch_is_inflated_once(cli: TierCli, log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +101,14 @@ def test_each_batch_is_inflated_once(cli: TierCli, log_dir: Path, monkeypatch: p
 
 def test_another_process_makes_the_tier_while_this_one_reads(cli: TierCli, log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the keys were hashed under a key that is not the tier's."""
-    read = check
+    read = check_pieces
 
     def read_and_overtaken(*arguments: Any) -> Any:
         found = read(*arguments)
-        opened(cli).create()
+        opened(cli).identity.create()
         return found
 
-    monkeypatch.setattr(import_, "check", read_and_overtaken)
+    monkeypatch.setattr(import_, "check_pieces", read_and_overtaken)
     tier = opened(cli)
     assert brought(tier, log_dir) == 5
     check_sidecars(tier, log_dir)

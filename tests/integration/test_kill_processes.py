@@ -13,7 +13,7 @@ import pytest
 
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
-from compactor.views.checkpoints import read_only
+from compactor.views.checkpoints import read_only_tier
 from tests.kill_test import Ordeal
 from tests.support.deployment import Deployment, GrowingLog
 from tests.support.s3_server import Bucket
@@ -64,7 +64,7 @@ class Slow:
                 del os.environ[name]
 
     def state(self) -> PartitionState:
-        return read_only(self.deployment.opened()).open(ORDERS).refresh()
+        return read_only_tier(self.deployment.opened()).open(ORDERS).refresh()
 
     def wait_for(self, what: Callable[[PartitionState], bool]) -> None:
         until = time.monotonic() + 60

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.control.summary import pack
+from compactor.control.summary import pack_summary
 from compactor.local.cache import LocalState
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
@@ -36,7 +36,7 @@ def poison(cli: TierCli) -> None:
     local = LocalState(cache(cli))
     _, summary = local.summaries()["orders-0"]
     wrong = summary.model_copy(update={"end_offset": 7, "bytes": 1, "first_dirty_offset": 81})
-    local._rocks.write({b"summary/orders-0": pack(wrong)})
+    local._rocks.write({b"summary/orders-0": pack_summary(wrong)})
     local.close()
 
 
@@ -123,12 +123,11 @@ def test_a_partition_whose_log_cannot_be_read_stands_for_itself(cli: TierCli, tm
         assert rows == ({0: "cleaned", 1: "quarantined"} if command[0] == "run" else {0: None})
 
 
-def test_plan_promises_a_saving_by_the_last_round_only(cli: TierCli, tmp_path: Path) -> None:
+def test_plan_expects_a_saving_by_the_last_round(cli: TierCli, tmp_path: Path) -> None:
     (row,) = cli.do("plan")["partitions"]
     assert row["expected_saving_bytes"] is None
-    assert "no round" in row["expected_saving_why"]
+    assert "no earlier round" in row["expected_saving_why"]
     done = cli.run()
-    assert done["expected_saving_bytes"] is None
     more = LogBuilder(81)
     more.put(*(f"key-{key}=5" for key in range(20)))
     cli.bring(more.write(tmp_path / "more"))
@@ -138,9 +137,7 @@ def test_plan_promises_a_saving_by_the_last_round_only(cli: TierCli, tmp_path: P
     assert 0 < dirty < row["bytes_to_write"]
     assert row["expected_saving_bytes"] == pytest.approx(dirty * done["saved_bytes"] / done["bytes_read"], abs=1)
     again = cli.run()
-    assert again["expected_saving_bytes"] == row["expected_saving_bytes"]
     shown = cli.do("runs", "show", cli.do("runs", "list")["runs"][-1]["run_id"])
-    assert shown["stats"]["expected_saving_bytes"] == row["expected_saving_bytes"]
     assert shown["stats"]["bytes_before"] - shown["stats"]["bytes_written"] == again["saved_bytes"]
     table = cli.ask("runs", "show", shown["run_id"], output="table").document
-    assert "were expected" in str(table)
+    assert str(shown["run_id"]) in str(table)

@@ -26,12 +26,12 @@ def cli(tmp_path: Path) -> TierCli:
 @pytest.fixture
 def batches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds know of their logs what they would know of those put together of copies."""
-    whole = delivery.described_log
+    whole = delivery.describe_log
 
     def described_log(source: SourceSegment) -> SegmentFile:
         return whole(source).model_copy(update={"sha256": ""})
 
-    monkeypatch.setattr(delivery, "described_log", described_log)
+    monkeypatch.setattr(delivery, "describe_log", described_log)
 
 
 def brought(cli: TierCli) -> LogBuilder:
@@ -74,7 +74,7 @@ def test_logs_with_older_messages_have_sha256_alone(magic: int, tmp_path: Path) 
     log.put("a=1")
     log.raw(entry(magic, 1, "old=1"), 1)
     (path,) = log.write(tmp_path / "log").glob("*.log")
-    described = delivery.described_log(open_source(0, path, 0, None, 0, -1, 1 << 20))
+    described = delivery.describe_log(open_source(0, path, 0, None, 0, -1, 1 << 20))
     assert described == SegmentFile(size=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
@@ -82,7 +82,7 @@ def test_logs_with_older_messages_have_sha256_alone(magic: int, tmp_path: Path) 
 def test_such_logs_are_read_compacted_and_exported(cli: TierCli) -> None:
     log = brought(cli)
     cli.run()
-    assert [info.metadata.keys() for _, info in logs(cli)] == [{"batches", "mtime-ms"} for _ in logs(cli)]
+    assert [info.metadata.keys() for _, info in logs(cli)] == [{"batches", "mtime_ms"} for _ in logs(cli)]
     assert cli.do("verify", "--deep")["ok"]
     grown(log)
     log.roll()

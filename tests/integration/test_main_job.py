@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -275,18 +274,18 @@ def test_a_disk_budget_that_is_too_small_says_what_it_needs(cli: TierCli, tmp_pa
 def test_a_lease_of_somebody_else(cli: TierCli, tmp_path: Path) -> None:
     """A foreign leader that is alive: its partition is left alone, and only counts where it was named or nothing else ran."""
     from compactor.bootstrap import open_tier
-    from compactor.config import load
-    from compactor.control.leadership import acquire
+    from compactor.config.settings import load_settings
+    from compactor.control.leadership import acquire_leadership
     from compactor.model.ids import TopicPartition
 
     three(cli, tmp_path)
     cli.set(lease={"ttl_ms": 500})
-    other = open_tier(load(str(cli.config), {}))
+    other = open_tier(load_settings(str(cli.config), {}))
 
     def taken(partition: int) -> None:
         log = other.open(TopicPartition("orders", partition))
         log.refresh()
-        acquire(other.ports, log, type(other.lease)(ttl_ms=60_000))
+        acquire_leadership(other.ports, log, type(other.lease)(ttl_ms=60_000))
 
     taken(1)
     answer = cli.ask("run")
@@ -308,7 +307,7 @@ def test_settings_that_changed_under_an_open_round(cli: TierCli, tmp_path: Path,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(publication, "publish", crash)
+        broken.setattr(publication, "publish_round", crash)
         assert cli.ask("run").code == 130
     cli.set(cleaner={"segment_bytes": 300}, lease={"ttl_ms": 100})
     (row,) = cli.do("run")["partitions"]
@@ -370,7 +369,7 @@ def test_a_killed_import_with_other_settings(cli: TierCli, tmp_path: Path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(intake, "tier", crash)
+        broken.setattr(intake, "tier_segments", crash)
         assert cli.ask("import", log_dir, "--topic", "orders", "--partition", 0).code == 130
     cli.set(cleaner={"index_interval_bytes": 64})
     cli.bring(log_dir)
@@ -434,9 +433,9 @@ def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from compactor.service import demo_data
+    from compactor.demo import data as demo_data
 
-    monkeypatch.setattr(demo_data.Shape, "__init__", _small(demo_data.Shape.__init__))
+    monkeypatch.setattr(demo_data.TopicShape, "__init__", _small(demo_data.TopicShape.__init__))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiered-compactor.toml").write_text("[nonsense]\n")  # not its own: the demo does not look
@@ -446,19 +445,20 @@ def test_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_demo_notices_a_lost_update(tmp_path: Path) -> None:
-    """Its own reader is not fooled: a value that is not the latest, a key that is gone, one that was deleted and is back."""
-    from compactor.service.demo_check import differences, read_view
-    from compactor.service.demo_data import Shape, write_topic
+    """A value that is not the last one, a key that is gone, and a deleted key that is back."""
+    from compactor.demo.data import CustomersTable, TopicShape, write_topic
+    from compactor.demo.demo import describe_differences
 
-    sum(write_topic(tmp_path / "log", Shape(now_ms=1_790_000_000_000, records=6_000, keys=300, segment_bytes=1 << 18)))
-    view = read_view(tmp_path / "log")
-    assert view.live.keys() == latest(tmp_path / "log").keys()
-    assert differences(view, view) == []
-    segments = sorted((tmp_path / "log").glob("*.log"))
-    shutil.copytree(tmp_path / "log", tmp_path / "less")
-    (tmp_path / "less" / segments[-1].name).unlink()
-    assert differences(view, read_view(tmp_path / "less"))
-    assert differences(read_view(tmp_path / "less"), view)
+    shape = TopicShape(now_ms=1_790_000_000_000, records=6_000, keys=300, segment_bytes=1 << 18)
+    table = CustomersTable(shape)
+    sum(write_topic(tmp_path / "log", shape, table))
+    written = table.latest
+    assert {key: value for key, value in written.items() if value is not None} == latest(tmp_path / "log")
+    live, dead = (next(key for key, value in written.items() if (value is None) == deleted) for deleted in (False, True))
+    assert describe_differences(written, written) == []
+    assert describe_differences(written, {key: value for key, value in written.items() if key != dead}) == []
+    for key, value in ((live, b"stale"), (live, None), (dead, b"back"), (b"new", b"1")):
+        assert len(describe_differences(written, {**written, key: value})) == 1
 
 
 def _small(made: object) -> object:

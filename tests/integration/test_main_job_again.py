@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.local import LocalStore
 from tests.builders import LZ4, LogBuilder
 from tests.support.tier_cli import TierCli, batches_of, latest, visible
@@ -32,6 +36,34 @@ def keys(folder: Path) -> list[str]:
             else:
                 words.append(("" if record.value is not None else "-") + (record.key or b"").decode())
     return words
+
+
+def test_a_new_segment_knows_the_transaction_that_is_open_at_its_end(cli: TierCli, tmp_path: Path) -> None:
+    """A truncation may make it the newest one, and nothing is cleaned from the first offset of an open transaction on."""
+    cli.set(cleaner={"segment_bytes": 14})  # a group for each segment
+    log = LogBuilder()
+    log.put("a=1")
+    log.put("a=2")
+    log.put("t=1", pid=7, txn=True)
+    log.roll()
+    log.put("b=1", "b=2")
+    log.roll()
+    log.commit(7)
+    log.put("u=1", pid=8, txn=True)
+    log.roll()
+    log.commit(8)
+    log.put("c=1")
+    cli.bring(log.write(tmp_path / "log"))
+    before = [segment.open_txn_offset for segment in live(cli)]
+    assert before == [2, 2, 6, -1]
+    assert cli.run("--now", NOW)["status"] == "cleaned"
+    assert [segment.open_txn_offset for segment in live(cli)] == before
+
+
+def live(cli: TierCli) -> tuple[RemoteLogSegmentMetadata, ...]:
+    opened = open_tier(load_settings(str(cli.config), {}))
+    opened.identity.read()
+    return opened.open(TopicPartition("orders", 0)).refresh().live
 
 
 def test_deletes_go_when_their_time_has_come(cli: TierCli, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from compactor.cleaner.passes.source import SourceSegment, open_source
-from compactor.control.records import seal
-from compactor.upkeep.verify_tier import problems_beside
+from compactor.control.records import seal_document
+from compactor.upkeep.segment_check import check_companion_files
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 
@@ -142,7 +142,7 @@ def test_a_control_log_that_was_set_back_is_not_believed_from_memory(cli: TierCl
         document = json.loads(path.read_bytes())["record"]
         document["version"] = 1
         document["body"].pop("slot", None)
-        path.write_bytes(seal(json.dumps(document).encode()))
+        path.write_bytes(seal_document(json.dumps(document).encode()))
     cleaned = cli.do("topics")["partitions"]
     for path in set(folder.iterdir()) - {folder / name for name in backup}:
         path.unlink()
@@ -160,7 +160,7 @@ def test_metadata_that_does_not_fit_its_object(field: str, value: int, word: str
     record = cli.tier / f".tiered-compactor/partitions/orders-0/log/{2:020}.json"
     document = json.loads(record.read_bytes())["record"]
     document["body"]["segments"][1][field] = value
-    record.write_bytes(seal(json.dumps(document).encode()))
+    record.write_bytes(seal_document(json.dumps(document).encode()))
     answer = cli.ask("verify")
     assert (answer.code, [problem["kind"] for problem in answer.document["problems"]]) == (3, ["metadata"])
     assert word in answer.stderr
@@ -219,7 +219,7 @@ def source(tmp_path: Path) -> SourceSegment:
 
 
 def problems(source: SourceSegment, kind: str, data: bytes) -> list[str]:
-    return [f"{found}: {detail}" for found, detail in problems_beside(source, {kind: data})]
+    return [f"{found}: {detail}" for found, detail in check_companion_files(source, {kind: data})]
 
 
 def test_indexes_that_do_not_fit_their_log(source: SourceSegment) -> None:

@@ -8,21 +8,22 @@ from typing import Any
 
 import pytest
 
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.chain import without_empty_epochs
+from compactor.brokers.metadata_topic.codec import MetadataRecord, RemoteLogSegmentMetadataRecord, encode_record, uuid_text
+from compactor.brokers.metadata_topic.partitioner import metadata_partition
 from compactor.errors import BadData, NotFound
-from compactor.metadata_topic import chain
-from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.codec import MetadataRecord, RemoteLogSegmentMetadataRecord, encode, uuid_text
-from compactor.metadata_topic.partitioner import metadata_partition
 from tests.conformance.kafka import Kafka
 from tests.metadata_events import EPOCHS, LAST_OFFSET, LINEAGES, PARTITION, script
+from tests.support.broker_lookups import highest_offset, list_epoch, within_lineage
 
 LOG_END = 50
 
 
 def kafkas(kafka: Kafka, events: list[MetadataRecord]) -> dict[str, Any]:
     question = {"epochs": list(EPOCHS), "first": 0, "last": LAST_OFFSET + 1, "lineages": LINEAGES, "log_end": LOG_END}
-    answer = kafka.fold([encode(event) for event in events], question)
-    assert answer["written"] == [base64.b64encode(encode(event)).decode() for event in events], "Kafka writes it in other bytes"
+    answer = kafka.fold([encode_record(event) for event in events], question)
+    assert answer["written"] == [base64.b64encode(encode_record(event)).decode() for event in events], "Kafka writes it in other bytes"
     return answer
 
 
@@ -43,16 +44,16 @@ def test_kafka_folds_the_same(kafka: Kafka, block: int) -> None:
         for epoch in EPOCHS:
             agrees(cache, epoch, theirs["epochs"][str(epoch)])
         for lineage, valid in zip(LINEAGES, theirs["within"], strict=True):
-            ours = {one.id for one in cache.list_all() if chain.within_lineage(one, LOG_END, chain.without_empty_epochs(lineage))}
+            ours = {one.id for one in cache.list_all() if within_lineage(one, LOG_END, without_empty_epochs(lineage))}
             assert ours == set(valid), (seed, lineage)
 
 
 def agrees(cache: RemoteLogMetadataCache, epoch: int, theirs: dict[str, Any]) -> None:
-    found = [cache.segment(epoch, offset) for offset in range(LAST_OFFSET + 2)]
+    found = [cache.find_segment(epoch, offset) for offset in range(LAST_OFFSET + 2)]
     assert [one.id if one else "" for one in found] == theirs["lookups"]
-    assert cache.highest_offset(epoch) == theirs.get("highest")
+    assert highest_offset(cache, epoch) == theirs.get("highest")
     try:
-        assert sorted(one.id for one in cache.list_epoch(epoch)) == sorted(theirs["list"])
+        assert sorted(one.id for one in list_epoch(cache, epoch)) == sorted(theirs["list"])
     except NotFound:
         assert theirs["lost"]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from compactor.bootstrap import open_tier
-from compactor.config import load
-from compactor.service.daemon import Daemon
-from compactor.service.pages.daemon_pages import DaemonPages
-from compactor.service.pages.listing import ListQuery
-from compactor.views.prices import S3_STANDARD
+from compactor.config.settings import load_settings
+from compactor.daemon.daemon import Daemon
+from compactor.views.prices import prices_for
+from compactor.web.daemon_pages import DaemonPages
+from compactor.web.listing import ListQuery
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 
@@ -35,11 +35,11 @@ def cli(tmp_path: Path) -> TierCli:
 
 
 def test_skipped_segments_costs_and_what_was_reclaimed(cli: TierCli) -> None:
-    daemon = Daemon(open_tier(load(str(cli.config))), seed=1)
+    daemon = Daemon(open_tier(load_settings(str(cli.config))), seed=1)
     daemon.scan()
-    pages = DaemonPages(daemon.status, daemon.picture, prices=S3_STANDARD)
-    (name,) = [watch.name for watch in daemon.status().watches]
-    shown = pages.partition(name)
+    pages = DaemonPages(daemon.status, daemon.partition_details, prices=prices_for("s3://bucket"))
+    (name,) = [schedule.name for schedule in daemon.status().schedules]
+    shown = pages.partition_document(name)
     assert shown is not None
     assert shown.axis is not None
     spared = [each for each in shown.axis.segments if each.decision == "left alone"]
@@ -48,14 +48,14 @@ def test_skipped_segments_costs_and_what_was_reclaimed(cli: TierCli) -> None:
     assert all(each.start_offset < shown.axis.end_offset - 2 for each in spared), "the new segment was read"
     assert [each.cost_usd is not None and each.cost_usd > 0 for each in shown.rounds] == [True, True]
     assert shown.rounds[1].saved_usd_month is not None
-    before = pages.document(ListQuery()).totals
+    before = pages.status_page_document(ListQuery()).totals
     assert before.reclaimed_24h_bytes == 0
     waiting = before.waiting_bytes
     assert waiting > 0
     assert cli.do("retire")["deleted"]
-    another = Daemon(open_tier(load(str(cli.config))), seed=2)
+    another = Daemon(open_tier(load_settings(str(cli.config))), seed=2)
     another.scan()
-    after = DaemonPages(another.status, another.picture).document(ListQuery()).totals
+    after = DaemonPages(another.status, another.partition_details).status_page_document(ListQuery()).totals
     assert (after.reclaimed_24h_bytes, after.waiting_bytes) == (waiting, 0)
     line = cli.do("runs", "list")["runs"][-1]["stats"]["left_alone"]
     assert line.startswith(f"{spared[0].start_offset}-")

@@ -15,11 +15,11 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from compactor.service.pages.agent_pages import AgentPages
-from compactor.service.pages.console import Console
-from compactor.service.pages.daemon_pages import DaemonPages
-from compactor.service.pages.server import served
-from compactor.service.status import Status
+from compactor.daemon.status import DaemonStatus
+from compactor.web.agent_pages import AgentPages
+from compactor.web.console import RequestRouter
+from compactor.web.daemon_pages import DaemonPages
+from compactor.web.server import serve_pages
 from tests.support import console_samples
 from tests.support.tools_for_tests import program
 
@@ -37,7 +37,7 @@ FLAGS += ["--disable-component-update", "--disable-sync"]
 class Site:
     """A daemon's pages and an agent's; ``status`` is what the daemon says now."""
 
-    status: Status = field(default_factory=lambda: console_samples.daemon_status(60))
+    status: DaemonStatus = field(default_factory=lambda: console_samples.daemon_status(60))
     daemon: str = ""
     agent: str = ""
 
@@ -58,8 +58,10 @@ def site() -> Iterator[Site]:
     agent_status = console_samples.agent_status(30)
     daemon = DaemonPages(lambda: made.status, lambda name: console_samples.picture(trouble=name.partition == 1), "/etc/compactor.toml")
     with ExitStack() as stack:
-        made.daemon = "http://" + stack.enter_context(served("127.0.0.1:0", Console(daemon, lambda: 0, 1000)))
-        made.agent = "http://" + stack.enter_context(served("127.0.0.1:0", Console(AgentPages(lambda: agent_status), lambda: 0, 1000)))
+        made.daemon = "http://" + stack.enter_context(serve_pages("127.0.0.1:0", RequestRouter(daemon, lambda: 0, 1000)))
+        made.agent = "http://" + stack.enter_context(
+            serve_pages("127.0.0.1:0", RequestRouter(AgentPages(lambda: agent_status), lambda: 0, 1000))
+        )
         yield made
 
 

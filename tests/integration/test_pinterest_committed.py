@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.ranges import read_blocks
 from compactor.consumer.reading import last_stable_offset
@@ -27,7 +28,7 @@ def upstream(tmp_path: Path) -> Upstream:
 
 
 def opened(upstream: Upstream) -> Tier:
-    return open_tier(load(str(upstream.cli.config), {}))
+    return open_tier(load_settings(str(upstream.cli.config), {}))
 
 
 def read(tier: Tier, *, committed: bool = True) -> list[int]:
@@ -167,7 +168,8 @@ def test_explain_promises_no_round(upstream: Upstream) -> None:
     assert [fact["kind"] for fact in answers[1]["facts"]] == ["aborted", "latest", "superseded"]
     assert [fact["kind"] for fact in answers[2]["facts"]] == ["latest", "superseded"]
     said = " ".join([answer["answer"] for answer in answers] + [fact["text"] for answer in answers[1:] for fact in answer["facts"]])
-    assert "round" not in said
+    assert "next round" not in said
+    assert "no round removes it here" in said
     assert "run" not in said.replace("truncated", "")
     plan = upstream.cli.ask("plan", output="table")
     assert "is only read" in plan.document + plan.stderr

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.errors import AlreadyExists, Unavailable
 from compactor.model.ids import TopicPartition
+from compactor.outputs import pinterest_names as layout
+from compactor.outputs.pinterest import GenerationTarget, WriteOptions, configured_target, direct_readers, write_generation
+from compactor.outputs.upkeep import partition_generations, retire_generations
+from compactor.storage.forwarding import ReadOnly
 from compactor.storage.port import ObjectInfo, ObjectStore
-from compactor.storage.readonly import ReadOnly
-from compactor.tier.layouts.pinterest import generations as layout
-from compactor.transfer.generation_upkeep import generations_of, retire_generations
-from compactor.transfer.generations import Target, Writing, target_of, tell, write_generation
 from tests.builders import LogBuilder
 from tests.support.plain_pinterest import PlainConsumer, Stalled, upload
 from tests.support.tier_cli import TierCli, batches_of
@@ -50,9 +51,9 @@ class House:
         (row,) = self.cli.do("generations", "write")["partitions"]
         return row
 
-    def opened(self) -> tuple[Tier, Target]:
-        tier = open_tier(load(str(self.cli.config), {}))
-        return tier, target_of(tier)
+    def opened(self) -> tuple[Tier, GenerationTarget]:
+        tier = open_tier(load_settings(str(self.cli.config), {}))
+        return tier, configured_target(tier)
 
     def folder_now(self) -> Path:
         """Where an endpoint provider sends a consumer."""
@@ -202,7 +203,7 @@ def test_a_deleted_partition_loses_its_pointer_then_its_generation_and_is_begun_
     (gone,) = retire_generations(replace(target, keep_ms=0), ORDERS)
     assert (gone.generation, gone.deleted) == (first, True)
     assert not folder.exists() or not list(folder.iterdir())
-    assert generations_of(target, ORDERS).numbers == (3,)
+    assert partition_generations(target, ORDERS).numbers == (3,)
     assert house.cli.do("generations", "list") == {"generations": []}
     assert house.write()["status"] == "up_to_date"
     house.bring()
@@ -225,7 +226,7 @@ def test_a_superseded_generation_goes_when_its_time_has_come(house: House) -> No
     assert (gone.generation, gone.deleted) == (first, True)
     assert not list((house.target / first).rglob("*.log"))
     house.check()
-    known = generations_of(target, ORDERS)
+    known = partition_generations(target, ORDERS)
     assert (known.current and known.current.name, known.earlier, known.begun) == (second, (), ())
     house.segment("f=1")
     house.bring()
@@ -435,7 +436,7 @@ def test_a_slow_writer_does_not_leave_what_it_knew(house: House) -> None:
             return target.store.put(key, data)
 
     slow: Any = Slow()
-    tell(replace(target, store=slow), target.log(ORDERS))
+    direct_readers(replace(target, store=slow), target.generation_log(ORDERS))
     assert steps
     house.check()
 
@@ -459,7 +460,7 @@ def test_what_a_killed_writer_has_begun_and_nobody_can_finish_any_more_goes(hous
     (gone,) = retire_generations(at_once, ORDERS)
     assert (gone.generation, gone.deleted) == (left.name, True)
     assert not list(left.rglob("*.log"))
-    assert generations_of(target, ORDERS).begun == ()
+    assert partition_generations(target, ORDERS).begun == ()
     house.check()
 
 
@@ -474,25 +475,25 @@ def test_steps_are_told_anew_as_a_whole_now_and_then_and_no_more_is_read(house: 
         house.bring()
         assert write_generation(tier, target, ORDERS).status == "appended"
     before = tier.counters.usage().requests.get("get", 0)
-    known = target.log(ORDERS).read()
+    known = target.generation_log(ORDERS).read_generations()
     assert tier.counters.usage().requests["get"] - before <= 4
     assert known.current is not None
     assert (known.current.number, known.current.began, len(known.numbers)) == (25, 2, known.current.number - known.current.whole + 7)
     assert [one.name for one in known.earlier] == [first]
     house.check()
     retire_generations(replace(target, keep_ms=0), ORDERS)
-    assert generations_of(target, ORDERS).earlier == ()
+    assert partition_generations(target, ORDERS).earlier == ()
     house.cli.run("--force")
     assert write_generation(tier, target, ORDERS).status == "written"
     retire_generations(replace(target, keep_ms=0), ORDERS)
-    assert generations_of(target, ORDERS).numbers == (26,)
+    assert partition_generations(target, ORDERS).numbers == (26,)
     house.check()
 
 
 def test_only_appending(house: House) -> None:
     """As agents do it: the first generation, then what comes; one that a round has superseded is left to others."""
     tier, target = house.opened()
-    how = Writing(append_only=True)
+    how = WriteOptions(append_only=True)
     assert write_generation(tier, target, ORDERS, how).status == "written"
     house.segment("f=1")
     house.bring()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from compactor.bootstrap import open_tier
-from compactor.config import load
+from compactor.config.settings import load_settings
 from compactor.consumer.reading import Reader
 from compactor.model.ids import TopicPartition
-from compactor.spark.datasource import Split, plan
+from compactor.spark.datasource import Split, plan_splits
 from compactor.spark.options import ReadRequest
 from tests.builders import LogBuilder
 from tests.support.plain_pinterest import upload, write_metadata
@@ -87,19 +87,19 @@ def test_topics_verify_and_export(upstream: Upstream, tmp_path: Path) -> None:
 
 def test_the_data_source_reads_it(upstream: Upstream) -> None:
     upstream.upload()
-    tier = open_tier(load(str(upstream.cli.config), {}))
+    tier = open_tier(load_settings(str(upstream.cli.config), {}))
     for split_bytes in (1, 1 << 20):
-        splits = plan(tier, ReadRequest(tier.settings, ("orders",), starting_offset=1, split_bytes=split_bytes))
+        splits = plan_splits(tier, ReadRequest(tier.settings, ("orders",), starting_offset=1, split_bytes=split_bytes))
         read = [
             int(selection.rows.offset[row])
             for split in splits
             if isinstance(split, Split)
             for part in split.parts
-            for selection in Reader(tier, part.extent, part.wanted).selections()
+            for selection in Reader(tier, part.extent, part.options).selections()
             for row in selection.picked
         ]
         assert read == [1, 2, 3, 4, 5, 6]
-    splits = plan(tier, ReadRequest(tier.settings, ("orders",), latest=True))
+    splits = plan_splits(tier, ReadRequest(tier.settings, ("orders",), latest=True))
     assert len(splits) == 1
     assert tier.open(TopicPartition("orders", 0)).refresh().end_offset == 6
 

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, decode_record
+from compactor.brokers.view import LiveBrokerMetadata
 from compactor.control.state import PartitionState
-from compactor.metadata_topic.codec import RemoteLogSegmentMetadataRecord, decode
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.spark.cluster import executor
-from compactor.spark.cluster.executor import Cost
-from compactor.spark.cluster.jobs import Cluster, JobWatch
-from compactor.spark.recompaction import Finished, Listener, recompact
-from compactor.tier.brokers import FollowedBrokers
+from compactor.spark.cluster.executor import TaskCost
+from compactor.spark.cluster.jobs import Cluster, JobListener
+from compactor.spark.recompaction import RecompactionListener, RecompactionResult, recompact_partitions
 from compactor.transfer.export import export_partition
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import MemoryBrokers
@@ -26,7 +26,7 @@ NAMES = [TopicPartition("orders", number) for number in range(2)]
 
 def told(brokers: MemoryBrokers) -> list[RemoteLogSegmentMetadataRecord]:
     """What this program introduced."""
-    records = [decode(record.value) for log in brokers.log.logs for record in log if record is not None]
+    records = [decode_record(record.value) for log in brokers.log.logs for record in log if record is not None]
     return [one for one in records if isinstance(one, RemoteLogSegmentMetadataRecord) and one.broker_id == COMPACTOR_BROKER_ID]
 
 
@@ -38,9 +38,9 @@ def test_whole_logs_are_compacted_again_as_jobs(tmp_path: Path, engine: str, mon
     logs = {name: GrowingLog(*name, tmp_path, random.Random(name.partition)) for name in NAMES}
     for name, log in logs.items():
         brokers.tier(name, log.write_part(4))
-    executor._opened.cache_clear()
+    executor._open_tier.cache_clear()
     opened = brokers.opened()
-    monkeypatch.setattr(FollowedBrokers, "refresh", driver_alone(FollowedBrokers.refresh))
+    monkeypatch.setattr(LiveBrokerMetadata, "refresh", driver_alone(LiveBrokerMetadata.refresh))
     for _ in range(2):  # what was compacted is compacted again
         finished = jobs(opened)
         assert [(one.error, one.report.status if one.report else "") for one in finished] == [(None, "cleaned")] * 2
@@ -57,9 +57,11 @@ def test_whole_logs_are_compacted_again_as_jobs(tmp_path: Path, engine: str, mon
     assert len(brokers.readers) == 1
 
 
-def jobs(opened: Any) -> list[Finished]:
-    done: list[Finished] = []
-    return recompact(opened, cast(Cluster, HereCluster()), NAMES, 10_000_000_000_000, Cost(), Listener(JobWatch(), done.append))
+def jobs(opened: Any) -> list[RecompactionResult]:
+    done: list[RecompactionResult] = []
+    return recompact_partitions(
+        opened, cast(Cluster, HereCluster()), NAMES, 10_000_000_000_000, TaskCost(), RecompactionListener(JobListener(), done.append)
+    )
 
 
 def end_of_clean(state: PartitionState) -> int:
@@ -69,7 +71,7 @@ def end_of_clean(state: PartitionState) -> int:
 def driver_alone(refresh: Any) -> Any:
     """An executor has a broker's address, and must not use it."""
 
-    def asked(self: FollowedBrokers, **how: float | None) -> None:
+    def asked(self: LiveBrokerMetadata, **how: float | None) -> None:
         assert self.where == "the metadata topic of tests"
         refresh(self, **how)
 

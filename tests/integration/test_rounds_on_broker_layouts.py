@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from Crypto.PublicKey import RSA
 
-from compactor import kinds
-from compactor.kinds import KINDS, KindOfTier
+from compactor.tier import kinds
+from compactor.tier.kinds import COMPACTOR_MANAGED, KINDS
 from compactor.tier.names import TopicIds
-from compactor.tier.publishers.object_log import ObjectLogPublisher
 from tests.golden.test_import_tiers import as_log_directory
 from tests.golden_cases import unpack
 from tests.support.tier_cli import TierCli, latest, visible
@@ -24,10 +24,8 @@ TOPIC_ID = "R0AHqObxTZmsN-zsxr_0TQ"
 def cli(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TierCli:
     layout: str = request.param[0]
     aiven: Mapping[str, Any] = request.param[1]
-    kind = KindOfTier(
-        layout=lambda settings, store, _: KINDS["kafka", layout].layout(settings, store, TopicIds({"orders": TOPIC_ID})),
-        publisher=lambda *_: ObjectLogPublisher(),
-    )
+    made = KINDS["kafka", layout].layout
+    kind = replace(COMPACTOR_MANAGED, layout=lambda settings, store, _: made(settings, store, TopicIds({"orders": TOPIC_ID})))
     # As long as a tier of brokers needs brokers, one without them stands in for it.
     monkeypatch.setattr(kinds, "KINDS", {("object-log", "native"): kind})
     settings = {f"TIERED_COMPACTOR__TIER__AIVEN__{key.upper()}": str(value) for key, value in aiven.items()}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from compactor.cli.commands import config as config_command
-from compactor.config import Limits
+from compactor.config.settings import LimitSettings
 from compactor.storage import factory
-from compactor.storage.throttled import Buckets
+from compactor.storage.throttled import RateLimits
 from tests.support.bucket_cli import BucketCli, Minutes, through
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -139,8 +139,8 @@ def test_missing_permissions_are_named_all_at_once(cli: BucketCli, s3_proxy: tup
 
 @pytest.mark.parametrize("minutes_ahead", [-20, 20])
 def test_a_clock_that_differs_is_told(cli: BucketCli, monkeypatch: pytest.MonkeyPatch, minutes_ahead: int) -> None:
-    really = config_command._now_ms
-    monkeypatch.setattr(config_command, "_now_ms", lambda: really() - minutes_ahead * 60_000)
+    really = config_command._system_clock_ms
+    monkeypatch.setattr(config_command, "_system_clock_ms", lambda: really() - minutes_ahead * 60_000)
     found = check(cli)["clock"]
     assert found["severity"] == "warning"
     assert ("ahead of" if minutes_ahead > 0 else "behind") in found["detail"]
@@ -162,13 +162,13 @@ class Slept:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0.0
-        self.made: dict[Limits, Buckets] = {}
+        self.made: dict[LimitSettings, RateLimits] = {}
         self.sleepers: set[str] = set()
-        monkeypatch.setattr(factory, "_buckets", self.buckets)
+        monkeypatch.setattr(factory, "_rate_limits", self.buckets)
 
-    def buckets(self, limits: Limits) -> Buckets:
+    def buckets(self, limits: LimitSettings) -> RateLimits:
         if limits not in self.made:
-            self.made[limits] = Buckets(limits, clock=lambda: self.seconds, sleep=self.sleep)
+            self.made[limits] = RateLimits(limits, clock=lambda: self.seconds, sleep=self.sleep)
         return self.made[limits]
 
     def sleep(self, seconds: float) -> None:
@@ -193,7 +193,7 @@ def test_limits_hold_over_a_whole_run(
     cli.set(limits={limit: rate}, lease={"ttl_ms": 600_000})
     document = cli.do("run", "--force")
     assert document["partitions"][0]["status"] == "cleaned"
-    assert len(slept.made.keys() - {Limits()}) == 1
+    assert len(slept.made.keys() - {LimitSettings()}) == 1
     amount = used(document["store"])
     assert amount > 3 * rate, "or this test shows nothing"
     # Before each request or transfer that is over the limit somebody slept until its share was there.
@@ -221,10 +221,10 @@ def test_a_heartbeat_does_not_wait_for_its_turn(
 
 def test_threads_that_fetch_parts_share_the_limit(s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept = Slept(monkeypatch)
-    store = s3_bucket.open(limits=Limits(max_read_bytes_per_s=4 << 20))
+    store = s3_bucket.open(limits=LimitSettings(max_read_bytes_per_s=4 << 20))
     (tmp_path / "large").write_bytes(random.Random(1).randbytes(20 << 20))
     store.create_from_file("large", tmp_path / "large")
-    other = s3_bucket.open(limits=Limits(max_read_bytes_per_s=4 << 20))
+    other = s3_bucket.open(limits=LimitSettings(max_read_bytes_per_s=4 << 20))
     assert slept.seconds == 0
     for each in (store, other):
         each.download("large", tmp_path / "copy")

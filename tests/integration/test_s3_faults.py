@@ -152,9 +152,11 @@ class TestUploads:
             import sys
             from pathlib import Path
             from compactor.storage.factory import open_store
-            from compactor.storage.settings import S3Settings, Transfers
-            settings = S3Settings(endpoint_url=sys.argv[2], region="us-east-1")
-            store = open_store(sys.argv[1], s3=settings, transfers=Transfers(part_bytes=5 << 20, threads=1))
+            from compactor.config.settings import Settings
+            from compactor.config.store_sections import S3
+            from compactor.storage.settings import Transfers
+            settings = S3(endpoint_url=sys.argv[2], region="us-east-1")
+            store = open_store(sys.argv[1], settings=Settings(s3=settings), transfers=Transfers(part_bytes=5 << 20, threads=1))
             store.create_from_file("k", Path(sys.argv[3]))
         """
         proxy.faults = [Fault("delay", ("put",), match="partNumber=2", seconds=5)]

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from compactor.cli.main import entry
-from compactor.service import demo_data
+from compactor.demo import data as demo_data
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -159,9 +159,9 @@ def test_everything_arrives_damaged_once(
 
 
 def test_demo_on_a_bucket(s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    make = demo_data.Shape.__init__
+    make = demo_data.TopicShape.__init__
     small = {"records": 4_000, "keys": 400, "segment_bytes": 1 << 17, "transactions": 4}
-    monkeypatch.setattr(demo_data.Shape, "__init__", lambda self, now_ms: make(self, now_ms, **small))
+    monkeypatch.setattr(demo_data.TopicShape, "__init__", lambda self, now_ms: make(self, now_ms, **small))
     monkeypatch.setenv("TIERED_COMPACTOR__S3__ENDPOINT_URL", s3_bucket.server.endpoint)
     monkeypatch.setenv("TIERED_COMPACTOR__S3__REGION", s3_bucket.server.region)
     monkeypatch.chdir(tmp_path)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 
+from compactor.errors import AlreadyExists
 from compactor.storage import s3_requests
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.findings import StoreFinding
-from compactor.storage.probe import MARKER, probe
+from compactor.storage.port import ObjectInfo
+from compactor.storage.probe import MARKER, conditional_puts, probe
 from compactor.storage.probe_s3 import bucket_state
 from compactor.storage.s3 import S3Store
 from compactor.storage.settings import Retries
 from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.memory_store import Clock, MemoryStore
 from tests.support.s3_server import ROOT, Bucket, S3Server, running_moto
 
 PREFIX = ".tiered-compactor/probe/"
@@ -60,10 +63,28 @@ def test_a_store_without_conditional_puts(s3_proxy: tuple[FaultProxy, Bucket]) -
     proxy.strip = {"if-none-match"}
     findings = found(bucket)
     assert findings["conditional-puts"].severity == "error"
-    assert "32 were told that they won" in findings["conditional-puts"].detail
+    assert "an object that existed was created once more" in findings["conditional-puts"].detail
     assert findings["conditional-multipart"].severity == "error"
     proxy.strip = set()
     assert found(bucket) == {}, "what went badly is not remembered"
+
+
+class CheckThenSet(MemoryStore):
+    """A store that honours conditions of writers that come one after the other."""
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        if key in {info.key for info in self.list(key)}:
+            raise AlreadyExists(key)
+        time.sleep(0.05)
+        return self.put(key, data)
+
+
+def test_a_store_whose_conditional_puts_race() -> None:
+    store = CheckThenSet(Clock(now()), Counters())
+    (finding,) = conditional_puts(store, PREFIX)
+    assert (finding.severity, finding.kind) == ("error", "conditional-puts")
+    assert "were told that they won" in finding.detail
+    assert list(store.list("")) == []
 
 
 def test_versions_and_locks_make_deletes_worth_nothing(s3_bucket: Bucket) -> None:
@@ -192,6 +213,6 @@ class TestLeastPolicy:
             "DeleteObjects": "s3:DeleteObject",
         }
         asked_by_the_probe = {"s3:GetBucketVersioning", "s3:GetBucketObjectLockConfiguration"}
-        assert set(actions) == set(s3_requests.KINDS)
+        assert set(actions) == set(s3_requests.PRICED_OPERATIONS)
         granted = {action for statement in self.POLICY["Statement"] for action in statement["Action"]}
         assert granted == set(actions.values()) | asked_by_the_probe

@@ -253,7 +253,7 @@ def test_an_estimate_that_was_wrong_changes_over_in_the_middle(tmp_path: Path, m
     wrong.tail("s3-k1=new")
     (plan,) = wrong.tier.do("plan", "--now", NOW)["partitions"]
     assert plan["map_engine"] == "partitioned"
-    monkeypatch.setattr(roles, "keys_expected", lambda heads, records: 10)
+    monkeypatch.setattr(roles, "estimate_distinct_keys", lambda heads, records: 10)
     row = wrong.tier.run("--now", NOW)
     assert (row["status"], row["map_engine"]) == ("cleaned", "partitioned")
     assert row["peak_map_bytes"] <= 8192 * 2

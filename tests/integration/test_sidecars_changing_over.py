@@ -24,7 +24,7 @@ def test_clean_segments_are_asked_after_a_change_over_in_the_middle(tmp_path: Pa
     it.tier.run("--now", NOW)
     it.tail("s2-k5", *[f"another-{key}=1" for key in range(1_000)])
     it.tier.set(cleaner={"map_budget_bytes": 8192})
-    monkeypatch.setattr(roles, "keys_expected", lambda heads, records: 10)
+    monkeypatch.setattr(roles, "estimate_distinct_keys", lambda heads, records: 10)
     _old_value_is_gone(it, it.tier.run("--now", NOW), "partitioned")
 
 

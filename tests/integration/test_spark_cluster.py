@@ -20,21 +20,23 @@ import pytest
 from pyspark.sql.functions import unix_micros
 
 import compactor.spark
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.rounds import new_round
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.consumer.columns import LATEST_MS
-from compactor.control.leadership import acquire, lead
+from compactor.control.leadership import acquire_leadership, hold_leadership
 from compactor.control.ports import Lease
 from compactor.control.state import PartitionState
 from compactor.errors import Fenced, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.round.engines import Engine
 from compactor.spark import register
-from compactor.spark.cluster.executor import Cost
-from compactor.spark.cluster.jobs import JobWatch, TaskOutcome
-from compactor.spark.cluster.session import Started, cluster
-from compactor.spark.round.flow import clean_bin
-from compactor.spark.round.rewriting import ToClean
+from compactor.spark.cluster.executor import TaskCost
+from compactor.spark.cluster.jobs import JobListener, TaskOutcome
+from compactor.spark.cluster.session import StartedCluster, start_cluster
+from compactor.spark.round.rewrite_tasks import PartitionWork
+from compactor.spark.round.shared_jobs import clean_partition_bin
 from compactor.transfer.import_ import import_directory
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder
 from tests.golden_cases import cleaner_round, client_rounds, unpack
@@ -49,14 +51,14 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[Started]:
+def started(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[StartedCluster]:
     """What executors know of credentials they have from the environment in which Spark was started."""
     folder = tmp_path_factory.mktemp("spark")
     environ = {"TIERED_COMPACTOR__SPARK__MASTER": "local[2]", "TIERED_COMPACTOR__TIER__STATE_DIR": str(folder / "state dir")}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_server.environment().items():
             patch.setenv(name, value)
-        with cluster(load(None, environ)) as started:
+        with start_cluster(load_settings(None, environ)) as started:
             register(started.cluster.spark)
             yield started
     assert not list((folder / "state dir" / "spark").glob("local-*"))
@@ -94,14 +96,14 @@ def twins(tmp_path: Path, log_dir: Path) -> Twins:
     return twins
 
 
-def frame(started: Started, tier: Tier, **options: object) -> Any:
+def frame(started: StartedCluster, tier: Tier, **options: object) -> Any:
     reader = started.cluster.spark.read.format("kafka-tiered").option("url", tier.settings.tier_url).option("topic", NAME.topic)
     for name, value in options.items():
         reader = reader.option(name, str(value))
     return reader.load()
 
 
-def test_records_as_a_data_frame(started: Started, twins: Twins, log_dir: Path) -> None:
+def test_records_as_a_data_frame(started: StartedCluster, twins: Twins, log_dir: Path) -> None:
     truth = visible(log_dir)
     df = frame(started, twins.local, splitBytes=500)
     assert df.rdd.getNumPartitions() > 5
@@ -113,7 +115,7 @@ def test_records_as_a_data_frame(started: Started, twins: Twins, log_dir: Path) 
     assert df.agg({"timestamp": "max"}).collect()[0][0].timestamp() * 1000 == max(record[1] for record in truth)
 
 
-def test_one_frame_answers_several_questions(started: Started, twins: Twins, log_dir: Path) -> None:
+def test_one_frame_answers_several_questions(started: StartedCluster, twins: Twins, log_dir: Path) -> None:
     """With `pushFilters` Spark would plan each of these with the filters of the one before."""
     truth = visible(log_dir)
     df = frame(started, twins.local)
@@ -126,7 +128,7 @@ def test_one_frame_answers_several_questions(started: Started, twins: Twins, log
 
 
 @pytest.mark.damages
-def test_ranges_are_options(started: Started, twins: Twins, log_dir: Path) -> None:
+def test_ranges_are_options(started: StartedCluster, twins: Twins, log_dir: Path) -> None:
     live, truth = state_of(twins.local).live, visible(log_dir)
     twins.local.ports.data.delete([object_key(NAME, live[0])])
     first, last = live[1].start_offset, truth[-5][0]
@@ -136,7 +138,7 @@ def test_ranges_are_options(started: Started, twins: Twins, log_dir: Path) -> No
         frame(started, twins.local).count()
 
 
-def test_the_latest_view_and_columns(started: Started, twins: Twins, log_dir: Path) -> None:
+def test_the_latest_view_and_columns(started: StartedCluster, twins: Twins, log_dir: Path) -> None:
     df = frame(started, twins.local, view="latest", keyRanges=2, columns="value,key")
     assert df.columns == ["value", "key"]
     assert {bytes(row.key): bytes(row.value) for row in df.collect()} == latest(log_dir)
@@ -144,7 +146,7 @@ def test_the_latest_view_and_columns(started: Started, twins: Twins, log_dir: Pa
     assert reader.options(url=twins.local.settings.tier_url, topic="orders").load().count() == len(visible(log_dir))
 
 
-def test_a_table_over_the_source(started: Started, twins: Twins, log_dir: Path) -> None:
+def test_a_table_over_the_source(started: StartedCluster, twins: Twins, log_dir: Path) -> None:
     spark = started.cluster.spark
     spark.sql(f"CREATE TABLE kept USING `kafka-tiered` OPTIONS (url '{twins.local.settings.tier_url}', topic 'orders')")
     try:
@@ -153,7 +155,7 @@ def test_a_table_over_the_source(started: Started, twins: Twins, log_dir: Path) 
         spark.sql("DROP TABLE kept")
 
 
-def test_a_stream_of_what_comes_to_the_tier(started: Started, twins: Twins, log_dir: Path, tmp_path: Path) -> None:
+def test_a_stream_of_what_comes_to_the_tier(started: StartedCluster, twins: Twins, log_dir: Path, tmp_path: Path) -> None:
     spark, url = started.cluster.spark, twins.local.settings.tier_url
     stream = spark.readStream.format("kafka-tiered").options(url=url, topic="orders", columns="offset").load()
     query = (
@@ -163,17 +165,17 @@ def test_a_stream_of_what_comes_to_the_tier(started: Started, twins: Twins, log_
     assert sorted(row[0] for row in spark.sql("SELECT offset FROM came").collect()) == [record[0] for record in visible(log_dir)]
 
 
-def test_a_path_is_refused(started: Started, twins: Twins) -> None:
+def test_a_path_is_refused(started: StartedCluster, twins: Twins) -> None:
     with pytest.raises(Exception, match="kafka-tiered takes no path"):
         started.cluster.spark.read.format("kafka-tiered").option("topic", "orders").load(twins.local.settings.tier_url)
 
 
-def test_a_wrong_option_is_one_clear_message(started: Started, twins: Twins) -> None:
+def test_a_wrong_option_is_one_clear_message(started: StartedCluster, twins: Twins) -> None:
     with pytest.raises(Exception, match="kafka-tiered has no option 'vieww'. Did you mean view?"):
         frame(started, twins.local, vieww="latest")
 
 
-def test_a_tier_in_s3(started: Started, s3_bucket: Bucket, tmp_path: Path, log_dir: Path) -> None:
+def test_a_tier_in_s3(started: StartedCluster, s3_bucket: Bucket, tmp_path: Path, log_dir: Path) -> None:
     """Executors read the store through the same port; their credentials come from their own environment."""
     cli = TierCli(
         tmp_path / "s3", {"s3": {"endpoint_url": s3_bucket.server.endpoint, "region": "us-east-1"}, "tier": {"url": s3_bucket.url}}
@@ -188,12 +190,12 @@ def test_a_tier_in_s3(started: Started, s3_bucket: Bucket, tmp_path: Path, log_d
     assert latest(exported) == latest(log_dir)
     twins = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 5000")
     twins.bring(log_dir)
-    twins.local.round(NAME, NOW_MS, force=True).run(twins.local.open(NAME))
-    assert _digests(state_of(open_tier(load(str(cli.config))))) == _digests(state_of(twins.local))
+    new_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
+    assert _digests(state_of(open_tier(load_settings(str(cli.config))))) == _digests(state_of(twins.local))
     assert cli.do("verify")["ok"]
 
 
-def test_a_round_asks_filters_in_s3(started: Started, s3_bucket: Bucket, tmp_path: Path) -> None:
+def test_a_round_asks_filters_in_s3(started: StartedCluster, s3_bucket: Bucket, tmp_path: Path) -> None:
     dice, log = random.Random(1), LogBuilder()
     for number in range(5):
         for first in range(0, 60, 20):
@@ -207,9 +209,9 @@ def test_a_round_asks_filters_in_s3(started: Started, s3_bucket: Bucket, tmp_pat
     log.put("s2-k7=new", "s2-k8", "tail=1")
     cli.bring(log.write(tmp_path / "then"))
     before = cli.export(tmp_path / "before")
-    tier = open_tier(load(str(cli.config)))
-    engine = Engine("spark", partial(spark_worker, started.cluster, tier, Cost()))
-    report = tier.round(NAME, NOW_MS, engine=engine).run(tier.open(NAME))
+    tier = open_tier(load_settings(str(cli.config)))
+    engine = Engine("spark", partial(spark_worker, started.cluster, tier, TaskCost()))
+    report = new_round(tier, NAME, NOW_MS, engine=engine).execute_round(tier.open(NAME))
     assert (report.status, report.segments_skipped, report.filters.asked, report.filters.skipped) == ("cleaned", 4, 5, 4)
     assert latest(cli.export(tmp_path / "after")) == latest(before)
     assert cli.do("verify")["ok"]
@@ -220,7 +222,7 @@ def _digests(state: PartitionState) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["append-time", "cdc-java", "odd-records"])
-def test_every_column_of_what_real_clients_wrote(name: str, started: Started, twins: Twins, tmp_path: Path) -> None:
+def test_every_column_of_what_real_clients_wrote(name: str, started: StartedCluster, twins: Twins, tmp_path: Path) -> None:
     """Against a reader of our own. The other clients are read without Spark: tests/unit/test_spark_reading.py."""
     case = client_rounds(unpack("clients", tmp_path / "golden") / name, "keep", tmp_path)[0]
     golden = Twins(tmp_path / "golden twins")
@@ -260,7 +262,7 @@ def plain(value: bytearray | None) -> bytes | None:
 
 @pytest.mark.damages
 def test_the_example_in_the_docs(
-    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    started: StartedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three years of orders; the first year is over before `--since`, and its segments are gone without anybody's notice."""
     years = [1_600_000_000_000 + year * 31_557_600_000 for year in range(3)]
@@ -283,7 +285,7 @@ def test_the_example_in_the_docs(
     header = "year,records,keys,bytes,current"
     # order-30 .. order-38 were last written in the first year, order-20 .. order-29 in the second; order-39 is deleted.
     assert ask() == [header, "2020,41,40,120,9", "2021,41,31,120,10", "2022,41,21,120,20"]
-    tier = open_tier(load(str(cli.config)))
+    tier = open_tier(load_settings(str(cli.config)))
     tier.ports.data.delete([object_key(NAME, state_of(tier).live[0])])
     assert ask("--since", str(years[1])) == [header, "2021,41,31,120,10", "2022,41,21,120,20"]
 
@@ -291,20 +293,20 @@ def test_the_example_in_the_docs(
 # ---- the distributed map ----------------------------------------------------------------------------------------------------
 
 
-def test_the_same_segments_as_the_local_engine(started: Started, twins: Twins, tmp_path: Path) -> None:
+def test_the_same_segments_as_the_local_engine(started: StartedCluster, twins: Twins, tmp_path: Path) -> None:
     here, there = twins.round(started.cluster)
     assert twins.difference() == ""
     assert (there.status, there.records_kept, there.map_engine) == ("cleaned", here.records_kept, "spark")
     assert scratch_of(twins.remote) == []
 
 
-def test_an_ordinary_round_on_spark(started: Started, twins: Twins) -> None:
+def test_an_ordinary_round_on_spark(started: StartedCluster, twins: Twins) -> None:
     """`run` with map_engine = "spark": Spark comes in when there is work, and the next round finds nothing to do without it."""
     cli = TierCli(twins.folder / "spark")
     cli.config = twins.folder / "spark" / "settings.toml"
     cli.config.write_text(cli.config.read_text().replace("[cleaner]", '[cleaner]\nmap_engine = "spark"'))
     row = cli.run("--now", NOW_MS)
-    twins.local.round(NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+    new_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
     assert (row["status"], row["map_engine"], row["segments_out"]) == ("cleaned", "spark", len(state_of(twins.local).live))
     assert twins.difference() == ""
     assert scratch_of(twins.remote) == []
@@ -312,7 +314,7 @@ def test_an_ordinary_round_on_spark(started: Started, twins: Twins) -> None:
 
 
 @pytest.mark.parametrize("name", ["gaps-11", "legacy-6", "txn-3", "keyless-1"])
-def test_golden_logs_on_spark(name: str, started: Started, tmp_path: Path, golden: Path) -> None:
+def test_golden_logs_on_spark(name: str, started: StartedCluster, tmp_path: Path, golden: Path) -> None:
     """The other golden logs go through the same tasks without Spark: tests/unit/test_spark_worker.py."""
     case = cleaner_round(golden / name, tmp_path)
     twins = Twins(tmp_path / "twins", f"[cleaner]\nsegment_bytes = {case.params.get('segment_bytes', 1 << 30)}")
@@ -327,13 +329,13 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpack("cleaner", tmp_path_factory.mktemp("golden"))
 
 
-def test_jobs_say_what_they_do_to_which_partition(started: Started, twins: Twins) -> None:
+def test_jobs_say_what_they_do_to_which_partition(started: StartedCluster, twins: Twins) -> None:
     steps: list[tuple[str, int]] = []
     tasks: list[None] = []
-    watch = JobWatch(lambda step, count: steps.append((step, count)), lambda: tasks.append(None))
-    cost = Cost()
-    engine = Engine("spark", lambda stats: replace(spark_worker(started.cluster, twins.remote, cost, stats), watch=watch))
-    report = twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    job_listener = JobListener(lambda step, count: steps.append((step, count)), lambda: tasks.append(None))
+    cost = TaskCost()
+    engine = Engine("spark", lambda stats: replace(spark_worker(started.cluster, twins.remote, cost, stats), job_listener=job_listener))
+    report = new_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
     assert [step.partition(",")[0] for step, _ in steps] == [
         "orders-0: pass 1",
         "orders-0: pass 1",
@@ -356,11 +358,11 @@ def test_jobs_say_what_they_do_to_which_partition(started: Started, twins: Twins
 
 
 @pytest.mark.damages
-def test_bad_data_in_one_task_is_one_line(started: Started, twins: Twins) -> None:
+def test_bad_data_in_one_task_is_one_line(started: StartedCluster, twins: Twins) -> None:
     before = state_of(twins.remote)
     damage(twins.remote, object_key(NAME, before.live[2]))
-    engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, Cost()))
-    report = twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
+    report = new_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
     assert report.status == "quarantined"
     assert before.live[2].id in report.reason
     assert "\n" not in report.reason
@@ -374,7 +376,7 @@ def damage(tier: Tier, key: str) -> None:
     tier.ports.data.create(key, bytes(data))
 
 
-def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: Started, twins: Twins) -> None:
+def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: StartedCluster, twins: Twins) -> None:
     """The driver's heart stops while its tasks run; another one takes over; what the first one still does is void."""
     silent = replace(twins.remote.ports, keep_alive=lambda beat, interval: nullcontext())
     zombie = replace(twins.remote, ports=silent)
@@ -382,24 +384,24 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: Started, t
 
     def take_over(step: str, count: int) -> None:
         if "pass 2" in step:
-            taken.append(acquire(twins.remote.ports, twins.remote.open(NAME), Lease(ttl_ms=30_000)).epoch)
+            taken.append(acquire_leadership(twins.remote.ports, twins.remote.open(NAME), Lease(ttl_ms=30_000)).epoch)
 
     settings = twins.remote.settings
     short = replace(zombie, settings=settings.model_copy(update={"lease": settings.lease.model_copy(update={"ttl_ms": 100})}))
-    worker = partial(spark_worker, started.cluster, short, Cost())
-    engine = Engine("spark", lambda stats: replace(worker(stats), watch=JobWatch(on_step=take_over)))
+    worker = partial(spark_worker, started.cluster, short, TaskCost())
+    engine = Engine("spark", lambda stats: replace(worker(stats), job_listener=JobListener(on_step=take_over)))
     with pytest.raises(Fenced):
-        short.round(NAME, NOW_MS, force=True, engine=engine).run(short.open(NAME))
+        new_round(short, NAME, NOW_MS, force=True, engine=engine).execute_round(short.open(NAME))
     state = state_of(twins.remote)
     assert (len(taken), state.vector, state.intent is not None) == (1, (), True)
     # The successor's own process has ended meanwhile: the next one waits for nobody's heartbeat here.
-    engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, Cost()))
+    engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
     next_log = twins.remote.open(NAME)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compactor.control.leadership._last_sign_ms", lambda *_: 0)
-        report = twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(next_log)
+        patch.setattr("compactor.control.leadership._last_heartbeat_ms", lambda *_: 0)
+        report = new_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(next_log)
     assert report.status == "resumed"
-    twins.local.round(NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+    new_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
     assert twins.difference() == ""
 
 
@@ -407,13 +409,13 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: Started, t
 
 
 @pytest.mark.damages
-def test_a_wave_with_one_that_fails(started: Started, tmp_path: Path) -> None:
+def test_a_wave_with_one_that_fails(started: StartedCluster, tmp_path: Path) -> None:
     cli = TierCli(tmp_path / "tier", {"cleaner": {"segment_bytes": 5000}, "publish": {"grace_ms": 0}})
     for number in range(5):
         cli.named = f"orders-{number}"
         cli.bring(write(tmp_path / f"log-{number}", number + 10, segments=2 + number))
     cli.do("run", "--force")  # everything is clean: a full re-compaction does it all the same
-    tier = open_tier(load(str(cli.config)))
+    tier = open_tier(load_settings(str(cli.config)))
     states = [tier.open(TopicPartition("orders", number)).refresh() for number in range(5)]
     damage(tier, object_key(TopicPartition("orders", 3), states[3].live[0]))
     answer = cli.ask("recompact", "--force")
@@ -434,10 +436,10 @@ def test_a_wave_with_one_that_fails(started: Started, tmp_path: Path) -> None:
         assert latest(cli.export(tmp_path / f"out-{number}")) == latest(tmp_path / f"log-{number}")
 
 
-def test_a_wave_of_many_small_partitions(started: Started, tmp_path: Path) -> None:
+def test_a_wave_of_many_small_partitions(started: StartedCluster, tmp_path: Path) -> None:
     """More than are led at a time."""
     cli = TierCli(tmp_path / "tier")
-    tier = open_tier(load(str(cli.config)))
+    tier = open_tier(load_settings(str(cli.config)))
     many = 20
     for number in range(many):
         log = LogBuilder()
@@ -452,7 +454,7 @@ def test_a_wave_of_many_small_partitions(started: Started, tmp_path: Path) -> No
     assert cli.do("verify")["ok"]
 
 
-def test_one_line_of_pyspark(started: Started, tmp_path: Path) -> None:
+def test_one_line_of_pyspark(started: StartedCluster, tmp_path: Path) -> None:
     """Rows with Iceberg's names; what was left alone and what failed among them."""
     cli = TierCli(tmp_path / "tier", {"cleaner": {"segment_bytes": 5000}})
     for number in range(2):
@@ -467,21 +469,21 @@ def test_one_line_of_pyspark(started: Started, tmp_path: Path) -> None:
         compactor.spark.recompact(spark, str(cli.config), topics="nothing")
 
 
-def test_a_partition_that_is_leased_does_not_hold_up_the_others(started: Started, tmp_path: Path) -> None:
+def test_a_partition_that_is_leased_does_not_hold_up_the_others(started: StartedCluster, tmp_path: Path) -> None:
     cli = TierCli(tmp_path / "tier", {"lease": {"ttl_ms": 3000}})
     for number in range(3):
         cli.named = f"orders-{number}"
         cli.bring(write(tmp_path / f"log-{number}", number + 20, segments=2))
-    tier = open_tier(load(str(cli.config)))
-    with lead(tier.ports, tier.open(TopicPartition("orders", 1)), Lease(ttl_ms=3000)):
+    tier = open_tier(load_settings(str(cli.config)))
+    with hold_leadership(tier.ports, tier.open(TopicPartition("orders", 1)), Lease(ttl_ms=3000)):
         answer = cli.ask("recompact")
     assert answer.code == 0
     assert [row["status"] for row in answer.document["partitions"]] == ["cleaned", "leased", "cleaned"]
 
 
-def test_where_spark_gives_up_the_others_are_done_alone(started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_spark_gives_up_the_others_are_done_alone(started: StartedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition that takes its Python worker with it, whenever it comes: Spark tries it four times and aborts the job."""
-    monkeypatch.setattr("compactor.spark.round.flow.clean_bin", deadly_bin)
+    monkeypatch.setattr("compactor.spark.round.shared_jobs.clean_partition_bin", deadly_bin)
     cli = TierCli(tmp_path / "tier")
     for number in range(3):
         cli.named = f"orders-{number}"
@@ -493,13 +495,13 @@ def test_where_spark_gives_up_the_others_are_done_alone(started: Started, tmp_pa
     assert "\tat " not in answer.stderr
 
 
-def deadly_bin(place: int, items: Sequence[tuple[int, ToClean]], cost: Cost) -> list[TaskOutcome]:
+def deadly_bin(place: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
     if any(item.shared.partition == "orders-1" for _, item in items):
         os._exit(9)
-    return clean_bin(place, items, cost)
+    return clean_partition_bin(place, items, cost)
 
 
-def test_a_second_full_round_changes_nothing(started: Started, tmp_path: Path) -> None:
+def test_a_second_full_round_changes_nothing(started: StartedCluster, tmp_path: Path) -> None:
     cli = TierCli(tmp_path / "tier", {"cleaner": {"map_engine": "spark", "segment_bytes": 5000}})
     cli.bring(write(tmp_path / "log", 3))
     (first,) = cli.do("recompact", "--now", NOW_MS)["partitions"]

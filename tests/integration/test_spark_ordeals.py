@@ -23,8 +23,9 @@ import pyspark
 import pytest
 
 from benchmarks.spark import write_log
+from compactor.access.rounds import compact
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.retire import retire
+from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.deployment import ROOT, Deployment, GrowingLog, Running
 from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, state_of
@@ -60,7 +61,7 @@ def twin_of(tmp_path: Path, log_dir: Path, *, segment_bytes: int = SEGMENT_BYTES
     """What the local engine makes of it."""
     twins = Twins(tmp_path / "twins", f"[cleaner]\nsegment_bytes = {segment_bytes}")
     twins.bring(log_dir)
-    twins.local.compact(NAME, NOW_MS, force=True)
+    compact(twins.local, NAME, NOW_MS, force=True)
     return twins
 
 
@@ -158,7 +159,7 @@ def test_a_driver_that_is_killed_again_and_again_is_taken_up_again(tmp_path: Pat
     (row,) = again.document["partitions"]
     assert (row["status"], len(runs)) == ("resumed", 1)
     assert compare(twin_of(tmp_path, log_dir), deployment) == ""
-    retire(tier.ports, tier.open(NAME), tier.lease, tier.retention)
+    retire_partition(tier.ports, tier.open(NAME), tier.lease, tier.retention)
     assert scratch_of(tier) == []
     assert deployment.do("verify")["ok"]
 
@@ -364,6 +365,6 @@ def test_a_partition_of_millions_of_records(tmp_path: Path) -> None:
     assert spark["exchanged_bytes"] / spark["exchanged_rows"] < 48
     twins = Twins(tmp_path / "twins", f"[cleaner]\nsegment_bytes = {segment_bytes}")
     twins.bring(log_dir)
-    report = twins.local.compact(NAME, NOW_MS, force=True)
+    report = compact(twins.local, NAME, NOW_MS, force=True)
     assert report.records_kept == row["records_kept"]
     assert compare(twins, deployment) == ""

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.bootstrap import Tier
+from compactor.access.rounds import compact
+from compactor.access.tier import Tier
+from compactor.brokers.metadata_topic.chain import lineage_from_segments, lookup_chain, offset_gaps
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord, uuid_bytes
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
-from compactor.metadata_topic.chain import chain, gaps, told_lineage
-from compactor.metadata_topic.codec import RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord, uuid_bytes
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import SegmentState
 from compactor.transfer.export import export_partition
-from compactor.upkeep.retire import retire
-from compactor.upkeep.taking_back import take_back
-from compactor.views.history import runs_of, undo_problem
+from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.taking_back import undo_round_by_copies
+from compactor.views.history import run_reports, undo_problem
 from tests.builders import read
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.deployment import GrowingLog
@@ -41,7 +42,7 @@ class Undoing:
         self.brokers.tier(NAME, self.log.write_part(8))
         self.before = self.view()
         self.opened = self.brokers.opened()
-        assert self.opened.compact(NAME, NOW).status == "cleaned"
+        assert compact(self.opened, NAME, NOW).status == "cleaned"
         self.run_id = self.state().published[-1]
 
     def view(self) -> list[tuple[int, bytes]]:
@@ -58,17 +59,17 @@ class Undoing:
 
     def undo(self, opened: Tier | None = None) -> PartitionState:
         tier = opened or self.brokers.opened()
-        return take_back(tier, tier.open(NAME, leads=True), self.run_id)
+        return undo_round_by_copies(tier, tier.open(NAME, leads=True), self.run_id)
 
     def retire(self) -> None:
         tier = self.brokers.opened()
-        retire(tier.ports, tier.open(NAME, leads=True), tier.lease, tier.retention)
+        retire_partition(tier.ports, tier.open(NAME, leads=True), tier.lease, tier.retention)
 
     def assert_whole(self) -> None:
         opened = self.brokers.opened()
-        folded = opened.metadata.folded(NAME).cache
-        links = chain(folded, told_lineage(folded))
-        assert gaps(links) == []
+        folded = opened.brokers.folded_partition(NAME).cache
+        links = lookup_chain(folded, lineage_from_segments(folded))
+        assert offset_gaps(links) == []
         live = {segment.id for segment in opened.open(NAME).refresh().live}
         assert {link.segment.id for link in links} == live
         for segment in opened.open(NAME).refresh().live:
@@ -98,7 +99,7 @@ def test_readers_get_what_they_had_before_the_round_and_the_offsets_go_back(undo
     state = undoing.undo()
     assert undoing.batches() == whole
     assert (state.first_dirty_offset, state.published, state.intent) == (0, (), None)
-    assert [(run.status, bool(run.published_slot)) for run in runs_of(state)] == [("reverted", True), ("restored", True)]
+    assert [(run.status, bool(run.published_slot)) for run in run_reports(state)] == [("reverted", True), ("restored", True)]
     undoing.assert_whole()
     undoing.retire()
     undoing.assert_whole()
@@ -106,8 +107,8 @@ def test_readers_get_what_they_had_before_the_round_and_the_offsets_go_back(undo
     opened = undoing.brokers.opened()
     live = {segment.id for segment in opened.open(NAME).refresh().live}
     assert {path.name[21:43] for path in (undoing.brokers.folder / "objects").rglob("*.log")} == live
-    assert {one.id for one in opened.metadata.folded(NAME).cache.segments.values()} == live
-    assert opened.compact(NAME, NOW).status == "cleaned"  # the same round is due again
+    assert {one.id for one in opened.brokers.folded_partition(NAME).cache.segments.values()} == live
+    assert compact(opened, NAME, NOW).status == "cleaned"  # the same round is due again
     assert undoing.batches() == compacted
     undoing.assert_whole()
 
@@ -134,7 +135,7 @@ def test_what_a_dead_undo_left_the_next_round_takes_up(undoing: Undoing, count: 
         undoing.undo(undoing.brokers.opened(appending=MemoryMetadataTopic(undoing.brokers.log, fate=after(count))))
     begun = undoing.state().intent
     assert begun is not None
-    report = undoing.brokers.opened().compact(NAME, NOW)
+    report = compact(undoing.brokers.opened(), NAME, NOW)
     undoing.assert_whole()
     if begun.begun_slot:
         assert (report.status, undoing.batches()) == ("resumed", whole)
@@ -151,15 +152,15 @@ def test_where_brokers_delete_in_mid_undo_it_is_told_that_a_part_is_not_taken_ba
     begun = undoing.state().intent
     assert begun is not None
     assert begun.begun_slot
-    where = undoing.opened.metadata.folded(NAME).cache.partition
+    where = undoing.opened.brokers.folded_partition(NAME).cache.partition
     for step in (SegmentState.DELETE_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_FINISHED):
         undoing.brokers.write(RemoteLogSegmentMetadataUpdateRecord(where, uuid_bytes(made[0].id), 1, 5, step))
     with pytest.raises(CompactorError, match=f"undone in part: .* up to offset {made[0].end_offset} readers keep"):
         undoing.undo()
     state = undoing.state()
     assert state.intent is None
-    assert [(run.status, run.undoable) for run in runs_of(state)] == [("reverted_in_part", False), ("restored", False)]
-    assert runs_of(state)[0].reason == f"1 of {len(made)} groups stay: brokers had deleted segments of them"
+    assert [(run.status, run.undoable) for run in run_reports(state)] == [("reverted_in_part", False), ("restored", False)]
+    assert run_reports(state)[0].reason == f"1 of {len(made)} groups stay: brokers had deleted segments of them"
     with pytest.raises(UsageError, match=f"undone in part: 1 of {len(made)} groups stay"):
         undoing.undo()
 
@@ -168,7 +169,7 @@ def test_where_brokers_have_tiered_a_part_again_it_is_refused_before_anything_is
     """A later leader rolls elsewhere: what the round made is read up to there, and what it replaced reaches beyond."""
     made = [segment for segment in undoing.state().live if segment.id in undoing.state().published_by][-1]
     newest = undoing.state().live[-1]
-    where = undoing.opened.metadata.folded(NAME).cache.partition
+    where = undoing.opened.brokers.folded_partition(NAME).cache.partition
     batches = {int.from_bytes(raw[:8], "big"): raw for _, raw in undoing.before}
     begin, raw_id = next(base for base in batches if base > made.start_offset), b"tiered-again-16b"
     log = b"".join(raw for base, raw in batches.items() if base >= begin)
@@ -191,12 +192,12 @@ def test_where_brokers_have_tiered_a_part_again_it_is_refused_before_anything_is
 def test_what_is_deleted_or_built_on_is_refused(undoing: Undoing) -> None:
     before = undoing.batches()
     with pytest.raises(UsageError, match="no run nothing that is remembered"):
-        take_back(undoing.opened, undoing.opened.open(NAME, leads=True), "nothing")
+        undo_round_by_copies(undoing.opened, undoing.opened.open(NAME, leads=True), "nothing")
     undoing.retire()
     with pytest.raises(UsageError, match="cannot be undone: retiring what run .* replaced has begun"):
         undoing.undo()
     undoing.brokers.tier(NAME, undoing.log.write_part(3))
-    assert undoing.brokers.opened().compact(NAME, NOW).status == "cleaned"
+    assert compact(undoing.brokers.opened(), NAME, NOW).status == "cleaned"
     with pytest.raises(UsageError, match="is not the latest round that readers have"):
         undoing.undo()
     assert undoing.batches() != before

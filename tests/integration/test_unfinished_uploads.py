@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from compactor.config.settings import Settings
 from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED
 from compactor.storage.s3 import S3Store
@@ -58,7 +59,7 @@ def test_uploads_to_a_bucket(tmp_path: Path, s3_bucket: Bucket) -> None:
     """moto says of every upload that it is of 2010."""
     cli = BucketCli(tmp_path / "cli", s3_bucket)
     bring(cli, tmp_path)
-    store = open_store(s3_bucket.url, s3=s3_bucket.settings)
+    store = open_store(s3_bucket.url, settings=Settings(s3=s3_bucket.settings))
     assert isinstance(store, S3Store)
     MultipartUpload(store.requests, Transfers(), "orders-0/half", {})
     client = s3_bucket.server.client()
@@ -69,3 +70,30 @@ def test_uploads_to_a_bucket(tmp_path: Path, s3_bucket: Bucket) -> None:
     assert notes(cli) == []
     (left,) = client.list_multipart_uploads(Bucket=s3_bucket.name)["Uploads"]
     assert left["Key"] == f"{s3_bucket.prefix}s of others/half"
+
+
+def test_uploads_of_others_below_the_same_prefix_are_left_alone(tmp_path: Path, s3_bucket: Bucket) -> None:
+    """Also such as look like a partition's that the tier does not hold."""
+    cli = BucketCli(tmp_path / "cli", s3_bucket)
+    bring(cli, tmp_path)
+    client, root = s3_bucket.server.client(), s3_bucket.prefix
+    control = f"{root}/.tiered-compactor"
+    own = [f"{root}/orders-0/half", f"{control}/partitions/orders-0/scratch/half", f"{root}/.tiered-compactor/probe/half"]
+    others = [f"{root}/half", f"{root}/backup/half", f"{root}/payments-0/half", f"{root}/backup/orders-0/half", f"{control}/half"]
+    for key in [*own, *others]:
+        client.create_multipart_upload(Bucket=s3_bucket.name, Key=key)
+    assert sorted(cli.do("retire")["swept"]) == sorted(f"s3://{s3_bucket.name}/{key}" for key in own)
+    left = client.list_multipart_uploads(Bucket=s3_bucket.name)["Uploads"]
+    assert sorted(upload["Key"] for upload in left) == sorted(others)
+
+
+def test_a_tier_that_is_a_whole_bucket_frees_nothing_in_it_but_control_objects(tmp_path: Path, s3_bucket: Bucket) -> None:
+    cli = BucketCli(tmp_path / "cli", s3_bucket, tier={"url": f"s3://{s3_bucket.name}"})
+    bring(cli, tmp_path)
+    client, own = s3_bucket.server.client(), ".tiered-compactor/partitions/orders-0/scratch/half"
+    others = ["backup/half", "payments-0/half"]
+    for key in [own, *others]:
+        client.create_multipart_upload(Bucket=s3_bucket.name, Key=key)
+    assert cli.do("retire")["swept"] == [f"s3://{s3_bucket.name}/{own}"]
+    left = client.list_multipart_uploads(Bucket=s3_bucket.name)["Uploads"]
+    assert sorted(upload["Key"] for upload in left) == others

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from compactor.errors import CompactorError
+from compactor.storage.forwarding import ReadOnly
 from compactor.storage.port import FileRange
-from compactor.storage.readonly import ReadOnly
 from tests.support.deployment import Deployment, GrowingLog, Running
 
 LOOKS = (
@@ -76,7 +76,7 @@ class TestLooking:
         found = deployment.do("checkpoints", "show", "orders-0")
         assert found["lease"]["epoch"] == 2
         time.sleep(0.6)  # one ttl
-        assert "its process has gone" in deployment.do("explain", "orders-0")["answer"]
+        assert "was interrupted" in deployment.do("explain", "orders-0")["answer"]
 
     def test_a_run_at_work_is_not_disturbed(self, deployment: Deployment, log: GrowingLog) -> None:
         deployment.bring(log.write_part(segments=6))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compactor.control.leadership import lead
+from compactor.control.leadership import hold_leadership
 from compactor.control.ports import Lease
 from compactor.model.ids import TopicPartition
 from tests.builders import LZ4, LogBuilder
@@ -68,7 +68,7 @@ class TestPartition:
 
     def test_it_is_due(self, grown: Deployment) -> None:
         answer, facts = ask(grown, "--now", 12 * HOUR)
-        assert answer.startswith("Nothing keeps it: ")
+        assert answer.startswith("It is due: ")
         assert facts["horizons"][0]["passed"] == 1
         assert facts["open_transaction"][0]["offset"] == 8
         assert facts["dirty"][0]["uncleanable_from"] == 8
@@ -86,7 +86,7 @@ class TestPartition:
 
     def test_somebody_leads_it(self, grown: Deployment) -> None:
         tier = grown.opened()
-        with lead(tier.ports, tier.open(TopicPartition("orders", 0)), Lease(60_000)):
+        with hold_leadership(tier.ports, tier.open(TopicPartition("orders", 0)), Lease(60_000)):
             answer, facts = ask(grown)
             assert answer.startswith(f"{tier.ports.holder} holds its lease (epoch 1) until ")
             assert facts["lease"][0]["epoch"] == 1

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from compactor.service.agent import Agent
-from compactor.service.agent_plan import Trouble
+from compactor.agent.agent import Agent
+from compactor.agent.plan import UploadFailure
 from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle, watch_of
 
-PASSING = (None, Trouble.EPOCH, Trouble.CONTENT, Trouble.BEHIND)
+TOPIC_ID = "Zm9yLWFsbC1icm9rZXJzIQ"
+PASSING = (None, UploadFailure.EPOCH, UploadFailure.CONTENT, UploadFailure.BEHIND)
 """What agents may say while leaders move: they try again."""
 
 
@@ -120,6 +121,8 @@ def two_brokers(folder: Path, seed: int) -> TwoBrokers:
     brokers = {number: SideBroker(folder / f"broker {number}", number) for number in (1, 2)}
     story = PartitionStory(SideCluster())
     replicas = {number: broker.replica() for number, broker in brokers.items()}
+    for replica in replicas.values():
+        replica.topic_id = TOPIC_ID  # Else a log whose records have all expired could not be told from another topic's.
     made = TwoBrokers(SideTier(folder), random.Random(seed), story, brokers, replicas, {1: SideCluster(), 2: SideCluster()})
     story.lead(1)
     made.write()

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from compactor.errors import BadData, Refused
 from compactor.storage.counting import Counters
-from compactor.tier.layouts.aiven.chunk_index import Misfit, decode_sizes, encode_sizes, fixed_index, variable_index
+from compactor.tier.layouts.aiven.chunk_index import (
+    InvalidDataError,
+    decode_chunk_sizes,
+    encode_chunk_sizes,
+    fixed_chunk_index,
+    variable_chunk_index,
+)
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
 from compactor.tier.layouts.aiven.layout import AivenLayout
 from tests.support.broker_tiers import ORDERS, BrokerTier, aiven_tier
@@ -35,8 +41,8 @@ CUSTOM = st.builds(
 
 @given(SIZES)
 def test_sizes_of_chunks(sizes: list[int]) -> None:
-    written = encode_sizes(sizes)
-    assert decode_sizes(written) == tuple(sizes)
+    written = encode_chunk_sizes(sizes)
+    assert decode_chunk_sizes(written) == tuple(sizes)
     assert codec(written) == sizes
     if len(sizes) > 2:
         assert len(written) <= 13 + 4 * (len(sizes) - 1)
@@ -45,12 +51,12 @@ def test_sizes_of_chunks(sizes: list[int]) -> None:
 @given(st.binary(max_size=40))
 def test_a_codec_of_any_bytes_is_one_list_or_refused(data: bytes) -> None:
     try:
-        sizes = decode_sizes(data)
-    except Misfit:
+        sizes = decode_chunk_sizes(data)
+    except InvalidDataError:
         return
     assert len(data) >= 4 + 4 * min(len(sizes), 1)
     if all(size >= 0 for size in sizes) and len(sizes) < 2:
-        assert encode_sizes(sizes) == data
+        assert encode_chunk_sizes(sizes) == data
 
 
 @given(CUSTOM)
@@ -65,18 +71,18 @@ def test_custom_metadata_that_is_cut_off_is_refused(custom: CustomMetadata, data
         cut = data.draw(st.integers(0, len(raw) - 1))
         for wrong in (raw[:cut], raw + b"\0"):
             if wrong:
-                with pytest.raises(Misfit):
+                with pytest.raises(InvalidDataError):
                     CustomMetadata.decode(base64.b64encode(wrong).decode())
 
 
 @given(st.integers(1, 5000), st.integers(1, 20_000), st.data())
 def test_chunks_cover_the_log_and_the_object(chunk_size: int, file_size: int, data: st.DataObject) -> None:
     count = -(-file_size // chunk_size)
-    index = fixed_index(chunk_size, file_size, 28)
+    index = fixed_chunk_index(chunk_size, file_size, 28)
     index.check_unpacked(28)
     if count <= 300:
         lengths = data.draw(st.lists(st.integers(1, 9000), min_size=count, max_size=count))
-        index = data.draw(st.sampled_from([index, variable_index(chunk_size, file_size, lengths)]))
+        index = data.draw(st.sampled_from([index, variable_chunk_index(chunk_size, file_size, lengths)]))
     start = data.draw(st.integers(0, file_size - 1))
     end = data.draw(st.integers(start + 1, file_size))
     chunks = [index.chunk(number) for number in index.numbers(start, end)]

@@ -14,9 +14,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.offsets import Claim, CleanerOffset, advance, clean_up_to, fold_unnamed, granted, problem, resolve
+from checkpoint.offsets import CleanerOffset, advance_vector, clean_end_offset, drop_unreferenced_epochs, is_claim_valid, vector_problem
 from compactor.control import records
-from compactor.control.logs import apply_partition
+from compactor.control.logs import fold_partition_record
 from compactor.control.records import PartitionRecord
 from compactor.control.state import PartitionState
 from tests.simulation.actors import Actors
@@ -42,13 +42,13 @@ def history(seed: int) -> tuple[PartitionRecord, ...]:
     world.stop()
     objects = world.control.objects
     slots = sorted(key for key in objects if key.startswith(f"partitions/{NAME}/log/"))
-    return tuple(records.decode(PartitionRecord, objects[key].data, key) for key in slots)
+    return tuple(records.decode_sealed(PartitionRecord, objects[key].data, key) for key in slots)
 
 
 def sound(state: PartitionState) -> None:
     for earlier, later in pairwise(state.live):
         assert later.start_offset == earlier.end_offset + 1
-    assert problem(state.vector) == ""
+    assert vector_problem(state.vector) == ""
     ids = [segment.id for segment in state.live]
     ids += [segment.id for group in state.waiting for segment in group.segments]
     ids += [segment.id for segment in state.retiring]
@@ -83,7 +83,7 @@ def test_whatever_is_in_the_slots_the_state_stays_sound(seed: int, damages: list
             log[at] = log[at].model_copy(update={"incarnation": "somebody"})
     state = EMPTY
     for slot, record in enumerate(log, 1):
-        state = apply_partition(state, record.model_copy(update={"slot": slot}))
+        state = fold_partition_record(state, record.model_copy(update={"slot": slot}))
         sound(state)
 
 
@@ -94,11 +94,11 @@ def test_a_snapshot_is_as_good_as_the_log_before_it(seed: int, cut: int) -> None
     at = cut % (len(log) + 1)
     state = EMPTY
     for record in log[:at]:
-        state = apply_partition(state, record)
+        state = fold_partition_record(state, record)
     restored = PartitionState.model_validate_json(state.model_dump_json())
     assert restored == state
     for record in log[at:]:
-        state, restored = apply_partition(state, record), apply_partition(restored, record)
+        state, restored = fold_partition_record(state, record), fold_partition_record(restored, record)
     assert restored == state
 
 
@@ -109,22 +109,13 @@ def vector_of(pairs: list[tuple[int, int]]) -> tuple[CleanerOffset, ...]:
     vector: tuple[CleanerOffset, ...] = ()
     for epoch, offset in sorted(pairs):
         if not vector or offset >= vector[-1].offset:
-            vector = advance(vector, epoch, offset)
+            vector = advance_vector(vector, epoch, offset)
     return vector
-
-
-@given(st.lists(entries.map(vector_of).filter(bool), max_size=6), st.randoms())
-def test_claims_resolve_alike_in_every_order_of_arrival(vectors: list[tuple[CleanerOffset, ...]], rng: random.Random) -> None:
-    claims = [Claim(vector[-1].leader_epoch, vector) for vector in vectors]
-    decided, void = resolve(claims)
-    rng.shuffle(claims)
-    assert resolve(claims) == (decided, void)
-    assert all(not granted(decided, claim.leader_epoch, clean_up_to(claim.vector)) for claim in void)
 
 
 @given(entries.map(vector_of), st.sets(st.integers(0, 6)))
 def test_folding_never_moves_the_clean_end_and_never_grants_more(vector: tuple[CleanerOffset, ...], named: set[int]) -> None:
-    folded = fold_unnamed(vector, named)
-    assert clean_up_to(folded) == clean_up_to(vector)
-    assert problem(folded) == ""
-    assert all(granted(vector, entry.leader_epoch, entry.offset) for entry in folded)
+    folded = drop_unreferenced_epochs(vector, named)
+    assert clean_end_offset(folded) == clean_end_offset(vector)
+    assert vector_problem(folded) == ""
+    assert all(is_claim_valid(vector, entry.leader_epoch, entry.offset) for entry in folded)

@@ -11,13 +11,15 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.transfer.export import export_partition
-from compactor.transfer.import_ import ImportOptions, import_directory
-from tests.builders import LogBuilder
+from compactor.transfer.import_ import import_directory
+from compactor.transfer.import_options import ImportOptions
+from tests.builders import LogBuilder, name_topic
 from tests.support.tier_cli import TierCli, batches_of, visible
 
 ORDERS = TopicPartition("orders", 0)
@@ -39,7 +41,7 @@ def replica(folder: Path, written: list[bytes], epochs: list[tuple[int, int]], b
     kept = [(epoch, max(int.from_bytes(written[place][:8], "big"), begin)) for epoch, place in known]
     cut = [entry for number, entry in enumerate(kept) if number == len(kept) - 1 or kept[number + 1][1] > begin]
     (folder / "leader-epoch-checkpoint").write_text("".join(["0\n", f"{len(cut)}\n", *(f"{e} {o}\n" for e, o in cut)]))
-    return folder
+    return name_topic(folder)
 
 
 def imported(tier: Tier, folder: Path, options: ImportOptions | None = None) -> PartitionState:
@@ -67,7 +69,7 @@ def test_increments_equal_one_import(seed: int) -> None:
             open_txns |= {pid} if pid >= 0 else set()
     written = [batch for _, parts in log.segments for batch in parts]
     with tempfile.TemporaryDirectory() as scratch, patch("os.fsync", lambda descriptor: None):
-        one, many = (open_tier(load(str(TierCli(Path(scratch) / name).config))) for name in ("one", "many"))
+        one, many = (open_tier(load_settings(str(TierCli(Path(scratch) / name).config))) for name in ("one", "many"))
         rolls = sorted(rng.sample(range(len(written)), rng.randint(0, min(4, len(written)))))
         whole = replica(Path(scratch) / "whole", written, epochs, rolls, 0, len(written))
         expected = imported(one, whole)

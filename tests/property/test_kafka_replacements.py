@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from compactor.brokers import publisher as kafka
+from compactor.brokers.metadata_topic import rules
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.chain import lineage_from_segments, lookup_chain, offset_gaps
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord
+from compactor.brokers.publisher import KafkaPublisher
 from compactor.errors import Refused, Unavailable
-from compactor.metadata_topic import rules
-from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.chain import chain, gaps, told_lineage
-from compactor.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.tier.ports import Announced
-from compactor.tier.publishers import kafka
-from compactor.tier.publishers.kafka import KafkaPublisher
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.kafka_publishing import NAME, BrokerWorld, described, named
 
@@ -90,7 +90,7 @@ class Story:
         if faults and self.start == 0 and self.rng.random() < 0.02:
             self.start = SIZE
             for one in list(self.world.cache().segments.values()):
-                if one.end_offset < SIZE and one.state in rules.OPEN:
+                if one.end_offset < SIZE and one.state in rules.UNDELETED_STATES:
                     self.world.delete(one.id)
                     self.objects.discard(one.id)
 
@@ -111,7 +111,7 @@ class Story:
             or described(0, link.first, link.last, {e.epoch: e.start_offset for e in link.segment.leader_epochs}).model_copy(
                 update={"id": link.segment.id}
             )
-            for link in chain(cache, told_lineage(cache))
+            for link in lookup_chain(cache, lineage_from_segments(cache))
         ]
 
     def known(self) -> set[str]:
@@ -164,7 +164,7 @@ class Story:
         self.objects -= set(control.replaced)
         publisher.deleted(NAME, self.refs(control.replaced))
         control.replaced = []
-        left = publisher.strays(NAME, self.known()) or ()
+        left = publisher.find_strays(NAME, self.known()) or ()
         self.objects -= {one.id for one in left}
         publisher.deleted(NAME, left)
 
@@ -215,7 +215,7 @@ class Story:
                 self.readers(cache)
 
     def readers(self, cache: RemoteLogMetadataCache) -> None:
-        links = chain(cache, told_lineage(cache))
+        links = lookup_chain(cache, lineage_from_segments(cache))
         at, seen = self.start, False
         for link in links:
             if link.last < at:
@@ -229,9 +229,9 @@ class Story:
 
     def finished(self) -> None:
         cache = self.world.cache()
-        read = {link.segment.segment_id for link in chain(cache, told_lineage(cache))}
+        read = {link.segment.segment_id for link in lookup_chain(cache, lineage_from_segments(cache))}
         assert {one.id for one in cache.segments.values() if one.segment_id not in read} == set()
-        assert [gap for gap in gaps(chain(cache, told_lineage(cache))) if gap[1] >= self.start] == []
+        assert [gap for gap in offset_gaps(lookup_chain(cache, lineage_from_segments(cache))) if gap[1] >= self.start] == []
         assert {one.id for one in cache.segments.values()} == self.objects - {name for name in self.objects if name not in self.holds}
 
 
@@ -267,8 +267,8 @@ def test_readers_notice_nothing_and_every_crash_is_finished(block: int) -> None:
 
 @contextmanager
 def without_refusals(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(rules, "refusal", lambda *_: "")
-    patch.setattr(rules, "sources_refusal", lambda *_: "")
+    patch.setattr(rules, "record_refusal", lambda *_: "")
+    patch.setattr(rules, "source_deletion_refusal", lambda *_: "")
     yield
 
 
@@ -360,8 +360,8 @@ def test_a_round_that_is_taken_back_shows_no_deleted_key_either(block: int) -> N
             story.run_back()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-        links = chain(story.world.cache(), told_lineage(story.world.cache()))
-        assert [gap for gap in gaps(links) if gap[1] >= story.start] == [], seed
+        links = lookup_chain(story.world.cache(), lineage_from_segments(story.world.cache()))
+        assert [gap for gap in offset_gaps(links) if gap[1] >= story.start] == [], seed
 
 
 def test_taking_a_round_back_from_its_beginning_is_noticed() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaner.keys.keysets import ABSENT, ENTRY_BYTES, ROOM, SMALLEST, BoundedOffsetMap, KeySet
+from compactor.cleaner.keys.key_set import ABSENT, ENTRY_BYTES, ROOM, SMALLEST, BoundedOffsetMap, KeySet
 
 # Few distinct values, at both ends and in the middle of the table, so that clusters meet, and tags that only differ after the empty marker.
 first_half = st.sampled_from([0, 1, 2, 2**32, 2**32 + 1, 2**63, 2**64 - 1])
@@ -41,7 +41,7 @@ def test_a_key_set_is_a_set(calls: list[tuple[str, list[tuple[int, int]]]]) -> N
         else:
             assert key_set.grow()
         assert key_set.entries == len(model)
-    assert {key_of((int(a), int(b))) for chunk in key_set.held() for a, b in chunk} == model
+    assert {key_of((int(a), int(b))) for chunk in key_set.key_chunks() for a, b in chunk} == model
 
 
 @settings(deadline=None, max_examples=50)

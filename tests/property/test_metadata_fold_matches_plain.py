@@ -9,23 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.lineage import EpochEntry
-from compactor.errors import BadData, NotFound
-from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.chain import chain, gaps, segment_for
-from compactor.metadata_topic.codec import (
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.chain import lookup_chain, offset_gaps
+from compactor.brokers.metadata_topic.codec import (
     PartitionDeleteState,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
     RemotePartitionDeleteMetadataRecord,
     TopicIdPartition,
-    decode,
-    encode,
+    decode_record,
+    encode_record,
     pack_segment,
     unpack_segment,
 )
+from compactor.errors import BadData, NotFound
 from compactor.model.segment import SegmentState
 from tests.metadata_events import EPOCHS, LAST_OFFSET, LINEAGES, PARTITION, lineage_entries, script
 from tests.plain_metadata_cache import PlainCache, Stopped
+from tests.support.broker_lookups import highest_offset, list_epoch, segment_for
 
 INT32, INT64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
 IDS = st.binary(min_size=16, max_size=16)
@@ -53,9 +54,9 @@ def segments(draw: st.DrawFn) -> RemoteLogSegmentMetadataRecord:
 
 @given(record=segments(), state=st.sampled_from(SegmentState))
 def test_segments_come_back_from_their_bytes(record: RemoteLogSegmentMetadataRecord, state: SegmentState) -> None:
-    value = encode(record)
-    assert decode(value) == record
-    assert encode(decode(value)) == value
+    value = encode_record(record)
+    assert decode_record(value) == record
+    assert encode_record(decode_record(value)) == value
     kept = record._replace(state=state)
     assert unpack_segment(b"before" + pack_segment(kept), 6) == (kept, 6 + len(pack_segment(kept)))
 
@@ -66,21 +67,21 @@ def test_segments_come_back_from_their_bytes(record: RemoteLogSegmentMetadataRec
     )
 )
 def test_updates_come_back_from_their_bytes(record: RemoteLogSegmentMetadataUpdateRecord) -> None:
-    assert decode(encode(record)) == record
+    assert decode_record(encode_record(record)) == record
 
 
 @given(st.builds(RemotePartitionDeleteMetadataRecord, PARTITIONS, INT32, INT64, st.sampled_from(PartitionDeleteState), tags(), st.just(())))
 def test_deletions_come_back_from_their_bytes(record: RemotePartitionDeleteMetadataRecord) -> None:
-    assert decode(encode(record)) == record
+    assert decode_record(encode_record(record)) == record
 
 
 @given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda rest: b"\x01\x00\x00" + rest))
 def test_any_bytes_are_a_record_or_bad_data(value: bytes) -> None:
     try:
-        record = decode(value, offset=1)
+        record = decode_record(value, offset=1)
     except BadData:
         return
-    assert decode(encode(record)) == record
+    assert decode_record(encode_record(record)) == record
 
 
 @given(seed=st.integers(0, 2**32))
@@ -106,16 +107,16 @@ def agree(cache: RemoteLogMetadataCache, plain: PlainCache) -> None:
     assert {one.segment_id: one for one in cache.list_all()} == plain.metadata
     for epoch in EPOCHS:
         state = plain.epochs.get(epoch)
-        assert cache.highest_offset(epoch) == (state.highest if state else None)
+        assert highest_offset(cache, epoch) == (state.highest if state else None)
         for offset in range(LAST_OFFSET + 2):
-            found = cache.segment(epoch, offset)
+            found = cache.find_segment(epoch, offset)
             assert (found.segment_id if found else None) == plain.lookup(epoch, offset)
         listed = plain.listed(epoch)
         if listed is None:
             with pytest.raises(NotFound):
-                cache.list_epoch(epoch)
+                list_epoch(cache, epoch)
             continue
-        ours = cache.list_epoch(epoch)
+        ours = list_epoch(cache, epoch)
         assert sorted((one.start_offset, one.segment_id) for one in ours) == sorted((plain.metadata[i].start_offset, i) for i in listed)
         assert [one.start_offset for one in ours] == [plain.metadata[i].start_offset for i in listed]
     holes = set()
@@ -123,16 +124,16 @@ def agree(cache: RemoteLogMetadataCache, plain: PlainCache) -> None:
         if state.offset_to_id:
             lost = {o for o in range(min(state.offset_to_id), (state.highest or 0) + 1) if plain.lookup(epoch, o) is None}
             holes |= {(epoch, offset) for offset in lost}
-    assert {(hole.epoch, offset) for hole in cache.holes() for offset in range(hole.first, hole.last + 1)} == holes
+    assert {(hole.epoch, offset) for hole in cache.lookup_holes() for offset in range(hole.first, hole.last + 1)} == holes
 
 
 def served_as_the_chain_says(cache: RemoteLogMetadataCache, plain: PlainCache) -> None:
     for lineage in map(lineage_entries, LINEAGES):
-        links = chain(cache, lineage)
+        links = lookup_chain(cache, lineage)
         said = {offset: link.segment.segment_id for link in links for offset in range(link.first, link.last + 1)}
         assert said == {o: raw_id for o in range(LAST_OFFSET + 10) if (raw_id := plain.serve(lineage, o))}
         for offset in range(LAST_OFFSET + 10):
             found = segment_for(cache, lineage, offset)
             assert (found.segment_id if found else None) == said.get(offset)
-        between = {offset for first, last in gaps(links) for offset in range(first, last + 1)}
+        between = {offset for first, last in offset_gaps(links) for offset in range(first, last + 1)}
         assert between == ({o for o in range(links[0].first, links[-1].last) if o not in said} if links else set())

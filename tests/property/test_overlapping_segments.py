@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from checkpoint.lineage import EpochEntry, divergence
-from compactor.metadata_topic import chain as chaining
-from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.chain import Link, chain, one_chain, told_lineage
+from checkpoint.lineage import EpochEntry, first_divergent_offset
+from compactor.brokers.metadata_topic import chain as chaining
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.chain import Link, lineage_from_segments, lookup_chain, whole_segment_chain
 from tests.metadata_events import PARTITION, finished
 from tests.plain_metadata_cache import PlainCache
 from tests.support.replicas import Record, Replicas
@@ -55,10 +55,10 @@ def by_chain(replicas: Replicas, links: list[Link], end: int) -> list[Record | N
 
 def verdict(replicas: Replicas) -> str:
     """``same``, ``hole`` where brokers leave one and so do we, ``refused`` where the newest checkpoint disagrees; raises otherwise."""
-    told = told_lineage(replicas.cache)
-    links = one_chain(chain(replicas.cache, told), told)
+    told = lineage_from_segments(replicas.cache)
+    links = whole_segment_chain(lookup_chain(replicas.cache, told), told)
     end = links[-1].last
-    if divergence(told, end + 1, newest_lineage(replicas, links), end + 1) is not None:
+    if first_divergent_offset(told, end + 1, newest_lineage(replicas, links), end + 1) is not None:
         return "refused"
     truth = naively(replicas, end)
     given = by_chain(replicas, links, end)
@@ -97,12 +97,12 @@ def test_readers_of_overlapping_segments_get_what_brokers_serve() -> None:
 
 def every_lower_epoch(patch: pytest.MonkeyPatch) -> None:
     """An epoch that was discarded is taken for a part of the log."""
-    patch.setattr(chaining, "_predecessors", lambda cache: {})
+    patch.setattr(chaining, "_preceding_epochs", lambda cache: {})
 
 
 def segments_twice(patch: pytest.MonkeyPatch) -> None:
     """A segment that brokers come back to is in the chain twice, or begins behind its start."""
-    patch.setattr(sys.modules[__name__], "one_chain", lambda links, lineage: links)
+    patch.setattr(sys.modules[__name__], "whole_segment_chain", lambda links, lineage: links)
 
 
 @pytest.mark.parametrize("drop", [every_lower_epoch, segments_twice])
@@ -123,7 +123,7 @@ def test_where_metadata_does_not_say_whose_log_it_is_the_checkpoint_does() -> No
     cache = RemoteLogMetadataCache(PARTITION)
     for offset, event in enumerate(events):
         cache.apply(event, offset)
-    told = told_lineage(cache)
+    told = lineage_from_segments(cache)
     assert [entry.epoch for entry in told] == [0, 1, 2]
     known = (EpochEntry(0, 0), EpochEntry(2, 150))
-    assert divergence(told, 200, known, 200) == 100
+    assert first_divergent_offset(told, 200, known, 200) == 100

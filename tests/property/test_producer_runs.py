@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bloom import producer_runs
-from bloom.producer_runs import Events, due_by_fold, events, runs_and_markers
+from bloom.producer_runs import BatchEvents, batch_events, reason_markers_are_due, runs_and_markers
 from compactor.cleaner.passes.transactions import Verdicts, fold
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
@@ -50,7 +50,7 @@ def table_of(rows: list[tuple[int, int, int, int, bool]], offset: int) -> tuple[
     return table, offset
 
 
-def source(table: BatchTable | Events) -> Any:
+def source(table: BatchTable | BatchEvents) -> Any:
     return SimpleNamespace(table=table, txn_entries=np.empty(0, TXN_ENTRY))
 
 
@@ -70,7 +70,7 @@ def test_folds_over_skipped_segments(log: list[list[tuple[int, int, int, int, bo
     for rows in log:
         table, offset = table_of(rows, offset)
         tables.append(table)
-    stand_ins = [events(*runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)]
+    stand_ins = [batch_events(*runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)]
     expected, got = fold([source(t) for t in tables]), fold([source(t) for t in stand_ins])
     states, other_states = ProducerStates.none(), ProducerStates.none()
     for table, stand_in, verdict, other in zip(tables, stand_ins, expected, got, strict=True):
@@ -94,7 +94,7 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
     for rows in log:
         table, offset = table_of(rows, offset)
         tables.append(table)
-    stand_ins = [events(*runs_and_markers(table)) for table in tables]
+    stand_ins = [batch_events(*runs_and_markers(table)) for table in tables]
     for table, verdict, stand_in, other in zip(
         tables, fold([source(t) for t in tables]), stand_ins, fold([source(t) for t in stand_ins]), strict=True
     ):
@@ -104,4 +104,4 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
                 wanted |= bool(verdict.aborted[i]) and table.count[i] > 0
             elif table.control[i] in (kafka.ABORT, kafka.COMMIT) and verdict.discardable[i]:
                 wanted |= not table.attributes[i] & kafka.HORIZON or table.base_timestamp[i] <= now
-        assert bool(due_by_fold(stand_in, other.aborted, other.discardable, now)) == wanted
+        assert bool(reason_markers_are_due(stand_in, other.aborted, other.discardable, now)) == wanted

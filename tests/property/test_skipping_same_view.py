@@ -10,9 +10,10 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaner.gate import ranges, spool
-from compactor.cleaner.keys import keysets
-from compactor.round import index, roles
+from compactor.cleaner.gate.key_table import KeyTable
+from compactor.cleaner.keys import key_set
+from compactor.round import pass_one as index
+from compactor.round import roles
 from tests.builders import LZ4, NONE, LogBuilder, entry, wrapper
 from tests.plain_log import control_type
 from tests.support.tier_cli import TierCli, batches_of, visible
@@ -87,25 +88,23 @@ def assert_none_early(markers: Seen, plain: Seen) -> None:
 
 
 @settings(max_examples=15)
-@example(rounds=[([[("old", 0, False)]], 0), ([[("put", [(0, 0)], -1, 0)]], 0)], legacy=True, engine="auto", threads=1, gate_on_disk=True)
+@example(rounds=[([[("old", 0, False)]], 0), ([[("put", [(0, 0)], -1, 0)]], 0)], legacy=True, engine="auto", threads=1, small_gate=True)
 @given(
     rounds=st.lists(st.tuples(additions(), st.sampled_from([0, 1, RETENTION, 3 * RETENTION])), min_size=2, max_size=4),
     legacy=st.sampled_from([False, False, True]),
     engine=st.sampled_from(["auto", "partitioned", "changes over"]),
     threads=st.sampled_from([1, 3]),
-    gate_on_disk=st.booleans(),
+    small_gate=st.booleans(),
 )
-def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, engine: str, threads: int, gate_on_disk: bool) -> None:
+def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, engine: str, threads: int, small_gate: bool) -> None:
     """``changes over``: the estimate is wrong, and the set of keys full after some dozens."""
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
-        if gate_on_disk:
-            patch.setattr(index, "GATE_KEY_BYTES", 1 << 40)
-            patch.setattr(ranges, "CACHE_BYTES", 1_000)
-            patch.setattr(spool, "BLOCK_ROWS", 50)
+        if small_gate:
+            patch.setattr(index, "KeyTable", lambda budget_bytes, rows: KeyTable(24 * 20, rows))
         if engine == "changes over":
-            patch.setattr(roles, "keys_expected", lambda heads, records: 1)
-            patch.setattr(index, "LEAST_BYTES", (16 + keysets.ROOM) * keysets.ENTRY_BYTES)
-            patch.setattr(keysets, "SMALLEST", 16)
+            patch.setattr(roles, "estimate_distinct_keys", lambda heads, records: 1)
+            patch.setattr(index, "MIN_MAP_BYTES", (16 + key_set.ROOM) * key_set.ENTRY_BYTES)
+            patch.setattr(key_set, "SMALLEST", 16)
         tiers = []
         for bloom in (True, False):
             cleaner = {

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaner.keys import buckets, keysets
-from compactor.cleaner.keys.buckets import KeyBuckets
-from compactor.cleaner.keys.keysets import LEAST_BYTES, KeySet
+from compactor.cleaner import row_spool
+from compactor.cleaner.keys import key_set
+from compactor.cleaner.keys.disk_map import DiskOffsetMap
+from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
 from compactor.cleaner.keys.spilling import SpillingSurvivors
-from compactor.cleaner.keys.survivors import PassOne, Survivors, scan_backwards
+from compactor.cleaner.keys.survivors import KeyScan, Survivors, scan_backwards
 from compactor.cleaner.offline import open_directory
 from compactor.cleaner.passes.chunks import FinishedChunks
-from compactor.cleaner.passes.lanes import Lanes
 from compactor.cleaner.passes.retention import RoundRules
-from compactor.cleaner.passes.rewrite import AtHand, RewritePass
+from compactor.cleaner.passes.rewrite import OpenMember, RewritePass
 from compactor.cleaner.passes.source import cut_source, open_source
 from compactor.cleaner.passes.transactions import fold
+from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.errors import BadData
 from compactor.records.producers import ProducerStates
 from tests.builders import GZIP, LZ4, NONE, LogBuilder
@@ -32,10 +33,10 @@ class NoLimit:
     def __init__(self) -> None:
         self.used = 0
 
-    def reserve(self, nbytes: int) -> None:
+    def take(self, nbytes: int) -> None:
         self.used += nbytes
 
-    def release(self, nbytes: int) -> None:
+    def give(self, nbytes: int) -> None:
         self.used -= nbytes
 
 
@@ -46,10 +47,10 @@ class Log:
         self.folder = folder
         self.sources = open_directory(folder / "log", 4096, LIMIT)
         self.first_dirty = first_dirty
-        self.lanes = Lanes(threads)
+        self.workers = WorkerThreads(threads)
         self.disk = NoLimit()
         self.rounds = 0
-        self.one = PassOne(
+        self.one = KeyScan(
             self.sources, fold(self.sources), first_dirty, self.sources[-1].end, bytes(range(16)), LIMIT, FinishedChunks(0), self.rules()
         )
 
@@ -58,23 +59,25 @@ class Log:
         return RoundRules(1_000_000, 0, 0, end, end - 1, ProducerStates.none())
 
     def in_memory(self) -> Survivors:
-        return scan_backwards(self.one, KeySet(1 << 20), self.lanes)
+        return scan_backwards(self.one, KeySet(1 << 20), self.workers)
 
     def spilling(self, keys: KeySet | None, *, parts: int = 1, skip: frozenset[int] = frozenset()) -> SpillingSurvivors:
         """``skip``: segments below the dirty range that nobody looks up."""
 
-        def open_buckets(part: int, parts: int) -> KeyBuckets:
-            return KeyBuckets(self.folder / "buckets", self.disk, map_budget_bytes=LEAST_BYTES, expected_rows=200, part=part, parts=parts)
+        def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
+            return DiskOffsetMap(
+                self.folder / "disk_map", self.disk, map_budget_bytes=MIN_MAP_BYTES, expected_rows=200, part=part, parts=parts
+            )
 
-        found = SpillingSurvivors(self.one, keys, open_buckets, parts)
+        found = SpillingSurvivors(self.one, keys, open_disk_map, parts)
         try:
             for _ in range(parts):
-                for source, wanted in reversed(self.one.dirty()):
-                    found.scan(source, wanted, self.lanes)
+                for source, wanted in reversed(self.one.dirty_segments()):
+                    found.scan(source, wanted, self.workers)
                 for source in self.sources:
                     if source.base < self.first_dirty and source.ordinal not in skip:
-                        found.scan_clean(source, self.one.below(source), self.lanes)
-                found.finish()
+                        found.scan_below(source, self.one.batches_below(source), self.workers)
+                found.finish_part()
         finally:
             found.close()
         assert self.disk.used == 0
@@ -88,8 +91,8 @@ class Log:
             folder = self.folder / f"out-{self.rounds}"
             folder.mkdir()
             rewriting = RewritePass(survivors, self.rules(), 4096, LIMIT, FinishedChunks(0))
-            member = AtHand(source, self.one.verdicts[source.ordinal])
-            cleaned = rewriting.rewrite(source.base, [member], folder, self.lanes)
+            member = OpenMember(source, self.one.verdicts[source.ordinal])
+            cleaned = rewriting.rewrite(source.base, [member], folder, self.workers)
             written.append(cleaned.paths["log"].read_bytes())
         return written
 
@@ -116,17 +119,17 @@ def logs(draw: st.DrawFn) -> tuple[LogBuilder, int]:
 def test_all_engines_make_the_same_bytes(made: tuple[LogBuilder, int], parts: int, threads: int, block: int) -> None:
     builder, first_dirty = made
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "BLOCK_ROWS", block)
-        patch.setattr(keysets, "SMALLEST", 16)
+        patch.setattr(row_spool, "BLOCK_BYTES", 16 * block)
+        patch.setattr(key_set, "SMALLEST", 16)
         builder.write(Path(scratch) / "log")
         log = Log(Path(scratch), first_dirty, threads)
-        with log.lanes:
+        with log.workers:
             memory = log.in_memory()
             want = log.output(memory)
             on_disk = log.spilling(None, parts=parts)
             assert log.output(on_disk) == want
             assert on_disk.keys == memory.keys
-            tiny = log.spilling(KeySet((16 + keysets.ROOM) * keysets.ENTRY_BYTES))
+            tiny = log.spilling(KeySet((16 + key_set.ROOM) * key_set.ENTRY_BYTES))
             assert log.output(tiny) == want
             assert tiny.spilled == (memory.keys > 12), "0.8 of 16"
             roomy = log.spilling(KeySet(1 << 20))
@@ -142,7 +145,7 @@ def test_what_nobody_had_a_reason_to_look_up_is_not_superseded(tmp_path: Path) -
     builder.put(*(f"b{n}=1" for n in range(50)))
     builder.write(tmp_path / "log")
     log = Log(tmp_path, 50, 1)
-    with log.lanes:
+    with log.workers:
         want = log.output(log.in_memory())
         assert log.output(log.spilling(None, skip=frozenset({0}))) == want
         assert log.output(log.spilling(None, parts=3, skip=frozenset({0}))) == want
@@ -155,20 +158,20 @@ def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
     log = Log(tmp_path, 0, 1)
 
     def asked(found: SpillingSurvivors) -> set[tuple[int, int]]:
-        for source, wanted in reversed(log.one.dirty()):
-            found.scan(source, wanted, log.lanes)
+        for source, wanted in reversed(log.one.dirty_segments()):
+            found.scan(source, wanted, log.workers)
         keys = {(int(h0) & 0xFFFFFFFF, int(h1)) for chunk in found.dirty_keys() for h0, h1 in chunk}
         found.close()
         return keys
 
-    def open_buckets(part: int, parts: int) -> KeyBuckets:
-        return KeyBuckets(tmp_path / "buckets", log.disk, map_budget_bytes=LEAST_BYTES, expected_rows=900, part=part, parts=parts)
+    def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
+        return DiskOffsetMap(tmp_path / "disk_map", log.disk, map_budget_bytes=MIN_MAP_BYTES, expected_rows=900, part=part, parts=parts)
 
-    in_memory = asked(SpillingSurvivors(log.one, KeySet(1 << 20), open_buckets))
+    in_memory = asked(SpillingSurvivors(log.one, KeySet(1 << 20), open_disk_map))
     assert len(in_memory) == 300
-    assert asked(SpillingSurvivors(log.one, None, open_buckets)) == in_memory
-    assert asked(SpillingSurvivors(log.one, KeySet(LEAST_BYTES), open_buckets)) == in_memory
-    assert not (tmp_path / "buckets").exists()
+    assert asked(SpillingSurvivors(log.one, None, open_disk_map)) == in_memory
+    assert asked(SpillingSurvivors(log.one, KeySet(MIN_MAP_BYTES), open_disk_map)) == in_memory
+    assert not (tmp_path / "disk_map").exists()
     assert log.disk.used == 0
 
 
@@ -184,7 +187,7 @@ def test_bad_data_gives_the_disk_back(tmp_path: Path) -> None:
     with pytest.raises(BadData):
         log.spilling(None)
     assert log.disk.used == 0
-    assert not (tmp_path / "buckets").exists()
+    assert not (tmp_path / "disk_map").exists()
 
 
 def test_a_filler_behind_a_source_without_a_batch_is_of_the_epoch_at_the_end(tmp_path: Path) -> None:
@@ -200,7 +203,7 @@ def test_a_filler_behind_a_source_without_a_batch_is_of_the_epoch_at_the_end(tmp
     out = tmp_path / "out"
     out.mkdir()
     rewriting = RewritePass(opened.in_memory(), opened.rules(), 4096, LIMIT, FinishedChunks(0))
-    members = [AtHand(source, verdict) for source, verdict in zip((opened.sources[0], cut), verdicts, strict=True)]
-    cleaned = rewriting.rewrite(0, members, out, opened.lanes, end_offset=5, end_epoch=7)
+    members = [OpenMember(source, verdict) for source, verdict in zip((opened.sources[0], cut), verdicts, strict=True)]
+    cleaned = rewriting.rewrite(0, members, out, opened.workers, end_offset=5, end_epoch=7)
     table = open_source(0, cleaned.paths["log"], 0, 6, 0, -1, LIMIT).table
     assert (table.last_offset.tolist(), table.leader_epoch.tolist()[-1]) == ([0, 5], 7)

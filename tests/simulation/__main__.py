@@ -7,12 +7,14 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from tests.simulation.kafka_schedule import KAFKA_MUTATIONS, kafka_bites, run_kafka_schedule
-from tests.simulation.mutations import MUTATIONS, bites
+from tests.simulation.mutations import MUTATIONS, Mutation, bites
 from tests.simulation.schedule import Outcome, run_schedule
+from tests.simulation.way_in import run_way_in
+from tests.simulation.way_in_mutations import WAY_IN_MUTATIONS, way_in_bites
 
 CHUNK = 100
 SHOWN = 3
@@ -29,11 +31,14 @@ def outcomes(schedule: Schedule, seeds: Iterable[int], jobs: int) -> Iterator[Ou
         yield from pool.imap_unordered(schedule, seeds, CHUNK)
 
 
-def show_bites(wanted: str, seeds: range, *, brokers: bool) -> int:
-    """Per mutation: the first seeds whose schedule ends in a violation, and the first violation in words."""
-    for name, mutation in (KAFKA_MUTATIONS if brokers else MUTATIONS).items():
+Bites = Callable[[Mutation, range], Iterator[tuple[int, str]]]
+
+
+def show_bites(wanted: str, seeds: range, mutations: Mapping[str, Mutation], bites_of: Bites) -> int:
+    """Print the first seeds whose schedule ends in a violation under each mutation, and the first violation."""
+    for name, mutation in mutations.items():
         if wanted == "all" or wanted in name:
-            found = list(islice((kafka_bites if brokers else bites)(mutation, seeds), SHOWN))
+            found = list(islice(bites_of(mutation, seeds), SHOWN))
             said = f"; {found[0][1]}" if found else ""
             print(f"{name}: {', '.join(str(seed) for seed, _ in found) or 'nothing'} of {len(seeds)} seeds{said}", flush=True)
     return 0
@@ -47,10 +52,16 @@ def main() -> int:
     parser.add_argument("--trace", type=int, help="show everything that happens in this one schedule")
     parser.add_argument("--drop", metavar="RULE", help="drop rules of mutations.py by name (or 'all') and show which seeds notice")
     parser.add_argument("--brokers", action="store_true", help="tiers that brokers write")
+    parser.add_argument("--way-in", action="store_true", help="lives of brokers' directories, and what imports them")
     arguments = parser.parse_args()
-    schedule: Schedule = run_kafka_schedule if arguments.brokers else run_schedule
+    schedule: Schedule = run_schedule
+    dropped: tuple[Mapping[str, Mutation], Bites] = MUTATIONS, bites
+    if arguments.brokers:
+        schedule, dropped = run_kafka_schedule, (KAFKA_MUTATIONS, kafka_bites)
+    if arguments.way_in:
+        schedule, dropped = run_way_in, (WAY_IN_MUTATIONS, way_in_bites)
     if arguments.drop is not None:
-        return show_bites(arguments.drop, range(arguments.start, arguments.start + arguments.seeds), brokers=arguments.brokers)
+        return show_bites(arguments.drop, range(arguments.start, arguments.start + arguments.seeds), *dropped)
     if arguments.trace is not None:
         outcome = schedule(arguments.trace, trace=True)
         print("\n".join(outcome.trace))

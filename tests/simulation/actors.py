@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from checkpoint.lineage import EpochEntry, disowned
+from checkpoint.lineage import EpochEntry, first_disowned_offset
+from checkpoint.offsets import clean_end_offset
+from compactor.config.settings import Cleaner
+from compactor.control.deletion import raise_log_start
 from compactor.control.identity import Ownership
-from compactor.control.importing import register, truncate
+from compactor.control.importing import register_import, truncate_tail
+from compactor.control.leadership import RequirementFailed, hold_leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition
 from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.records import BadControlRecord, TailBatch, TailTruncated
-from compactor.control.undo import undo
+from compactor.control.state import PartitionState
+from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, NotFound, OutOfBudget, StoreError, UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import run_round
-from compactor.transfer.intake import Arrival, take_in
-from compactor.upkeep.retire import retire
+from compactor.round.drive import run_round, settle_open_intent
+from compactor.round.expiry import find_expired_segments
+from compactor.transfer.intake import ArrivingSegments, add_segments
+from compactor.upkeep.retire import retire_partition
 from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle
 from tests.simulation.symbolic import (
@@ -55,6 +61,15 @@ class Actors:
         """How many unclean elections are to come."""
         self.name = oracle.name
         self.losses: Losses | None = None
+        self.retention_bytes: tuple[int, ...] = ()
+        """Limits of the compactors' configurations, which need not agree; empty if nothing expires."""
+
+    def expires(self, state: PartitionState) -> int | None:
+        """What retention says by one of the configurations, and what stays of segments that were deleted by hand."""
+        limit = self.world.hazards.choice(self.retention_bytes) if self.retention_bytes else -1
+        cleaner = Cleaner(cleanup_policy="compact,delete", retention_bytes=limit)
+        expired = find_expired_segments(state, cleaner, 0)
+        return expired.log_start_offset if expired else None
 
     def work(self, ports: Ports, *, fails: bool = False) -> SymbolicRound:
         rng = self.world.rng
@@ -68,6 +83,7 @@ class Actors:
             planner=SymbolicPlanner(self.oracle.contents, skips=rng.random() < 0.8),
             worker=worker,
             resumable=lambda plan: "other settings" if refuses else "",
+            expires=self.expires,
         )
 
     def restarting(self, name: str, holder: str, body: Callable[[Ports, PartitionLog], None]) -> Callable[[Ports], None]:
@@ -110,30 +126,51 @@ class Actors:
         if dice < self.runs:
             run_round(ports, log, LEASE, self.work(ports, fails=True))
         elif dice < self.runs + self.retires:
-            retire(ports, log, LEASE, RETENTION, work=self.work(ports) if self.world.rng.random() < 0.6 else None)
+            retire_partition(ports, log, LEASE, RETENTION, work=self.work(ports) if self.world.rng.random() < 0.6 else None)
         elif dice < 0.92:
-            published = log.refresh().published
-            if published:
-                self.undoing += 1
-                try:
-                    undo(ports, log, LEASE, published[-1])
-                finally:
-                    self.undoing -= 1
+            if log.refresh().published:
+                self.take_back(ports, log)
         else:
             log.cut(self.world.rng.choice((1, 4)))
+
+    def take_back(self, ports: Ports, log: PartitionLog) -> None:
+        """Undo the latest round."""
+        self.undoing += 1
+        try:
+            undo_round(ports, log, LEASE, log.state.published[-1])
+        finally:
+            self.undoing -= 1
+
+    def deleter(self, ports: Ports, log: PartitionLog) -> None:
+        """Delete records below any offset, also where there is none. Some do not settle an open round first, some undo a round after it."""
+        dice = self.world.hazards
+        state = log.refresh()
+        offset = dice.randint(state.log_start - 2, state.end_offset + 2)
+        replaced = [segment for group in state.waiting if not group.undone for segment in group.segments]
+        if replaced and dice.random() < 0.4:
+            offset = dice.choice(replaced).end_offset + 1  # a round may have made one segment of it and of its neighbour
+        with hold_leadership(ports, log, LEASE) as leadership:
+            if dice.random() < 0.7:
+                settle_open_intent(leadership, self.work(ports))
+            try:
+                raise_log_start(leadership, lambda state: None if (state.log_start_offset or -1) == offset else offset)
+            except RequirementFailed:
+                pass
+        if log.state.published and dice.random() < 0.4:
+            self.take_back(ports, log)
 
     def collector(self, ports: Ports, log: PartitionLog) -> None:
         log.cut(self.world.rng.choice((1, 1, 6)))
 
     def sweeper(self, ports: Ports, log: PartitionLog) -> None:
         """With another configuration, where there is one: what was recorded with what waits counts, too."""
-        retire(ports, log, LEASE, HASTY if ports.retention else RETENTION, dry_run=self.world.rng.random() < 0.2)
+        retire_partition(ports, log, LEASE, HASTY if ports.retention else RETENTION, dry_run=self.world.rng.random() < 0.2)
 
     def importer(self, ports: Ports, log: PartitionLog) -> None:
         """One or two segments at the end of the tier, through the real intake; what the broker has discarded is discarded first."""
         rng, broker = self.world.rng, self.live
         state = log.refresh()
-        parted = disowned(state.lineage, state.end_offset + 1, broker.lineage(broker.end), broker.end)
+        parted = first_disowned_offset(state.lineage, state.end_offset + 1, broker.lineage(broker.end), broker.end)
         if state.live and parted is not None:
             self.truncation(ports, log, parted)
             return
@@ -148,7 +185,7 @@ class Actors:
         chosen = [SymbolicIncoming(self, ports, rows) for rows in missing[: rng.choice((1, 1, 2))]]
         last = chosen[-1].rows[-1][0]
         tail = (TailBatch(base_offset=last, last_offset=last, digest=str(chosen[-1].rows[-1])),)
-        take_in(ports, log, chosen, Arrival(broker.lineage(last + 1), tail))
+        add_segments(ports, log, chosen, ArrivingSegments(broker.lineage(last + 1), tail))
 
     def elect(self) -> None:
         """The broker's log loses its end, most often some of what the tier has."""
@@ -164,20 +201,21 @@ class Actors:
         if first.start_offset < offset:
             data = encode(row for row in self.oracle.contents[first.id] if row[0] < offset)
             head = describe(ports.new_id(), first.start_offset, offset - 1, data, first.leader_epochs)
-            register(ports, log, cut_id, [head.id])
+            register_import(ports, log, cut_id, [head.id])
             upload(ports, head, data, self.name)
-        body = TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head)
-        truncate(ports, log, body)
+        lost = clean_end_offset(state.vector) > offset
+        body = TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost)
+        truncate_tail(ports, log, body)
 
     def stranger(self, ports: Ports, log: PartitionLog) -> None:
         """Somebody whose control store was mistyped: an empty one over the same data. He imports nothing, and would sweep everything."""
         mine = replace(ports, control=self.world.mistyped, ownership=Ownership())
         owner, catalog = mine.ownership, open_catalog(mine)
         assert isinstance(owner, Ownership)
-        owner.before_creation(mine, catalog.refresh())
+        owner.require_free_root(mine, catalog.refresh())
         owner.tier_id = create_tier(mine, kind="object-log", layout="native").tier_id
-        mine.own(anew=True)
-        retire(mine, open_partition(mine, self.name), LEASE, RETENTION)
+        mine.require_ownership(anew=True)
+        retire_partition(mine, open_partition(mine, self.name), LEASE, RETENTION)
 
     def lose(self) -> None:
         """An object that waits for grace is lost. Nobody reads it; but who goes back to it must notice."""
@@ -202,8 +240,10 @@ class Actors:
                 rows.extend(self.oracle.contents[segment.id])
         except NotFound:
             return
-        if truncated == self.oracle.truncated and view(rows) != self.oracle.truth(state.end_offset):
-            self.world.violate(f"a reader sees {view(rows)}, the broker wrote {self.oracle.truth(state.end_offset)}")
+        seen = view(row for row in rows if row[0] >= state.log_start)
+        truth = self.oracle.truth(state.end_offset, state.log_start)
+        if truncated == self.oracle.truncated and seen != truth:
+            self.world.violate(f"a reader sees {seen}, the broker wrote {truth}")
 
 
 class SymbolicIncoming:
@@ -215,10 +255,10 @@ class SymbolicIncoming:
         self.rows = rows
 
     @property
-    def identity(self) -> str:
+    def content_identity(self) -> str:
         return encode(self.rows).decode()
 
-    def bring(self, registered: str) -> RemoteLogSegmentMetadata | None:
+    def upload_under_id(self, registered: str) -> RemoteLogSegmentMetadata | None:
         actors, rows = self.actors, self.rows
         start, end = rows[0][0], rows[-1][0]
         entries = actors.live.lineage(end + 1)
@@ -230,7 +270,7 @@ class SymbolicIncoming:
             actors.elect()
         return segment if upload(self.ports, segment, encode(actors.live.between(start, end)), actors.name) else None
 
-    def check_unchanged(self) -> None:
+    def check_source_unchanged(self) -> None:
         if self.actors.live.between(self.rows[0][0], self.rows[-1][0]) != self.rows:
             raise BadData("it changed while it was imported")
 

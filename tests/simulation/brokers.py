@@ -13,38 +13,37 @@ from dataclasses import replace
 
 from greenlet import getcurrent
 
-from checkpoint.offsets import clean_up_to
-from compactor.config import Cleaner
-from compactor.control.logs import PartitionLog, open_partition
-from compactor.control.mirror import BrokersView
-from compactor.control.ports import Ports, Retention
-from compactor.control.records import RoundPublished
-from compactor.control.state import PartitionState
-from compactor.errors import BadData, Fenced, OutOfBudget, Refused, StoreError, Unavailable, UsageError
-from compactor.metadata_topic import rules
-from compactor.metadata_topic.cache import RemoteLogMetadataCache, epoch_end, epoch_starts
-from compactor.metadata_topic.chain import Link, chain, gaps, one_chain, told_lineage
-from compactor.metadata_topic.codec import (
+from checkpoint.offsets import clean_end_offset
+from compactor.brokers.metadata_topic import rules
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
+from compactor.brokers.metadata_topic.chain import BrokerView, Link, lineage_from_segments, lookup_chain, offset_gaps, whole_segment_chain
+from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
     RemotePartitionDeleteMetadataRecord,
     TopicIdPartition,
-    decode,
+    decode_record,
     uuid_text,
 )
-from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import KeptStates
-from compactor.metadata_topic.ports import Polled
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.metadata_topic.ports import PollResult
+from compactor.brokers.publisher import KafkaPublisher
+from compactor.config.settings import Cleaner
+from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.ports import Ports, Retention
+from compactor.control.records import RoundPublished
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, Fenced, OutOfBudget, Refused, StoreError, Unavailable, UsageError
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition, segment_id
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
 from compactor.records.producers import ProducerStates, format_snapshot
 from compactor.round.drive import run_round
-from compactor.round.plan import RoundFacts, assess, plan_round
+from compactor.round.plan import RoundFacts, assess_round, plan_round
 from compactor.round.ports import WorkSession
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers.kafka import KafkaPublisher
-from compactor.upkeep.retire import retire
+from compactor.upkeep.retire import retire_partition
 from tests.simulation import symbolic
 from tests.simulation.actors import LEASE
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
@@ -95,7 +94,7 @@ class SimTopic(MemoryMetadataTopic):
         super().__init__(sim.topic)
         self._sim = sim
 
-    def poll(self, limit: int, timeout_s: float) -> Polled:
+    def poll(self, limit: int, timeout_s: float) -> PollResult:
         return self._sim.world.call("poll", lambda: super(SimTopic, self).poll(limit, timeout_s), changes=False)
 
     def append(self, partition: int, value: bytes) -> int:
@@ -142,8 +141,12 @@ class SimReplicas(Replicas):
         update = RemoteLogSegmentMetadataUpdateRecord(WHERE, copy.start.segment_id, 1, 6, S.COPY_SEGMENT_FINISHED)
         trial = self.alone.copy()
         trial.apply(update, trial.applied + 1)
-        before, after = (chain(cache, self.leader.lineage()) for cache in (self.alone, trial))
-        whole = not gaps([link for link in after if link.last >= self.sim.start]) and after[-1].last >= before[-1].last if before else True
+        before, after = (lookup_chain(cache, self.leader.lineage()) for cache in (self.alone, trial))
+        whole = (
+            not offset_gaps([link for link in after if link.last >= self.sim.start]) and after[-1].last >= before[-1].last
+            if before
+            else True
+        )
         if whole and copy.start.segment_id in trial.segments:
             super().finish(copy)
 
@@ -159,7 +162,7 @@ class SimReplicas(Replicas):
             return
         self.sim.start = max(self.sim.start, self.rng.choice(ends))
         self.sim.world.note(f"records below {self.sim.start} are deleted")
-        going = [one for one in self.cache.list_all() if one.end_offset < self.sim.start and one.state in rules.OPEN]
+        going = [one for one in self.cache.list_all() if one.end_offset < self.sim.start and one.state in rules.UNDELETED_STATES]
         for one in sorted(going, key=lambda one: one.start_offset):
             for state in (S.DELETE_SEGMENT_STARTED, S.DELETE_SEGMENT_FINISHED):
                 self.say(RemoteLogSegmentMetadataUpdateRecord(WHERE, one.segment_id, 1, 0, state))
@@ -190,7 +193,7 @@ class BrokersOracle(Oracle):
         super().check_step(before, record)
         body = getattr(record, "body", None)
         if isinstance(body, RoundPublished) and not body.cut_off:
-            below = [row[1] for row in self.sim.rows(self.state.live) if row[0] < clean_up_to(self.state.vector)]
+            below = [row[1] for row in self.sim.rows(self.state.live) if row[0] < clean_end_offset(self.state.vector)]
             if len(set(below)) != len(below):
                 self.world.violate("a key occurs twice below the cleaner offset")
 
@@ -224,7 +227,7 @@ class Simulated:
 
     def written(self, partition: int, value: bytes) -> int:
         offset = self.topic.put(partition, value)
-        self.happened(decode(value))
+        self.happened(decode_record(value))
         return offset
 
     def lands(self, partition: int, value: bytes) -> None:
@@ -262,11 +265,11 @@ class Simulated:
         for epoch, begin in epoch_starts(segment):
             state = self.cache.epochs[epoch]
             highest = -1 if state.highest is None else state.highest
-            if epoch in lineage and state.starts and state.starts[-1] >= begin and highest <= epoch_end(segment, epoch):
+            if epoch in lineage and state.starts and state.starts[-1] >= begin and highest <= last_offset_of_epoch(segment, epoch):
                 self.world.violate(f"R8: readers of leader epoch {epoch} find nothing while {segment.id} supersedes its end")
 
     def links(self) -> list[Link]:
-        return chain(self.cache, self.replicas.leader.lineage())
+        return lookup_chain(self.cache, self.replicas.leader.lineage())
 
     def readers(self, when: str) -> None:
         links = [link for link in self.links() if link.last >= self.start]
@@ -302,16 +305,16 @@ class Simulated:
     # --- processes ---
 
     def ports(self, process: Process) -> Ports:
-        followed = FollowedTopic(SimTopic(self), KeptStates(KeptNowhere()), clock_ms=lambda: int(self.world.now_ms))
+        followed = FoldedMetadataTopic(SimTopic(self), PersistedStates(KeptNowhere()), clock_ms=lambda: int(self.world.now_ms))
         plain = self.world.ports(process)
 
-        def view(name: TopicPartition) -> BrokersView:
+        def view(name: TopicPartition) -> BrokerView:
             followed.catch_up(30)
-            found = followed.partition(WHERE.topic_id, WHERE.partition)
+            found = followed.folded_partition(WHERE.topic_id, WHERE.partition)
             if found is None:
-                return BrokersView((), ())
-            lineage = told_lineage(found.cache)
-            return BrokersView(one_chain(chain(found.cache, lineage), lineage), lineage, found.cache.applied)
+                return BrokerView((), ())
+            lineage = lineage_from_segments(found.cache)
+            return BrokerView(whole_segment_chain(lookup_chain(found.cache, lineage), lineage), lineage, found.cache.applied)
 
         publisher = KafkaPublisher(
             followed, SimTopic(self), lambda name: uuid_text(WHERE.topic_id), clock_ms=lambda: int(self.world.now_ms), late_ms=LATE_MS
@@ -349,7 +352,9 @@ class Simulated:
                         if world.rng.random() < 0.7:
                             run_round(ports, log, LEASE, self.work(ports, world.rng))
                         else:
-                            retire(ports, log, LEASE, KEPT, work=self.work(ports, world.rng) if world.rng.random() < 0.6 else None)
+                            retire_partition(
+                                ports, log, LEASE, KEPT, work=self.work(ports, world.rng) if world.rng.random() < 0.6 else None
+                            )
                     except StoreError:
                         log = open_partition(ports, NAME)
                     except (Fenced, UsageError, BadData, OutOfBudget):
@@ -393,7 +398,7 @@ class Simulated:
             if done.status == "quarantined" and "what brokers read is no whole log" in done.reason:
                 self.refused = done.reason  # they deleted records, and with them what they found below by another leader epoch
                 return
-            retire(ports, log, LEASE, KEPT, work=self.work(ports, random.Random(1), fails=0))
+            retire_partition(ports, log, LEASE, KEPT, work=self.work(ports, random.Random(1), fails=0))
             if done.status == "nothing_to_do" and not log.state.waiting and not self.left():
                 break
         self.check_end(log)
@@ -414,15 +419,15 @@ class Simulated:
         if orphans:  # a zombie's upload under an id that is finished is what `orphans` is for
             self.world.violate(f"orphans stay: {sorted(orphans)}")
         newest = self.links()[-1].segment.start_offset
-        if clean_up_to(log.state.vector) != newest:
-            self.world.violate(f"clean is up to {clean_up_to(log.state.vector)}, and not up to {newest}")
+        if clean_end_offset(log.state.vector) != newest:
+            self.world.violate(f"clean is up to {clean_end_offset(log.state.vector)}, and not up to {newest}")
 
 
 def planner(cleaner: Cleaner) -> symbolic.Planner:
     """The real one, without filters."""
 
     def plan(state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
-        found = assess(state, cleaner, now_ms)
+        found = assess_round(state, cleaner, now_ms)
         if not found.due:
             return None
         return plan_round(RoundFacts(state, found, cleaner, now_ms, (), "symbolic", "memory"), leader_epoch, new_id)

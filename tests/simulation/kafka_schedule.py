@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from compactor.brokers import publisher as kafka
+from compactor.brokers.metadata_topic import rules
+from compactor.brokers.metadata_topic.codec import uuid_bytes
+from compactor.brokers.publisher import KafkaPublisher
 from compactor.control import mirror, publication
 from compactor.control.leadership import RequirementFailed
 from compactor.errors import CompactorError
-from compactor.metadata_topic import rules
-from compactor.metadata_topic.codec import uuid_bytes
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
-from compactor.tier.publishers import kafka
-from compactor.tier.publishers.kafka import KafkaPublisher
 from tests.simulation import brokers
 from tests.simulation.brokers import Simulated
 from tests.simulation.schedule import Outcome, watched
@@ -62,8 +62,8 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
     """Rules that refuse are silent, too: what is said is what the order alone makes of it."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(rules, "refusal", lambda *_: ""))
-        stack.enter_context(patch.object(rules, "sources_refusal", lambda *_: ""))
+        stack.enter_context(patch.object(rules, "record_refusal", lambda *_: ""))
+        stack.enter_context(patch.object(rules, "source_deletion_refusal", lambda *_: ""))
         for each in patches:
             stack.enter_context(each)
         yield
@@ -71,14 +71,14 @@ def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
 
 def sources_first() -> AbstractContextManager[Any]:
     def switched(self: KafkaPublisher, name: TopicPartition, new: Replacement, *, give_up: bool) -> bool:
-        where, cache = self._folded(name)
+        where, cache = self._read_fold(name)
         left = [cache.segments[raw] for raw in map(uuid_bytes, new.sources) if raw in cache.segments]
-        going = sorted((one for one in left if one.state in rules.OPEN), key=lambda one: one.start_offset)
-        self._say(where, cache, [self._update(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
-        self._finish(where, cache.segments[uuid_bytes(new.segment.id)])
+        going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
+        self._append_records(where, cache, [self._update_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
+        self._append_copy_finished(where, cache.segments[uuid_bytes(new.segment.id)])
         return True
 
-    return unasked(patch.object(KafkaPublisher, "_switched", switched))
+    return unasked(patch.object(KafkaPublisher, "_switch_group", switched))
 
 
 def sorting(descends: Callable[[Any], bool]) -> AbstractContextManager[Any]:
@@ -107,30 +107,30 @@ def never_begun() -> AbstractContextManager[Any]:
 
 
 def not_behind() -> AbstractContextManager[Any]:
-    plain = KafkaPublisher._switched
-    return unasked(patch.object(KafkaPublisher, "_switched", lambda self, name, new, give_up: plain(self, name, new, give_up=False)))
+    plain = KafkaPublisher._switch_group
+    return unasked(patch.object(KafkaPublisher, "_switch_group", lambda self, name, new, give_up: plain(self, name, new, give_up=False)))
 
 
 def no_look() -> AbstractContextManager[Any]:
     """The sources go whatever became of the segment that should stand for them."""
 
     def switched(self: KafkaPublisher, name: TopicPartition, new: Replacement, *, give_up: bool) -> bool:
-        where, cache = self._folded(name)
+        where, cache = self._read_fold(name)
         known = cache.segments.get(uuid_bytes(new.segment.id))
         if known is not None and known.state is kafka._S.COPY_SEGMENT_STARTED:
-            self._finish(where, known)
+            self._append_copy_finished(where, known)
         left = [cache.segments[raw] for raw in map(uuid_bytes, new.sources) if raw in cache.segments]
-        going = sorted((one for one in left if one.state in rules.OPEN), key=lambda one: one.start_offset)
-        self._say(where, cache, [self._update(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
+        going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
+        self._append_records(where, cache, [self._update_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
         return True
 
-    return unasked(patch.object(KafkaPublisher, "_switched", switched))
+    return unasked(patch.object(KafkaPublisher, "_switch_group", switched))
 
 
 KAFKA_MUTATIONS: dict[str, Mutation] = {
     "R3": sources_first,
     "R3b": lambda: sorting(lambda one: not hasattr(one, "sources")),
-    "R8": lambda: unasked(patch.object(rules, "markers", lambda *_: [])),
+    "R8": lambda: unasked(patch.object(rules, "ceiling_markers", lambda *_: [])),
     "ascending": lambda: sorting(lambda one: hasattr(one, "sources")),
     "publish begun": never_begun,
     "look": no_look,
@@ -139,9 +139,9 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
     "cut off": lambda: unasked(
         patch.object(KafkaPublisher, "cut_off", lambda *_: 0), patch.object(KafkaPublisher, "withdraw", lambda *_, **__: None)
     ),
-    "wait": lambda: unasked(patch.object(publication, "_outlast_predecessors", lambda leadership: None)),
-    "in flight": lambda: patch.object(KafkaPublisher, "_forestall", lambda *_: None),
-    "tiered again": lambda: patch.object(mirror, "_again_from", lambda *_: None),
+    "wait": lambda: unasked(patch.object(publication, "_wait_for_predecessors", lambda leadership: None)),
+    "in flight": lambda: patch.object(KafkaPublisher, "_stop_unfinished_copies", lambda *_: None),
+    "tiered again": lambda: patch.object(mirror, "_first_retiered_offset", lambda *_: None),
 }
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from compactor.control.control_log import Mark
-from compactor.control.logs import CatalogLog, PartitionLog, note_slots, open_catalog, open_partition
+from compactor.control.control_log import StateMark
+from compactor.control.logs import CatalogLog, PartitionLog, open_catalog, open_partition, record_lower_bounds
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import StoreError
@@ -32,7 +32,7 @@ class Losses:
         self._missing: dict[str, Any] = {}
         self._heard: dict[str, int] = {}
         self._catalogs: dict[str, CatalogLog] = {}
-        self._kept: dict[str, list[tuple[PartitionState, Mark]]] = {}
+        self._kept: dict[str, list[tuple[PartitionState, StateMark]]] = {}
         self._object = re.compile(rf"partitions/{oracle.name}/(log|snapshot)/(\d{{20}})\.json")
 
     def joins(self, process: str) -> None:
@@ -55,10 +55,10 @@ class Losses:
         """After what it has done; a process may die before it comes to this."""
         mark = log.mark()
         if mark is not None:
-            self._kept.setdefault(holder, []).append((log.state, Mark.model_validate_json(mark.model_dump_json())))
+            self._kept.setdefault(holder, []).append((log.state, StateMark.model_validate_json(mark.model_dump_json())))
         if self.world.hazards.random() < TELLS:
             try:
-                note_slots(self._catalogs[process], [log])
+                record_lower_bounds(self._catalogs[process], [log])
             except StoreError:
                 pass
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from compactor.brokers.metadata_topic.codec import TOPIC, MetadataRecord, encode_record
+from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.ports import Bounds, PollResult, TopicIdentity, TopicRecord
 from compactor.errors import NotFound, Refused, Unavailable
-from compactor.metadata_topic.codec import TOPIC, MetadataRecord, encode
-from compactor.metadata_topic.partitioner import metadata_partition
-from compactor.metadata_topic.ports import Bounds, Polled, TopicIdentity, TopicRecord
 
 
 class MemoryTopicLog:
@@ -28,7 +28,7 @@ class MemoryTopicLog:
     def write(self, records: Iterable[MetadataRecord]) -> None:
         """As brokers do: each record into the partition of its user partition."""
         for record in records:
-            self.put(metadata_partition(record.partition.topic_id, record.partition.partition, len(self.logs)), encode(record))
+            self.put(metadata_partition(record.partition.topic_id, record.partition.partition, len(self.logs)), encode_record(record))
 
     def control_record(self, partition: int) -> None:
         self.logs[partition].append(None)
@@ -74,7 +74,7 @@ class MemoryMetadataTopic:
     def seek(self, positions: Mapping[int, int]) -> None:
         self._positions = dict(positions)
 
-    def poll(self, limit: int, timeout_s: float) -> Polled:
+    def poll(self, limit: int, timeout_s: float) -> PollResult:
         """Never waits. Takes from each partition in turn."""
         self.polls += 1
         records: list[TopicRecord] = []
@@ -87,7 +87,7 @@ class MemoryMetadataTopic:
             self._positions[number] = max(position, end)
             if end == self._end(number):
                 reached[number] = end
-        return Polled(records, reached)
+        return PollResult(records, reached)
 
     def append(self, partition: int, value: bytes) -> int:
         if not 0 <= partition < len(self.log.logs):

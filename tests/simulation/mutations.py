@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from checkpoint import offsets
-from compactor.control import control_log, fold, grace, identity, importing, leadership, logs, ordering, publication
+from compactor.control import control_log, deletion, fold, grace, identity, importing, leadership, log_start, logs, ordering, publication
 from compactor.control import records as r
 from compactor.control import undo as undoing
 from compactor.control.control_log import ControlLog
@@ -23,7 +23,7 @@ from compactor.control.ports import Ports, Retention
 from compactor.control.state import PartitionState, Registration
 from compactor.control.summary import WaitingSummary
 from compactor.errors import CompactorError
-from compactor.tier.ports import Named
+from compactor.tier.ports import SegmentName
 from compactor.transfer import intake
 from compactor.upkeep import retire
 from tests.simulation.schedule import run_schedule
@@ -68,7 +68,9 @@ def vector_advanced_inside_the_round() -> Iterator[None]:
 
     def early(state: PartitionState, record: Any, body: Any) -> dict[str, Any]:
         changes = effect(state, record, body)
-        plan = changes["intent"].plan.model_copy(update={"vector": offsets.advance(state.vector, body.leader_epoch, state.end_offset + 1)})
+        plan = changes["intent"].plan.model_copy(
+            update={"vector": offsets.advance_vector(state.vector, body.leader_epoch, state.end_offset + 1)}
+        )
         return changes | {"vector": plan.vector, "intent": changes["intent"].model_copy(update={"plan": plan})}
 
     with patch.dict(fold.EFFECTS, {r.ReceiptsAdded: early}):
@@ -86,19 +88,19 @@ def boundary_not_read_again() -> Iterator[None]:
         self._state = state
         return state
 
-    with patch.object(ControlLog, "_settle", settle):
+    with patch.object(ControlLog, "_fold_to_tail", settle):
         yield
 
 
 @contextmanager
 def ours_by_content() -> Iterator[None]:
     """A slot is called ours where its body is what we wanted to write."""
-    with patch.object(control_log, "is_ours", lambda stored, attempted: stored.body == attempted.body):
+    with patch.object(control_log, "is_same_attempt", lambda stored, attempted: stored.body == attempted.body):
         yield
 
 
 def objects_of(leads: Leadership, intent: Any) -> list[str]:
-    return [object_key(leads.log.state.name, Named(task.new_segment_id, task.start_offset)) for task in intent.plan.tasks]
+    return [object_key(leads.log.state.name, SegmentName(task.new_segment_id, task.start_offset)) for task in intent.plan.tasks]
 
 
 @contextmanager
@@ -137,22 +139,22 @@ def grace_by_the_publishers_clock() -> Iterator[None]:
     def since(ports: Ports, log: PartitionLog) -> dict[int, int]:
         return real(ports, log) | {run.published_slot: run.ended_ms for run in log.state.runs}
 
-    real = retire.since_ms
-    with patch.object(retire, "since_ms", since):
+    real = retire.read_slot_times
+    with patch.object(retire, "read_slot_times", since):
         yield
 
 
 @contextmanager
 def fold_before_list() -> Iterator[None]:
     """The sweep folds, and then lists."""
-    survey = retire.survey
+    survey = retire.survey_retirable
 
-    def early(ports: Ports, log: PartitionLog, retention: Retention, clock: retire.Clock = retire.STORES_OWN) -> retire.Survey:
+    def early(ports: Ports, log: PartitionLog, retention: Retention, clock: retire.GraceClock = retire.STORES_OWN) -> retire.RetireSurvey:
         log.refresh()
         with patch.object(log, "refresh", lambda: log.state):
             return survey(ports, log, retention, clock)
 
-    with patch.object(retire, "survey", early):
+    with patch.object(retire, "survey_retirable", early):
         yield
 
 
@@ -236,7 +238,7 @@ def blind_acquisition() -> Iterator[None]:
         leader = state.leader
         return None if leader and (leader.incarnation, leader.epoch) == (log.incarnation, body.leader_epoch) else body
 
-    with patch.object(leadership, "_unless_changed", unless):
+    with patch.object(leadership, "_acquisition_unless_changed", unless):
         yield
 
 
@@ -244,12 +246,14 @@ def blind_acquisition() -> Iterator[None]:
 def blind_import() -> Iterator[None]:
     """An importer does not look whether its registration still stands."""
 
-    def tier(ports: Ports, log: PartitionLog, import_id: str, segments: Any, lineage: Any = (), tail: Any = ()) -> PartitionState:
-        body = r.SegmentsTiered(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), tail=tuple(tail))
+    def tier(
+        ports: Ports, log: PartitionLog, import_id: str, segments: Any, lineage: Any = (), tail: Any = (), topic_id: str = "", *_: Any
+    ) -> PartitionState:
+        body = r.SegmentsTiered(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), tail=tuple(tail), topic_id=topic_id)
         start = log.refresh().slot
         return log.transact(lambda state: None if state.slot > start else body)
 
-    with patch.object(intake, "tier", tier), patch.object(importing, "tier", tier):
+    with patch.object(intake, "tier_segments", tier), patch.object(importing, "tier_segments", tier):
         yield
 
 
@@ -264,73 +268,86 @@ def tiered_unregistered() -> Iterator[None]:
             state = state.model_copy(update={"registrations": state.registrations | {body.import_id: entry}})
         return effect(state, record, body)
 
-    with patch.dict(fold.EFFECTS, {r.SegmentsTiered: tiered}), without(ordering.registered_ids)():
+    with patch.dict(fold.EFFECTS, {r.SegmentsTiered: tiered}), without(ordering.check_registered_ids)():
         yield
 
 
 @contextmanager
 def undo_does_not_ask() -> Iterator[None]:
     """``undo`` takes the latest round whatever stands against it."""
-    with without(ordering.no_intent, of=r.RoundUndone)():
+    with without(ordering.check_no_open_intent, of=r.RoundUndone)():
         yield
 
 
 @contextmanager
 def truncation_does_not_clamp() -> Iterator[None]:
     """The cleaner offsets stay where they were when the broker's log was truncated below them."""
-    with patch.object(fold, "_clamped", lambda state, parted: {"vector": state.vector, "waiting": state.waiting}):
+    with patch.object(fold, "_clamp_offsets", lambda state, parted: {"vector": state.vector, "waiting": state.waiting}):
         yield
 
 
 @contextmanager
 def swept_though_announced() -> Iterator[None]:
     """The sweep does not know what the open intent has announced."""
-    protected = ordering.protected
+    protected = ordering.protected_ids
 
     def without_intent(state: PartitionState) -> set[str]:
         return protected(state.model_copy(update={"intent": None}))
 
-    with patch.object(ordering, "protected", without_intent):
+    with patch.object(ordering, "protected_ids", without_intent):
         yield
 
 
 @contextmanager
 def clamp_leaves_waiting_groups() -> Iterator[None]:
     """What waits keeps the cleaner offsets from before the truncation."""
-    with patch.object(fold, "_clamped", lambda state, parted: {"vector": offsets.clamp(state.vector, parted), "waiting": state.waiting}):
+    with patch.object(
+        fold, "_clamp_offsets", lambda state, parted: {"vector": offsets.clamp_vector(state.vector, parted), "waiting": state.waiting}
+    ):
         yield
 
 
 @contextmanager
 def imports_voided_at_once() -> Iterator[None]:
     """Whatever is registered is taken for abandoned."""
-    with patch.object(retire, "_stale", lambda ports, log, retention, clock: tuple(log.state.registrations)):
+    with patch.object(retire, "_stale_imports", lambda ports, log, retention, clock: tuple(log.state.registrations)):
         yield
 
 
 @contextmanager
 def changed_sources_are_taken() -> Iterator[None]:
     """An importer does not look whether the file is still what it has checked."""
-    with patch.object(intake, "look_again", lambda one: None):
+    with patch.object(intake, "recheck_source", lambda one: None):
         yield
 
 
 @contextmanager
 def whoever_has_the_data() -> Iterator[None]:
     """Nobody asks whose the data root is."""
-    with patch.object(Ownership, "_compare", lambda *_: None), patch.object(identity, "_unnamed", lambda *_: ""):
+    with patch.object(Ownership, "_require_same_id", lambda *_: None), patch.object(identity, "_find_unnamed_segment", lambda *_: ""):
         yield
 
 
 @contextmanager
 def grace_by_whoever_retires() -> Iterator[None]:
     """What was recorded with a publication is not asked."""
-    keep_ms = grace.keep_ms
+    keep_ms = grace.retention_time_ms
 
     def configured(group: grace.WaitingGroup, retention: Retention) -> int:
         return keep_ms(WaitingSummary(slot=group.slot, since_ms=None, run_id="", undone=group.undone, segments=0, size_bytes=0), retention)
 
-    with patch.object(grace, "keep_ms", configured):
+    with patch.object(grace, "retention_time_ms", configured):
+        yield
+
+
+@contextmanager
+def newest_segment_expires() -> Iterator[None]:
+    """Whatever lies below the new log start is removed, the newest segment, too."""
+
+    def below(live: Any, offset: int) -> tuple[Any, ...]:
+        return tuple(segment for segment in live if segment.end_offset < offset)
+
+    with patch.object(log_start, "removable_below", below), patch.object(deletion, "removable_below", below):
         yield
 
 
@@ -339,10 +356,10 @@ def always(where: Any, name: str, answer: Any) -> Mutation:
     return lambda: patch.object(where, name, lambda *_, **__: answer)
 
 
-FENCING: Mutation = without(ordering.leads)
-OPEN_INTENT: Mutation = together(without(ordering.intent_open, ordering.whole_round), tolerant_fold)
-LIVE: Mutation = together(without(ordering.coverage_kept), nowhere("_source_gone"), tolerant_fold)
-VECTOR: Mutation = together(without(ordering.vector_ends_round), nowhere("_vector_moved"))
+FENCING: Mutation = without(ordering.check_writer_leads)
+OPEN_INTENT: Mutation = together(without(ordering.check_intent_open, ordering.check_whole_round), tolerant_fold)
+LIVE: Mutation = together(without(ordering.check_coverage), nowhere("_missing_source_problem"), tolerant_fold)
+VECTOR: Mutation = together(without(ordering.check_new_vector), nowhere("_vector_problem"))
 
 MUTATIONS: dict[str, Mutation] = {
     "vector advanced inside a round": vector_advanced_inside_the_round,
@@ -355,26 +372,31 @@ MUTATIONS: dict[str, Mutation] = {
     "fenced process cleans up": fenced_process_cleans_up,
     "slots deleted before the boundary": slots_deleted_before_the_boundary,
     "times not kept in the snapshot": times_not_kept,
-    "epochs may repeat": together(without(ordering.next_epoch), blind_acquisition),
+    "epochs may repeat": together(without(ordering.check_next_epoch), blind_acquisition),
     "voided imports count": together(tiered_unregistered, blind_import),
-    "imports need not continue the log": without(ordering.continues_log),
+    "imports need not continue the log": without(ordering.check_continues_log),
     "lineage truncation does not clamp": truncation_does_not_clamp,
     "a clamp leaves waiting groups": clamp_leaves_waiting_groups,
     "import does not check that its file is unchanged": changed_sources_are_taken,
-    "undo of any round": together(without(ordering.latest_round), tolerant_fold),
+    "undo of any round": together(without(ordering.check_latest_round), tolerant_fold),
     "undo with an open intent": undo_does_not_ask,
     "undo with an open intent, no vector check": together(undo_does_not_ask, VECTOR),
     "undo with an open intent, no vector check, no live check": together(undo_does_not_ask, VECTOR, LIVE),
-    "verification before publication skipped": always(publication, "verify", ""),
-    "lease never respected": always(leadership, "_alive", None),
+    "verification before publication skipped": always(publication, "stored_segments_problem", ""),
+    "lease never respected": always(leadership, "_other_living_leader", None),
     "leadership never released": always(Leadership, "release", None),
-    "a leader that hangs beats on": always(leadership.Pulse, "beats_on", True),
+    "a leader that hangs beats on": always(leadership.LeaderProgress, "should_beat", True),
     "announced ids unprotected in the sweep": swept_though_announced,
-    "undo does not check its sources": always(undoing, "_check_sources", None),
+    "undo does not check its sources": always(undoing, "_require_intact_segments", None),
     "imports voided at once": imports_voided_at_once,
     "data of another control store": whoever_has_the_data,
     "lower bounds are not asked": always(ControlLog, "_check_floor", None),
     "recorded grace does not count": grace_by_whoever_retires,
+    "log start may fall": without(log_start.check_log_start_rises),
+    "newest segment may expire": newest_segment_expires,
+    "log start raised beside an open round": without(ordering.check_no_open_intent, of=r.LogStartRaised),
+    "undo below the log start": always(log_start, "restoring_problem", ""),
+    "truncation below the log start": without(log_start.check_cut_above_log_start),
     "no fencing": FENCING,
     "no check at append": no_check_at_append,
     "no open intent": OPEN_INTENT,

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from checkpoint.offsets import clean_up_to
+from checkpoint.offsets import clean_end_offset
 from compactor.control import logs, records
 from compactor.control.records import (
     ImportVoided,
     LeadershipAcquired,
+    LogStartRaised,
     PartitionRecord,
     RetireBegun,
     RoundPublished,
@@ -25,7 +26,7 @@ from compactor.control.records import (
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.upkeep.retire import Survey
+from compactor.upkeep.retire import RetireSurvey
 from tests.simulation.symbolic import NAME, Row, Rows, decode, view
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
@@ -49,6 +50,7 @@ class Oracle:
         self.promised: dict[str, Rows] = {}
         """What importers read of the broker, by segment id."""
         self.truncated = 0
+        self.log_start = 0
         world.control.on_create.append(self.control_created)
         world.data.on_create.append(self.data_created)
         world.data.on_delete.append(self.data_deleted)
@@ -56,9 +58,9 @@ class Oracle:
         self.signs: dict[int, list[float]] = {}
         self.asked: dict[str, float] = {}
 
-    def truth(self, end_offset: int) -> dict[str, int]:
-        """The value of each key as the broker wrote it, up to and including this offset."""
-        return view(row for row in self.rows if row[0] <= end_offset)
+    def truth(self, end_offset: int, log_start: int) -> dict[str, int]:
+        """The value of each key as the broker wrote it, from one offset to another, both inclusive."""
+        return view(row for row in self.rows if log_start <= row[0] <= end_offset)
 
     # --- what happens to the stores ---
 
@@ -66,8 +68,8 @@ class Oracle:
         """A record counts as written when its slot is created for the first time, directly behind the tail."""
         if not key.startswith(self.log) or int(key[len(self.log) : len(self.log) + 20]) != self.state.slot + 1:
             return
-        record = records.decode(PartitionRecord, data, key)
-        before, self.state = self.state, logs.apply_partition(self.state, record)
+        record = records.decode_sealed(PartitionRecord, data, key)
+        before, self.state = self.state, logs.fold_partition_record(self.state, record)
         self.times[record.slot] = int(self.world.now_ms)
         self.fingerprints[record.slot] = fingerprint(self.state)
         counted = len(self.state.fenced) == len(before.fenced)
@@ -118,7 +120,7 @@ class Oracle:
 
     # --- what processes believe ---
 
-    def surveyed(self, found: Survey, state: PartitionState) -> None:
+    def surveyed(self, found: RetireSurvey, state: PartitionState) -> None:
         """What is announced is known to whoever has folded the announcement, whoever leads."""
         announced = {task.new_segment_id for task in state.intent.plan.tasks} if state.intent else set()
         if announced.intersection(item.segment_id for item in (*found.orphans, *found.young)):
@@ -144,9 +146,19 @@ class Oracle:
         if isinstance(body, TailTruncated):
             self.truncated += 1
             self.rows = [row for segment in before.live for row in self.contents[segment.id] if row[0] < body.offset]
-            if clean_up_to(state.vector) > body.offset:
+            self.rows += [row for segment in body.segments for row in self.contents[segment.id]]
+            if clean_end_offset(state.vector) > body.offset:
                 self.world.violate("offsets that the broker has discarded count as clean")
-        moved = clean_up_to(state.vector) > clean_up_to(before.vector)
+        if isinstance(body, LogStartRaised):
+            self.raised(before, body)
+        back = [s.id for s in state.live if s.end_offset < self.log_start and s not in before.live]
+        if back and not isinstance(body, RoundPublished):
+            self.world.violate(f"{body.type} brought back segment {back[0]}, whose records were deleted")
+        if isinstance(body, TailTruncated) and self.log_start and body.offset <= self.log_start:
+            self.world.violate(f"the log was cut at {body.offset}, and its records below {self.log_start} were deleted")
+        if (state.log_start_offset or 0) != self.log_start:
+            self.world.violate(f"{body.type} moved the log start from {self.log_start} to {state.log_start_offset}")
+        moved = clean_end_offset(state.vector) > clean_end_offset(before.vector)
         if moved and not isinstance(body, RoundPublished):
             self.world.violate(f"{body.type} advanced the cleaner offset")
         if isinstance(body, ImportVoided) and self.world.now_ms - self.times[before.registrations[body.import_id].slot] < ORPHAN_AGE_MS - 1:
@@ -156,6 +168,21 @@ class Oracle:
                 keep = GRACE_MS if group.undone else max(GRACE_MS, UNDO_WINDOW_MS)
                 if group.segments and group not in state.waiting and self.world.now_ms - self.times[group.slot] < keep - 1:
                     self.world.violate(f"what run {group.run_id} left was retired before its grace was over")
+
+    def raised(self, before: PartitionState, body: LogStartRaised) -> None:
+        """Whole segments go from the front, all records of them lie below the new start, and the end of the log stays where it is."""
+        state = self.state
+        removed = before.live[: len(before.live) - len(state.live)]
+        if body.offset < self.log_start or body.offset > before.end_offset + 1:
+            self.world.violate(f"the log start {self.log_start} became {body.offset} in a log that ends at {before.end_offset}")
+        if before.intent is not None:
+            self.world.violate("the log start was raised while a round was open")
+        if not state.live or removed + state.live != before.live or state.end_offset != before.end_offset:
+            self.world.violate("raising the log start took away another part of the log than its beginning")
+        for segment in removed:
+            if any(row[0] >= body.offset for row in self.contents[segment.id]) or segment.end_offset >= body.offset:
+                self.world.violate(f"segment {segment.id} was removed, and readers still had records of it")
+        self.log_start = body.offset
 
     def arrived(self, segments: Sequence[RemoteLogSegmentMetadata]) -> None:
         """What came in is what the importer read, and lies there as it was recorded."""
@@ -178,9 +205,11 @@ class Oracle:
                 self.world.violate(f"live segment {segment.id} has no object")
                 return
             rows.extend(self.contents[segment.id])
-        if view(rows) != self.truth(state.end_offset):
-            self.world.violate(f"the view up to {state.end_offset} is {view(rows)}, the broker wrote {self.truth(state.end_offset)}")
-        below = [row[1] for row in rows if row[0] < clean_up_to(state.vector)]
+        seen = view(row for row in rows if row[0] >= self.log_start)
+        truth = self.truth(state.end_offset, self.log_start)
+        if seen != truth:
+            self.world.violate(f"the view from {self.log_start} to {state.end_offset} is {seen}, the broker wrote {truth}")
+        below = [row[1] for row in rows if self.log_start <= row[0] < clean_end_offset(state.vector)]
         if len(set(below)) != len(below):
             self.world.violate("a key occurs twice below the cleaner offset")
 
@@ -202,7 +231,7 @@ class Oracle:
         scratch = [key for key in self.world.control.objects if key.startswith(f"partitions/{self.name}/scratch/")]
         if scratch:
             self.world.violate(f"scratch stays: {scratch}")
-        if state.end_offset + 1 != clean_up_to(state.vector) and state.live:
+        if state.end_offset + 1 != max(clean_end_offset(state.vector), self.log_start) and state.live:
             self.world.violate("the end phase leaves something dirty")
 
 
@@ -219,6 +248,7 @@ def fingerprint(state: PartitionState) -> Fingerprint:
         tuple(state.registrations),
         state.published,
         len(state.fenced),
+        state.log_start_offset,
     )
 
 

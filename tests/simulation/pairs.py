@@ -14,7 +14,7 @@ from compactor.control import records
 from compactor.control.deletion import delete_partition
 from compactor.control.leadership import RequirementFailed
 from compactor.control.records import PartitionRecord
-from compactor.control.undo import undo
+from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, Leased, NotFound, UsageError
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing
@@ -73,7 +73,7 @@ def _act(play: Play, operation: str, actor: Actor) -> str:
     elif operation == "retire":
         actor.retire()
     elif operation == "undo":
-        undo(actor.ports, actor.log, LEASE, next(run.run_id for run in actor.state().runs if run.published_slot))
+        undo_round(actor.ports, actor.log, LEASE, next(run.run_id for run in actor.state().runs if run.published_slot))
     elif operation == "delete":
         delete_partition(actor.ports, actor.log, LEASE)
     else:
@@ -102,7 +102,7 @@ def moment(operation: str) -> tuple[str, int]:
         perform(play, operation, play.process("first"))
         for key, data in sorted(play.world.control.objects.items()):
             if key.startswith(LOG) and int(key[len(LOG) :][:20]) > before:
-                record = records.decode(PartitionRecord, data.data, key)
+                record = records.decode_sealed(PartitionRecord, data.data, key)
                 if record.body.type == MOMENTS[operation]:
                     return f"create {key}", 0
     raise AssertionError(f"{operation} wrote no {MOMENTS[operation]}")

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.control.importing import register
+from compactor.control.importing import register_import
 from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import Unavailable
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import RoundResult, run_round
-from compactor.upkeep.retire import RetireReport, retire
+from compactor.upkeep.retire import RetireReport, retire_partition
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.oracle import Oracle
 from tests.simulation.schedule import watched
@@ -57,11 +57,13 @@ class Actor:
         return run_round(self.ports, self.log, LEASE, self.work(**changes))
 
     def work(self, **changes: Any) -> SymbolicRound:
+        expires = changes.pop("expires", lambda state: None)
         worker = SymbolicWorker(self.ports, **changes)
-        return SymbolicRound(self.ports, self.ports.clock_ms(), SymbolicPlanner(self.play.oracle.contents), worker)
+        planner = SymbolicPlanner(self.play.oracle.contents)
+        return SymbolicRound(self.ports, self.ports.clock_ms(), planner, worker, expires=expires)
 
     def retire(self, **changes: Any) -> RetireReport:
-        return retire(self.ports, self.log, LEASE, RETENTION, **changes)
+        return retire_partition(self.ports, self.log, LEASE, RETENTION, **changes)
 
     def state(self) -> PartitionState:
         return self.log.refresh()
@@ -187,7 +189,7 @@ def uploaded(play: Play, actor: Actor, *numbers: int) -> tuple[str, list[RemoteL
     for number in numbers:
         rows = play.broker[number]
         segments.append(describe(actor.ports.new_id(), rows[0][0], rows[-1][0], encode(rows), [EpochEntry(0, 0)]))
-    register(actor.ports, actor.log, import_id, [segment.id for segment in segments])
+    register_import(actor.ports, actor.log, import_id, [segment.id for segment in segments])
     for number, segment in zip(numbers, segments, strict=True):
         upload(actor.ports, segment, encode(play.broker[number]))
     return import_id, segments

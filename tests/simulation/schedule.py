@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
-from compactor.bootstrap import Tier
-from compactor.config import Settings
+from compactor.access.tier import Tier
+from compactor.config.settings import Settings
 from compactor.control import leadership as leading
 from compactor.control import records
 from compactor.control.control_log import ControlLog
@@ -24,7 +24,7 @@ from compactor.errors import Leased
 from compactor.round.drive import run_round
 from compactor.storage.counting import Counters
 from compactor.upkeep import retire as upkeep
-from compactor.upkeep.retire import retire
+from compactor.upkeep.retire import retire_partition
 from compactor.upkeep.verify_offsets import verify_checkpoints
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.losses import Losses
@@ -53,6 +53,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
     rng = world.rng
     world.faults = rng.choice(PROFILES)
     hazardous, losing, neighbours = seed % 3 == 2, seed % 6 == 1, seed % 6 == 3
+    expiring = seed % 6 == 4 or seed % 12 == 11
     if losing:  # a request that lands late could land where something was lost
         world.faults = replace(world.faults, delay=0, duplicate=0)
     if hazardous:
@@ -88,6 +89,9 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
             ("sweeper", "host-f", actors.sweeper),
         ]
         cast += extras[:1] if world.faults is ZOMBIES else rng.sample(extras, rng.randint(0, 3))
+        if expiring:
+            actors.retention_bytes = world.hazards.choice(((0,), (20, 60), (60,), (40, 200), (10**6,)))
+            cast.append(("deleter", "host-g", actors.deleter))
         if losing:
             actors.losses = Losses(world, oracle)
             for _ in range(12):
@@ -148,7 +152,7 @@ def _finish(world: World, actors: Actors, ports: Ports) -> None:
         world.wait(2000)
     for _ in range(40):  # whatever beats is heard meanwhile
         world.wait(ORPHAN_AGE_MS / 20)
-    retire(ports, log, LEASE, RETENTION, work=actors.work(ports))
+    retire_partition(ports, log, LEASE, RETENTION, work=actors.work(ports))
     oracle.check_view()
     oracle.check_end()
 
@@ -157,9 +161,9 @@ def _finish(world: World, actors: Actors, ports: Ports) -> None:
 def watched(world: World, *oracles: Oracle) -> Iterator[None]:
     """Shows each partition's oracle what every process comes to believe, and decodes each object once (values are frozen)."""
     judges = {str(oracle.name): oracle for oracle in oracles}
-    settle, acquire, decode, survey = ControlLog._settle, leading.acquire, records.decode, upkeep.survey
+    settle, acquire, decode, survey = ControlLog._fold_to_tail, leading.acquire_leadership, records.decode_sealed, upkeep.survey_retirable
 
-    def watched_survey(ports: Ports, log: PartitionLog, *means: Any) -> upkeep.Survey:
+    def watched_survey(ports: Ports, log: PartitionLog, *means: Any) -> upkeep.RetireSurvey:
         found = survey(ports, log, *means)
         if ports.control.url == world.control.url:
             judges[log.name].surveyed(found, log.state)
@@ -182,9 +186,9 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
         return leadership
 
     with (
-        patch.object(ControlLog, "_settle", watched_settle),
-        patch.object(leading, "acquire", watched_acquire),
-        patch.object(upkeep, "survey", watched_survey),
-        patch.object(records, "decode", lru_cache(maxsize=2000)(decode)),
+        patch.object(ControlLog, "_fold_to_tail", watched_settle),
+        patch.object(leading, "acquire_leadership", watched_acquire),
+        patch.object(upkeep, "survey_retirable", watched_survey),
+        patch.object(records, "decode_sealed", lru_cache(maxsize=2000)(decode)),
     ):
         yield

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from itertools import chain
 
 from checkpoint import lineage
-from compactor.control.ordering import Stage
 from compactor.control.ports import Ports
 from compactor.control.records import ScratchObject
+from compactor.control.stages import Stage
 from compactor.control.state import PartitionState
 from compactor.errors import AlreadyExists
 from compactor.model.ids import TopicPartition
@@ -180,7 +180,7 @@ class SymbolicPlanner:
                     new_segment_id=new_id(),
                     start_offset=group[0].start_offset,
                     end_offset=group[-1].end_offset,
-                    leader_epochs=lineage.union([segment.leader_epochs for segment in group]),
+                    leader_epochs=lineage.merge_segment_lineages([segment.leader_epochs for segment in group]),
                     mtime_ms=0,
                 )
                 for number, group in enumerate(_groups(work, 1 + leader_epoch % 3))
@@ -193,39 +193,48 @@ class SymbolicRound:
     """RoundWork over symbols: the facts are the state, the planner and the worker those that are given."""
 
     def __init__(
-        self, ports: Ports, now_ms: int, planner: Planner, worker: Worker, resumable: Callable[[CompactionPlan], str] = lambda plan: ""
+        self,
+        ports: Ports,
+        now_ms: int,
+        planner: Planner,
+        worker: Worker,
+        resumable: Callable[[CompactionPlan], str] = lambda plan: "",
+        expires: Callable[[PartitionState], int | None] = lambda state: None,
     ) -> None:
         self._ports = ports
         self._now_ms = now_ms
         self._planner = planner
         self._worker = worker
         self._resumable = resumable
+        self.new_log_start = expires
 
-    def due(self, state: PartitionState) -> bool:
+    def is_due(self, state: PartitionState) -> bool:
+        if self.new_log_start(state) is not None:
+            return True
         return self._planner(state, self._now_ms, state.last_epoch + 1, self._ports.new_id) is not None
 
     def resume_problem(self, plan: CompactionPlan) -> str:
         return self._resumable(plan)
 
-    def admit(self, plan: CompactionPlan) -> None:
+    def admit_plan(self, plan: CompactionPlan) -> None:
         """There is no budget of records."""
 
     @contextmanager
-    def gathered(self, state: PartitionState, check: Callable[[], object]) -> Iterator[PartitionState]:
+    def gather_facts(self, state: PartitionState, check: Callable[[], object]) -> Iterator[PartitionState]:
         yield state
 
-    def plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
+    def make_plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
         return self._planner(facts, self._now_ms, leader_epoch, new_id)
 
-    def work(
+    def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: PartitionState | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
         return self._worker(plan, tasks, session)
 
-    def stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
+    def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
         return {}
 
-    def reached(self, stage: Stage, plan: CompactionPlan) -> None:
+    def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
         return None
 
 
@@ -266,7 +275,7 @@ class SymbolicWorker:
 
     def _pass_one(self, plan: CompactionPlan, session: WorkSession, by_id: Mapping[str, RemoteLogSegmentMetadata]) -> dict[str, int]:
         """Key -> its last offset in the dirty range; kept as a scratch object where survivors are kept."""
-        for item in session.survivors:
+        for item in session.stored_survivors:
             found: dict[str, int] = json.loads(self.ports.control.get(item.key))
             return found
         latest: dict[str, int] = {}

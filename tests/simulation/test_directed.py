@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compactor.control import importing, publication
-from compactor.control.leadership import acquire
-from compactor.control.undo import undo
+from compactor.control.leadership import acquire_leadership
+from compactor.control.undo import undo_round
 from compactor.errors import Fenced, StoreError, UsageError
 from compactor.model.plan import CompactionPlan
 from tests.simulation.actors import LEASE
@@ -46,7 +46,7 @@ class TestLateDeletes:
         other = play.process("b")
         assert run.plan
         with pytest.raises(UsageError, match="retiring"):
-            undo(other.ports, other.log, LEASE, run.plan.run_id)
+            undo_round(other.ports, other.log, LEASE, run.plan.run_id)
         play.land()
         end_well(play)
 
@@ -61,7 +61,7 @@ class TestLateDeletes:
         def meanwhile() -> None:
             play.pass_time(TTL_MS * 2)
             other = play.process("b")
-            undo(other.ports, other.log, LEASE, run_id)
+            undo_round(other.ports, other.log, LEASE, run_id)
 
         play.before(SLOT, meanwhile, skip=1)  # behind its acquisition: the record "retire begun"
         with pytest.raises(Fenced):
@@ -139,10 +139,10 @@ class TestLatePublications:
         second.state()
 
         def other() -> None:
-            assert acquire(second.ports, second.log, LEASE).epoch == 0
+            assert acquire_leadership(second.ports, second.log, LEASE).epoch == 0
 
         play.before(slot(tail + 1), other)
-        leadership = acquire(first.ports, first.log, LEASE)
+        leadership = acquire_leadership(first.ports, first.log, LEASE)
         assert leadership.epoch == 1
         assert first.log.state.epochs[0].incarnation == second.log.incarnation
 
@@ -184,7 +184,7 @@ class TestBoundaries:
             other.log.cut(1)
 
         play.before(slot(tail + 1), meanwhile)
-        leadership = acquire(sleeper.ports, sleeper.log, LEASE)
+        leadership = acquire_leadership(sleeper.ports, sleeper.log, LEASE)
         assert leadership.epoch == 1
         assert sleeper.log.state.slot > tail + 1
         assert sleeper.log.cut(1)
@@ -247,14 +247,14 @@ class TestImports:
         sleeper = play.process("importer")
         rows = next(rows for rows in play.broker if rows[0][0] > sleeper.state().end_offset)
         name, import_id = sleeper.ports.new_id(), sleeper.ports.new_id()
-        importing.register(sleeper.ports, sleeper.log, import_id, [name])
+        importing.register_import(sleeper.ports, sleeper.log, import_id, [name])
         segment = describe(name, rows[0][0], rows[-1][0], encode(rows), [play.actors.live.lineage(1)[0]])
         assert upload(sleeper.ports, segment, encode(rows))
         play.pass_time(ORPHAN_AGE_MS * 2)
         swept = play.process("sweeper").retire().swept
         assert swept == (object_key(NAME, segment),)
         with pytest.raises(Fenced, match="voided"):
-            importing.tier(sleeper.ports, sleeper.log, import_id, [segment])
+            importing.tier_segments(sleeper.ports, sleeper.log, import_id, [segment])
         upload(sleeper.ports, segment, encode(rows))  # and even when it uploads once more, it is swept every time
         assert play.process("sweeper").retire().swept == swept
         end_well(play)
@@ -262,13 +262,13 @@ class TestImports:
     def test_a_young_import_is_left_alone(self, play: Play) -> None:
         importer = play.process("importer")
         name, import_id = importer.ports.new_id(), importer.ports.new_id()
-        importing.register(importer.ports, importer.log, import_id, [name])
+        importing.register_import(importer.ports, importer.log, import_id, [name])
         rows = play.broker[0]
         segment = describe(name, rows[0][0], rows[-1][0], encode(rows), [play.actors.live.lineage(1)[0]])
         upload(importer.ports, segment, encode(rows))
         play.pass_time(ORPHAN_AGE_MS / 2)
         assert play.process("sweeper").retire().swept == ()
-        assert importing.tier(importer.ports, importer.log, import_id, [segment]).end_offset == rows[-1][0]
+        assert importing.tier_segments(importer.ports, importer.log, import_id, [segment]).end_offset == rows[-1][0]
 
     def test_the_sweep_lists_before_it_folds(self, play: Play) -> None:
         """An import that is tiered between the sweep's LIST and its fold is known to the fold."""
@@ -291,7 +291,7 @@ class TestUndo:
         assert first.plan
         other = play.process("b")
         with pytest.raises(UsageError, match="still open"):
-            undo(other.ports, other.log, LEASE, first.plan.run_id)
+            undo_round(other.ports, other.log, LEASE, first.plan.run_id)
         end_well(play)
 
     def test_a_plan_made_before_an_undo_is_never_announced(self, play: Play) -> None:
@@ -306,7 +306,7 @@ class TestUndo:
         def meanwhile() -> None:
             play.pass_time(TTL_MS * 2)
             other = play.process("b")
-            undo(other.ports, other.log, LEASE, run_id)
+            undo_round(other.ports, other.log, LEASE, run_id)
 
         play.before(slot(tail + 2), meanwhile)  # between acquiring and announcing
         with pytest.raises(Fenced):
@@ -320,7 +320,7 @@ class TestUndo:
         assert run.plan
         assert run.state.vector != before.vector
         other = play.process("b")
-        after = undo(other.ports, other.log, LEASE, run.plan.run_id)
+        after = undo_round(other.ports, other.log, LEASE, run.plan.run_id)
         assert (after.live, after.vector) == (before.live, before.vector)
         assert after.last_epoch > run.plan.leader_epoch
         end_well(play)
@@ -330,7 +330,7 @@ class TestUndo:
         run = play.process("a").run()
         assert run.plan
         other = play.process("b")
-        undo(other.ports, other.log, LEASE, run.plan.run_id)
+        undo_round(other.ports, other.log, LEASE, run.plan.run_id)
         assert play.process("c").retire().deleted == ()
         play.pass_time(GRACE_MS * 2)
         assert len(play.process("c").retire().deleted) == len(run.plan.tasks)
@@ -344,9 +344,9 @@ class TestUndo:
         assert second.plan
         other = play.process("b")
         with pytest.raises(UsageError, match="latest"):
-            undo(other.ports, other.log, LEASE, first.plan.run_id)
-        undo(other.ports, other.log, LEASE, second.plan.run_id)
-        undo(other.ports, other.log, LEASE, first.plan.run_id)
+            undo_round(other.ports, other.log, LEASE, first.plan.run_id)
+        undo_round(other.ports, other.log, LEASE, second.plan.run_id)
+        undo_round(other.ports, other.log, LEASE, first.plan.run_id)
         assert other.log.state.vector == ()
         end_well(play)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from compactor.control.control_log import ControlLog, Mark
+from compactor.control.control_log import ControlLog, StateMark
 from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
@@ -22,14 +22,14 @@ SCHEDULES = 300
 @contextmanager
 def remembering(seed: int) -> Iterator[list[int]]:
     """Yields the ages, in slots, of the states that were gone on from."""
-    rng, settle = random.Random(seed), ControlLog._settle
-    kept: list[tuple[PartitionState, Mark]] = []
+    rng, settle = random.Random(seed), ControlLog._fold_to_tail
+    kept: list[tuple[PartitionState, StateMark]] = []
     ages: list[int] = []
 
     def keeping(log: ControlLog[Any], appended: Any) -> Any:
         state = settle(log, appended)
         if isinstance(state, PartitionState) and rng.random() < 0.3 and (mark := log.mark()):
-            kept.append((state, Mark.model_validate_json(mark.model_dump_json())))
+            kept.append((state, StateMark.model_validate_json(mark.model_dump_json())))
         return state
 
     def opened(ports: Ports, name: TopicPartition) -> PartitionLog:
@@ -41,7 +41,7 @@ def remembering(seed: int) -> Iterator[list[int]]:
         return log
 
     with (
-        patch.object(ControlLog, "_settle", keeping),
+        patch.object(ControlLog, "_fold_to_tail", keeping),
         patch.object(actors, "open_partition", opened),
         patch.object(schedule, "open_partition", opened),
     ):

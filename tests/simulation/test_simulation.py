@@ -17,7 +17,7 @@ def test_random_schedules_end_without_a_violation() -> None:
         counts.update(outcome.counts)
     # The schedules are about something: everything that can be in a log was in some of them.
     assert all(counts[kind] > SCHEDULES / 50 for kind in counts)
-    assert len(counts) == 15
+    assert len(counts) == 16
 
 
 def test_a_seed_gives_one_schedule() -> None:

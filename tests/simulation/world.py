@@ -19,8 +19,8 @@ from greenlet import getcurrent, greenlet
 
 from compactor.control.ports import Ports, Retention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
-from compactor.storage.port import FileRange, ObjectInfo, Piece, RangeCopies, Unfinished
-from compactor.storage.retrying import Contact, Retrier, RetryingStore
+from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, RangeCopies, UnfinishedUpload
+from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
 from compactor.storage.settings import Retries
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers.object_log import ObjectLogPublisher
@@ -37,10 +37,10 @@ TRYING = Retries(deadline_s=5, base_s=0.1)
 T = TypeVar("T")
 
 
-class Unheard(Contact):
+class Unheard(FirstContact):
     """Nobody wants to read of each request that is tried again: a schedule has hundreds, ``--trace`` tells them."""
 
-    def may_tell(self, now: float) -> bool:
+    def may_log(self, now: float) -> bool:
         return False
 
 
@@ -151,7 +151,10 @@ class World:
         self.push(self.now_ms + self.rng.random() * 20, process.thread)
         return process
 
-    def ports(self, process: Process) -> Ports:
+    def ports(self, process: Process, control: SimStore | None = None, data: SimStore | None = None) -> Ports:
+        """What a process has of the world. ``control`` and ``data``: of another tier than the first one."""
+        data = data or self.data
+
         @contextmanager
         def keep_alive(beat: Callable[[], None], interval_s: float) -> Iterator[None]:
             process.beat, process.beat_every_ms, process.last_beat_ms = beat, interval_s * 1000, self.now_ms
@@ -162,10 +165,11 @@ class World:
 
         return Ports(
             control=RetryingStore(
-                self.control, Retrier(TRYING, lambda: self.now_ms / 1000, lambda s: self.wait(s * 1000), lambda: 1.0, Unheard())
+                control or self.control,
+                Retrier(TRYING, lambda: self.now_ms / 1000, lambda s: self.wait(s * 1000), lambda: 1.0, Unheard()),
             ),
-            data=self.data,
-            layout=NativeLayout(self.data),
+            data=data,
+            layout=NativeLayout(data),
             publisher=ObjectLogPublisher(),
             clock_ms=lambda: int(self.now_ms) + process.clock_offset_ms,
             sleep=lambda seconds: self.wait(seconds * 1000),
@@ -322,7 +326,7 @@ class SimStore:
 
     @property
     def url(self) -> str:
-        return f"sim://{self.name}"
+        return f"s3://simulated/{self.name}"
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         end = None if length is None else start + length
@@ -358,7 +362,7 @@ class SimStore:
     def copies(self) -> RangeCopies:
         return RangeCopies(least_bytes=0, most_bytes=1 << 30)
 
-    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self.create(key, b"".join(self._content(piece) for piece in pieces), metadata)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
@@ -390,22 +394,22 @@ class SimStore:
 
         self.world.call(f"delete {' '.join(listed)}", effect, changes=True)
 
-    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         return iter(())
 
-    def abort(self, uploads: Iterable[Unfinished]) -> None:
+    def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         assert not list(uploads)
 
     def clock_ms(self) -> int:
         return self.world.call("clock", lambda: int(self.world.now_ms), changes=False)
 
-    def _content(self, piece: Piece) -> bytes:
+    def _content(self, piece: ComposeSource) -> bytes:
         if isinstance(piece, FileRange):
             return piece.path.read_bytes()[piece.start : piece.start + piece.length]
 
         def effect() -> bytes:
             if self._info(piece.key).etag != piece.etag:
-                raise Unavailable(f"{piece.key} is another object than the one to be copied")
+                raise Unavailable(f"{piece.key} is not the version that was to be copied")
             return self._at(piece.key).data[piece.start : piece.start + piece.length]
 
         return self.world.call(f"copy {piece.key}", effect, changes=False)

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
+from compactor.brokers.metadata_topic.codec import MetadataRecord, decode_record
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
 from compactor.local.rocks import Rocks
-from compactor.metadata_topic.codec import MetadataRecord, decode
-from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import KeptStates
 from compactor.storage.factory import open_store
-from compactor.tier.brokers import FollowedBrokers, TopicNow
-from compactor.tier.metadata_snapshot import keep, taken
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_tiers import BrokerTier
 from tests.support.tier_cli import TierCli
@@ -22,37 +22,41 @@ NOW_MS = 1_800_000_000_000
 
 
 class MemoryCluster:
-    """ClusterNow: topics as a test says."""
+    """ClusterQueries: topics as a test says."""
 
-    def __init__(self, topics: Mapping[str, TopicNow]) -> None:
+    def __init__(self, topics: Mapping[str, TopicStatus]) -> None:
         self.known = dict(topics)
         self.wrong = ""
 
-    def problem(self) -> str:
+    def cluster_problem(self) -> str:
         return self.wrong
 
     def cluster_id(self) -> str:
         return "cluster-of-tests"
 
-    def topics(self, names: Sequence[str]) -> Mapping[str, TopicNow]:
+    def topic_statuses(self, names: Sequence[str]) -> Mapping[str, TopicStatus]:
         return {name: self.known[name] for name in names if name in self.known}
 
 
 def golden_events(tier: BrokerTier) -> list[MetadataRecord]:
     [path] = [tier.folder / name for name in ("metadata.jsonl", "metadata-topic.jsonl") if (tier.folder / name).exists()]
     found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [decode(base64.b64decode(event["value"])) for event in found]
+    return [decode_record(base64.b64decode(event["value"])) for event in found]
 
 
 def brokers_of(
-    events: Sequence[MetadataRecord], scratch: Path, patterns: Sequence[str] = ("orders",), *, topics: Mapping[str, TopicNow] | None = None
-) -> FollowedBrokers:
+    events: Sequence[MetadataRecord],
+    scratch: Path,
+    patterns: Sequence[str] = ("orders",),
+    *,
+    topics: Mapping[str, TopicStatus] | None = None,
+) -> LiveBrokerMetadata:
     """``topics``: by default the last id that the events name for each."""
     log = MemoryTopicLog()
     log.write(events)
-    known = {record.partition.topic: TopicNow(record.partition.topic_id) for record in events} if topics is None else topics
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(Rocks(scratch)), clock_ms=lambda: 0)
-    return FollowedBrokers(followed, MemoryCluster(known), patterns, "the metadata topic of tests")
+    known = {record.partition.topic: TopicStatus(record.partition.topic_id) for record in events} if topics is None else topics
+    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(Rocks(scratch)), clock_ms=lambda: 0)
+    return LiveBrokerMetadata(followed, MemoryCluster(known), patterns, "the metadata topic of tests")
 
 
 def broker_cli(folder: Path, tier: BrokerTier, layout: str, events: Sequence[MetadataRecord] | None = None, url: str = "") -> TierCli:
@@ -63,8 +67,8 @@ def broker_cli(folder: Path, tier: BrokerTier, layout: str, events: Sequence[Met
     url = url or tier.objects.as_uri()
     control = folder / "control"
     brokers = brokers_of(golden_events(tier) if events is None else events, folder / "folded")
-    snapshot = taken(brokers, url=url, layout=layout, now_ms=NOW_MS)
-    keep(open_store(str(control)), snapshot)
+    snapshot = take_metadata_snapshot(brokers, url=url, layout=layout, now_ms=NOW_MS)
+    save_metadata_snapshot(open_store(str(control)), snapshot)
     cli = TierCli(folder / "cli")
     cli.tier = tier.objects
     cli.set(

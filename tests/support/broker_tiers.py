@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compactor.config import Aiven
+from compactor.config.settings import AivenSettings
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from tests.golden_cases import unpack
@@ -40,7 +40,7 @@ class BrokerTier:
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "records.jsonl").read_text().splitlines()]
 
-    def settings(self) -> Aiven:
+    def settings(self) -> AivenSettings:
         """[tier.aiven] as it fits the brokers' ``rsm.config``."""
         broker = json.loads((self.folder / "config.json").read_text())["broker"]
         given = {key.removeprefix("rsm.config."): value for key, value in broker.items() if key.startswith("rsm.config.")}
@@ -50,7 +50,7 @@ class BrokerTier:
         else:
             compression = "none"
         fields = [name for name in given.get("custom.metadata.fields.include", "").split(",") if name]
-        return Aiven.model_validate(
+        return AivenSettings.model_validate(
             {
                 "key_prefix": given.get("key.prefix", ""),
                 "key_pairs": {name: str(self.folder / "keys" / f"{name}.private.pem") for name in pairs},

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compactor.storage import factory
-from compactor.storage.retrying import Contact, Retrier
+from compactor.storage import options
+from compactor.storage.retrying import FirstContact, Retrier
 from compactor.storage.settings import Retries
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3_server import Bucket
@@ -60,10 +60,10 @@ class Minutes:
         self.until = float("inf")
         self.then: Callable[[], None] = lambda: None
 
-        def retrier(policy: Retries, contact: Contact | None = None) -> Retrier:
-            return Retrier(policy, clock=lambda: self.seconds, sleep=self.pause, contact=contact or Contact())
+        def retrier(policy: Retries, contact: FirstContact | None = None) -> Retrier:
+            return Retrier(policy, clock=lambda: self.seconds, sleep=self.pause, contact=contact or FirstContact())
 
-        monkeypatch.setattr(factory, "Retrier", retrier)
+        monkeypatch.setattr(options, "Retrier", retrier)
 
     def pause(self, seconds: float) -> None:
         self.seconds += seconds
@@ -80,4 +80,4 @@ def minutes(monkeypatch: pytest.MonkeyPatch) -> Minutes:
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without long pauses."""
     policy = Retries(deadline_s=60, base_s=0.002, cap_s=0.05)
-    monkeypatch.setattr(factory, "Retrier", lambda *_, **__: Retrier(policy))
+    monkeypatch.setattr(options, "Retrier", lambda *_, **__: Retrier(policy))

@@ -7,18 +7,19 @@ from dataclasses import replace
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.control.left_alone import STAT, LeftAlone, told
+from compactor.agent.plan import SealedFile, SeenDirectory, UploadFailure, UploadWatch
+from compactor.agent.status import AgentCounters, AgentStatus
+from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.constants import NEVER_MS
+from compactor.control.left_alone import SKIPPED_RANGES_STAT, SkippedRange, format_skipped_ranges
 from compactor.control.state import EpochHistory, Leader, Run
 from compactor.control.summary import LastRound, SegmentSummary
-from compactor.metadata_topic.leaders import LogEnd
+from compactor.daemon.job_totals import DurationHistogram, JobTotals
+from compactor.daemon.partition_history import PartitionHistory, ReplacedRange
+from compactor.daemon.progress import RunningJob
+from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule, PartitionStatus
+from compactor.daemon.status import DaemonStatus, PartitionDetails
 from compactor.model.ids import TopicPartition, segment_id
-from compactor.service.agent_plan import SealedFile, SeenDirectory, Trouble, UploadWatch
-from compactor.service.agent_status import AgentStatus, AgentTallies
-from compactor.service.progress import AtWork
-from compactor.service.scheduling import NEVER, Action, Job, PartitionWatch, Sight
-from compactor.service.status import PartitionPicture, Status
-from compactor.service.story import PartitionStory, ReplacedRange
-from compactor.service.tallies import Durations, Tallies
 from compactor.storage.counting import Usage
 
 NOW = 1_795_353_605_000
@@ -30,23 +31,33 @@ LONGEST = TopicPartition("a_topic_with_a_name_as_long_as_Kafka_allows" + "x" * 2
 TOPICS = ("orders", "customers", "inventory.levels", "payments_settled", "sessions", "catalog-prices", "shipments.eu-west")
 
 
-def daemon_status(partitions: int, *, trouble: bool = True) -> Status:
+def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
     """``trouble``: some partitions are quarantined, failing or unreadable, with an error that tries to be markup."""
     chance = random.Random(7)
-    watches = [_watch(TopicPartition(TOPICS[at % len(TOPICS)], at // len(TOPICS)), at, chance) for at in range(partitions)]
+    schedules = [_watch(TopicPartition(TOPICS[at % len(TOPICS)], at // len(TOPICS)), at, chance) for at in range(partitions)]
     if trouble:
-        watches[2] = _quarantined(watches[2])
-        watches[9] = _failing(watches[9])
-        watches[11] = replace(watches[11], sight=None, look_at_ms=NOW)
-        watches[13] = replace(watches[13], name=LONGEST)
-    second = watches[5 % partitions]
+        schedules[2] = _quarantined(schedules[2])
+        schedules[9] = _failing(schedules[9])
+        schedules[11] = replace(schedules[11], status=None, next_poll_ms=NOW)
+        schedules[13] = replace(schedules[13], name=LONGEST)
+    second = schedules[5 % partitions]
     working = (
-        AtWork(Job(watches[0].name, Action.ROUND), NOW - 204_000, "rewrite", "Yk2hS0x1QeqLr3zUu0aZpA", 5, 12, "groups", 0.7, NOW + 88_000),
-        AtWork(Job(second.name, Action.ROUND), NOW - 31_000, "index", "", 412 << 20, 1900 << 20, "bytes", 0.11, NOW + 246_000),
-        AtWork(Job(watches[6 % partitions].name, Action.RETIRE), NOW - 800, "retire"),
+        RunningJob(
+            Job(schedules[0].name, DaemonAction.ROUND),
+            NOW - 204_000,
+            "rewrite",
+            "Yk2hS0x1QeqLr3zUu0aZpA",
+            5,
+            12,
+            "groups",
+            0.7,
+            NOW + 88_000,
+        ),
+        RunningJob(Job(second.name, DaemonAction.ROUND), NOW - 31_000, "index", "", 412 << 20, 1900 << 20, "bytes", 0.11, NOW + 246_000),
+        RunningJob(Job(schedules[6 % partitions].name, DaemonAction.RETIRE), NOW - 800, "retire"),
     )
-    taken = Durations().plus(0.3).plus(2.0).plus(48.0)
-    return Status(
+    taken = DurationHistogram().with_duration(0.3).with_duration(2.0).with_duration(48.0)
+    return DaemonStatus(
         holder=HOLDER,
         tier="s3://kafka-archive-production/tier",
         now_ms=NOW,
@@ -57,13 +68,13 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> Status:
         ready=True,
         stopping=False,
         problem="",
-        watches=tuple(watches),
-        at_work=working if partitions > 6 else working[:1],
+        schedules=tuple(schedules),
+        running_jobs=working if partitions > 6 else working[:1],
         usage=Usage(requests={"get": 120_331, "put": 8_804, "list": 10_001}, bytes_read=4 << 40, bytes_written=1 << 40),
-        tallies=Tallies(
+        totals=JobTotals(
             jobs={("round", "cleaned"): 3, ("retire", "retired"): 2},
-            durations={("round", "cleaned"): taken, ("retire", "retired"): Durations().plus(0.2)},
-            phases={"index": Durations().plus(1.0), "rewrite": Durations().plus(4.0)},
+            durations={("round", "cleaned"): taken, ("retire", "retired"): DurationHistogram().with_duration(0.2)},
+            phases={"index": DurationHistogram().with_duration(1.0), "rewrite": DurationHistogram().with_duration(4.0)},
             last_round_seconds=48.0,
             last_recopy_percent=31.0,
             last_map_percent=12.0,
@@ -74,14 +85,14 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> Status:
     )
 
 
-def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionWatch:
+def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSchedule:
     ratio = chance.random() ** 3
     size = int(10 ** chance.uniform(6.5, 11))
     end = int(10 ** chance.uniform(5, 10))
     due = ratio > 0.5
     before = int(size * chance.uniform(1.1, 4))
     waits = chance.random() < 0.2
-    seen = Sight(
+    seen = PartitionStatus(
         name=name,
         slot=40,
         segments=max(1, size // (1 << 28)),
@@ -97,7 +108,7 @@ def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionWat
         reason=f"dirty ratio {ratio:.2f} is {'above' if due else 'not above'} 0.5",
         leader=HOLDER if at in (0, 5) else "",
         leader_epoch=3,
-        retire_at_ms=NOW + chance.randrange(60) * MINUTE if waits else NEVER,
+        retire_at_ms=NOW + chance.randrange(60) * MINUTE if waits else NEVER_MS,
         freed=((NOW - 60 * HOUR_MS, 7), (NOW - 3 * HOUR_MS, before // 2)),
         waiting_bytes=before - size // 2 if waits else 0,
         last_round=LastRound(
@@ -110,24 +121,24 @@ def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionWat
         if chance.random() < 0.9
         else None,
     )
-    return PartitionWatch(name=name, sight=seen, look_at_ms=NOW + chance.randrange(60) * MINUTE)
+    return PartitionSchedule(name=name, status=seen, next_poll_ms=NOW + chance.randrange(60) * MINUTE)
 
 
-def _failing(watch: PartitionWatch) -> PartitionWatch:
-    assert watch.sight is not None
-    seen = replace(watch.sight, due=True)
+def _failing(schedule: PartitionSchedule) -> PartitionSchedule:
+    assert schedule.status is not None
+    seen = replace(schedule.status, due=True)
     reason = f"the store does not answer: {HARM}"
-    return replace(watch, sight=seen, problem=reason, failures=2, troubled_ms=NOW - 4 * MINUTE, round_at_ms=NOW + 90_000)
+    return replace(schedule, status=seen, problem=reason, failures=2, failing_since_ms=NOW - 4 * MINUTE, next_round_ms=NOW + 90_000)
 
 
-def _quarantined(watch: PartitionWatch) -> PartitionWatch:
-    assert watch.sight is not None
+def _quarantined(schedule: PartitionSchedule) -> PartitionSchedule:
+    assert schedule.status is not None
     reason = (
         "bad data: batch at offset 81,204,113 of 00000000000081200000.log: its CRC is 0x5f0c91aa, and its bytes give 0x1b77e02d. "
         "Restore the object from the store's versions or a backup"
     )
     seen = replace(
-        watch.sight,
+        schedule.status,
         due=True,
         reason="dirty ratio 0.71 is above 0.5",
         quarantine=reason,
@@ -135,10 +146,10 @@ def _quarantined(watch: PartitionWatch) -> PartitionWatch:
         quarantine_ms=NOW - 3 * HOUR_MS,
         quarantine_failures=7,
     )
-    return replace(watch, sight=seen)
+    return replace(schedule, status=seen)
 
 
-def picture(segments: int = 36, *, trouble: bool = False) -> PartitionPicture:
+def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
     """A partition in the middle of its life: cleaned, dirty, not cleanable yet, with what was replaced and what was left alone."""
     chance = random.Random(3)
     live, at = [], 1_200_000
@@ -150,9 +161,9 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionPicture:
     name = TopicPartition("orders", 17)
     dirty, uncleanable = live[int(0.6 * segments)].start_offset, live[-2].start_offset
     base = _watch(name, 0, chance)
-    assert base.sight is not None
+    assert base.status is not None
     seen = replace(
-        base.sight,
+        base.status,
         segments=segments,
         bytes=sum(segment.size_bytes for segment in live),
         start_offset=live[0].start_offset,
@@ -167,11 +178,11 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionPicture:
         waiting_bytes=812 << 20,
         retire_at_ms=NOW + 7 * MINUTE,
     )
-    watch = replace(base, sight=seen)
+    schedule = replace(base, status=seen)
     reason = "its filter meets none of 812 keys"
-    spared = [LeftAlone(part[0].start_offset, part[-1].end_offset, reason) for part in (live[3:6], live[11:13])]
-    left_alone = told(spared)
-    story = PartitionStory(
+    spared = [SkippedRange(part[0].start_offset, part[-1].end_offset, reason) for part in (live[3:6], live[11:13])]
+    left_alone = format_skipped_ranges(spared)
+    story = PartitionHistory(
         slot=90,
         leader=Leader(epoch=6, incarnation="a", holder=HOLDER, slot=80, at_ms=NOW - HOUR_MS, ttl_ms=30_000),
         runs=tuple(_run(number, dirty, left_alone) for number in range(5)),
@@ -191,10 +202,12 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionPicture:
         replaced=(_gone(live[2], live[7], undone=False), _gone(live[9], live[10], undone=False), _gone(live[14], live[15], undone=True)),
         fenced=1,
     )
-    work = AtWork(Job(name, Action.ROUND), NOW - 75_000, "rewrite", "Yk2hS0x1QeqLr3zUu0aZpA", 4, 9, "groups", 0.72, NOW + 29_000)
+    work = RunningJob(Job(name, DaemonAction.ROUND), NOW - 75_000, "rewrite", "Yk2hS0x1QeqLr3zUu0aZpA", 4, 9, "groups", 0.72, NOW + 29_000)
     if trouble:
-        watch = replace(_quarantined(watch), problem=f"the disk budget is too small: {HARM}", failures=1, troubled_ms=NOW - MINUTE)
-    return PartitionPicture(NOW, watch, tuple(live), story, None if trouble else work)
+        schedule = replace(
+            _quarantined(schedule), problem=f"the disk budget is too small: {HARM}", failures=1, failing_since_ms=NOW - MINUTE
+        )
+    return PartitionDetails(NOW, schedule, tuple(live), story, None if trouble else work)
 
 
 def _segment(number: int, start: int, end: int, size: int) -> SegmentSummary:
@@ -231,22 +244,24 @@ def _run(number: int, dirty: int, left_alone: str) -> Run:
         next_dirty_offset=dirty // 5 * (number + 1),
         sources=12,
         outputs=0 if failed else 4,
-        stats={} if failed else {**costs, "records_read": 4_100_000, "records_kept": 1_210_000, STAT: left_alone},
+        stats={} if failed else {**costs, "records_read": 4_100_000, "records_kept": 1_210_000, SKIPPED_RANGES_STAT: left_alone},
     )
 
 
 def agent_status(partitions: int) -> AgentStatus:
-    watches = []
+    schedules = []
     for at in range(partitions):
         name = TopicPartition(TOPICS[at % len(TOPICS)], at // len(TOPICS))
         sealed = tuple(SealedFile(1000 * n, 1000 * n + 1000, 200 << 20, NOW - (9 - n) * MINUTE) for n in range(at % 4))
-        watch = UploadWatch(
+        schedule = UploadWatch(
             SeenDirectory(name, f"/kafka/{name}", NOW, NOW, sealed, 4000), leads=at % 5 != 4, position=1000, end=LogEnd(3, 4200)
         )
         if at == 3:
             reason = f"offsets 1000 to 4999 were deleted by the broker before they were uploaded: {HARM}"
-            watch = replace(watch, trouble=Trouble.GAP, reason=reason, failures=3, troubled_ms=NOW - HOUR_MS, retry_at_ms=NOW + 4 * MINUTE)
-        watches.append(watch)
+            schedule = replace(
+                schedule, trouble=UploadFailure.GAP, reason=reason, failures=3, troubled_ms=NOW - HOUR_MS, retry_at_ms=NOW + 4 * MINUTE
+            )
+        schedules.append(schedule)
     return AgentStatus(
         holder=HOLDER,
         tier="s3://kafka-archive-production/tier",
@@ -259,8 +274,8 @@ def agent_status(partitions: int) -> AgentStatus:
         stopping=False,
         problem="",
         problems={},
-        watches=tuple(watches),
-        running={watches[1].name: NOW - 12_000},
+        watches=tuple(schedules),
+        running={schedules[1].name: NOW - 12_000},
         usage=Usage(requests={"put": 800}),
-        tallies=AgentTallies(uploads=40, segments=112, bytes=98 << 30, refusals={Trouble.GAP: 3}),
+        tallies=AgentCounters(uploads=40, segments=112, bytes=98 << 30, refusals={UploadFailure.GAP: 3}),
     )

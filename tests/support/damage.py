@@ -12,31 +12,35 @@ from typing import Any
 
 import pytest
 
-from compactor.cleaner.gate.judge import Gate, GateFailed, GateReport, GateTerms
-from compactor.cleaner.gate.ranges import OpenSpool
-from compactor.cleaner.gate.spool import RowSpool
-from compactor.cleaner.offline import CleanRequest, clean_directory, open_round
+from compactor.cleaner.gate.gate import Gate, GateFailed, GateReport, GateTerms
+from compactor.cleaner.gate.key_table import KeyTable
+from compactor.cleaner.offline import CleanRequest, OfflineRound, clean_directory, open_round
 from compactor.cleaner.passes.grouping import group
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.spool_file import NO_LIMIT
 from compactor.records.build import Producer, Row, batch, seal
 from compactor.records.codecs import compress
-from compactor.round import rewrite as worker
+from compactor.round import pass_two as worker
 from tests.builders import read
 from tests.plain_format import Batch, Record, read_batches, segment_paths
 from tests.plain_log import indexes_of
 
 AMPLE = 1 << 20
 TINY = 1
-"""Bytes of memory for eight cells, so that rows go to the disk and ranges are read in many parts."""
+"""Bytes of memory for eight cells, so that the keys of one range of many are looked up."""
 
 GATE_KEY = b"the gate's own  "
 
 
-def open_spool(path: Path) -> OpenSpool:
-    """On a disk that is as large as it likes."""
-    return lambda ranges, part, parts: RowSpool(path, NO_LIMIT, ranges=ranges, part=part, parts=parts)
+@dataclass(frozen=True, slots=True)
+class _AtPoint(GateTerms):
+    """Terms that choose the range of keys."""
+
+    fixed_point: int = 0
+
+    @property
+    def point(self) -> int:
+        return self.fixed_point
 
 
 @dataclass
@@ -53,34 +57,46 @@ class Round:
         asked = CleanRequest(**request)
         return Round(log_dir, out_dir, asked, clean_directory(log_dir, out_dir, asked).next_dirty_offset)
 
-    def gate(self, budget_bytes: int = AMPLE) -> tuple[Gate, list[list[SourceSegment]]]:
-        """A gate that has read the dirty range, and the groups to be compared."""
-        opened = open_round(self.log_dir, self.request)
+    def gate(
+        self, budget_bytes: int = AMPLE, point: int | None = None, opened: OfflineRound | None = None
+    ) -> tuple[Gate, list[list[SourceSegment]]]:
+        """A gate that has read the dirty range, and the groups to be compared. ``point``: in the range of keys that is looked up."""
+        opened = opened or open_round(self.log_dir, self.request)
         rules = replace(opened.rules, latest_offset=self.next_dirty_offset - 1)
         terms = GateTerms(rules, opened.first_dirty, GATE_KEY, 1 << 24)
-        gate = Gate.over(opened.sources, terms, budget_bytes, open_spool(self.out_dir.with_suffix(".gate")))
+        if point is not None:
+            terms = _AtPoint(rules, opened.first_dirty, GATE_KEY, 1 << 24, fixed_point=point)
+        gate = Gate(terms, KeyTable(budget_bytes, 10_000))
+        gate.read_log(opened.sources)
         inputs = [source for source in opened.sources if source.base < self.next_dirty_offset]
-        for source in gate.dirty:
-            gate.read(source)
-        if gate.on_disk:
-            for source in inputs:
-                gate.read_below(source)
-            gate.finish()
         return gate, group(inputs, self.request.segment_bytes, self.request.segment_index_bytes, opened.upper)
 
-    def judged(self, *, end_offset: int | None = None, budget_bytes: int = AMPLE) -> list[GateReport]:
+    def judged(self, *, end_offset: int | None = None, budget_bytes: int = AMPLE, point: int | None = None) -> list[GateReport]:
         """Raises GateFailed. ``end_offset``: where the one cleaned segment must end."""
-        gate, groups = self.gate(budget_bytes)
-        return [gate.check(members, self.paths(members[0].base), end_offset=end_offset) for members in groups]
+        gate, groups = self.gate(budget_bytes, point)
+        return [gate.check_group(members, self.paths(members[0].base), end_offset=end_offset) for members in groups]
+
+    def judged_in_turn(self, budget_bytes: int) -> list[GateReport]:
+        """One gate for each range of the keys, of as many as fit the memory, in turn: what a gate with ample memory does at once."""
+        reports, point, opened = list[GateReport](), 0, open_round(self.log_dir, self.request)
+        while point < 2**64:
+            gate, groups = self.gate(budget_bytes, point, opened)
+            reports += [gate.check_group(members, self.paths(members[0].base), end_offset=None) for members in groups]
+            ranges = round(1 / gate.coverage)
+            point = ((point * ranges >> 64) + 1) * 2**64 // ranges
+        return reports
 
     def paths(self, base: int) -> dict[str, Path]:
         log = self.out_dir / f"{base:020}.log"
         return {p.suffix[1:]: p for p in (log, *(log.with_suffix(s) for s in (".index", ".timeindex", ".txnindex"))) if p.exists()}
 
     def refusal(self, *, end_offset: int | None = None, budget_bytes: int = AMPLE) -> str:
-        """Why the gate refuses it; empty where it does not."""
+        """Why the gate refuses it; empty where it does not. With little memory one gate after the other looks at its range of the keys."""
         try:
-            self.judged(end_offset=end_offset, budget_bytes=budget_bytes)
+            if budget_bytes == AMPLE:
+                self.judged(end_offset=end_offset)
+            else:
+                self.judged_in_turn(budget_bytes)
         except GateFailed as refused:
             return refused.cause
         return ""

@@ -11,8 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from tests.builders import LZ4, NONE, LogBuilder, pair, read
 from tests.support.tier_cli import TierCli
 
@@ -62,7 +63,7 @@ class Deployment(TierCli):
         return Running(self._command(arguments), self.folder / f"stderr-{random.randrange(1 << 48):012x}")
 
     def opened(self) -> Tier:
-        return open_tier(load(str(self.config)))
+        return open_tier(load_settings(str(self.config)))
 
     def _command(self, arguments: tuple[object, ...]) -> list[str]:
         return [sys.executable, "-m", "compactor", *map(str, arguments), "--config", str(self.config)]

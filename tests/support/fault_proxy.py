@@ -71,6 +71,8 @@ class FaultProxy:
         self.before: Callable[[str, str], None] = lambda request, path: None
         """Called with kind and path before a request is forwarded, to let something else happen first."""
         self.seen = Seen()
+        self.headers: list[tuple[str, dict[str, str]]] = []
+        """Kind and headers (names in lower case) of each request, in order."""
         self.lock = threading.Lock()
         self._random = random.Random(seed)
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
@@ -137,6 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_request(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         request = kind_of(self.command, self.path, "x-amz-copy-source" in self.headers)
+        with self.proxy.lock:
+            self.proxy.headers.append((request, {name.lower(): value for name, value in self.headers.items()}))
         fault = self.proxy.choose(request, self.path)
         kind = fault.kind if fault else ""
         if request == "put":
@@ -154,11 +158,11 @@ class _Handler(BaseHTTPRequestHandler):
         status, headers, answer = self._forward(body)
         if kind == "lost" or (kind == "cut" and not answer):
             return self._reset()
-        self._answer(status, headers, self._damaged(kind, answer), cut=kind == "cut")
         if request == "get" and status < 300:
-            with self.proxy.lock:
+            with self.proxy.lock:  # before the answer leaves: who has it may look at once
                 self.proxy.seen.bytes_read += len(answer)
                 self.proxy.seen.read[urlsplit(self.path).path] += len(answer)
+        self._answer(status, headers, self._damaged(kind, answer), cut=kind == "cut")
         return None
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_request  # noqa: N815

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from checkpoint.lineage import EpochEntry
-from compactor.bootstrap import Tier
-from compactor.config import Cleaner, DaemonSettings, Settings, TierSettings
+from compactor.access.tier import Tier
+from compactor.config.settings import Cleaner, DaemonSettings, Settings, TierSettings
 from compactor.control import importing
 from compactor.control.logs import open_catalog
+from compactor.daemon.daemon import Daemon
 from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.service.daemon import Daemon
 from compactor.storage.counting import Counters, Usage
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
@@ -30,7 +30,7 @@ class Idle:
         self.folder = folder
         self.names = [TopicPartition("orders", number) for number in range(partitions)]
         tier = self.tier()
-        tier.create()
+        tier.identity.create()
         for name in self.names:
             self.grow(tier, name)
 
@@ -60,10 +60,10 @@ class Idle:
             files={"log": SegmentFile(size=100, sha256="")},
         )
         import_id = tier.ports.new_id()
-        importing.register(tier.ports, log, import_id, [new_id])
-        importing.tier(tier.ports, log, import_id, [segment])
+        importing.register_import(tier.ports, log, import_id, [new_id])
+        importing.tier_segments(tier.ports, log, import_id, [segment])
         if hint:
-            tier.note_change(log)
+            tier.changes.publish([log])
 
     def pass_time(self, daemon: Daemon, milliseconds: int) -> Usage:
         """What the daemon has asked for meanwhile."""
@@ -72,5 +72,5 @@ class Idle:
         while self.clock.now_ms < until:
             self.clock.now_ms += INTERVAL
             daemon.scan()
-            assert daemon.dispatch() == []
+            assert daemon.start_due_jobs() == []
         return self.counters.usage().since(before)

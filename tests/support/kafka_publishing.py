@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from checkpoint.lineage import EpochEntry
-from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.chain import chain, told_lineage
-from compactor.metadata_topic.codec import (
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.chain import lineage_from_segments, lookup_chain
+from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
     TopicIdPartition,
-    decode,
+    decode_record,
     uuid_bytes,
     uuid_text,
 )
-from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import KeptStates
-from compactor.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.publisher import KafkaPublisher
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
-from compactor.tier.publishers.kafka import KafkaPublisher
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic, MemoryTopicLog
 
 TOPIC_ID = b"topic-id-of-16-b"
@@ -32,7 +32,7 @@ S = SegmentState
 
 
 class KeptNowhere:
-    """KeptBytes of a machine without a disk."""
+    """LocalKeyValueStore of a machine without a disk."""
 
     writable = False
 
@@ -62,7 +62,7 @@ class BrokerWorld:
     ) -> KafkaPublisher:
         """Of one process: its own consumer, its own fold. ``appending``: through which it appends."""
         topic = appending or MemoryMetadataTopic(self.log, fate=fate)
-        followed = FollowedTopic(MemoryMetadataTopic(self.log), KeptStates(KeptNowhere()), clock_ms=lambda: self.time_ms)
+        followed = FoldedMetadataTopic(MemoryMetadataTopic(self.log), PersistedStates(KeptNowhere()), clock_ms=lambda: self.time_ms)
         return KafkaPublisher(followed, topic, lambda name: uuid_text(TOPIC_ID), clock_ms=lambda: self.time_ms, late_ms=late_ms)
 
     def tier(self, number: int, start: int, end: int, epochs: Mapping[int, int] | None = None) -> RemoteLogSegmentMetadata:
@@ -89,7 +89,7 @@ class BrokerWorld:
         cache = RemoteLogMetadataCache(WHERE)
         for record in self.log.logs[metadata_partition(TOPIC_ID, NAME.partition, len(self.log.logs))]:
             assert record is not None
-            decoded = decode(record.value)
+            decoded = decode_record(record.value)
             cache.apply(decoded, record.offset)
             yield decoded, cache
 
@@ -101,7 +101,7 @@ class BrokerWorld:
 
     def served(self) -> list[tuple[str, int, int]]:
         cache = self.cache()
-        return [(link.segment.id, link.first, link.last) for link in chain(cache, told_lineage(cache))]
+        return [(link.segment.id, link.first, link.last) for link in lookup_chain(cache, lineage_from_segments(cache))]
 
     def states(self) -> dict[str, SegmentState]:
         return {one.id: one.state for one in self.cache().segments.values()}

@@ -9,14 +9,14 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compactor.bootstrap import Tier, brokers_view, open_tier, topic_ids
-from compactor.config import load
-from compactor.errors import Refused
-from compactor.metadata_topic.codec import (
+from compactor.access.metadata import BrokerManagedMetadata
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.brokers.conditions import topic_settings_problem
+from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
@@ -24,14 +24,15 @@ from compactor.metadata_topic.codec import (
     uuid_bytes,
     uuid_text,
 )
-from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import KeptStates
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.publisher import KafkaPublisher
+from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
+from compactor.config.settings import load_settings
+from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
-from compactor.tier.brokers import FollowedBrokers, TopicNow
-from compactor.tier.conditions import topic_problem
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
-from compactor.tier.publishers.kafka import KafkaPublisher
 from compactor.transfer.import_ import import_directory
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_metadata import MemoryCluster
@@ -54,14 +55,14 @@ class MemoryBrokers:
         self.cluster = MemoryCluster({})
         self.readers: list[MemoryMetadataTopic] = []
         self.hurried_ms = 0
-        self._sources = open_tier(load(str(self._toml("source", {})), {}))
+        self._sources = open_tier(load_settings(str(self._toml("source", {})), {}))
         self._tiered: dict[TopicPartition, int] = {}
 
     def topic(self, name: str, settings: Mapping[str, str] | None = None, *, number: int = 0) -> None:
         """Made, made anew under another ``number``, or with other settings."""
         topic_id = uuid_bytes(uuid_text((name.encode() + bytes([number]) + b"-" * 16)[:16]))
         chosen = dict(settings or {})
-        self.cluster.known[name] = TopicNow(topic_id, settings={**RIGHT, **chosen}, chosen=chosen)
+        self.cluster.known[name] = TopicStatus(topic_id, settings={**RIGHT, **chosen}, chosen=chosen)
 
     def tier(self, name: TopicPartition, log_dir: Path) -> None:
         """A broker copies all segments that are new in a log directory."""
@@ -87,7 +88,7 @@ class MemoryBrokers:
     def restart(self, name: TopicPartition) -> None:
         """Its topic was made anew: what is tiered next begins at 0."""
         del self._tiered[name]
-        self._sources = open_tier(load(str(self._toml("source", {"tier": self._native(len(self.readers))})), {}))
+        self._sources = open_tier(load_settings(str(self._toml("source", {"tier": self._native(len(self.readers))})), {}))
 
     def write(self, *records: MetadataRecord) -> None:
         self.log.write(records)
@@ -99,21 +100,21 @@ class MemoryBrokers:
         made = self._opened(self.folder / "objects", **settings)
         reader = MemoryMetadataTopic(self.log, lag=lag)
         self.readers.append(reader)
-        followed = FollowedTopic(reader, KeptStates(KeptNowhere()), clock_ms=self.clock_ms)
-        brokers = FollowedBrokers(followed, self.cluster, patterns or (".*",), "the metadata topic of tests")
+        followed = FoldedMetadataTopic(reader, PersistedStates(KeptNowhere()), clock_ms=self.clock_ms)
+        brokers = LiveBrokerMetadata(followed, self.cluster, patterns or (".*",), "the metadata topic of tests")
 
         def conditions(name: TopicPartition) -> None:
-            if why := self.cluster.problem() or topic_problem(name.topic, self.cluster.known[name.topic].settings):
+            if why := self.cluster.cluster_problem() or topic_settings_problem(name.topic, self.cluster.known[name.topic].settings):
                 raise Refused(why)
 
-        ids = topic_ids(brokers)
+        metadata = BrokerManagedMetadata(brokers)
         topic = appending or MemoryMetadataTopic(self.log)
-        publisher = KafkaPublisher(followed, topic, ids, clock_ms=self.clock_ms, late_ms=0, conditions=conditions)
-        layout = KafkaLocalLayout(made.ports.data, ids)
-        ports = replace(made.ports, publisher=publisher, brokers=partial(brokers_view, brokers), layout=layout)
+        publisher = KafkaPublisher(followed, topic, metadata.topic_id, clock_ms=self.clock_ms, late_ms=0, conditions=conditions)
+        layout = KafkaLocalLayout(made.ports.data, metadata.topic_id)
+        ports = replace(made.ports, publisher=publisher, brokers=metadata.broker_view, layout=layout)
         ports = replace(ports, clock_ms=self.clock_ms)
-        tier = replace(made, ports=ports, brokers=brokers)
-        tier.create()
+        tier = replace(made, ports=ports, metadata=metadata)
+        tier.identity.create()
         return tier
 
     def clock_ms(self) -> int:
@@ -126,7 +127,7 @@ class MemoryBrokers:
             sections[name] = sections.get(name, {}) | values
         control = {"kind": "kafka", "layout": "kafka-local", "control_url": (self.folder / "control").as_uri()}
         sections["tier"] = control | {"url": root.as_uri(), "state_dir": str(self.folder / "state")}
-        return open_tier(load(str(self._toml("tier", sections)), {}))
+        return open_tier(load_settings(str(self._toml("tier", sections)), {}))
 
     def _native(self, number: int) -> dict[str, str]:
         return {"url": (self.folder / f"native-{number}").as_uri(), "state_dir": str(self.folder / "state")}

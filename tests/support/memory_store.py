@@ -15,7 +15,7 @@ from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, CannotCopy, NotFound, Unavailable
 from compactor.storage.counting import Counters
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range
-from compactor.storage.port import FileRange, ObjectInfo, Piece, RangeCopies, Unfinished
+from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, RangeCopies, UnfinishedUpload
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 
@@ -45,7 +45,7 @@ class MemoryStore:
         self._numbers = count(1)
         self.down = False
         self.copies: RangeCopies | None = RangeCopies(least_bytes=0, most_bytes=1 << 30)
-        self.begun: list[Unfinished] = []
+        self.begun: list[UnfinishedUpload] = []
 
     @property
     def url(self) -> str:
@@ -75,7 +75,7 @@ class MemoryStore:
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self.create(key, path.read_bytes(), metadata)
 
-    def compose(self, key: str, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
         check_metadata(metadata)
         with self._lock:
@@ -113,11 +113,11 @@ class MemoryStore:
                 if self._objects.pop(key, None) is not None:
                     del self._keys[bisect_left(self._keys, key.encode())]
 
-    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         self._ask("list")
         return iter([upload for upload in self.begun if upload.key.startswith(prefix)])
 
-    def abort(self, uploads: Iterable[Unfinished]) -> None:
+    def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         for upload in uploads:
             self._ask("multipart")
             if upload in self.begun:
@@ -132,7 +132,7 @@ class MemoryStore:
         if self.down:
             raise Unavailable("the store does not answer")
 
-    def _content(self, piece: Piece) -> bytes:
+    def _content(self, piece: ComposeSource) -> bytes:
         check_range(piece.start, piece.length)
         if isinstance(piece, FileRange):
             return piece.path.read_bytes()[piece.start : piece.start + piece.length]
@@ -141,7 +141,7 @@ class MemoryStore:
             raise CannotCopy("this store copies no ranges")
         data, info = self._found(piece.key)
         if info.etag != piece.etag:
-            raise Unavailable(f"{piece.key} is another object than the one to be copied")
+            raise Unavailable(f"{piece.key} is not the version that was to be copied")
         if piece.start + piece.length > len(data):
             raise ValueError(f"{piece.key} ends before what was to be copied of it")
         return data[piece.start : piece.start + piece.length]

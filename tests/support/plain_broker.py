@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from compactor.constants import MAX_OFFSET
 from compactor.consumer.broker import Fetched, LogBounds
 from compactor.consumer.messages import TierMessage
 from compactor.model.ids import TopicPartition
@@ -48,16 +49,25 @@ class PlainBroker:
     batches: list[Batch] = field(default_factory=list)
     committed: bool = True
     start: int = 0
+    id_of_topic: str = ""
     reading: dict[TopicPartition, int] = field(default_factory=dict)
     handed_out: int = 0
     closed: bool = False
+    parted: dict[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
         return self.batches[-1].last_offset + 1 if self.batches else self.start
 
-    def read_from(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
         self.reading.update(offsets)
+        self.parted = {name: end for name, epoch in (epochs or {}).items() if (end := self._end_of(epoch)) < offsets[name]}
+
+    def _end_of(self, epoch: int) -> int:
+        """OffsetsForLeaderEpoch; a broker that knows no such epoch and no earlier one cannot tell."""
+        if not any(batch.leader_epoch <= epoch for batch in self.batches):
+            return MAX_OFFSET
+        return next((batch.base_offset for batch in self.batches if batch.leader_epoch > epoch), self.end)
 
     def stop(self, names: Iterable[TopicPartition]) -> None:
         for name in names:
@@ -67,6 +77,10 @@ class PlainBroker:
         at = self.reading.get(self.name)
         if at is None:
             return Fetched()
+        if self.parted and self.start <= at:
+            parted, self.parted = self.parted, {}
+            self.stop(parted)
+            return Fetched(truncated=parted)
         if not self.start <= at <= self.end:
             self.stop([self.name])
             return Fetched(out_of_range=[self.name])
@@ -79,6 +93,9 @@ class PlainBroker:
 
     def bounds(self, name: TopicPartition) -> LogBounds:
         return LogBounds(self.start, consumed(self.batches, committed=self.committed)[1] if self.batches else self.start)
+
+    def topic_id(self, name: TopicPartition) -> str:
+        return self.id_of_topic
 
     def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
         records, _ = consumed(self.batches, committed=False)

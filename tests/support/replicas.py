@@ -9,15 +9,15 @@ import random
 from dataclasses import dataclass, field
 
 from checkpoint.lineage import EpochEntry
-from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.chain import latest_tiered
-from compactor.metadata_topic.codec import (
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
     TopicIdPartition,
 )
 from compactor.model.segment import SegmentState
+from tests.support.broker_lookups import latest_tiered
 
 Record = tuple[int, int, int]
 """(offset, leader epoch, which one it is)."""
@@ -106,7 +106,7 @@ class Replicas:
             self.tier(slow=False)
 
     def newest(self) -> tuple[Record, ...]:
-        held = [self.contents[raw_id] for raw_id in self.cache.referenced() if raw_id in self.contents]
+        held = [self.contents[raw_id] for raw_id in self.cache.referenced_segments() if raw_id in self.contents]
         return max(held, key=lambda rows: rows[-1][1:], default=())
 
     def produce(self, count: int) -> None:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compactor.config.settings import Settings
+from compactor.config.store_sections import S3
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from compactor.storage.settings import S3Settings
 from tests.support.go_tools import go_tool
 
 ROOT = Path(__file__).parents[2]
@@ -70,21 +71,25 @@ class Bucket:
         return f"s3://{self.name}/{self.prefix}"
 
     @property
-    def settings(self) -> S3Settings:
-        return S3Settings(endpoint_url=self.server.endpoint, region=self.server.region)
+    def endpoint(self) -> str:
+        return self.server.endpoint
+
+    @property
+    def settings(self) -> S3:
+        return S3(endpoint_url=self.server.endpoint, region=self.server.region)
 
     def behind(self, endpoint: str) -> Bucket:
         """The same bucket, reached through a proxy."""
         return Bucket(S3Server(endpoint, self.server.access_key, self.server.secret_key, self.server.region), self.name, self.prefix)
 
     def open(self, **options: Any) -> ObjectStore:
-        return open_store(self.url, s3=self.settings, **options)
+        return open_store(self.url, settings=Settings(s3=self.settings), **options)
 
 
 @contextmanager
 def running_moto(port: int = 0) -> Iterator[S3Server]:
     command = [sys.executable, "-m", "tests.support.moto_server", "--port", str(port)]
-    with _running(command, stdout=subprocess.PIPE) as process:
+    with running(command, stdout=subprocess.PIPE) as process:
         assert process.stdout
         line = process.stdout.readline().decode()
         if "http://" not in line:
@@ -95,12 +100,12 @@ def running_moto(port: int = 0) -> Iterator[S3Server]:
 @contextmanager
 def running_versitygw(binary: Path, directory: Path) -> Iterator[S3Server]:
     """A real server over a directory whose file system knows extended attributes."""
-    server = S3Server(f"http://127.0.0.1:{_free_port()}")
+    server = S3Server(f"http://127.0.0.1:{free_port()}")
     address = server.endpoint.removeprefix("http://")
     command = [str(binary), "--access", server.access_key, "--secret", server.secret_key, "--region", server.region]
     command += ["--port", address, "--quiet", "--keep-alive", "posix", str(directory)]
-    with _running(command, stdout=subprocess.DEVNULL) as process:
-        _wait_for(address, process)
+    with running(command, stdout=subprocess.DEVNULL) as process:
+        wait_for(address, process)
         yield server
 
 
@@ -110,7 +115,7 @@ def versitygw_binary() -> Path:
 
 
 @contextmanager
-def _running(command: list[str], stdout: int) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], stdout: int) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
     try:
@@ -120,13 +125,13 @@ def _running(command: list[str], stdout: int) -> Iterator[subprocess.Popen[bytes
         process.communicate()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
     host, _, port = address.partition(":")
     for _ in range(300):
         if process.poll() is not None:

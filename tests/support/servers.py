@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.kafka import Kafka, Unavailable
+from tests.support.cloud_servers import GcsBucket, new_gcs_bucket, running_fake_gcs
 from tests.support.fault_proxy import FaultProxy
 from tests.support.go_tools import Unbuildable
 from tests.support.s3_server import Bucket, S3Server, running_moto, running_versitygw, versitygw_binary
@@ -41,6 +42,22 @@ def versity_server() -> Iterator[S3Server]:
         pytest.skip(str(why))
     with tempfile.TemporaryDirectory(prefix="versitygw-") as directory, running_versitygw(binary, Path(directory)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def fake_gcs() -> Iterator[str]:
+    """The endpoint of fake-gcs-server."""
+    try:
+        with running_fake_gcs() as endpoint:
+            yield endpoint
+    except Unbuildable as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture
+def gcs_bucket(fake_gcs: str) -> GcsBucket:
+    """A new bucket on fake-gcs-server."""
+    return new_gcs_bucket(fake_gcs)
 
 
 @pytest.fixture

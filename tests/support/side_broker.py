@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.tier import Tier
+from compactor.agent.agent import Agent
+from compactor.agent.plan import UploadFailure, UploadWatch
+from compactor.bootstrap import open_tier
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, LogEnd
+from compactor.config.settings import load_settings
 from compactor.errors import StoreError, Unavailable
-from compactor.metadata_topic.leaders import ClusterLeaders, LogEnd
 from compactor.model.ids import TopicPartition
-from compactor.service.agent import Agent
-from compactor.service.agent_plan import Trouble, UploadWatch
-from compactor.service.pages.agent_pages import AgentPages
-from compactor.service.pages.console import Console
+from compactor.web.agent_pages import AgentPages
+from compactor.web.console import RequestRouter
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli, batches_of
 from tests.support.told import Told
@@ -45,12 +46,16 @@ class SideBroker:
 
 @dataclass
 class Replica:
-    """A partition's directory on one broker. ``batches``: what it holds, each with its base offset."""
+    """A partition's directory on one broker. ``batches``: what it holds, each with its base offset.
+
+    ``topic_id``: empty before Kafka 2.8.
+    """
 
     folder: Path
     batches: list[tuple[int, bytes]] = field(default_factory=list)
     bases: list[int] = field(default_factory=lambda: [0])
     epochs: list[tuple[int, int]] = field(default_factory=list)
+    topic_id: str = ""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -75,6 +80,27 @@ class Replica:
         self.batches = [(offset, raw) for offset, raw in self.batches if offset >= base]
         self.write()
 
+    def roll(self) -> None:
+        """A new, empty segment begins at the log's end."""
+        self.bases.append(self.end)
+        self.write()
+
+    def stage_until(self, base: int) -> None:
+        """Retention: segments below are staged for deletion, and the checkpoint forgets the epochs that ended before."""
+        for known in self.bases:
+            if known < base:
+                path = self.folder / f"{known:020}.log"
+                path.rename(path.with_name(f"{path.name}.deleted"))
+        later = [(epoch, start) for epoch, start in self.epochs if start > base]
+        earlier = [(epoch, base) for epoch, start in self.epochs if start <= base]
+        self.epochs = [*earlier[-1:], *later]
+        self.delete_until(base)
+
+    def unlink_staged(self) -> None:
+        """The files staged for deletion are deleted."""
+        for path in self.folder.glob("*.deleted"):
+            path.unlink()
+
     def truncate(self, offset: int) -> None:
         self.batches = [(known, raw) for known, raw in self.batches if known < offset]
         self.bases = [base for base in self.bases if base < offset] or [offset]
@@ -89,8 +115,10 @@ class Replica:
         wanted["leader-epoch-checkpoint"] = "".join(
             ["0\n", f"{len(self.epochs)}\n", *(f"{epoch} {start}\n" for epoch, start in self.epochs)]
         ).encode()
+        if self.topic_id:
+            wanted["partition.metadata"] = f"version: 0\ntopic_id: {self.topic_id}".encode()
         for path in self.folder.iterdir():
-            if path.name not in wanted:
+            if path.name not in wanted and not path.name.endswith(".deleted"):
                 path.unlink()
         for name, data in wanted.items():
             path = self.folder / name
@@ -104,6 +132,8 @@ class SideCluster:
 
     leaders_of: dict[TopicPartition, int] = field(default_factory=dict)
     ends_of: dict[TopicPartition, LogEnd] = field(default_factory=dict)
+    retentions: dict[str, int] = field(default_factory=dict)
+    delete_delays: dict[str, int] = field(default_factory=dict)
     down: bool = False
     cluster_id: str = CLUSTER
     asked: int = 0
@@ -119,6 +149,12 @@ class SideCluster:
         if self.down:
             raise Unavailable("no broker answers")
         return {name: self.ends_of.get(name) or Unavailable(f"nobody leads {name}") for name in names}
+
+    def retention_ms(self, topic: str) -> int | None:
+        return self.retentions.get(topic)
+
+    def delete_delay_ms(self, topic: str) -> int | None:
+        return self.delete_delays.get(topic)
 
 
 @dataclass
@@ -180,7 +216,7 @@ class SideTier:
         self.cli = TierCli(self.folder / "a tier", {"publish": {"grace_ms": 0}, "agent": {"topics": ["orders"]}})
 
     def opened(self) -> Tier:
-        opened = open_tier(load(str(self.cli.config), {}))
+        opened = open_tier(load_settings(str(self.cli.config), {}))
         clock = opened.ports.clock_ms
         return replace(opened, ports=replace(opened.ports, clock_ms=lambda: clock() + self.hurried_ms))
 
@@ -206,10 +242,10 @@ def settle(agent: Agent) -> UploadWatch | None:
     """Looks and uploads until there is nothing more to do; how the partition ``orders-0`` stands then."""
     for _ in range(20):
         agent.scan()
-        if not agent.dispatch():
+        if not agent.start_due_jobs():
             break
         while agent.status().running:
-            agent.collect(30)
+            agent.collect_results(30)
     return watch_of(agent)
 
 
@@ -217,14 +253,14 @@ def watch_of(agent: Agent, name: TopicPartition = ORDERS) -> UploadWatch | None:
     return next((watch for watch in agent.status().watches if watch.name == name), None)
 
 
-def stands(watch: UploadWatch | None) -> tuple[int | None, Trouble | None]:
+def stands(watch: UploadWatch | None) -> tuple[int | None, UploadFailure | None]:
     assert watch is not None
     return watch.position, watch.trouble
 
 
 def metric(agent: Agent, name: str) -> float:
     """With ``name``'s labels, or the sum over all."""
-    text = Console(AgentPages(agent.status), agent.silent_ms, 1000).answer("/metrics")[2].decode()
+    text = RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond("/metrics")[2].decode()
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
 
 

@@ -9,19 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from checkpoint.offsets import clean_up_to
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import Cleaner, Settings, load
+from checkpoint.offsets import clean_end_offset
+from compactor.access.rounds import new_round
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import Cleaner, Settings, load_settings
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import RoundReport
 from compactor.round.engines import Engine
-from compactor.round.plan import Assessment, assess
+from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import WorkStats
-from compactor.spark.cluster.executor import Cost
-from compactor.spark.cluster.jobs import Cluster, JobWatch, TaskOutcome, Work, attempt
+from compactor.spark.cluster.executor import TaskCost
+from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome, TaskWork, run_task
 from compactor.spark.round.worker import SparkWorker
 from compactor.transfer.import_ import import_directory
 from tests.support.tier_cli import MADE, typed
@@ -36,19 +38,19 @@ class HereCluster:
     slots = 2
     slots_per_executor = 1
 
-    def break_off(self) -> None:
+    def cancel_jobs(self) -> None:
         """Nothing runs in the background."""
 
-    def require(self) -> None:
+    def check_not_cancelled(self) -> None:
         """Never over."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
+    def distribute(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
         return list(enumerate(items))
 
-    def exchanged(
+    def shuffle(
         self, what: str, items: Sequence[Any], answer: Callable[[Any], Iterator[tuple[int, Any]]], beside: Sequence[Any]
     ) -> list[tuple[int, Any]]:
         grouped: dict[int, list[Any]] = {place: [pickle.loads(pickle.dumps(one))] for place, one in enumerate(beside)}
@@ -58,23 +60,23 @@ class HereCluster:
                 grouped[place].append(pickle.loads(pickle.dumps(one)))
         return list(grouped.items())
 
-    def outcomes(
+    def run_job(
         self,
         what: str,
         rdd: list[tuple[int, Any]],
-        work: Work,
+        work: TaskWork,
         count: int,
         *,
         plan: CompactionPlan | None = None,
         check: Callable[[], None] = lambda: None,
-        watch: JobWatch | None = None,
+        job_listener: JobListener | None = None,
     ) -> Iterator[TaskOutcome]:
         self.said.append(what)
         assert len(rdd) == count
         for index, item in rdd:
             check()
             function, travelled = pickle.loads(pickle.dumps((work, item)))
-            yield pickle.loads(pickle.dumps(attempt(index, partial(function, index, travelled), plan)))
+            yield pickle.loads(pickle.dumps(run_task(index, partial(function, index, travelled), plan)))
 
 
 @dataclass
@@ -93,7 +95,7 @@ class Twins:
         file = folder / "settings.toml"
         file.write_text(f'[tier]\nurl = "{(folder / "a tier").as_uri()}"\nstate_dir = "{folder / "state"}"\n{self.toml}\n')
         MADE.append(partial(typed, file, "verify"))
-        return load(str(file), {})
+        return load_settings(str(file), {})
 
     def _tier(self, which: str) -> Tier:
         return open_tier(self.settings(which))
@@ -105,15 +107,15 @@ class Twins:
     def round(self, cluster: Any, *, first_dirty: int | None = None, now_ms: int = NOW_MS) -> tuple[RoundReport, RoundReport]:
         """The same round by both engines, with what they report."""
         look = partial(from_offset, first_dirty) if first_dirty is not None else None
-        here = self.local.round(NAME, now_ms, force=True, assess_with=look).run(self.local.open(NAME))
-        engine = Engine("spark", partial(spark_worker, cluster, self.remote, Cost()))
-        there = self.remote.round(NAME, now_ms, force=True, assess_with=look, engine=engine).run(self.remote.open(NAME))
+        here = new_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(self.local.open(NAME))
+        engine = Engine("spark", partial(spark_worker, cluster, self.remote, TaskCost()))
+        there = new_round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).execute_round(self.remote.open(NAME))
         return here, there
 
     def difference(self) -> str:
         """Where the two tiers hold other segments, file by file; empty where only ids and what depends on the key differ."""
         one, other = (state_of(tier) for tier in (self.local, self.remote))
-        if len(one.live) != len(other.live) or clean_up_to(one.vector) != clean_up_to(other.vector):
+        if len(one.live) != len(other.live) or clean_end_offset(one.vector) != clean_end_offset(other.vector):
             return f"{len(one.live)} segments, {one.vector} and {len(other.live)} segments, {other.vector}"
         for mine, theirs in zip(one.live, other.live, strict=True):
             counts = [segment.content.count if segment.content else None for segment in (mine, theirs)]
@@ -130,16 +132,16 @@ def state_of(tier: Tier) -> PartitionState:
     return tier.open(NAME).refresh()
 
 
-def spark_worker(cluster: Any, tier: Tier, cost: Cost, stats: WorkStats) -> SparkWorker:
+def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: WorkStats) -> SparkWorker:
     return SparkWorker(cast(Cluster, cluster), tier, tier.settings.cleaner_for(NAME.topic), stats, cost)
 
 
-def from_offset(first_dirty: int, state: PartitionState, cleaner: Cleaner, now_ms: int) -> Assessment[RemoteLogSegmentMetadata]:
+def from_offset(first_dirty: int, state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
     """A round from any offset on, as `clean --first-dirty-offset` would have it."""
-    found = assess(state, cleaner, now_ms, force=True)
-    dirty = tuple(segment for segment in found.segments if segment.end_offset >= first_dirty)
-    clean = tuple(segment for segment in found.segments if segment.end_offset < first_dirty)
-    return replace(found, due=bool(found.segments), first_dirty=first_dirty, dirty=dirty, clean=clean)
+    found = assess_round(state, cleaner, now_ms, force=True)
+    dirty = tuple(segment for segment in found.covered_segments if segment.end_offset >= first_dirty)
+    clean = tuple(segment for segment in found.covered_segments if segment.end_offset < first_dirty)
+    return replace(found, due=bool(found.covered_segments), first_dirty=first_dirty, dirty=dirty, clean=clean)
 
 
 def scratch_of(tier: Tier) -> list[str]:

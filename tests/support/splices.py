@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from compactor.round import splice
-from compactor.round.splicing import NotInPart, SegmentPart
+from compactor.round.partial import plan as splice
+from compactor.round.partial.rewrite import NeedsWholeSegment, SegmentPart
 from tests.support.tier_cli import TierCli
 
 
@@ -29,7 +29,7 @@ def small_copies(least: int = 300, *, most_read: int = 1) -> Iterator[pytest.Mon
 
 
 def _not_today(part: SegmentPart) -> None:
-    raise NotInPart("the test says so")
+    raise NeedsWholeSegment("the test says so")
 
 
 def run_whole_on_copy(tier: TierCli, folder: Path, *arguments: object) -> tuple[TierCli, dict[str, Any]]:
@@ -37,7 +37,7 @@ def run_whole_on_copy(tier: TierCli, folder: Path, *arguments: object) -> tuple[
     shutil.copytree(tier.tier, folder / "tier", copy_function=shutil.copy2)
     twin = TierCli(folder, tier.settings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SegmentPart, "require_same", _not_today)
+        patch.setattr(SegmentPart, "require_matching_batches", _not_today)
         return twin, twin.run(*arguments)
 
 

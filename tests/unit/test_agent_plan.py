@@ -7,31 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from compactor.errors import UsageError
-from compactor.metadata_topic.leaders import LogEnd
-from compactor.model.ids import TopicPartition
-from compactor.service.agent_files import BrokerIdentity, identity_of, listed, partitions_in
-from compactor.service.agent_plan import (
+from compactor.agent.leadership import TICK_MS
+from compactor.agent.log_directories import BrokerIdentity, read_broker_identity, scan_log_directory, scan_partition_directory
+from compactor.agent.plan import (
     CHECK_MS,
-    MOST_RETRY_MS,
-    RETRY_MS,
-    TICK_MS,
+    MAX_UPLOAD_RETRY_MS,
+    UPLOAD_RETRY_MS,
     SealedFile,
     SeenDirectory,
-    Trouble,
+    UploadFailure,
     UploadOutcome,
     UploadWatch,
-    answered,
-    choose,
-    cleaned_too_far,
-    finished,
-    found,
-    is_current,
-    is_due,
-    lag,
-    led,
-    wants_end,
+    adoption_list,
+    after_upload,
+    choose_uploads,
+    is_listing_current,
+    is_upload_due,
+    needs_log_end,
+    upload_lag,
+    with_leadership,
+    with_listing,
+    with_log_end,
 )
+from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.errors import UsageError
+from compactor.model.ids import TopicPartition
 
 NOW = 1_000_000
 ORDERS = TopicPartition("orders", 0)
@@ -41,27 +41,36 @@ WATCH = UploadWatch(SEEN, leads=True, position=10, end=LogEnd(1, 35), checked_ms
 
 
 def test_lag_counts_what_is_sealed_and_not_in_the_tier() -> None:
-    assert (lag(WATCH).segments, lag(WATCH).bytes, lag(WATCH).since_ms) == (1, 300, 700)
-    assert lag(replace(WATCH, position=25)).segments == 1
-    assert lag(replace(WATCH, position=30)) == lag(replace(WATCH, leads=False)) == lag(replace(WATCH, position=None))
+    assert (upload_lag(WATCH).segments, upload_lag(WATCH).bytes, upload_lag(WATCH).since_ms) == (1, 300, 700)
+    assert upload_lag(replace(WATCH, position=25)).segments == 1
+    assert upload_lag(replace(WATCH, position=30)) == upload_lag(replace(WATCH, leads=False)) == upload_lag(replace(WATCH, position=None))
 
 
 def test_a_segment_is_due_once_it_is_wholly_below_the_high_watermark() -> None:
-    assert is_due(WATCH, NOW)
-    assert is_due(replace(WATCH, end=LogEnd(1, 30)), NOW)
-    assert not is_due(replace(WATCH, end=LogEnd(1, 29)), NOW)
-    assert wants_end(replace(WATCH, end=LogEnd(1, 29)), NOW)
-    assert not is_due(replace(WATCH, leads=False), NOW)
-    assert not is_due(replace(WATCH, end=None), NOW)
-    assert not is_due(replace(WATCH, position=30), NOW)
-    assert is_due(replace(WATCH, position=None), NOW)
+    assert is_upload_due(WATCH, NOW)
+    assert is_upload_due(replace(WATCH, end=LogEnd(1, 30)), NOW)
+    assert not is_upload_due(replace(WATCH, end=LogEnd(1, 29)), NOW)
+    assert needs_log_end(replace(WATCH, end=LogEnd(1, 29)), NOW)
+    assert not is_upload_due(replace(WATCH, leads=False), NOW)
+    assert not is_upload_due(replace(WATCH, end=None), NOW)
+    assert not is_upload_due(replace(WATCH, position=30), NOW)
+    assert is_upload_due(replace(WATCH, position=None), NOW)
+
+
+def test_adoption_list_waits_for_every_partition_and_puts_the_nearest_deadline_first() -> None:
+    other = replace(WATCH, seen=replace(SEEN, name=TopicPartition("orders", 1)))
+    late = replace(WATCH, trouble=UploadFailure.IDENTITY)
+    soon = replace(other, trouble=UploadFailure.IDENTITY, deadline_ms=NOW)
+    assert adoption_list([late, replace(other, position=None)]) is None
+    assert adoption_list([WATCH, other]) == ""
+    assert (adoption_list([late, soon]) or "").endswith("orders-1 (until 1970-01-01T00:16:40Z), orders-0")
 
 
 def test_brokers_are_asked_now_and_then_though_nothing_is_pending() -> None:
     idle = replace(WATCH, position=30)
-    assert not wants_end(idle, NOW + CHECK_MS - 1)
-    assert wants_end(idle, NOW + CHECK_MS)
-    assert not wants_end(replace(idle, leads=False), NOW + CHECK_MS)
+    assert not needs_log_end(idle, NOW + CHECK_MS - 1)
+    assert needs_log_end(idle, NOW + CHECK_MS)
+    assert not needs_log_end(replace(idle, leads=False), NOW + CHECK_MS)
 
 
 def test_what_was_sealed_first_goes_first_and_no_more_than_there_are_threads() -> None:
@@ -69,64 +78,57 @@ def test_what_was_sealed_first_goes_first_and_no_more_than_there_are_threads() -
         replace(WATCH, seen=replace(SEEN, name=TopicPartition("orders", number), sealed=(SealedFile(20, 30, 1, 900 - number),)))
         for number in range(5)
     ]
-    assert [watch.name.partition for watch in choose(watches, {}, 3, NOW)] == [4, 3, 2]
-    assert [watch.name.partition for watch in choose(watches, {TopicPartition("orders", 3): 0}, 3, NOW)] == [4, 2]
+    assert [watch.name.partition for watch in choose_uploads(watches, {}, 3, NOW)] == [4, 3, 2]
+    assert [watch.name.partition for watch in choose_uploads(watches, {TopicPartition("orders", 3): 0}, 3, NOW)] == [4, 2]
 
 
 def test_failures_double_the_pause_up_to_ten_minutes() -> None:
     watch, pauses = WATCH, []
     for _ in range(10):
-        watch = finished(watch, UploadOutcome(None, trouble=Trouble.CONTENT, reason="a wrong CRC"), NOW)
+        watch = after_upload(watch, UploadOutcome(None, trouble=UploadFailure.CONTENT, reason="a wrong CRC"), NOW)
         pauses.append(watch.retry_at_ms - NOW)
-        assert not is_due(watch, watch.retry_at_ms - 1)
-        assert is_due(watch, watch.retry_at_ms)
-    assert pauses[:3] == [RETRY_MS, 2 * RETRY_MS, 4 * RETRY_MS]
-    assert pauses[-1] == MOST_RETRY_MS
-    good = finished(watch, UploadOutcome(30, 1, 300), NOW)
+        assert not is_upload_due(watch, watch.retry_at_ms - 1)
+        assert is_upload_due(watch, watch.retry_at_ms)
+    assert pauses[:3] == [UPLOAD_RETRY_MS, 2 * UPLOAD_RETRY_MS, 4 * UPLOAD_RETRY_MS]
+    assert pauses[-1] == MAX_UPLOAD_RETRY_MS
+    good = after_upload(watch, UploadOutcome(30, 1, 300), NOW)
     assert (good.failures, good.trouble, good.position, good.retry_at_ms) == (0, None, 30, 0)
 
 
 def test_a_success_that_brought_nothing_is_not_repeated_at_once() -> None:
-    assert finished(WATCH, UploadOutcome(10), NOW).retry_at_ms == NOW + CHECK_MS
+    assert after_upload(WATCH, UploadOutcome(10), NOW).retry_at_ms == NOW + CHECK_MS
 
 
 def test_an_upload_that_was_stopped_changes_nothing() -> None:
-    assert finished(WATCH, UploadOutcome(None, stopped=True), NOW) == WATCH
+    assert after_upload(WATCH, UploadOutcome(None, stopped=True), NOW) == WATCH
 
 
 def test_who_begins_to_lead_asks_the_tier_where_it_ends() -> None:
-    assert led(WATCH, True) == WATCH
-    assert led(led(WATCH, False), True) == UploadWatch(SEEN, leads=True)
-    later = answered(replace(WATCH, position=30), LogEnd(2, 35), NOW)
+    assert with_leadership(WATCH, True) == WATCH
+    assert with_leadership(with_leadership(WATCH, False), True) == UploadWatch(SEEN, leads=True)
+    later = with_log_end(replace(WATCH, position=30), LogEnd(2, 35), NOW)
     assert (later.position, later.anew) == (30, True)
-    assert is_due(later, NOW)
-    assert not finished(later, UploadOutcome(30), NOW).anew
+    assert is_upload_due(later, NOW)
+    assert not after_upload(later, UploadOutcome(30), NOW).anew
 
 
 def test_a_log_that_ends_below_the_tier_is_said_and_forgotten_when_it_does_not() -> None:
-    behind = answered(WATCH, LogEnd(1, 9), NOW)
-    assert behind.trouble is Trouble.BEHIND
-    assert not is_due(behind, NOW)
-    assert is_due(behind, NOW, accept_truncation=True)
-    assert answered(behind, LogEnd(1, 10), NOW).trouble is None
-    failing = replace(WATCH, trouble=Trouble.LINEAGE, reason="other epochs")
-    assert answered(failing, LogEnd(1, 9), NOW).trouble is Trouble.LINEAGE
-
-
-@pytest.mark.parametrize(
-    ("position", "cleaned", "too_far"), [(10, 11, True), (10, 10, False), (10, None, False), (0, 99, False), (1, 2, True)]
-)
-def test_a_cleaner_that_passed_the_tiers_end(position: int, cleaned: int | None, too_far: bool) -> None:
-    assert cleaned_too_far(position, cleaned) is too_far
+    behind = with_log_end(WATCH, LogEnd(1, 9), NOW)
+    assert behind.trouble is UploadFailure.BEHIND
+    assert not is_upload_due(behind, NOW)
+    assert is_upload_due(behind, NOW, accept_truncation=True)
+    assert with_log_end(behind, LogEnd(1, 10), NOW).trouble is None
+    failing = replace(WATCH, trouble=UploadFailure.LINEAGE, reason="other epochs")
+    assert with_log_end(failing, LogEnd(1, 9), NOW).trouble is UploadFailure.LINEAGE
 
 
 def test_a_directory_is_listed_again_when_it_changed_or_may_have() -> None:
-    assert is_current(SEEN, SEEN.mtime_ms)
-    assert not is_current(SEEN, SEEN.mtime_ms + 1)
-    assert not is_current(None, SEEN.mtime_ms)
-    assert not is_current(replace(SEEN, looked_ms=SEEN.mtime_ms + TICK_MS), SEEN.mtime_ms)
-    assert not is_current(replace(SEEN, problem="it cannot be read"), SEEN.mtime_ms)
-    assert found(WATCH, SEEN) == WATCH
+    assert is_listing_current(SEEN, SEEN.mtime_ms)
+    assert not is_listing_current(SEEN, SEEN.mtime_ms + 1)
+    assert not is_listing_current(None, SEEN.mtime_ms)
+    assert not is_listing_current(replace(SEEN, looked_ms=SEEN.mtime_ms + TICK_MS), SEEN.mtime_ms)
+    assert not is_listing_current(replace(SEEN, problem="it cannot be read"), SEEN.mtime_ms)
+    assert with_listing(WATCH, SEEN) == WATCH
 
 
 def test_log_directories_are_read_by_names(tmp_path: Path) -> None:
@@ -135,13 +137,13 @@ def test_log_directories_are_read_by_names(tmp_path: Path) -> None:
     for name in (f"{7:020}.log", f"{3:020}.log", f"{0:020}.log.deleted", f"{3:020}.index", f"{5:020}.log.cleaned", "x.log"):
         (tmp_path / "orders-0" / name).write_bytes(b"12")
     (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n0\n")
-    (seen,) = partitions_in(tmp_path, ["orders|__cluster.*"], {}, NOW)
+    (seen,) = scan_log_directory(tmp_path, ["orders|__cluster.*"], {}, NOW)
     assert (seen.name, seen.active_base) == (ORDERS, 7)
     assert [(file.base, file.end, file.size) for file in seen.sealed] == [(3, 7, 2)]
     settled = replace(seen, looked_ms=seen.mtime_ms + TICK_MS + 1)
-    (again,) = partitions_in(tmp_path, ["orders"], {ORDERS: settled}, NOW)
+    (again,) = scan_log_directory(tmp_path, ["orders"], {ORDERS: settled}, NOW)
     assert again is settled
-    assert listed(ORDERS, tmp_path / "gone", 0, NOW).active_base == -1
+    assert scan_partition_directory(ORDERS, tmp_path / "gone", 0, NOW).active_base == -1
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_log_directories_are_read_by_names(tmp_path: Path) -> None:
 )
 def test_a_brokers_directory_says_whose_it_is(tmp_path: Path, text: str, whose: BrokerIdentity) -> None:
     (tmp_path / "meta.properties").write_text(text)
-    assert identity_of(tmp_path) == whose
+    assert read_broker_identity(tmp_path) == whose
 
 
 @pytest.mark.parametrize("text", [None, "", "node.id=3\n", "cluster.id=abc\n", "node.id=x\ncluster.id=abc\n"])
@@ -161,4 +163,4 @@ def test_what_is_no_brokers_directory(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "meta.properties").write_text(text)
     with pytest.raises(UsageError, match=r"meta\.properties"):
-        identity_of(tmp_path)
+        read_broker_identity(tmp_path)

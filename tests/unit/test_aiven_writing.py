@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from Crypto.PublicKey import RSA
 
-from compactor.config import Aiven
+from compactor.config.settings import AivenSettings
 from compactor.errors import BadData, NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.storage.counting import Counters
@@ -37,16 +37,16 @@ def key_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return files
 
 
-def layout_on(root: Path, settings: Aiven) -> AivenLayout:
+def layout_on(root: Path, settings: AivenSettings) -> AivenLayout:
     return AivenLayout(open_store(str(root)), IDS, settings)
 
 
-def settings_of(kind: str, key_files: dict[str, str], chunk_size: int = 16_384) -> Aiven:
+def settings_of(kind: str, key_files: dict[str, str], chunk_size: int = 16_384) -> AivenSettings:
     encrypted = {"key_pairs": key_files, "active_key_pair": "new"} if "encrypted" in kind else {}
     custom = {"custom_metadata_fields": ("REMOTE_SIZE", "OBJECT_PREFIX", "OBJECT_KEY")} if "custom" in kind else {}
     compression = "zstd" if "zstd" in kind else "none"
     prefix = "some/prefix-" if "prefix" in kind else ""
-    return Aiven(chunk_size=chunk_size, compression=compression, key_prefix=prefix, **encrypted, **custom)  # type: ignore[arg-type]
+    return AivenSettings(chunk_size=chunk_size, compression=compression, key_prefix=prefix, **encrypted, **custom)  # type: ignore[arg-type]
 
 
 def as_files(files: Mapping[str, bytes], folder: Path) -> dict[str, Path | bytes]:
@@ -106,7 +106,7 @@ def test_a_whole_segment_in_other_bytes_counts_as_done_and_other_content_does_no
     assert packed.upload(NAME, segment, files) == ""
     with pytest.raises(Refused, match="rsm-manifest: it is encrypted for key pair 'new', whose private key is not configured"):
         plain.upload(NAME, segment, files)
-    reader = layout_on(tmp_path / "tier", Aiven(key_pairs=key_files))
+    reader = layout_on(tmp_path / "tier", AivenSettings(key_pairs=key_files))
     assert reader.upload(NAME, segment, files) == ""
     for kind in ("log", "index", "txnindex"):
         other = {**files, kind: files[kind][:-1] + b"!"}
@@ -137,7 +137,7 @@ def test_the_manifest_comes_last(tmp_path: Path) -> None:
     store = _Recording(tmp_path / "tier")
     store.created = []
     files = files_of()
-    assert AivenLayout(store, IDS, Aiven()).upload(NAME, segment_of(files), files) == ""
+    assert AivenLayout(store, IDS, AivenSettings()).upload(NAME, segment_of(files), files) == ""
     assert store.created == [f"{MAIN}.{suffix}" for suffix in ("log", "indexes", "rsm-manifest")]
 
 
@@ -172,7 +172,7 @@ def test_each_segment_and_each_content_has_a_data_key_of_its_own(key_files: dict
 
 def test_the_manifest_says_what_the_plug_in_would_say(tmp_path: Path) -> None:
     files = files_of(40_000, transactions=False)
-    layout = layout_on(tmp_path, Aiven(chunk_size=16_384))
+    layout = layout_on(tmp_path, AivenSettings(chunk_size=16_384))
     assert layout.upload(NAME, segment_of(files), files) == ""
     assert (tmp_path / f"{MAIN}.rsm-manifest").read_text() == (
         '{"version":"1","chunkIndex":{"type":"fixed","originalChunkSize":16384,"originalFileSize":40000,"transformedChunkSize":16384,'
@@ -192,13 +192,13 @@ def test_the_heuristic_looks_at_the_first_batch(attributes: int, compressed: boo
     head = bytearray(files["log"][:23])
     head[16], head[17 if magic == 1 else 22] = magic, attributes
     files["log"] = bytes(head) + files["log"][23:]
-    assert layout_on(tmp_path, Aiven(compression="heuristic")).upload(NAME, segment_of(files), files) == ""
+    assert layout_on(tmp_path, AivenSettings(compression="heuristic")).upload(NAME, segment_of(files), files) == ""
     assert json.loads((tmp_path / f"{MAIN}.rsm-manifest").read_bytes())["compression"] is compressed
 
 
 def test_segments_that_brokers_could_not_use_are_refused(tmp_path: Path) -> None:
     files = files_of()
-    layout = layout_on(tmp_path, Aiven())
+    layout = layout_on(tmp_path, AivenSettings())
     for kind in ("index", "timeindex", "snapshot", "leader-epoch-checkpoint"):
         less = {name: data for name, data in files.items() if name != kind}
         with pytest.raises(BadData, match=f"{MAIN}.log: the segment has no {kind}, without which brokers cannot use it"):
@@ -248,7 +248,7 @@ def test_damage_is_found_and_named(kind: str, key_files: dict[str, str], tmp_pat
 
 def test_other_segments_manifests_and_other_versions_are_refused(tmp_path: Path) -> None:
     files = files_of()
-    assert layout_on(tmp_path, Aiven()).upload(NAME, segment_of(files), files) == ""
+    assert layout_on(tmp_path, AivenSettings()).upload(NAME, segment_of(files), files) == ""
     path = tmp_path / f"{MAIN}.rsm-manifest"
     text = path.read_text()
     for before, after, cause in (
@@ -267,14 +267,14 @@ def test_other_segments_manifests_and_other_versions_are_refused(tmp_path: Path)
         assert before in text
         path.write_text(text.replace(before, after))
         with pytest.raises(BadData, match=f"{path.name}: .*{cause}"):
-            layout_on(tmp_path, Aiven()).read(NAME, segment_of(files), "index")
+            layout_on(tmp_path, AivenSettings()).read(NAME, segment_of(files), "index")
     for before, after in (
         ('"version":"1"', '"version":1'),
         (text[text.index(',"remoteLog') : -1], ""),
         ('"brokerId"', '"lineage":[{}],"brokerId"'),
     ):
         path.write_text(text.replace(before, after))
-        assert layout_on(tmp_path, Aiven()).read(NAME, segment_of(files), "log") == files["log"]
+        assert layout_on(tmp_path, AivenSettings()).read(NAME, segment_of(files), "log") == files["log"]
 
 
 def test_key_files_that_are_none_are_named(key_files: dict[str, str], tmp_path: Path) -> None:
@@ -286,18 +286,18 @@ def test_key_files_that_are_none_are_named(key_files: dict[str, str], tmp_path: 
         ("public.pem", "public.pem, for key pair 'k', is a public key; the private one is needed"),
         ("text.pem", "text.pem, for key pair 'k', is no private key"),
     ):
-        settings = Aiven(key_pairs={"k": str(tmp_path / file)}, active_key_pair="k")
+        settings = AivenSettings(key_pairs={"k": str(tmp_path / file)}, active_key_pair="k")
         with pytest.raises(UsageError, match=cause):
             layout_on(tmp_path / "tier", settings).upload(NAME, segment_of(files), files)
     with pytest.raises(UsageError, match="no object can have the key_prefix 'a//b'"):
-        layout_on(tmp_path, Aiven(key_prefix="a//b"))
+        layout_on(tmp_path, AivenSettings(key_prefix="a//b"))
     with pytest.raises(UsageError, match="nothing tells the id of topic other"):
-        layout_on(tmp_path, Aiven()).where(TopicPartition("other", 0), segment_of(files), "log")
+        layout_on(tmp_path, AivenSettings()).where(TopicPartition("other", 0), segment_of(files), "log")
 
 
 def test_strangers_are_listed_as_such_and_neighbours_are_not(tmp_path: Path) -> None:
     files = files_of()
-    layout = layout_on(tmp_path, Aiven())
+    layout = layout_on(tmp_path, AivenSettings())
     assert layout.upload(NAME, segment_of(files), files) == ""
     folder = tmp_path / Path(MAIN).parent
     strangers = [
@@ -339,7 +339,7 @@ def test_an_unpacked_log_is_not_staged(tmp_path: Path) -> None:
     """And it is read once: from the spool, into the store."""
     counters = Counters()
     files = files_of()
-    layout = AivenLayout(open_store(str(tmp_path / "tier"), counters=counters), IDS, Aiven())
+    layout = AivenLayout(open_store(str(tmp_path / "tier"), counters=counters), IDS, AivenSettings())
     contents = as_files(files, tmp_path / "spool")
     (tmp_path / "spool").chmod(0o555)
     try:

@@ -1,4 +1,4 @@
-"""What the C library keeps of memory that was given back, seen from outside."""
+"""Settings of the C library's allocator, observed from outside."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told how many heaps to have")
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can limit its heaps")
 
 HEAPS = """
 import ctypes, threading
 from compactor.local import allocator
 
 if {few}:
-    assert allocator.few_heaps()
+    assert allocator.limit_heaps()
 together = threading.Barrier(12)
 def work():
     together.wait()
@@ -36,7 +36,7 @@ def resident():
 kept = [bytearray(100_000) for _ in range(1_000)]
 kept = kept[::10]  # what lies between them cannot be cut off at the end of a heap
 before = resident()
-assert allocator.give_back()
+assert allocator.release_free_memory()
 print(before - resident())
 """
 
@@ -46,10 +46,10 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("few", [True, False])
-def test_threads_share_a_few_heaps(few: bool) -> None:
+def test_threads_share_two_heaps_after_limit_heaps(few: bool) -> None:
     heaps = python(HEAPS.format(few=few)).stderr.count("Arena ")
     assert (heaps <= 2) is few
 
 
-def test_empty_pages_go_back() -> None:
+def test_release_free_memory_returns_empty_pages_to_the_system() -> None:
     assert int(python(GIVEN_BACK).stdout) > 50_000_000

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
+from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control.fold import fold_catalog
-from compactor.control.logs import note_change, open_catalog, take_in_inbox
-from compactor.control.pauses import pause, pause_of, resume, want
+from compactor.control.logs import collect_inbox, open_catalog, publish_hint
+from compactor.control.pauses import pause_reason, pause_rounds, request_round, resume_rounds
 from compactor.control.records import (
     CatalogRecord,
-    LookedAt,
     PartitionChanged,
-    PartitionsLooked,
+    PartitionsInspected,
+    RetireInspection,
     SlotsReached,
-    seal,
+    seal_document,
 )
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.attention import FULL_LOOKS, HOUR_MS, to_look_at
-from compactor.upkeep.retire import NEVER
+from compactor.upkeep.attention import FULL_LOOKS, partitions_to_inspect
 from tests.support.idle_tier import Idle
 
 NOW = 1_770_000_000_000
@@ -37,61 +37,68 @@ def folded(*bodies: Any) -> CatalogState:
     return state
 
 
-def looked(slot: int = 5, next_ms: int = NEVER, at_ms: int = NOW - 2 * HOUR_MS) -> dict[str, LookedAt]:
-    return {str(name): LookedAt(slot, next_ms, at_ms) for name in NAMES}
+def looked(slot: int = 5, next_ms: int = NEVER_MS, at_ms: int = NOW - 2 * HOUR_MS) -> dict[str, RetireInspection]:
+    return {str(name): RetireInspection(slot, next_ms, at_ms) for name in NAMES}
 
 
 class TestWhere:
     def test_what_was_never_looked_at_is(self) -> None:
-        assert to_look_at(CatalogState(), NAMES, NOW) == NAMES
+        assert partitions_to_inspect(CatalogState(), NAMES, NOW) == NAMES
 
     def test_a_few_are_looked_at_every_time(self) -> None:
-        state = folded(PartitionsLooked(looks=looked(at_ms=NOW)))
-        assert to_look_at(state, NAMES[:FULL_LOOKS], NOW) == NAMES[:FULL_LOOKS]
+        state = folded(PartitionsInspected(looks=looked(at_ms=NOW)))
+        assert partitions_to_inspect(state, NAMES[:FULL_LOOKS], NOW) == NAMES[:FULL_LOOKS]
 
     def test_of_many_idle_ones_some_an_hour_the_oldest_first(self) -> None:
-        oldest = {str(name): LookedAt(5, NEVER, NOW - 9 * HOUR_MS) for name in NAMES[7:20]}
-        state = folded(PartitionsLooked(looks=looked() | oldest))
-        found = to_look_at(state, NAMES, NOW)
+        oldest = {str(name): RetireInspection(5, NEVER_MS, NOW - 9 * HOUR_MS) for name in NAMES[7:20]}
+        state = folded(PartitionsInspected(looks=looked() | oldest))
+        found = partitions_to_inspect(state, NAMES, NOW)
         assert len(found) == FULL_LOOKS
         assert set(NAMES[7:20]) <= set(found)
-        again = folded(PartitionsLooked(looks=looked()), PartitionsLooked(looks={str(name): LookedAt(5, NEVER, NOW) for name in found}))
-        assert to_look_at(again, NAMES, NOW + 1) == []
-        later = set(to_look_at(again, NAMES, NOW + HOUR_MS))
+        again = folded(
+            PartitionsInspected(looks=looked()),
+            PartitionsInspected(looks={str(name): RetireInspection(5, NEVER_MS, NOW) for name in found}),
+        )
+        assert partitions_to_inspect(again, NAMES, NOW + 1) == []
+        later = set(partitions_to_inspect(again, NAMES, NOW + HOUR_MS))
         assert len(later) == FULL_LOOKS
         assert not later & set(found)
 
     def test_all_have_had_their_turn_after_as_many_hours_as_it_takes(self) -> None:
-        state, seen, now = folded(PartitionsLooked(looks=looked())), set(), NOW
+        state, seen, now = folded(PartitionsInspected(looks=looked())), set(), NOW
         for slot in range(2, 6):
             now += HOUR_MS
-            found = to_look_at(state, NAMES, now)
+            found = partitions_to_inspect(state, NAMES, now)
             seen.update(found)
-            body = PartitionsLooked(looks={str(name): LookedAt(5, NEVER, now) for name in found})
+            body = PartitionsInspected(looks={str(name): RetireInspection(5, NEVER_MS, now) for name in found})
             state = fold_catalog(
                 state, CatalogRecord(version=4, log="catalog", slot=slot, incarnation="x", attempt=1, at_ms=now, body=body)
             )
         assert seen == set(NAMES)
 
     def test_looks_that_hints_asked_for_do_not_put_off_the_others_for_ever(self) -> None:
-        busy = {str(name): LookedAt(5, NEVER, NOW) for name in NAMES[:FULL_LOOKS]}
-        state = folded(PartitionsLooked(looks=looked(at_ms=NOW - 9 * HOUR_MS) | busy))
-        assert to_look_at(state, NAMES, NOW) == NAMES[FULL_LOOKS : 2 * FULL_LOOKS]
+        busy = {str(name): RetireInspection(5, NEVER_MS, NOW) for name in NAMES[:FULL_LOOKS]}
+        state = folded(PartitionsInspected(looks=looked(at_ms=NOW - 9 * HOUR_MS) | busy))
+        assert partitions_to_inspect(state, NAMES, NOW) == NAMES[FULL_LOOKS : 2 * FULL_LOOKS]
 
     def test_what_is_due_by_its_time(self) -> None:
-        due = {str(NAMES[40]): LookedAt(5, NOW - 1, NOW), str(NAMES[41]): LookedAt(5, 0, NOW), str(NAMES[42]): LookedAt(5, NOW + 1, NOW)}
-        state = folded(PartitionsLooked(looks=looked(at_ms=NOW) | due))
-        assert to_look_at(state, NAMES, NOW) == NAMES[40:42]
+        due = {
+            str(NAMES[40]): RetireInspection(5, NOW - 1, NOW),
+            str(NAMES[41]): RetireInspection(5, 0, NOW),
+            str(NAMES[42]): RetireInspection(5, NOW + 1, NOW),
+        }
+        state = folded(PartitionsInspected(looks=looked(at_ms=NOW) | due))
+        assert partitions_to_inspect(state, NAMES, NOW) == NAMES[40:42]
 
     @pytest.mark.parametrize("hint", [PartitionChanged(topic="t", partition=3, slot=6), SlotsReached(slots={"t-3": 6})])
     def test_what_was_written_to_since(self, hint: Any) -> None:
-        looks = PartitionsLooked(looks=looked(at_ms=NOW))
-        assert to_look_at(folded(looks, hint), NAMES, NOW) == [NAMES[3]]
-        assert to_look_at(folded(hint, looks), NAMES, NOW) == [NAMES[3]]  # a look that was overtaken does not hide it
+        looks = PartitionsInspected(looks=looked(at_ms=NOW))
+        assert partitions_to_inspect(folded(looks, hint), NAMES, NOW) == [NAMES[3]]
+        assert partitions_to_inspect(folded(hint, looks), NAMES, NOW) == [NAMES[3]]  # a look that was overtaken does not hide it
 
     def test_a_hint_that_does_not_say_how_far(self) -> None:
-        looks = PartitionsLooked(looks=looked(at_ms=NOW))
-        assert to_look_at(folded(looks, PartitionChanged(topic="t", partition=3)), NAMES, NOW) == [NAMES[3]]
+        looks = PartitionsInspected(looks=looked(at_ms=NOW))
+        assert partitions_to_inspect(folded(looks, PartitionChanged(topic="t", partition=3)), NAMES, NOW) == [NAMES[3]]
 
 
 def test_a_catalog_without_anything_new_reads_as_before() -> None:
@@ -111,7 +118,7 @@ def test_a_crowd_of_writers_does_not_wait_for_each_other_and_is_heard(tmp_path: 
 
     def hint(number: int) -> None:
         together.wait()
-        note_change(logs[number], idle.names[number], 99)
+        publish_hint(logs[number], idle.names[number], 99)
 
     threads = [threading.Thread(target=hint, args=(number,)) for number in range(len(logs))]
     for thread in threads:
@@ -120,9 +127,9 @@ def test_a_crowd_of_writers_does_not_wait_for_each_other_and_is_heard(tmp_path: 
         thread.join()
     assert idle.counters.usage().since(before).total_requests < 60 * 120  # each folds FAR_BEHIND slots at most
     catalog = open_catalog(ports)
-    take_in_inbox(catalog)
+    collect_inbox(catalog)
     assert set(catalog.refresh().reached.values()) == {99}
-    assert take_in_inbox(catalog) == 0
+    assert collect_inbox(catalog) == 0
 
 
 def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
@@ -132,13 +139,13 @@ def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
     late.refresh()
     busy = open_catalog(ports)
     for number in range(40):
-        note_change(busy, idle.names[number], 7 + number)
+        publish_hint(busy, idle.names[number], 7 + number)
     before = idle.counters.usage()
-    note_change(late, idle.names[49], 77)
+    publish_hint(late, idle.names[49], 77)
     assert idle.counters.usage().since(before).total_requests == 2  # is it far behind? the hint
     assert busy.refresh().reached["orders-49"] != 77
     idle.store.put("catalog/inbox/garbage.json", b"{}")
-    assert take_in_inbox(busy) == 2
+    assert collect_inbox(busy) == 2
     assert busy.refresh().reached["orders-49"] == 77
     assert not list(idle.store.list("catalog/inbox/"))
 
@@ -149,8 +156,8 @@ def test_a_partition_that_nobody_has_listed_never_goes_by_the_inbox(tmp_path: Pa
     late, busy = open_catalog(ports), open_catalog(ports)
     late.refresh()
     for slot in range(40):
-        note_change(busy, idle.names[0], 7 + slot)
-    note_change(late, TopicPartition("new", 0), 1)
+        publish_hint(busy, idle.names[0], 7 + slot)
+    publish_hint(late, TopicPartition("new", 0), 1)
     assert not list(idle.store.list("catalog/inbox/"))
     assert "new-0" in busy.refresh().partitions
 
@@ -159,27 +166,27 @@ def test_pauses_are_by_pattern_and_everybody_sees_them(tmp_path: Path) -> None:
     idle = Idle(tmp_path, 2)
     ports = idle.tier().ports
     mine, other = open_catalog(ports), open_catalog(ports)
-    assert pause(mine, "ord.*", "ann", "a migration")
-    assert not pause(other, "ord.*", "ben", "")
-    assert pause(other, "orders-1", "ben", "")
+    assert pause_rounds(mine, "ord.*", "ann", "a migration")
+    assert not pause_rounds(other, "ord.*", "ben", "")
+    assert pause_rounds(other, "orders-1", "ben", "")
     state = open_catalog(ports).refresh()
-    assert pause_of(state, TopicPartition("orders", 0)) == "paused by ann: a migration (ord.*)"
-    assert pause_of(state, TopicPartition("payments", 0)) == ""
-    resume(mine, "ord.*", "ann")
+    assert pause_reason(state, TopicPartition("orders", 0)) == "paused by ann: a migration (ord.*)"
+    assert pause_reason(state, TopicPartition("payments", 0)) == ""
+    resume_rounds(mine, "ord.*", "ann")
     state = mine.refresh()
-    assert (pause_of(state, TopicPartition("orders", 0)), pause_of(state, TopicPartition("orders", 1))) == ("", "paused by ben")
+    assert (pause_reason(state, TopicPartition("orders", 0)), pause_reason(state, TopicPartition("orders", 1))) == ("", "paused by ben")
     with pytest.raises(UsageError, match=r"nothing was paused by 'ord\.\*'"):
-        resume(other, "ord.*", "ben")
+        resume_rounds(other, "ord.*", "ben")
     with pytest.raises(UsageError, match="no regular expression"):
-        pause(mine, "*", "ann", "")
+        pause_rounds(mine, "*", "ann", "")
 
 
 def test_the_last_wishes_are_kept(tmp_path: Path) -> None:
     idle = Idle(tmp_path, 2)
     catalog = open_catalog(idle.tier().ports)
-    want(catalog, idle.names[1], "ann")
+    request_round(catalog, idle.names[1], "ann")
     first = catalog.refresh().wanted["orders-1"]
-    want(catalog, idle.names[1], "ann")
+    request_round(catalog, idle.names[1], "ann")
     assert catalog.refresh().wanted["orders-1"].slot > first.slot
 
 
@@ -188,14 +195,14 @@ def test_a_hint_from_the_inbox_counts_where_another_one_comes_that_knows_less(tm
     ports, (name, *_) = idle.tier().ports, idle.names
     catalog, other = open_catalog(ports), open_catalog(ports)
     left = PartitionChanged(topic=name.topic, partition=name.partition, slot=9)
-    catalog.store.put(f"{catalog.prefix}/inbox/x-9-0.json", seal(left.model_dump_json().encode()))
+    catalog.store.put(f"{catalog.prefix}/inbox/x-9-0.json", seal_document(left.model_dump_json().encode()))
     refresh = catalog.refresh
 
     def overtaken() -> CatalogState:
         state = refresh()
-        note_change(other, name, 7)
+        publish_hint(other, name, 7)
         return state
 
     monkeypatch.setattr(catalog, "refresh", overtaken)
-    assert take_in_inbox(catalog) == 1
+    assert collect_inbox(catalog) == 1
     assert refresh().reached[str(name)] == 9

@@ -6,26 +6,26 @@ import pytest
 
 from compactor.control import balancing
 from compactor.control.state import Intent, PartitionState
-from compactor.model.balance import Balance, Sum, total
+from compactor.model.balance import Balance, DigestSum, add_sums
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask, Replacement
 from compactor.model.policy import CleanerPolicy
 from tests.support.crafted import LINEAGE, segment
 
-ONE, TWO = Sum.of(1, 2**64 - 1, 5), Sum.of(2, 3, 2**64 - 2)
+ONE, TWO = DigestSum.of(1, 2**64 - 1, 5), DigestSum.of(2, 3, 2**64 - 2)
 BALANCE = Balance(
-    sources=total((ONE, TWO)),
+    sources=add_sums((ONE, TWO)),
     left=ONE,
     opened=TWO,
     result=ONE,
     records=TWO,
     written=ONE,
-    records_dropped={"superseded": Sum.of(1, 4, 2**64 - 7)},
+    records_dropped={"superseded": DigestSum.of(1, 4, 2**64 - 7)},
 )
 
 
 def test_sums_depend_on_no_order_and_wrap_around() -> None:
-    assert ONE.plus(TWO) == TWO.plus(ONE) == Sum.of(3, 2, 3)
-    assert total(()) == Sum()
+    assert ONE.plus(TWO) == TWO.plus(ONE) == DigestSum.of(3, 2, 3)
+    assert add_sums(()) == DigestSum()
 
 
 def test_a_balance_adds_up_alone_and_with_others() -> None:
@@ -36,12 +36,12 @@ def test_a_balance_adds_up_alone_and_with_others() -> None:
 
 @pytest.mark.parametrize("field", ["sources", "left", "opened", "records", "written"])
 def test_a_digest_or_a_count_that_is_off_is_a_problem(field: str) -> None:
-    right: Sum = getattr(BALANCE, field)
-    for wrong in (right.plus(Sum.of(1, 0, 0)), right.plus(Sum.of(0, 1, 0)), right.plus(Sum.of(0, 0, 1))):
+    right: DigestSum = getattr(BALANCE, field)
+    for wrong in (right.plus(DigestSum.of(1, 0, 0)), right.plus(DigestSum.of(0, 1, 0)), right.plus(DigestSum.of(0, 0, 1))):
         assert BALANCE.model_copy(update={field: wrong}).problem() != ""
 
 
-def announced(balance: Balance | None, *, recorded: Sum | None, result: Sum | None) -> tuple[PartitionState, Intent]:
+def announced(balance: Balance | None, *, recorded: DigestSum | None, result: DigestSum | None) -> tuple[PartitionState, Intent]:
     """One group of one segment, with a receipt. ``recorded``: of the source when it was written, ``result``: by the new metadata."""
     source, made = segment("S" * 22, 0, 9), segment("N" * 22, 0, 9)
     task = CompactionTask(
@@ -61,21 +61,21 @@ def announced(balance: Balance | None, *, recorded: Sum | None, result: Sum | No
 
 
 def test_the_driver_goes_by_receipts_and_metadata() -> None:
-    assert balancing.problem(*announced(BALANCE, recorded=total((ONE, TWO)), result=ONE)) == ""
-    assert balancing.problem(*announced(BALANCE, recorded=None, result=ONE)) == "", "whoever wrote the source did not say"
-    assert "were recorded when they were written" in balancing.problem(*announced(BALANCE, recorded=ONE, result=ONE))
-    assert "its metadata says" in balancing.problem(*announced(BALANCE, recorded=None, result=TWO))
-    lost = BALANCE.model_copy(update={"left": Sum()})
-    assert "group 0: the sources hold" in balancing.problem(*announced(lost, recorded=None, result=ONE))
+    assert balancing.balance_problem(*announced(BALANCE, recorded=add_sums((ONE, TWO)), result=ONE)) == ""
+    assert balancing.balance_problem(*announced(BALANCE, recorded=None, result=ONE)) == "", "whoever wrote the source did not say"
+    assert "were recorded when they were written" in balancing.balance_problem(*announced(BALANCE, recorded=ONE, result=ONE))
+    assert "its metadata says" in balancing.balance_problem(*announced(BALANCE, recorded=None, result=TWO))
+    lost = BALANCE.model_copy(update={"left": DigestSum()})
+    assert "group 0: the sources hold" in balancing.balance_problem(*announced(lost, recorded=None, result=ONE))
 
 
 def test_what_was_recorded_of_a_segment_says_nothing_of_the_part_that_is_read() -> None:
     """Brokers have tiered its end anew: a round is given fewer batches than it was written with."""
-    balance = Balance(sources=Sum.of(1, 1, 1), left=Sum.of(1, 1, 1), result=Sum.of(1, 1, 1))
-    state, intent = announced(balance, recorded=Sum.of(2, 3, 4), result=balance.result)
-    assert "were recorded" in balancing.problem(state, intent)
+    balance = Balance(sources=DigestSum.of(1, 1, 1), left=DigestSum.of(1, 1, 1), result=DigestSum.of(1, 1, 1))
+    state, intent = announced(balance, recorded=DigestSum.of(2, 3, 4), result=balance.result)
+    assert "were recorded" in balancing.balance_problem(state, intent)
     cut = [one.model_copy(update={"copied_end_offset": one.end_offset + 1}) for one in state.live]
-    assert balancing.problem(state.model_copy(update={"live": tuple(cut)}), intent) == ""
+    assert balancing.balance_problem(state.model_copy(update={"live": tuple(cut)}), intent) == ""
 
 
 def test_a_receipt_of_an_earlier_program_has_no_balance() -> None:
@@ -84,16 +84,16 @@ def test_a_receipt_of_an_earlier_program_has_no_balance() -> None:
     assert "balance" not in text
     assert "content" not in text
     assert CompactionReceipt.model_validate_json(text) == intent.receipts[0]
-    assert balancing.problem(state, intent) == ""
+    assert balancing.balance_problem(state, intent) == ""
     new = Replacement(sources=intent.plan.tasks[0].sources, segment=intent.receipts[0].segment)
-    assert balancing.of_round(intent, [new]) is None
-    assert balancing.content_after(state, [new]) is None
+    assert balancing.round_balance(intent, [new]) is None
+    assert balancing.content_after_round(state, [new]) is None
     assert state.content == ONE
 
 
 def test_what_readers_have_after_a_round() -> None:
-    state, intent = announced(BALANCE, recorded=total((ONE, TWO)), result=ONE)
+    state, intent = announced(BALANCE, recorded=add_sums((ONE, TWO)), result=ONE)
     new = Replacement(sources=intent.plan.tasks[0].sources, segment=intent.receipts[0].segment)
-    assert balancing.content_after(state, [new]) == ONE
-    assert balancing.of_round(intent, [new]) == BALANCE
-    assert balancing.content_after(state, []) == state.content
+    assert balancing.content_after_round(state, [new]) == ONE
+    assert balancing.round_balance(intent, [new]) == BALANCE
+    assert balancing.content_after_round(state, []) == state.content

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from bloom import sidecar as sidecars
-from bloom.cardinality import estimate
+from bloom.cardinality import estimate_distinct_keys
 from bloom.producer_runs import BATCH_RUNS, MARKERS
-from bloom.sidecar import Due, Portrait, Sidecar, SidecarUnusable, Unusable, estimate_together
-from bloom.sizing import design
+from bloom.sidecar import KeyCollector, RecordsDue, Sidecar, SidecarUnusable, UnusableReason, estimate_distinct_keys_of_all
+from bloom.sizing import size_filter
 
 KEY = bytes(range(16))
 SEGMENT = "AAECAwQFBgcICQoLDA0ODw"
@@ -32,24 +32,24 @@ def made(hashes: Hashes, *, segment_bytes: int = GIGABYTE, probes: int = 10_000,
     run_table["producer_id"] = np.arange(runs) + 7
     run_table["transactional"] = True
     marker_table["offset"] = np.arange(markers) * 2**40
-    due = Due(tombstones=5, earliest_tombstone_horizon_ms=1_700_000_000_000, keyless_records=0 if len(hashes) else 1)
-    portrait = Portrait(design(len(np.unique(hashes, axis=0)), probes, segment_bytes))
+    due = RecordsDue(tombstones=5, earliest_tombstone_horizon_ms=1_700_000_000_000, keyless_records=0 if len(hashes) else 1)
+    portrait = KeyCollector(size_filter(len(np.unique(hashes, axis=0)), probes, segment_bytes))
     for part in np.array_split(hashes, 3):
         portrait.add(part)
     return portrait.sidecar(SEGMENT, len(hashes) + 1, due, run_table, marker_table)
 
 
-def refused(data: bytes, segment_id: str = SEGMENT, key: bytes = KEY) -> Unusable:
+def refused(data: bytes, segment_id: str = SEGMENT, key: bytes = KEY) -> UnusableReason:
     with pytest.raises(SidecarUnusable) as caught:
-        sidecars.read(data, segment_id, key)
+        sidecars.decode_sidecar(data, segment_id, key)
     return caught.value.reason
 
 
 def test_what_is_written_is_read() -> None:
     hashes = random_hashes(5_000)
     before = made(np.vstack([hashes, hashes[:1_000]]))
-    data = sidecars.write(before, KEY)
-    after = sidecars.read(data, SEGMENT, KEY)
+    data = sidecars.encode_sidecar(before, KEY)
+    after = sidecars.decode_sidecar(data, SEGMENT, KEY)
     assert after.filter is not None
     assert before.filter is not None
     assert after.filter.bitarray.tobytes() == before.filter.bitarray.tobytes()
@@ -58,26 +58,26 @@ def test_what_is_written_is_read() -> None:
     assert after.producer_runs.tolist() == before.producer_runs.tolist()
     assert after.markers.tolist() == before.markers.tolist()
     assert after.sketch.tolist() == before.sketch.tolist()
-    assert sidecars.write(after, KEY) == data
+    assert sidecars.encode_sidecar(after, KEY) == data
     assert after.filter.contains_all(hashes[17:18]).any()
     assert not after.filter.contains_all(random_hashes(10_000, seed=2)).any()
 
 
 def test_the_head_alone_says_everything_but_the_filter() -> None:
-    data = sidecars.write(made(random_hashes(5_000)), KEY)
-    head = data[: sidecars.head_length(data[:100])]
+    data = sidecars.encode_sidecar(made(random_hashes(5_000)), KEY)
+    head = data[: sidecars.sidecar_head_length(data[:100])]
     assert len(head) < sidecars.HEAD_GUESS < len(data)
-    read = sidecars.read_head(head, SEGMENT, KEY)
+    read = sidecars.decode_sidecar_head(head, SEGMENT, KEY)
     assert read.filter is None
     assert read.made_for is not None
     assert read.useless_rate(10_000) == pytest.approx(0.01)
     assert read.distinct_keys == 5_000
     assert len(read.producer_runs) == 3
-    assert estimate(read.sketch) == pytest.approx(5_000, rel=0.08)
+    assert estimate_distinct_keys(read.sketch) == pytest.approx(5_000, rel=0.08)
 
 
 def test_a_segment_without_keys_meets_none_and_needs_no_filter() -> None:
-    read = sidecars.read(sidecars.write(made(random_hashes(0), runs=0, markers=0), KEY), SEGMENT, KEY)
+    read = sidecars.decode_sidecar(sidecars.encode_sidecar(made(random_hashes(0), runs=0, markers=0), KEY), SEGMENT, KEY)
     assert read.filter is None
     assert read.distinct_keys == 0
     assert read.useless_rate(10**9) == 0.0
@@ -85,7 +85,7 @@ def test_a_segment_without_keys_meets_none_and_needs_no_filter() -> None:
 
 def test_a_segment_too_small_for_a_filter_has_none() -> None:
     hashes = random_hashes(1_000)
-    read = sidecars.read(sidecars.write(made(hashes, segment_bytes=1_000), KEY), SEGMENT, KEY)
+    read = sidecars.decode_sidecar(sidecars.encode_sidecar(made(hashes, segment_bytes=1_000), KEY), SEGMENT, KEY)
     assert read.filter is None
     assert read.made_for is None
     assert read.useless_rate(1) == 1.0
@@ -103,62 +103,62 @@ def test_repeated_keys_do_not_make_the_filter_larger() -> None:
 
 @pytest.mark.parametrize("hashes", [random_hashes(400), random_hashes(0)], ids=["with a filter", "without"])
 def test_cut_off_anywhere(hashes: Hashes) -> None:
-    data = sidecars.write(made(hashes), KEY)
+    data = sidecars.encode_sidecar(made(hashes), KEY)
     for size in [*range(80), *range(80, len(data), 97), len(data) - 1]:
-        assert refused(data[:size]) is Unusable.CUT_OFF
+        assert refused(data[:size]) is UnusableReason.CUT_OFF
 
 
 def test_longer_than_it_should_be() -> None:
-    assert refused(sidecars.write(made(random_hashes(10)), KEY) + b"\0") is Unusable.DAMAGED
+    assert refused(sidecars.encode_sidecar(made(random_hashes(10)), KEY) + b"\0") is UnusableReason.DAMAGED
 
 
 def test_any_bit_that_is_flipped_is_seen() -> None:
-    data = sidecars.write(made(random_hashes(300)), KEY)
+    data = sidecars.encode_sidecar(made(random_hashes(300)), KEY)
     dice = random.Random(4)
     for position in [*range(70), *(dice.randrange(len(data)) for _ in range(300))]:
         lie = bytearray(data)
         lie[position] ^= 1 << dice.randrange(8)
-        assert refused(bytes(lie)) in set(Unusable) - {Unusable.OTHER_SEGMENT}
+        assert refused(bytes(lie)) in set(UnusableReason) - {UnusableReason.OTHER_SEGMENT}
 
 
 def test_cleared_bits_do_not_lie() -> None:
-    data = bytearray(sidecars.write(made(random_hashes(300)), KEY))
-    start = sidecars.head_length(bytes(data)) + 40
+    data = bytearray(sidecars.encode_sidecar(made(random_hashes(300)), KEY))
+    start = sidecars.sidecar_head_length(bytes(data)) + 40
     data[start:] = bytes(len(data) - start)
-    assert refused(bytes(data)) is Unusable.DAMAGED
+    assert refused(bytes(data)) is UnusableReason.DAMAGED
 
 
 def test_who_has_not_the_hash_key_cannot_make_one() -> None:
-    data = sidecars.write(made(random_hashes(300)), bytes(16))
-    assert refused(data) is Unusable.OTHER_KEY
-    forged = data[:12] + sidecars.fingerprint(KEY) + data[20:]
-    assert refused(forged) is Unusable.DAMAGED
+    data = sidecars.encode_sidecar(made(random_hashes(300)), bytes(16))
+    assert refused(data) is UnusableReason.OTHER_KEY
+    forged = data[:12] + sidecars.hash_key_fingerprint(KEY) + data[20:]
+    assert refused(forged) is UnusableReason.DAMAGED
 
 
 def test_the_filter_of_another_sidecar_does_not_fit() -> None:
-    one, two = (sidecars.write(made(random_hashes(300, seed=seed)), KEY) for seed in (1, 2))
-    cut_one, cut_two = sidecars.head_length(one), sidecars.head_length(two)
-    assert refused(one[:cut_one] + two[cut_two:]) is Unusable.DAMAGED
+    one, two = (sidecars.encode_sidecar(made(random_hashes(300, seed=seed)), KEY) for seed in (1, 2))
+    cut_one, cut_two = sidecars.sidecar_head_length(one), sidecars.sidecar_head_length(two)
+    assert refused(one[:cut_one] + two[cut_two:]) is UnusableReason.DAMAGED
 
 
 def test_made_for_another_segment() -> None:
-    data = sidecars.write(made(random_hashes(10)), KEY)
-    assert refused(data, segment_id="BBECAwQFBgcICQoLDA0ODw") is Unusable.OTHER_SEGMENT
+    data = sidecars.encode_sidecar(made(random_hashes(10)), KEY)
+    assert refused(data, segment_id="BBECAwQFBgcICQoLDA0ODw") is UnusableReason.OTHER_SEGMENT
 
 
 def test_of_a_future_version() -> None:
-    data = sidecars.write(made(random_hashes(10)), KEY)
-    future = data[:8] + struct.pack("<I", sidecars.VERSION + 1) + b"whatever comes then" * 10
-    assert refused(future) is Unusable.FUTURE_VERSION
+    data = sidecars.encode_sidecar(made(random_hashes(10)), KEY)
+    future = data[:8] + struct.pack("<I", sidecars.SIDECAR_VERSION + 1) + b"whatever comes then" * 10
+    assert refused(future) is UnusableReason.FUTURE_VERSION
 
 
 @pytest.mark.parametrize("data", [b"<?xml version='1.0'?><Error/>" * 9, b"\0" * 500, b"tc-sidf\n" + bytes(200)])
 def test_something_else_altogether(data: bytes) -> None:
-    assert refused(data) is Unusable.NOT_A_SIDECAR
+    assert refused(data) is UnusableReason.NOT_A_SIDECAR
 
 
 def test_a_reason_can_be_told_to_people_and_sent_between_processes() -> None:
-    error = SidecarUnusable(Unusable.CUT_OFF, "12 bytes")
+    error = SidecarUnusable(UnusableReason.CUT_OFF, "12 bytes")
     assert str(error) == "it is cut off (12 bytes)"
     twin = pickle.loads(pickle.dumps(error))
     assert (twin.reason, str(twin)) == (error.reason, str(error))
@@ -167,14 +167,14 @@ def test_a_reason_can_be_told_to_people_and_sent_between_processes() -> None:
 @pytest.mark.parametrize(
     ("due", "now", "word"),
     [
-        (Due(), 2**62, ""),
-        (Due(tombstones=3, earliest_tombstone_horizon_ms=1_000), 999, ""),
-        (Due(tombstones=3, earliest_tombstone_horizon_ms=1_000), 1_000, "passed"),
-        (Due(tombstones=3, tombstones_without_horizon=1, earliest_tombstone_horizon_ms=1_000), 0, "no delete horizon"),
-        (Due(keyless_records=1), 0, "no key"),
+        (RecordsDue(), 2**62, ""),
+        (RecordsDue(tombstones=3, earliest_tombstone_horizon_ms=1_000), 999, ""),
+        (RecordsDue(tombstones=3, earliest_tombstone_horizon_ms=1_000), 1_000, "passed"),
+        (RecordsDue(tombstones=3, tombstones_without_horizon=1, earliest_tombstone_horizon_ms=1_000), 0, "no delete horizon"),
+        (RecordsDue(keyless_records=1), 0, "no key"),
     ],
 )
-def test_what_is_due_in_spite_of_the_filter(due: Due, now: int, word: str) -> None:
+def test_what_is_due_in_spite_of_the_filter(due: RecordsDue, now: int, word: str) -> None:
     assert word in due.reason(now)
     assert bool(due.reason(now)) == bool(word)
 
@@ -186,11 +186,11 @@ def test_sidecars_are_frozen() -> None:
 
 def test_keys_that_were_not_looked_at_count_as_many() -> None:
     tables = np.zeros(0, dtype=BATCH_RUNS), np.zeros(0, dtype=MARKERS)
-    unseen = Portrait(None).sidecar(SEGMENT, 1_000, Due(keyless_records=100), *tables)
+    unseen = KeyCollector(None).sidecar(SEGMENT, 1_000, RecordsDue(keyless_records=100), *tables)
     assert unseen.distinct_keys == 900
     assert unseen.filter is None
     seen = made(random_hashes(3_000))
-    assert estimate_together([unseen, seen, seen]) == pytest.approx(3_900, rel=0.08)
-    assert estimate_together([]) == 0
-    empty = Portrait(None).sidecar(SEGMENT, 7, Due(keyless_records=7), *tables)
+    assert estimate_distinct_keys_of_all([unseen, seen, seen]) == pytest.approx(3_900, rel=0.08)
+    assert estimate_distinct_keys_of_all([]) == 0
+    empty = KeyCollector(None).sidecar(SEGMENT, 7, RecordsDue(keyless_records=7), *tables)
     assert empty.distinct_keys == 0

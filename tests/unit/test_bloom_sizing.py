@@ -7,7 +7,7 @@ import pytest
 from pybloom_live import BloomFilter
 
 from bloom import sizing
-from bloom.cardinality import REGISTERS, empty_sketch, estimate, observe, union
+from bloom.cardinality import REGISTERS, add_to_sketch, empty_sketch, estimate_distinct_keys, merge_sketches
 
 
 @pytest.mark.parametrize("probes", [1, 100, 10_000, 5_000_000, 10**9])
@@ -33,7 +33,7 @@ def test_the_size_is_the_librarys(keys: int, probes: int) -> None:
 
 
 def test_a_filter_is_designed_where_it_pays() -> None:
-    made = sizing.design(1_000_000, 5_000_000, segment_bytes=1 << 30)
+    made = sizing.size_filter(1_000_000, 5_000_000, segment_bytes=1 << 30)
     assert made is not None
     assert (made.keys, made.probes, made.rate) == (1_000_000, 5_000_000, sizing.rate_per_key(5_000_000))
     assert made.bytes == sizing.filter_bytes(made.keys, made.rate)
@@ -41,24 +41,24 @@ def test_a_filter_is_designed_where_it_pays() -> None:
 
 def test_no_filter_where_none_pays() -> None:
     size = sizing.filter_bytes(1_000, sizing.rate_per_key(1_000_000))
-    assert sizing.design(1_000, 1_000_000, segment_bytes=4 * size) is None  # half skipped, twice the filter: no gain
-    assert sizing.design(1_000, 1_000_000, segment_bytes=5 * size) is not None
-    assert sizing.design(1_000, 1_000_000, segment_bytes=5 * size, skip_rate=0.1) is None
-    assert sizing.design(1_000, 1_000_000, segment_bytes=1 << 30, skip_rate=0.0) is None
-    assert sizing.design(0, 1_000_000, segment_bytes=1 << 30) is None
+    assert sizing.size_filter(1_000, 1_000_000, segment_bytes=4 * size) is None  # half skipped, twice the filter: no gain
+    assert sizing.size_filter(1_000, 1_000_000, segment_bytes=5 * size) is not None
+    assert sizing.size_filter(1_000, 1_000_000, segment_bytes=5 * size, skip_rate=0.1) is None
+    assert sizing.size_filter(1_000, 1_000_000, segment_bytes=1 << 30, skip_rate=0.0) is None
+    assert sizing.size_filter(0, 1_000_000, segment_bytes=1 << 30) is None
 
 
 def test_a_filter_asked_for_far_more_keys_than_it_was_made_for_does_not_pay() -> None:
-    made = sizing.design(100_000, 1_000, segment_bytes=1 << 28)
+    made = sizing.size_filter(100_000, 1_000, segment_bytes=1 << 28)
     assert made is not None
-    assert sizing.pays(made.bytes, made.rate, 1_000, 1 << 28)
-    assert not sizing.pays(made.bytes, made.rate, 10_000_000, 1 << 28)
+    assert sizing.is_filter_worthwhile(made.bytes, made.rate, 1_000, 1 << 28)
+    assert not sizing.is_filter_worthwhile(made.bytes, made.rate, 10_000_000, 1 << 28)
 
 
 def test_a_partitions_own_figures_decide_after_the_trial() -> None:
-    assert sizing.still_pays(sizing.TRIAL - 1, 10**9, 0)
-    assert not sizing.still_pays(sizing.TRIAL, 10**9, 10**9)
-    assert sizing.still_pays(sizing.TRIAL, 10**9, 10**9 + 1)
+    assert sizing.should_keep_filters(sizing.TRIAL - 1, 10**9, 0)
+    assert not sizing.should_keep_filters(sizing.TRIAL, 10**9, 10**9)
+    assert sizing.should_keep_filters(sizing.TRIAL, 10**9, 10**9 + 1)
 
 
 def hashes(rows: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
@@ -70,8 +70,8 @@ def test_distinct_keys_are_estimated_within_five_standard_errors(keys: int) -> N
     some = hashes(keys, seed=keys + 1)
     sketch = empty_sketch()
     for _ in range(3):  # repeated keys change nothing
-        observe(sketch, some)
-    assert abs(estimate(sketch) - keys) <= 5 * 1.04 / REGISTERS**0.5 * keys
+        add_to_sketch(sketch, some)
+    assert abs(estimate_distinct_keys(sketch) - keys) <= 5 * 1.04 / REGISTERS**0.5 * keys
 
 
 def test_segments_that_share_keys_are_not_counted_twice() -> None:
@@ -79,14 +79,14 @@ def test_segments_that_share_keys_are_not_counted_twice() -> None:
     sketches = []
     for begin in (0, 20_000, 40_000):
         sketch = empty_sketch()
-        observe(sketch, some[begin : begin + 60_000])
+        add_to_sketch(sketch, some[begin : begin + 60_000])
         sketches.append(sketch)
-    assert estimate(union(sketches)) == pytest.approx(100_000, rel=0.08)
-    assert estimate(union([])) == 0
+    assert estimate_distinct_keys(merge_sketches(sketches)) == pytest.approx(100_000, rel=0.08)
+    assert estimate_distinct_keys(merge_sketches([])) == 0
 
 
 def test_a_sketch_at_its_very_end_still_answers() -> None:
-    assert estimate(np.full(REGISTERS, 52, dtype=np.uint8)) > 2**60
+    assert estimate_distinct_keys(np.full(REGISTERS, 52, dtype=np.uint8)) > 2**60
     saturated = np.full(REGISTERS, 53, dtype=np.uint8)
     saturated[0] = 52
-    assert estimate(saturated) > 2**60
+    assert estimate_distinct_keys(saturated) > 2**60

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from compactor.bootstrap import Tier
-from compactor.config import Publish, Settings, TierSettings
+from compactor.access.metadata import BrokerManagedMetadata
+from compactor.access.tier import Tier
+from compactor.brokers.metadata_topic.admin import BrokerFacts, ClusterFacts, LeaderFacts, MissingRight, Setting, TopicFacts
+from compactor.brokers.metadata_topic.codec import TOPIC
+from compactor.config.settings import PublishSettings, Settings, TierSettings
 from compactor.control.logs import open_catalog
 from compactor.errors import Refused
-from compactor.metadata_topic.admin import BrokerFacts, ClusterFacts, LeaderFacts, MissingRight, Setting, TopicFacts
-from compactor.metadata_topic.codec import TOPIC
 from compactor.storage.counting import Counters
-from compactor.upkeep.broker_check import check_budget, check_cluster, check_topics
+from compactor.upkeep.brokers.check import check_cluster, check_metadata_record_budget, check_topics
 from tests.metadata_events import finished
 from tests.support.broker_metadata import brokers_of
 from tests.support.memory_store import Clock, MemoryStore, ports_on
@@ -38,15 +39,15 @@ class Answers:
     known: dict[str, TopicFacts] = field(default_factory=lambda: {"orders": ORDERS})
     refuses: bool = False
 
-    def cluster(self) -> ClusterFacts:
+    def describe_cluster(self) -> ClusterFacts:
         if self.refuses:
             raise Refused("a:9092 refuses the login", hint="Look at sasl.mechanism")
         return self.facts
 
-    def metadata_topic(self, *, write: bool = False) -> TopicFacts:
+    def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
         return self.metadata
 
-    def topics(self, names: Sequence[str], *, write: bool = False) -> dict[str, TopicFacts]:
+    def describe_topics(self, names: Sequence[str], *, write: bool = False) -> dict[str, TopicFacts]:
         return {name: self.known[name] for name in names}
 
 
@@ -103,9 +104,9 @@ def test_topics_whose_retention_or_policy_is_unsafe() -> None:
 def test_a_budget_that_a_first_round_does_not_fit_into(tmp_path: Path, per_hour: int, said: int) -> None:
     events = [event for number in range(2) for event in finished(number, number * 10, number * 10 + 9)]
     brokers = brokers_of(events, tmp_path)
-    settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"), publish=Publish(metadata_records_per_hour=per_hour))
+    settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"), publish=PublishSettings(metadata_records_per_hour=per_hour))
     ports = ports_on(MemoryStore(Clock(), Counters()), Clock())
-    opened = Tier(settings, ports, open_catalog(ports), Counters(), brokers=brokers)
-    found = check_budget(opened, brokers.names())
+    opened = Tier(settings, ports, open_catalog(ports), Counters(), metadata=BrokerManagedMetadata(brokers))
+    found = check_metadata_record_budget(opened, brokers.partition_names())
     assert [finding.kind for finding in found] == ["budget"] * said
     assert all("a first round over orders-7 with its 2 segments says about 6 records" in finding.detail for finding in found)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from compactor.config import load
+from compactor.brokers.conditions import BrokerConditions, broker_version_problem, topic_settings_problem
+from compactor.brokers.metadata_topic.admin import BrokerFacts, ClusterFacts, Setting, TopicFacts
+from compactor.config.settings import load_settings
 from compactor.errors import NotFound, Refused, UsageError
-from compactor.metadata_topic.admin import BrokerFacts, ClusterFacts, Setting, TopicFacts
 from compactor.model.ids import TopicPartition
-from compactor.tier.conditions import BrokerConditions, topic_problem, version_problem
 
 RIGHT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "remote.storage.enable": "true"}
 
@@ -22,7 +22,7 @@ def settings(**changes: str | None) -> dict[str, str]:
 
 
 def test_a_topic_that_brokers_keep_whole_may_be_compacted() -> None:
-    assert topic_problem("orders", settings()) == ""
+    assert topic_settings_problem("orders", settings()) == ""
 
 
 @pytest.mark.parametrize(
@@ -36,19 +36,19 @@ def test_a_topic_that_brokers_keep_whole_may_be_compacted() -> None:
     ],
 )
 def test_others_are_refused_with_the_setting(setting: str, value: str | None, said: str) -> None:
-    assert topic_problem("orders", settings(**{setting: value})).startswith(said)
+    assert topic_settings_problem("orders", settings(**{setting: value})).startswith(said)
 
 
 @pytest.mark.parametrize(("version", "refused"), [("3.7", True), ("3.8", False), ("3.9", False), ("4", False), ("", False), ("2.8", True)])
 def test_brokers_before_3_8_are_refused(version: str, refused: bool) -> None:
-    problem = version_problem(ClusterFacts("cluster", (BrokerFacts(1, "host:1", "4"), BrokerFacts(2, "host:2", version))))
+    problem = broker_version_problem(ClusterFacts("cluster", (BrokerFacts(1, "host:1", "4"), BrokerFacts(2, "host:2", version))))
     assert problem == (f"broker 2 is of version {version}, it must be 3.8 or newer" if refused else "")
 
 
 def test_topics_tables_go_before_the_topic_and_that_before_cleaner(tmp_path: Path) -> None:
     path = tmp_path / "tiered-compactor.toml"
     path.write_text('[cleaner]\nsegment_bytes = 1000\nbloom = false\n[topics."ord.*"]\ndelete_retention_ms = 7\n')
-    loaded = load(str(path), {})
+    loaded = load_settings(str(path), {})
     chosen = {"delete.retention.ms": "8", "segment.bytes": "2000", "min.cleanable.dirty.ratio": "0.25", "retention.ms": "-1"}
     cleaner = loaded.cleaner_for("orders", chosen)
     assert (cleaner.delete_retention_ms, cleaner.segment_bytes, cleaner.min_cleanable_dirty_ratio, cleaner.bloom) == (7, 2000, 0.25, False)
@@ -61,27 +61,27 @@ def test_topics_tables_go_before_the_topic_and_that_before_cleaner(tmp_path: Pat
 
 def test_settings_that_do_not_go_together_are_told() -> None:
     with pytest.raises(UsageError, match="the settings of topic orders and \\[cleaner\\] do not go together: .*min_compaction_lag_ms"):
-        load(None, {}).cleaner_for("orders", {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})
+        load_settings(None, {}).cleaner_for("orders", {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})
 
 
 class Cluster:
-    """AsksCluster: what is asked, and what is so."""
+    """AdminQueries: what is asked, and what is so."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.known = {topic: facts(topic) for topic in ("orders", "payments")}
         self.version = "4"
 
-    def cluster(self) -> ClusterFacts:
+    def describe_cluster(self) -> ClusterFacts:
         self.asked.append("cluster")
         return ClusterFacts("cluster", (BrokerFacts(1, "host:1", self.version),))
 
-    def metadata_topic(self, *, write: bool = False) -> TopicFacts:
+    def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
         assert write
         self.asked.append("metadata topic")
         return facts("__remote_log_metadata")
 
-    def topics(self, names: Sequence[str]) -> dict[str, TopicFacts]:
+    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicFacts]:
         self.asked += names
         if missing := [name for name in names if name not in self.known]:
             raise NotFound(f"there is no topic {missing[0]}")

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
+from compactor.brokers import publisher as kafka
+from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, lookup_chain
+from compactor.brokers.metadata_topic.ports import PollResult
+from compactor.brokers.publisher import KafkaPublisher
+from compactor.control.state import PartitionState
 from compactor.errors import BadData, Refused, Unavailable
-from compactor.metadata_topic.ports import Polled
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.mirroring import check_lineage, completed
+from compactor.round import mirroring
+from compactor.round.mirroring import check_newest_lineage, complete_metadata
 from compactor.storage.factory import open_store
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
-from compactor.tier.publishers import kafka
-from compactor.tier.publishers.kafka import KafkaPublisher
 from tests.simulation.memory_topic import MemoryMetadataTopic
 from tests.support.kafka_publishing import NAME, BrokerWorld, described, named
 
 
-class Standing(MemoryMetadataTopic):
+class PartitionVersion(MemoryMetadataTopic):
     """A consumer that gets nothing any more."""
 
     stands = False
 
-    def poll(self, limit: int, timeout_s: float) -> Polled:
-        return Polled([], {}) if self.stands else super().poll(limit, timeout_s)
+    def poll(self, limit: int, timeout_s: float) -> PollResult:
+        return PollResult([], {}) if self.stands else super().poll(limit, timeout_s)
 
 
-def behind(world: BrokerWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaPublisher, Standing]:
-    reading = Standing(world.log)
-    monkeypatch.setattr(kafka, "READ_BACK_S", 1.0)
+def behind(world: BrokerWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaPublisher, PartitionVersion]:
+    reading = PartitionVersion(world.log)
+    monkeypatch.setattr(kafka, "READ_BACK_TIMEOUT_S", 1.0)
     monkeypatch.setattr("tests.support.kafka_publishing.MemoryMetadataTopic", lambda log: reading)
     return world.publisher(appending=MemoryMetadataTopic(world.log)), reading
 
@@ -66,7 +70,7 @@ def test_a_record_that_was_appended_and_does_not_come_back(monkeypatch: pytest.M
     with pytest.raises(Unavailable, match="is not read"):
         publisher.begin(NAME, described(50, 0, 9, max_ms=900))
     reading.stands = False
-    monkeypatch.setattr(kafka, "READ_BACK_S", 30.0)
+    monkeypatch.setattr(kafka, "READ_BACK_TIMEOUT_S", 30.0)
     publisher.begin(NAME, described(50, 0, 9, max_ms=900))  # what stands is not said twice
     assert [record.state.name for record, _ in list(world.steps())[4:]] == ["COPY_SEGMENT_STARTED"]
 
@@ -93,7 +97,7 @@ class TestObjects:
         (folder / "a chunk").write_bytes(b"not Kafka's")
         layout = KafkaLocalLayout(open_store(str(tmp_path)), lambda name: "topic-id")
         with pytest.raises(BadData) as refused:
-            completed(layout, NAME, described(0, 0, 9).model_copy(update={"files": {}}))
+            complete_metadata(layout, NAME, described(0, 0, 9).model_copy(update={"files": {}}))
         assert "log does not exist" in refused.value.message
 
     def test_a_newest_segment_whose_lineage_is_another_one(self) -> None:
@@ -109,5 +113,29 @@ class TestObjects:
         newest = described(4, 150, 199, {2: 150}).model_copy(update={"files": dict(files)})
         told = (EpochEntry(0, 0), EpochEntry(1, 100), EpochEntry(2, 150))
         with pytest.raises(BadData, match="gives offset 100 to leader epoch 0, the segments' metadata to 1"):
-            check_lineage(Checkpoint(), NAME, newest, told)  # type: ignore[arg-type]
-        check_lineage(Checkpoint(), NAME, newest, (told[0], told[2]))  # type: ignore[arg-type]
+            check_newest_lineage(Checkpoint(), NAME, newest, told)  # type: ignore[arg-type]
+        check_newest_lineage(Checkpoint(), NAME, newest, (told[0], told[2]))  # type: ignore[arg-type]
+
+    def test_nothing_is_mirrored_where_the_newest_segments_lineage_is_another_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world, appended = BrokerWorld(), []
+        for number, (start, end) in enumerate([(0, 99), (100, 149), (150, 199)]):
+            world.tier(number, start, end, {number: start})
+        cache = world.cache()
+        view = BrokerView(lookup_chain(cache, lineage_from_segments(cache)), lineage_from_segments(cache), cache.applied)
+        text = format_leader_epoch_checkpoint((EpochEntry(0, 0), EpochEntry(2, 150)))
+        kinds = {"leader-epoch-checkpoint": SegmentFile(size=len(text))}
+        monkeypatch.setattr(mirroring, "complete_metadata", lambda layout, name, one: one.model_copy(update={"files": kinds}))
+        monkeypatch.setattr(mirroring, "read_recorded", lambda *_: text.encode())
+        layout = SimpleNamespace(where=lambda name, one, kind: f"{one.id}.{kind}")
+        leadership = SimpleNamespace(
+            ports=SimpleNamespace(brokers=lambda name: view, layout=layout),
+            state=PartitionState(topic=NAME.topic, partition=NAME.partition),
+            epoch=0,
+            append=lambda body, counted: appended.append(body),
+        )
+        with pytest.raises(BadData, match="gives offset 100 to leader epoch 0, the segments' metadata to 1"):
+            mirroring.mirror_broker_segments(leadership)  # type: ignore[arg-type]
+        assert appended == []
+        text = format_leader_epoch_checkpoint((EpochEntry(0, 0), EpochEntry(1, 100), EpochEntry(2, 150)))
+        mirroring.mirror_broker_segments(leadership)  # type: ignore[arg-type]
+        assert len(appended) == 1

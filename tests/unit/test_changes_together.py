@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from compactor.control.logs import note_partitions
+from compactor.control.logs import publish_hints
 from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_root import ChangesTogether
+from compactor.transfer.import_root import CatalogChangeBatcher
 from tests.support.spark_tier import Twins
 from tests.support.waiting import wait_for
 
@@ -37,11 +37,11 @@ class Saying:
 
 def told(saying: Saying) -> list[BaseException | None]:
     """The first one is being said while all others come."""
-    together, came = ChangesTogether(saying), threading.Semaphore(0)
+    together, came = CatalogChangeBatcher(saying), threading.Semaphore(0)
 
     def note(name: TopicPartition) -> None:
         came.release()
-        together.note(name, 1 + name.partition)
+        together.record_change(name, 1 + name.partition)
 
     with ThreadPoolExecutor(len(NAMES)) as pool:
         notes = [pool.submit(note, NAMES[0])]
@@ -49,7 +49,7 @@ def told(saying: Saying) -> list[BaseException | None]:
         notes += [pool.submit(note, name) for name in NAMES[1:]]
         for _ in NAMES:
             assert came.acquire(timeout=20)
-        wait_for(lambda: together.waiting == len(NAMES) - 1)
+        wait_for(lambda: together.pending_changes == len(NAMES) - 1)
         saying.leave.set()
         return [one.exception(20) for one in notes]
 
@@ -66,21 +66,21 @@ def test_a_failure_is_everybodys_whose_change_it_was() -> None:
     assert all(isinstance(error, Unavailable) for error in errors[1:])
     saying = Saying()
     saying.leave.set()
-    ChangesTogether(saying).note(NAMES[0], 5)
+    CatalogChangeBatcher(saying).record_change(NAMES[0], 5)
     assert saying.said == [{NAMES[0]: 5}]
 
 
 def test_one_record_lists_them_all(tmp_path: Path) -> None:
     tier = Twins(tmp_path).local
-    tier.create()
+    tier.identity.create()
     catalog = tier.catalog
     before = catalog.refresh().slot
-    note_partitions(catalog, dict.fromkeys(NAMES, 3))
+    publish_hints(catalog, dict.fromkeys(NAMES, 3))
     state = catalog.refresh()
     assert state.slot == before + 1
     assert set(state.partitions) == set(map(str, NAMES))
     assert set(state.reached.values()) == {3}
-    note_partitions(catalog, {NAMES[0]: 4, NAMES[1]: 3})
+    publish_hints(catalog, {NAMES[0]: 4, NAMES[1]: 3})
     assert (catalog.refresh().slot, catalog.state.reached[str(NAMES[0])]) == (before + 2, 4)
 
 
@@ -88,15 +88,15 @@ def test_one_record_lists_them_all(tmp_path: Path) -> None:
 def test_a_store_that_is_away_loses_hints_only(listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition that nobody has listed would be lost to everybody."""
     tier = Twins(tmp_path).local
-    tier.create()
-    note_partitions(tier.catalog, dict.fromkeys(NAMES[: 2 if listed else 1], 1))
+    tier.identity.create()
+    publish_hints(tier.catalog, dict.fromkeys(NAMES[: 2 if listed else 1], 1))
 
     def away(*_: object, **__: object) -> None:
         raise Unavailable("the store is away")
 
     monkeypatch.setattr(tier.catalog, "transact", away)
     if listed:
-        note_partitions(tier.catalog, dict.fromkeys(NAMES[:2], 2))
+        publish_hints(tier.catalog, dict.fromkeys(NAMES[:2], 2))
     else:
         with pytest.raises(Unavailable):
-            note_partitions(tier.catalog, dict.fromkeys(NAMES[:2], 2))
+            publish_hints(tier.catalog, dict.fromkeys(NAMES[:2], 2))

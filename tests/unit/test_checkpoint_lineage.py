@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoint.lineage import EpochEntry, Lineage, divergence, epoch_at, extend, union
+from checkpoint.lineage import EpochEntry, Lineage, epoch_at, extend_lineage, first_divergent_offset, merge_segment_lineages
 
 
 def lineage(*pairs: tuple[int, int]) -> Lineage:
@@ -12,12 +12,12 @@ def lineage(*pairs: tuple[int, int]) -> Lineage:
 
 
 def test_union_keeps_the_smallest_offset_of_each_epoch() -> None:
-    assert union([lineage((0, 0), (1, 10)), lineage((1, 20), (3, 25))]) == lineage((0, 0), (1, 10), (3, 25))
+    assert merge_segment_lineages([lineage((0, 0), (1, 10)), lineage((1, 20), (3, 25))]) == lineage((0, 0), (1, 10), (3, 25))
 
 
 def test_extend_adds_only_later_epochs() -> None:
-    assert extend(lineage((0, 0), (1, 10)), lineage((1, 20), (3, 25))) == lineage((0, 0), (1, 10), (3, 25))
-    assert extend((), lineage((2, 5))) == lineage((2, 5))
+    assert extend_lineage(lineage((0, 0), (1, 10)), lineage((1, 20), (3, 25))) == lineage((0, 0), (1, 10), (3, 25))
+    assert extend_lineage((), lineage((2, 5))) == lineage((2, 5))
 
 
 def test_epoch_at() -> None:
@@ -44,4 +44,4 @@ OLD = lineage((0, 0), (1, 100), (2, 200))
     ],
 )
 def test_divergence(new: Lineage, new_end: int, parted: int | None) -> None:
-    assert divergence(OLD, 300, new, new_end) == parted
+    assert first_divergent_offset(OLD, 300, new, new_end) == parted

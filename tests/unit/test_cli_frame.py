@@ -22,7 +22,7 @@ import pytest
 from compactor import __version__
 from compactor.cli import frame, main
 from compactor.cli.main import COMMANDS, Command, entry
-from compactor.cli.output import Output, Progress, Table, size
+from compactor.cli.output import Output, Progress, Table, format_size
 from compactor.errors import BadData, CompactorError, Fenced, Leased, NotFound, OutOfBudget, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -43,11 +43,11 @@ def call(*arguments: str, env: dict[str, str] | None = None, stdin: int | None =
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[frame.Run], None]:
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[frame.CommandFunction], None]:
     """Registers `try` as a command that runs the given function."""
 
-    def register(run: frame.Run) -> None:
-        module = SimpleNamespace(add_arguments=lambda parser: parser.runs(run))
+    def register(run: frame.CommandFunction) -> None:
+        module = SimpleNamespace(add_arguments=lambda parser: parser.set_command(run))
         monkeypatch.setitem(sys.modules, "compactor.cli.commands.of_test", module)
         monkeypatch.setattr(main, "COMMANDS", (*COMMANDS, Command("try", "for tests", "compactor.cli.commands.of_test")))
 
@@ -152,7 +152,7 @@ def test_usage_errors_are_one_line_and_exit_2(arguments: list[str], message: str
     ids=lambda value: type(value).__name__,
 )
 def test_exit_codes(
-    command: Callable[[frame.Run], None], capsys: pytest.CaptureFixture[str], error: BaseException, code: int, message: str
+    command: Callable[[frame.CommandFunction], None], capsys: pytest.CaptureFixture[str], error: BaseException, code: int, message: str
 ) -> None:
     def fail(args: Namespace, out: Output) -> int:
         raise error
@@ -164,7 +164,7 @@ def test_exit_codes(
     assert (printed.out, printed.err.count("\n")) == ("", 1)
 
 
-def test_debug_shows_the_traceback(command: Callable[[frame.Run], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_shows_the_traceback(command: Callable[[frame.CommandFunction], None], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: Namespace, out: Output) -> int:
         raise KeyError("x")
 
@@ -174,7 +174,7 @@ def test_debug_shows_the_traceback(command: Callable[[frame.Run], None], monkeyp
         entry(["try"])
 
 
-def test_what_a_command_returns_is_the_exit_code(command: Callable[[frame.Run], None]) -> None:
+def test_what_a_command_returns_is_the_exit_code(command: Callable[[frame.CommandFunction], None]) -> None:
     command(lambda args, out: 3)
     assert entry(["try"]) == 3
     command(lambda args, out: None)
@@ -188,11 +188,11 @@ def test_options_stand_after_the_command_or_its_subcommand() -> None:
 
 
 def test_json_is_one_document_and_everything_else_is_on_stderr(
-    command: Callable[[frame.Run], None], capsys: pytest.CaptureFixture[str]
+    command: Callable[[frame.CommandFunction], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(args: Namespace, out: Output) -> None:
         out.note("a remark")
-        out.result({"ok": True, "name": "Größe"}, Table("sizes", ("size",), [(1,)]), summary="done")
+        out.print_result({"ok": True, "name": "Größe"}, Table("sizes", ("size",), [(1,)]), summary="done")
 
     command(run)
     assert entry(["try", "--output", "json"]) == 0
@@ -201,11 +201,11 @@ def test_json_is_one_document_and_everything_else_is_on_stderr(
     assert printed.err == "a remark\n"
 
 
-def test_a_table_shows_values_as_they_are(command: Callable[[frame.Run], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_shows_values_as_they_are(command: Callable[[frame.CommandFunction], None], capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("[bold]:smile:" + "x" * 300, 1234567, None, True, 0.12345)]
 
     def run(args: Namespace, out: Output) -> None:
-        out.result({}, Table("[red]title", ("a", "b", "c", "d", "e"), rows), summary="1 row")
+        out.print_result({}, Table("[red]title", ("a", "b", "c", "d", "e"), rows), summary="1 row")
 
     command(run)
     assert entry(["try"]) == 0
@@ -231,8 +231,8 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 def test_whole_numbers() -> None:
     parser = frame.Parser(prog="x")
-    parser.add_argument("--now", type=frame.whole())
-    parser.add_argument("--threads", type=frame.whole(1, 4))
+    parser.add_argument("--now", type=frame.whole_number())
+    parser.add_argument("--threads", type=frame.whole_number(1, 4))
     assert parser.parse_args(["--now", "0", "--threads", "4"]) == Namespace(now=0, threads=4)
     for arguments, message in {
         ("--now", "-1"): "argument --now: -1 is not from 0 to 9223372036854775807",
@@ -276,7 +276,7 @@ def test_progress_as_json_lines() -> None:
     progress = Progress("reading", None, "records", "json", stderr, clock)
     clock.now = 3
     progress.advance(5)
-    progress.at("writing", 7)
+    progress.begin_step("writing", 7)
     clock.now = 9
     progress.advance(1)
     progress.close()
@@ -294,9 +294,9 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TERM", "xterm")
     progress = Progress("cleaning [b]", 10, "records", "table", stderr, clock)
     clock.now = 3
-    assert not progress.note("too early for a bar")
+    assert not progress.print_above_bar("too early for a bar")
     progress.advance(5)
-    assert progress.note("orders-1 is [quarantined]")
+    assert progress.print_above_bar("orders-1 is [quarantined]")
     progress.close()
     assert "orders-1 is [quarantined]\n" in stderr.getvalue().replace("\r\n", "\n")
     assert "cleaning [b]" in stderr.getvalue()
@@ -308,7 +308,7 @@ def test_steps_that_are_not_counted_show_no_number() -> None:
     stderr, clock = io.StringIO(), Clock()
     progress = Progress("cleaning", None, "", "table", stderr, clock)
     clock.now += 100
-    progress.at("round: announced")
+    progress.begin_step("round: announced")
     assert stderr.getvalue() == "round: announced\n"
 
 
@@ -341,7 +341,7 @@ def test_progress_counts_from_any_thread() -> None:
     ],
 )
 def test_sizes(count: int | None, text: str) -> None:
-    assert size(count) == text
+    assert format_size(count) == text
 
 
 @pytest.mark.parametrize(
@@ -350,16 +350,21 @@ def test_sizes(count: int | None, text: str) -> None:
 )
 def test_times_that_go_by_the_clock(text: str, distance_ms: int) -> None:
     before = int(time.time() * 1000)
-    found = frame.moment(text)
+    found = frame.parse_time_ms(text)
     assert before + distance_ms <= found <= int(time.time() * 1000) + distance_ms
 
 
 def test_times_that_stand_for_themselves() -> None:
-    assert frame.moment("1700000000000") == 1_700_000_000_000
-    assert frame.moment("1970-01-02") == frame.moment("1970-01-02T00:00:00Z") == frame.moment("1970-01-02T01:00+01:00") == 86_400_000
+    assert frame.parse_time_ms("1700000000000") == 1_700_000_000_000
+    assert (
+        frame.parse_time_ms("1970-01-02")
+        == frame.parse_time_ms("1970-01-02T00:00:00Z")
+        == frame.parse_time_ms("1970-01-02T01:00+01:00")
+        == 86_400_000
+    )
     for text in ("", "2h", "in 2h ago", "yesterday", "-5", "2026-13-01"):
         with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
-            frame.moment(text)
+            frame.parse_time_ms(text)
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -380,7 +385,7 @@ def test_a_signal_that_comes_while_something_is_finalized_counts(
 
     ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        monkeypatch.setattr(main, "_parser", lambda arguments: SimpleNamespace(parse_args=lambda words: Namespace(run=work)))
+        monkeypatch.setattr(main, "_called_command_parser", lambda arguments: SimpleNamespace(parse_args=lambda words: Namespace(run=work)))
         assert entry(["topics"]) == code
     finally:
         signal.signal(signal.SIGINT, ctrl_c)

@@ -6,7 +6,8 @@ import lz4.block
 import pytest
 import xxhash
 
-from compactor.records.codecs import LZ4, CodecError, compress, decompress
+from compactor.records.codecs import LZ4, CodecError, compress
+from tests.support.inflating import decompress
 
 LIMIT = 1 << 20
 BLOCK = 1 << 16

@@ -11,7 +11,8 @@ import pytest
 
 from compactor.records import bulk
 from compactor.records.batches import read_only
-from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, CodecError, compress, compressed_bound, decompress
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, CodecError, compress, compressed_bound
+from tests.support.inflating import decompress
 
 LIMIT = 1 << 20
 ENDLESS = 1 << 62

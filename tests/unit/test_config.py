@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor import config
-from compactor.config import Settings, load
+from compactor.config import settings as config
+from compactor.config.settings import Settings, load_settings
 from compactor.errors import UsageError
 from compactor.model.policy import CleanerPolicy
+from compactor.tier.kinds import control_url
 
 
 def loaded(tmp_path: Path, text: str = "", environ: Mapping[str, str] | None = None) -> Settings:
     file = tmp_path / "some where.toml"
     file.write_text(text, encoding="utf-8")
-    return load(str(file), environ or {})
+    return load_settings(str(file), environ or {})
 
 
 def refusal(tmp_path: Path, text: str = "", environ: Mapping[str, str] | None = None) -> str:
@@ -30,9 +31,9 @@ def refusal(tmp_path: Path, text: str = "", environ: Mapping[str, str] | None = 
 
 def test_defaults_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = load(None, {})
+    settings = load_settings(None, {})
     assert settings == Settings()
-    assert settings.where("tier.url") == "default"
+    assert settings.source_of("tier.url") == "default"
 
 
 def test_the_file_is_named_by_option_then_variable_then_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,9 +41,9 @@ def test_the_file_is_named_by_option_then_variable_then_lies_here(tmp_path: Path
         (tmp_path / f"{name}.toml").write_text(f'[s3]\nregion = "{name}"\n')
     monkeypatch.chdir(tmp_path)
     named = {"TIERED_COMPACTOR_CONFIG": str(tmp_path / "variable.toml")}
-    assert load(str(tmp_path / "option.toml"), named).s3.region == "option"
-    assert load(None, named).s3.region == "variable"
-    assert load(None, {}).s3.region == "tiered-compactor"
+    assert load_settings(str(tmp_path / "option.toml"), named).s3.region == "option"
+    assert load_settings(None, named).s3.region == "variable"
+    assert load_settings(None, {}).s3.region == "tiered-compactor"
 
 
 def test_environment_before_file_before_default(tmp_path: Path) -> None:
@@ -52,9 +53,9 @@ def test_environment_before_file_before_default(tmp_path: Path) -> None:
         {"TIERED_COMPACTOR__PUBLISH__GRACE_MS": "3", "OTHER__PUBLISH__UNDO_WINDOW_MS": "4"},
     )
     assert (settings.publish.grace_ms, settings.publish.undo_window_ms, settings.publish.orphan_age_ms) == (3, 2, 86_400_000)
-    assert settings.where("publish.grace_ms") == "TIERED_COMPACTOR__PUBLISH__GRACE_MS"
-    assert settings.where("publish.undo_window_ms") == str(tmp_path / "some where.toml")
-    assert settings.where("publish.orphan_age_ms") == "default"
+    assert settings.source_of("publish.grace_ms") == "TIERED_COMPACTOR__PUBLISH__GRACE_MS"
+    assert settings.source_of("publish.undo_window_ms") == str(tmp_path / "some where.toml")
+    assert settings.source_of("publish.orphan_age_ms") == "default"
 
 
 def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
@@ -70,6 +71,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "tier.aiven.compression": "zstd",
         "tier.aiven.custom_metadata_fields": '["OBJECT_KEY"]',
         "s3.endpoint_url": "https://[::1]:9000",
+        "gcs.endpoint_url": "http://[::1]:4443",
         "kafka.topics": '["orders"]',
         "kafka.properties": '{"security.protocol" = "SSL"}',
         "cleaner.min_cleanable_dirty_ratio": "0.25",
@@ -78,6 +80,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "cleaner.splice": "false",
         "cleaner.verify_before_publish": "false",
         "cleaner.map_engine": "memory",
+        "cleaner.cleanup_policy": "compact,delete",
         "cleaner.local_log_dirs": '["/var/kafka"]',
         "daemon.listen": "[::1]:0",
         "daemon.threads": "7",
@@ -92,15 +95,15 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
     }
     pairs = {"TIERED_COMPACTOR__TIER__AIVEN__KEY_PAIRS": '{4097 = "/etc/keys/key1.pem"}'}
     only_defaults_are_built = {key for key, built in config.BUILT.items() if len(built) == 1}
-    for section, kind in config.SECTIONS.items():
-        for key in config.keys_of(kind):
-            dotted, variable = f"{section}.{key}", config.env_name(section, key)
+    for section, kind in config.SECTION_TYPES.items():
+        for key in config.setting_keys(kind):
+            dotted, variable = f"{section}.{key}", config.environment_variable(section, key)
             if dotted in only_defaults_are_built:
                 continue
             others = pairs if key == "active_key_pair" else {}
             settings = loaded(tmp_path, "", {**others, variable: values.get(dotted, "4097")})
             assert getattr(settings.section(section), key) != getattr(kind(), key), dotted
-            assert settings.where(dotted) == variable
+            assert settings.source_of(dotted) == variable
 
 
 def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_path: Path) -> None:
@@ -163,15 +166,15 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ("[tier]\nurl = 5", "FILE: [tier] url = 5: allowed is a text in quotes"),
         (
             '[tier]\nurl = "/var/lib/tier"',
-            'FILE: [tier] url = "/var/lib/tier": write file:///var/lib/tier (three slashes, the full path) or s3://bucket/prefix',
+            'FILE: [tier] url = "/var/lib/tier": write file:///var/lib/tier (three slashes, the full path), s3://bucket/prefix or gs://bucket/prefix',
         ),
         (
             '[tier]\nurl = "s3://key:secret@bucket/x"',
-            "FILE: [tier] url: no user and no password here: credentials come from the usual AWS chain",
+            "FILE: [tier] url: no user and no password here: credentials come from the store's usual chain",
         ),
         (
             '[s3]\nendpoint_url = "http://key:secret@127.0.0.1:9000"',
-            "FILE: [s3] endpoint_url: no user and no password here: credentials come from the usual AWS chain",
+            "FILE: [s3] endpoint_url: no user and no password here: credentials come from the store's usual chain",
         ),
         (
             '[s3]\nendpoint_url = "127.0.0.1:9000"',
@@ -244,19 +247,19 @@ def test_what_the_environment_must_not_say(tmp_path: Path, variable: str, value:
 )
 def test_what_the_environment_says_of_something_else(name: str) -> None:
     """Kubernetes tells a pod of every service; one may be called tiered-compactor-agent."""
-    assert load(None, {f"TIERED_COMPACTOR_{name}": "1", "TIERED_COMPACTOR__TIER__URL": "file:///t"}).tier.url == "file:///t"
+    assert load_settings(None, {f"TIERED_COMPACTOR_{name}": "1", "TIERED_COMPACTOR__TIER__URL": "file:///t"}).tier.url == "file:///t"
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no configuration file .*nowhere"):
-        load(str(tmp_path / "nowhere"), {})
+        load_settings(str(tmp_path / "nowhere"), {})
     with pytest.raises(UsageError, match="there is no configuration file .*nowhere"):
-        load(None, {"TIERED_COMPACTOR_CONFIG": str(tmp_path / "nowhere")})
+        load_settings(None, {"TIERED_COMPACTOR_CONFIG": str(tmp_path / "nowhere")})
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
-        load(str(tmp_path), {})
+        load_settings(str(tmp_path), {})
     (tmp_path / "latin").write_bytes(b"[tier]\nurl = '\xe4'")
     with pytest.raises(UsageError, match="is not valid TOML: .*utf-8"):
-        load(str(tmp_path / "latin"), {})
+        load_settings(str(tmp_path / "latin"), {})
 
 
 def test_the_first_topic_table_that_matches_the_whole_name_wins(tmp_path: Path) -> None:
@@ -268,23 +271,23 @@ def test_the_first_topic_table_that_matches_the_whole_name_wins(tmp_path: Path) 
     )
     assert [settings.cleaner_for(topic).delete_retention_ms for topic in ("orders", "orders-eu", "my-orders")] == [1, 2, 86_400_000]
     assert [settings.cleaner_for(topic).bloom for topic in ("orders", "orders-eu", "my-orders")] == [False, True, False]
-    assert settings.overridden("orders.*") == ["delete_retention_ms", "bloom"]
-    assert settings.where('topics."orders.*".bloom').endswith("some where.toml")
+    assert settings.overridden_keys("orders.*") == ["delete_retention_ms", "bloom"]
+    assert settings.source_of('topics."orders.*".bloom').endswith("some where.toml")
 
 
 def test_tier_and_control_urls(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no tier is configured"):
         _ = Settings().tier_url
-    assert loaded(tmp_path, '[tier]\nurl = "file:///a b"').control_url == "file:///a b/.tiered-compactor/"
-    assert loaded(tmp_path, '[tier]\nurl = "s3://b/p/"').control_url == "s3://b/p/.tiered-compactor/"
-    assert loaded(tmp_path, '[tier]\nurl = "s3://b/p"\ncontrol_url = "s3://other/c"').control_url == "s3://other/c"
+    assert control_url(loaded(tmp_path, '[tier]\nurl = "file:///a b"')) == "file:///a b/.tiered-compactor/"
+    assert control_url(loaded(tmp_path, '[tier]\nurl = "s3://b/p/"')) == "s3://b/p/.tiered-compactor/"
+    assert control_url(loaded(tmp_path, '[tier]\nurl = "s3://b/p"\ncontrol_url = "s3://other/c"')) == "s3://other/c"
 
 
 def test_settings_travel(tmp_path: Path) -> None:
     """Executors get settings, not clients."""
     settings = loaded(tmp_path, '[cleaner]\nbloom = false\n[topics."a"]\nsegment_bytes = 99\n')
     assert Settings.model_validate_json(settings.model_dump_json()).model_dump() == settings.model_dump()
-    assert pickle.loads(pickle.dumps(settings)).where("cleaner.bloom") == settings.where("cleaner.bloom")
+    assert pickle.loads(pickle.dumps(settings)).source_of("cleaner.bloom") == settings.source_of("cleaner.bloom")
 
 
 def test_policy_is_the_part_that_decides_bytes(tmp_path: Path) -> None:
@@ -296,4 +299,4 @@ def test_policy_is_the_part_that_decides_bytes(tmp_path: Path) -> None:
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_no_environment_makes_it_fail_otherwise(name: str, value: str) -> None:
     with pytest.raises(UsageError, match="TIERED_COMPACTOR__"):
-        load("/dev/null", {f"TIERED_COMPACTOR__{name}": value})
+        load_settings("/dev/null", {f"TIERED_COMPACTOR__{name}": value})

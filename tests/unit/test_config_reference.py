@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from compactor import config
-from compactor.allowed import allowed
-from compactor.config import Settings, load
+from compactor.config import settings as config
+from compactor.config.allowed_values import describe_allowed_values
+from compactor.config.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 DEFAULTS = ROOT / "conf" / "default.toml"
@@ -36,10 +36,10 @@ def described() -> dict[str, str]:
 def table() -> str:
     meanings = described()
     lines = ["| setting | default | allowed | what for |", "|---|---|---|---|"]
-    for section, kind in config.SECTIONS.items():
-        for key, default in kind().model_dump(mode="json", include=set(config.keys_of(kind))).items():
+    for section, kind in config.SECTION_TYPES.items():
+        for key, default in kind().model_dump(mode="json", include=set(config.setting_keys(kind))).items():
             # 9223372036854775807 and 1152921504606846976 say less than what they are.
-            range_ = allowed(kind, key).replace(str(2**63 - 1), "2^63-1").replace(str(2**60), "2^60")
+            range_ = describe_allowed_values(kind, key).replace(str(2**63 - 1), "2^63-1").replace(str(2**60), "2^60")
             if built := config.BUILT.get(f"{section}.{key}"):
                 range_ += f"; so far {' or '.join(json.dumps(value) for value in built)}"
             shown = json.dumps(default).replace(str(2**63 - 1), "2^63-1")
@@ -65,13 +65,13 @@ def test_the_settings_page_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "conf").glob("*.toml")), ids=lambda file: file.name)
 def test_deployments_load_and_hold_only_differences(file: Path) -> None:
-    settings = load(str(file), {})
+    settings = load_settings(str(file), {})
     if file != DEFAULTS:
         assert settings.tier_url
         for section, table in tomllib.loads(file.read_text()).items():
             for key, value in table.items() if section != "topics" else ():
-                if f"{section}.{key}" not in config.SECTIONS:
-                    assert value != getattr(config.SECTIONS[section](), key), f"{section}.{key} is the default"
+                if f"{section}.{key}" not in config.SECTION_TYPES:
+                    assert value != getattr(config.SECTION_TYPES[section](), key), f"{section}.{key} is the default"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a consumer rests on: pieces fetched ahead, outcomes that fit the segments they are asked for, brokers that do not answer."""
+"""Reading for consumers: prefetched pieces, outcomes of transactions while rounds run, brokers that do not answer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import Tier
+from compactor.access.rounds import compact
+from compactor.access.tier import Tier
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.broker import LogBounds
 from compactor.consumer.pieces import SegmentReader
 from compactor.consumer.ranges import read_blocks
-from compactor.consumer.reading import Extent, Reader, WantedRecords
+from compactor.consumer.reading import Reader, ReadOptions, ReadRange
 from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.tier.ports import SegmentLayout
@@ -29,20 +30,20 @@ from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 LIMIT = 1 << 20
 
 
-def bring(tier: Tier, folder: Path) -> None:
+def import_log(tier: Tier, folder: Path) -> None:
     import_directory(tier, folder, NAME, tier.settings.cleaner.policy())
 
 
-def offsets_of(tier: Tier, extent: Extent, *, ahead: int = 0, committed: bool = True) -> list[int]:
-    reader = Reader(tier, extent, WantedRecords(committed, LIMIT, ahead=ahead))
+def offsets_of(tier: Tier, extent: ReadRange, *, ahead: int = 0, committed: bool = True) -> list[int]:
+    reader = Reader(tier, extent, ReadOptions(committed, LIMIT, ahead=ahead))
     return [offset for selection in reader.selections() for offset in selection.rows.offset[selection.picked].tolist()]
 
 
-# ---- a snapshot that rounds overtake ----------------------------------------------------------------------------------------
+# ---- segments that rounds replace -------------------------------------------------------------------------------------------
 
 
-def test_what_was_aborted_stays_so_when_its_marker_is_gone(tmp_path: Path) -> None:
-    """The segments that a reader was given are still there, in grace; two rounds have removed the marker from those that are live."""
+def test_a_reader_skips_aborted_records_after_rounds_removed_their_marker(tmp_path: Path) -> None:
+    """The reader's segments are still in grace; two rounds have removed the marker from the live ones."""
     tier = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 400\ndelete_retention_ms = 0").local
     log = LogBuilder()
     log.put("a=1")
@@ -54,28 +55,28 @@ def test_what_was_aborted_stays_so_when_its_marker_is_gone(tmp_path: Path) -> No
     log.put("c=1", pid=5, txn=True)
     log.commit(5)
     log.put("d=1")
-    bring(tier, log.write(tmp_path / "log"))
+    import_log(tier, log.write(tmp_path / "log"))
     before = state_of(tier)
-    extent = Extent(NAME, 0, before.end_offset, before.live)
+    extent = ReadRange(NAME, 0, before.end_offset, before.live)
     truth = [record.offset for record, _ in consumed([b for bs in read(tmp_path / "log").values() for b in bs], committed=True)[0]]
     assert offsets_of(tier, extent) == truth
     for late in range(4):
-        tier.compact(NAME, NOW_MS + late * 1_000_000, force=True)
+        compact(tier, NAME, NOW_MS + late * 1_000_000, force=True)
         log.roll()
         log.put(f"later-{late}=1")
-        bring(tier, log.write(tmp_path / "log"))
+        import_log(tier, log.write(tmp_path / "log"))
     assert not {segment.id for segment in before.live} & {segment.id for segment in state_of(tier).live}
     assert all(tier.ports.data.head(f"{NAME}/{s.start_offset:020}-{s.id}.log").size == s.size_bytes for s in before.live)
     assert offsets_of(tier, extent) == truth
     assert offsets_of(tier, extent, ahead=2) == truth
 
 
-# ---- fetched ahead ----------------------------------------------------------------------------------------------------------
+# ---- prefetching ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Watched:
-    """A layout that counts what is read of logs, and how many readers it has at a time."""
+class CountingLayout:
+    """A layout that counts which bytes of logs are read, and notes the threads that read them."""
 
     inner: SegmentLayout
 
@@ -94,20 +95,20 @@ class Watched:
         return data
 
 
-def watched(tier: Tier) -> tuple[Tier, Watched]:
-    layout = Watched(tier.ports.layout)
+def with_counting_layout(tier: Tier) -> tuple[Tier, CountingLayout]:
+    layout = CountingLayout(tier.ports.layout)
     return replace(tier, ports=replace(tier.ports, layout=layout)), layout
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in (SegmentReader.piece, SegmentReader.cut_behind):
+    for method in (SegmentReader.piece, SegmentReader.next_cut):
         monkeypatch.setattr(method, "__defaults__", (600,))
 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("seed", range(6))
-def test_ahead_gives_the_same_and_fetches_no_more(seed: int, tmp_path: Path) -> None:
+def test_prefetching_returns_the_same_records_and_fetches_no_byte_twice(seed: int, tmp_path: Path) -> None:
     tier = Twins(tmp_path / "twins", "[cleaner]\nindex_interval_bytes = 100").local
     dice, log = random.Random(seed), LogBuilder()
     for _ in range(dice.randint(2, 4)):
@@ -124,12 +125,12 @@ def test_ahead_gives_the_same_and_fetches_no_more(seed: int, tmp_path: Path) -> 
         log.roll()
     log.end(5, commit=True)
     log.end(6, commit=False)
-    bring(tier, log.write(tmp_path / "log"))
+    import_log(tier, log.write(tmp_path / "log"))
     state = state_of(tier)
     for first, last in ((0, state.end_offset), (dice.randrange(state.end_offset), state.end_offset), (0, state.end_offset // 2)):
-        extent = Extent(NAME, first, last, state.live)
-        plain, layout_of_plain = watched(tier)
-        fast, layout = watched(tier)
+        extent = ReadRange(NAME, first, last, state.live)
+        plain, layout_of_plain = with_counting_layout(tier)
+        fast, layout = with_counting_layout(tier)
         assert offsets_of(fast, extent, ahead=3) == offsets_of(plain, extent)
         if (first, last) == (0, state.end_offset):
             assert any(name.startswith("fetch-ahead") for name in layout.threads)
@@ -139,13 +140,13 @@ def test_ahead_gives_the_same_and_fetches_no_more(seed: int, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_one_partition_is_read_ahead_by_threads_that_are_idle(tmp_path: Path) -> None:
+def test_idle_threads_prefetch_for_a_single_partition(tmp_path: Path) -> None:
     tier = Twins(tmp_path / "twins", "[cleaner]\nindex_interval_bytes = 100").local
     log = LogBuilder()
     for number in range(200):
         log.put(f"k{number}={'x' * 50}")
-    bring(tier, log.write(tmp_path / "log"))
-    fast, layout = watched(tier)
+    import_log(tier, log.write(tmp_path / "log"))
+    fast, layout = with_counting_layout(tier)
     with TieredConsumer(fast, options=ConsumerOptions(threads=3)) as consumer:
         consumer.assign([Place(*NAME, 0)])
         found = consumer.consume(200, timeout=20)
@@ -157,8 +158,8 @@ def test_one_partition_is_read_ahead_by_threads_that_are_idle(tmp_path: Path) ->
 
 
 @dataclass
-class Flaky(PlainBroker):
-    """``down``: so many calls from now on find nobody."""
+class UnreachableBroker(PlainBroker):
+    """A broker that does not answer the next ``down`` calls."""
 
     down: int = 0
 
@@ -171,14 +172,14 @@ class Flaky(PlainBroker):
         self._asked()
         return super().bounds(name)
 
-    def read_from(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
         self._asked()
-        super().read_from(offsets)
+        super().read_from(offsets, epochs)
 
 
 @pytest.mark.parametrize("first", [0, 10])
-def test_a_broker_that_is_away_at_the_hand_over_is_asked_again(first: int, tmp_path: Path) -> None:
-    """From 0: it is asked whether it has what lies before the tier; from 10: it is to go on where the tier ends."""
+def test_the_hand_over_is_retried_while_the_broker_does_not_answer(first: int, tmp_path: Path) -> None:
+    """From offset 0 the broker is asked for records before the tier; from 10 it is to continue where the tier ends."""
     tier = Twins(tmp_path / "twins").local
     log = LogBuilder(next_offset=10)
     log.put("a=1", "b=1")
@@ -187,8 +188,8 @@ def test_a_broker_that_is_away_at_the_hand_over_is_asked_again(first: int, tmp_p
     folder = log.write(tmp_path / "log")
     whole = [batch for batches in read(folder).values() for batch in batches]
     (folder / f"{12:020}.log").unlink()
-    bring(tier, folder)
-    broker = Flaky(NAME, whole, start=10, down=3)
+    import_log(tier, folder)
+    broker = UnreachableBroker(NAME, whole, start=10, down=3)
     found: list[int | None] = []
     errors = 0
     with TieredConsumer(tier, broker, ConsumerOptions(refresh_s=0.001)) as consumer:
@@ -208,7 +209,7 @@ def test_a_broker_that_is_away_at_the_hand_over_is_asked_again(first: int, tmp_p
 # ---- one key ----------------------------------------------------------------------------------------------------------------
 
 
-def test_one_key_is_looked_for_only_where_a_filter_knows_it(tmp_path: Path) -> None:
+def test_a_search_for_one_key_skips_segments_whose_filter_excludes_it(tmp_path: Path) -> None:
     tier = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 30000\nbloom_design_keys = 1000\nmin_cleanable_dirty_ratio = 0.0").local
     log, dice = LogBuilder(), random.Random(1)
     for segment in range(5):
@@ -216,13 +217,13 @@ def test_one_key_is_looked_for_only_where_a_filter_knows_it(tmp_path: Path) -> N
             log.put(*(b"s%d-k%d=" % (segment, key) + dice.randbytes(300) for key in range(number, number + 20)))
         log.roll()
     log.put("s3-k5=new", "s3-k6")
-    bring(tier, log.write(tmp_path / "log"))
-    tier.compact(NAME, NOW_MS, force=True)
+    import_log(tier, log.write(tmp_path / "log"))
+    compact(tier, NAME, NOW_MS, force=True)
     live = state_of(tier).live
 
     def found(key: str, **options: Any) -> tuple[list[int | None], set[int]]:
         """Offsets, and the numbers of the segments that were read."""
-        looking, layout = watched(tier)
+        looking, layout = with_counting_layout(tier)
         blocks = list(read_blocks(looking, NAME, key=key.encode(), **options))
         read_ids = {segment_id for segment_id, _ in layout.bytes}
         return [m.offset() for block in blocks for m in block.messages()], {n for n, s in enumerate(live) if s.id in read_ids}

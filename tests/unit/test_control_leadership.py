@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from compactor.control.leadership import acquire, background_beats, lead, lease_of
+from compactor.control import publication
+from compactor.control.leadership import acquire_leadership, current_lease, hold_leadership, send_heartbeats_in_background
 from compactor.control.logs import open_partition
 from compactor.control.ports import Lease
 from compactor.errors import Fenced, Leased, StoreError
+from compactor.tier.publishers.object_log import ObjectLogPublisher
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
 from tests.simulation.symbolic import NAME
@@ -31,22 +33,22 @@ def test_epochs_count_up_and_a_release_lets_the_next_one_in_at_once(play: Play) 
     for expected in range(3):
         actor = play.process(f"host:{expected}")
         began = play.world.now_ms
-        with lead(actor.ports, actor.log, LEASE) as leadership:
+        with hold_leadership(actor.ports, actor.log, LEASE) as leadership:
             assert leadership.epoch == expected
-            assert lease_of(actor.ports, actor.log) is not None
+            assert current_lease(actor.ports, actor.log) is not None
         assert play.world.now_ms - began < TTL_MS / 2
-        assert lease_of(actor.ports, actor.log) is None
+        assert current_lease(actor.ports, actor.log) is None
     assert [entry.ended for entry in actor.log.state.epochs] == ["released"] * 3
 
 
 def test_a_foreign_lease_is_waited_for_one_ttl_and_then_leased(play: Play) -> None:
     holder, other = play.process("a"), play.process("b")
-    leadership = acquire(holder.ports, holder.log, LEASE)
+    leadership = acquire_leadership(holder.ports, holder.log, LEASE)
     for number in range(40):  # it beats while the other waits
         play.before("get partitions/t-0/boundary", leadership.beat, skip=number)
     began = play.world.now_ms
     with pytest.raises(Leased, match="a holds the lease") as error:
-        acquire(other.ports, other.log, LEASE)
+        acquire_leadership(other.ports, other.log, LEASE)
     assert error.value.exit_code == 4
     assert TTL_MS <= play.world.now_ms - began < TTL_MS * 2
     play.rules.clear()
@@ -55,9 +57,9 @@ def test_a_foreign_lease_is_waited_for_one_ttl_and_then_leased(play: Play) -> No
 
 def test_a_silent_leader_is_replaced_within_one_ttl_and_learns_of_it(play: Play) -> None:
     holder, other = play.process("a"), play.process("b")
-    leadership = acquire(holder.ports, holder.log, LEASE)
+    leadership = acquire_leadership(holder.ports, holder.log, LEASE)
     leadership.beat()
-    taken = acquire(other.ports, other.log, LEASE)
+    taken = acquire_leadership(other.ports, other.log, LEASE)
     assert taken.epoch == leadership.epoch + 1
     with pytest.raises(Fenced, match="b, which acquired epoch 1") as error:
         leadership.check()
@@ -71,11 +73,11 @@ def test_the_clocks_of_the_machines_do_not_matter(play: Play) -> None:
     holder, other = play.process("a"), play.process("b")
     slow = holder.ports.clock_ms() - 3_600_000
     object.__setattr__(holder.ports, "clock_ms", lambda: slow)
-    leadership = acquire(holder.ports, holder.log, LEASE)
+    leadership = acquire_leadership(holder.ports, holder.log, LEASE)
     play.pass_time(TTL_MS * 0.9)
     leadership.beat()
     other.state()
-    info = lease_of(other.ports, other.log)
+    info = current_lease(other.ports, other.log)
     assert info is not None
     assert (info.holder, info.epoch) == ("a", leadership.epoch)
     assert 0 < info.expires_ms - other.ports.control.clock_ms() <= TTL_MS
@@ -84,24 +86,24 @@ def test_the_clocks_of_the_machines_do_not_matter(play: Play) -> None:
 def test_a_dead_leader_is_replaced_although_the_stores_clock_was_set_back(play: Play) -> None:
     """By its last sign it would be alive for a day."""
     holder, other = play.process("a"), play.process("b")
-    acquire(holder.ports, holder.log, LEASE).beat()
+    acquire_leadership(holder.ports, holder.log, LEASE).beat()
     play.pass_time(-86_400_000)
-    assert acquire(other.ports, other.log, LEASE).epoch == 1
+    assert acquire_leadership(other.ports, other.log, LEASE).epoch == 1
 
 
 def test_our_own_earlier_epoch_is_not_waited_for(play: Play) -> None:
     actor = play.process("a")
-    first = acquire(actor.ports, actor.log, LEASE)
+    first = acquire_leadership(actor.ports, actor.log, LEASE)
     began = play.world.now_ms
-    assert acquire(actor.ports, actor.log, LEASE).epoch == first.epoch + 1
+    assert acquire_leadership(actor.ports, actor.log, LEASE).epoch == first.epoch + 1
     assert play.world.now_ms - began < TTL_MS / 2
 
 
 def test_a_block_that_fails_still_gives_the_lease_back(play: Play) -> None:
     actor = play.process("a")
-    with pytest.raises(StoreError), lead(actor.ports, actor.log, LEASE):
+    with pytest.raises(StoreError), hold_leadership(actor.ports, actor.log, LEASE):
         raise StoreError("made up")
-    assert lease_of(actor.ports, actor.log) is None
+    assert current_lease(actor.ports, actor.log) is None
 
 
 def test_heartbeats_come_in_the_background_and_survive_a_failing_store() -> None:
@@ -115,7 +117,7 @@ def test_heartbeats_come_in_the_background_and_survive_a_failing_store() -> None
             failed = True
             raise StoreError("busy")
 
-    with background_beats(beat, 0.001):
+    with send_heartbeats_in_background(beat, 0.001):
         for _ in range(3):
             assert beats.acquire(timeout=30)
 
@@ -133,7 +135,7 @@ def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
     lease = Lease(ttl_ms=TTL_MS, stall_ms=2 * TTL_MS)
     hung = replace(ports, keep_alive=keep_alive)
     log = open_partition(hung, NAME)
-    with lead(hung, log, lease) as leadership:
+    with hold_leadership(hung, log, lease) as leadership:
         (beat,) = beats
 
         def heard(times: int) -> int:
@@ -149,4 +151,37 @@ def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
         assert heard(6) == 1, "looking at others is no step"
         play.pass_time(TTL_MS + 1)
         other = play.process("other")
-        assert acquire(other.ports, other.log, LEASE).epoch == leadership.epoch + 1
+        assert acquire_leadership(other.ports, other.log, LEASE).epoch == leadership.epoch + 1
+
+
+class LatePublisher(ObjectLogPublisher):
+    """One whose messages may reach readers as long as ``late_ms`` after its process is gone."""
+
+    def __init__(self, late_ms: int) -> None:
+        self.late_ms = late_ms
+
+
+@pytest.mark.parametrize(
+    ("earlier", "own", "waits"), [([90_000], 1_000, 90_000), ([0], 40_000, 40_000), ([90_000, 1_000], 2_000, 90_000), ([0], 0, 0)]
+)
+def test_what_a_replaced_leader_has_said_is_waited_for_by_its_own_timeout(play: Play, earlier: list[int], own: int, waits: int) -> None:
+    """Not by this process's, unless the record has none (0)."""
+    leaders = []
+    for number, late_ms in enumerate([*earlier, own]):
+        actor = play.process(f"host:{number}")
+        leaders.append(acquire_leadership(replace(actor.ports, publisher=LatePublisher(late_ms)), actor.log, LEASE))
+    log, control = leaders[-1].log, leaders[-1].ports.control
+    taken_ms = control.head(log.record_key(log.state.slot)).modified_ms
+    publication._wait_for_predecessors(leaders[-1])
+    waited = control.clock_ms() - taken_ms
+    assert (waits <= waited <= waits + 2 * publication.POLL_INTERVAL_MS) if waits else waited < publication.POLL_INTERVAL_MS
+
+
+def test_a_leader_that_released_is_not_waited_for(play: Play) -> None:
+    first, second = play.process("a"), play.process("b")
+    acquire_leadership(replace(first.ports, publisher=LatePublisher(90_000)), first.log, LEASE).release()
+    leadership = acquire_leadership(replace(second.ports, publisher=LatePublisher(90_000)), second.log, LEASE)
+    began = play.world.now_ms
+    publication._wait_for_predecessors(leadership)
+    assert play.world.now_ms == began
+    assert [entry.delivery_timeout_ms for entry in second.log.state.epochs] == [90_000, 90_000]

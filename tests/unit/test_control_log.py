@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from compactor.control import control_log
-from compactor.control.leadership import background_beats
-from compactor.control.logs import CatalogLog, create_tier, note_change, open_catalog
+from compactor.control.leadership import send_heartbeats_in_background
+from compactor.control.logs import CatalogLog, create_tier, open_catalog, publish_hint
 from compactor.control.ports import Ports
 from compactor.control.records import BadControlRecord, PartitionChanged
 from compactor.control.state import CatalogState
@@ -166,7 +166,7 @@ class TestShortLogs:
         log.cut(1)
         append(log, 2)
         assert self.opened(play, 5).refresh() == log.state
-        assert self.opened(play, 5).check_whole() == log.state
+        assert self.opened(play, 5).refresh_and_check_gaps() == log.state
 
     def test_what_a_sleeper_writes_below_the_boundary_is_not_believed(self, play: Play) -> None:
         log, sleeper = catalog(play), catalog(play)
@@ -191,7 +191,7 @@ def test_a_cut_that_is_not_due_asks_for_nothing(play: Play) -> None:
 
 
 class TestLostObjects:
-    """A fold takes a gap for the tail; ``check_whole`` does not."""
+    """A fold takes a gap for the tail; ``refresh_and_check_gaps`` does not."""
 
     @pytest.mark.parametrize("lost", [3, 4, 6])
     def test_a_slot_before_others(self, lost: int, play: Play) -> None:
@@ -199,7 +199,7 @@ class TestLostObjects:
         play.world.control.objects.pop(f"catalog/log/{lost:020d}.json")
         assert catalog(play).refresh().slot == lost - 1
         with pytest.raises(BadControlRecord, match=f"what can be read ends at catalog/log/{lost - 1:020d}.json") as error:
-            catalog(play).check_whole()
+            catalog(play).refresh_and_check_gaps()
         assert error.value.segment.endswith("catalog/log/00000000000000000007.json")
 
     @pytest.mark.parametrize("lost", [1, 2])
@@ -210,7 +210,7 @@ class TestLostObjects:
             log.cut(1)
         play.world.control.objects.pop(f"catalog/boundary/{lost:020d}.json")
         with pytest.raises(BadControlRecord, match="missing"):
-            catalog(play).check_whole()
+            catalog(play).refresh_and_check_gaps()
 
     def test_all_boundaries(self, play: Play) -> None:
         """What is left is a snapshot that nothing names."""
@@ -220,7 +220,7 @@ class TestLostObjects:
         play.world.control.objects.pop("catalog/boundary/00000000000000000001.json")
         assert catalog(play).refresh() == CatalogState()
         with pytest.raises(BadControlRecord, match="missing") as error:
-            catalog(play).check_whole()
+            catalog(play).refresh_and_check_gaps()
         assert error.value.segment.endswith("catalog/snapshot/00000000000000000002.json")
 
     def test_an_identity_is_not_made_a_second_time(self, play: Play) -> None:
@@ -241,13 +241,13 @@ class TestLostObjects:
             append(other, 2)
 
         play.before("list catalog/", grow)
-        assert log.check_whole() == other.state
+        assert log.refresh_and_check_gaps() == other.state
 
     def test_a_folded_state_costs_one_list(self, play: Play) -> None:
         log = catalog(play)
         append(log, 3)
         play.requests.clear()
-        log.check_whole()
+        log.refresh_and_check_gaps()
         assert play.requests == ["list catalog/"]
 
     def test_where_other_objects_fill_the_page_each_kind_is_listed(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,15 +256,15 @@ class TestLostObjects:
         append(log, 7)
         for number in range(4):
             play.world.control.objects[f"catalog/inbox/{number}.json"] = play.world.control.objects[log.record_key(1)]
-        assert catalog(play).check_whole().slot == 7
+        assert catalog(play).refresh_and_check_gaps().slot == 7
         play.world.control.objects.pop("catalog/log/00000000000000000005.json")
         with pytest.raises(BadControlRecord, match="what can be read ends at catalog/log/00000000000000000004.json"):
-            catalog(play).check_whole()
+            catalog(play).refresh_and_check_gaps()
 
     def test_what_is_no_object_of_ours_is_none_of_ours(self, play: Play) -> None:
         append(catalog(play), 2)
         play.world.control.objects["catalog/log/README"] = play.world.control.objects["catalog/log/00000000000000000001.json"]
-        assert catalog(play).check_whole().slot == 2
+        assert catalog(play).refresh_and_check_gaps().slot == 2
 
 
 def test_racing_writers_on_a_directory_lose_nothing_and_write_nothing_twice(tmp_path: Path) -> None:
@@ -274,7 +274,15 @@ def test_racing_writers_on_a_directory_lose_nothing_and_write_nothing_twice(tmp_
 
     def ports(name: str) -> Ports:
         return Ports(
-            store, store, NativeLayout(store), ObjectLogPublisher(), lambda: 0, lambda seconds: None, os.urandom, name, background_beats
+            store,
+            store,
+            NativeLayout(store),
+            ObjectLogPublisher(),
+            lambda: 0,
+            lambda seconds: None,
+            os.urandom,
+            name,
+            send_heartbeats_in_background,
         )
 
     def write(number: int) -> None:
@@ -339,7 +347,7 @@ class TestTier:
         play.requests.clear()
         log = open_catalog(ports)
         for name in (TopicPartition("b", 1), TopicPartition("a", 10), TopicPartition("a", 9), TopicPartition("b", 1)):
-            note_change(log, name)
+            publish_hint(log, name)
         state = open_catalog(ports).refresh()
         assert state.names == [TopicPartition("a", 9), TopicPartition("a", 10), TopicPartition("b", 1)]
         assert state.partitions["b-1"] == 5  # the slot of the latest hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.control.control_log import Mark
+from compactor.control.control_log import StateMark
 from compactor.control.logs import CatalogLog, open_catalog
 from compactor.control.records import PartitionChanged
 from compactor.control.state import CatalogState
@@ -22,13 +22,13 @@ def append(log: CatalogLog, times: int) -> CatalogState:
     return log.state
 
 
-def kept(log: CatalogLog) -> tuple[CatalogState, Mark]:
+def kept(log: CatalogLog) -> tuple[CatalogState, StateMark]:
     mark = log.mark()
     assert mark is not None
-    return log.state, Mark.model_validate_json(mark.model_dump_json())
+    return log.state, StateMark.model_validate_json(mark.model_dump_json())
 
 
-def after(play: Play, known: tuple[CatalogState, Mark]) -> CatalogLog:
+def after(play: Play, known: tuple[CatalogState, StateMark]) -> CatalogLog:
     """Another process that goes on from there."""
     log = catalog(play)
     log.load(*known)
@@ -126,12 +126,12 @@ def test_an_idle_look_needs_the_last_slot_and_the_next_one_only(play: Play) -> N
     append(writer, 4)
     state, mark = kept(writer)
     play.requests.clear()
-    assert not catalog(play).poll_from(state.slot, mark)
+    assert not catalog(play).has_changed_since(state.slot, mark)
     assert len(play.requests) == 2
     append(writer, 1)
-    assert catalog(play).poll_from(state.slot, mark)
+    assert catalog(play).has_changed_since(state.slot, mark)
     writer.cut(1)
-    assert catalog(play).poll_from(state.slot, mark)
+    assert catalog(play).has_changed_since(state.slot, mark)
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -144,11 +144,11 @@ def test_a_log_that_was_set_back_is_news(play: Play, cut: bool) -> None:
     if cut:
         writer.cut(1)
     state, mark = kept(writer)
-    assert not catalog(play).poll_from(state.slot, mark)
+    assert not catalog(play).has_changed_since(state.slot, mark)
     play.world.control.objects.clear()
     play.world.control.objects.update(backup)
-    assert catalog(play).poll_from(state.slot, mark)
+    assert catalog(play).has_changed_since(state.slot, mark)
     assert writer.poll(), "a process that has folded it notices, too"
     assert writer.refresh().slot == 3
     append(catalog(play), 2)
-    assert catalog(play).poll_from(state.slot, mark), "other records in the same slots"
+    assert catalog(play).has_changed_since(state.slot, mark), "other records in the same slots"

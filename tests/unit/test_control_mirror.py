@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.control.mirror import BrokersView, difference, mirrored
-from compactor.control.ordering import chain_without_gaps, round_untouched
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, lookup_chain
+from compactor.brokers.metadata_topic.codec import MetadataRecord
+from compactor.control.mirror import apply_broker_view, mirroring_record
+from compactor.control.ordering import check_mirrored_chain, check_open_round_untouched
 from compactor.control.records import VERSION, PartitionRecord, SegmentsMirrored
 from compactor.control.state import PartitionState
-from compactor.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.metadata_topic.chain import chain, told_lineage
-from compactor.metadata_topic.codec import MetadataRecord
 from compactor.model.segment import SegmentState
 from tests.metadata_events import PARTITION, finished, raw_id, segment, update
 
 EMPTY = PartitionState(topic=PARTITION.topic, partition=PARTITION.partition)
 
 
-def view(*events: MetadataRecord) -> BrokersView:
+def view(*events: MetadataRecord) -> BrokerView:
     cache = RemoteLogMetadataCache(PARTITION)
     for offset, event in enumerate(events):
         assert cache.apply(event, offset) is None
-    lineage = told_lineage(cache)
-    return BrokersView(chain(cache, lineage), lineage, cache.applied)
+    lineage = lineage_from_segments(cache)
+    return BrokerView(lookup_chain(cache, lineage), lineage, cache.applied)
 
 
 def spans(state: PartitionState) -> list[tuple[int, int]]:
@@ -35,50 +35,50 @@ def record(body: SegmentsMirrored) -> PartitionRecord:
 
 def test_what_brokers_tier_and_delete_is_followed() -> None:
     first = [*finished(1, 0, 9), *finished(2, 10, 19)]
-    state = mirrored(EMPTY, view(*first))
+    state = apply_broker_view(EMPTY, view(*first))
     assert spans(state) == [(0, 9), (10, 19)]
     assert (state.lineage, state.lineage_end) == ((EpochEntry(0, 0),), 20)
     assert (state.live[0].size_bytes, state.live[0].mtime_ms, state.live[0].files) == (100, 1000, {})
-    assert difference(state, view(*first)) is None
-    later = mirrored(state, view(*first, *finished(3, 20, 29), update(1, SegmentState.DELETE_SEGMENT_STARTED)))
+    assert mirroring_record(state, view(*first)) is None
+    later = apply_broker_view(state, view(*first, *finished(3, 20, 29), update(1, SegmentState.DELETE_SEGMENT_STARTED)))
     assert spans(later) == [(10, 19), (20, 29)]
 
 
 def test_what_the_log_knows_of_a_segment_stays() -> None:
-    state = mirrored(EMPTY, view(*finished(1, 0, 9)))
+    state = apply_broker_view(EMPTY, view(*finished(1, 0, 9)))
     known = state.live[0].model_copy(update={"records": 7, "due_ms": 5})
     state = state.model_copy(update={"live": (known,)})
-    assert mirrored(state, view(*finished(1, 0, 9), *finished(2, 10, 19))).live[0] == known
+    assert apply_broker_view(state, view(*finished(1, 0, 9), *finished(2, 10, 19))).live[0] == known
 
 
 def test_an_overlap_ends_where_readers_leave_the_segment() -> None:
-    state = mirrored(EMPTY, view(*finished(1, 0, 12), *finished(2, 10, 19)))
+    state = apply_broker_view(EMPTY, view(*finished(1, 0, 12), *finished(2, 10, 19)))
     assert spans(state) == [(0, 9), (10, 19)]
-    without = mirrored(state, view(*finished(1, 0, 12), *finished(2, 10, 19), update(2, SegmentState.DELETE_SEGMENT_STARTED)))
+    without = apply_broker_view(state, view(*finished(1, 0, 12), *finished(2, 10, 19), update(2, SegmentState.DELETE_SEGMENT_STARTED)))
     assert spans(without) == [(0, 12)]
-    shadowed = mirrored(EMPTY, view(*finished(1, 5, 9), *finished(2, 0, 19)))
+    shadowed = apply_broker_view(EMPTY, view(*finished(1, 5, 9), *finished(2, 0, 19)))
     assert spans(shadowed) == [(0, 19)]
 
 
 def test_a_later_leader_truncates_what_an_earlier_one_wrote() -> None:
     lost: list[MetadataRecord] = [segment(1, 0, 9), update(1, SegmentState.COPY_SEGMENT_FINISHED), segment(2, 10, 19, {1: 10})]
     lost.append(update(2, SegmentState.COPY_SEGMENT_FINISHED))
-    assert spans(mirrored(EMPTY, view(*lost))) == [(0, 9), (10, 19)]
+    assert spans(apply_broker_view(EMPTY, view(*lost))) == [(0, 9), (10, 19)]
     seen = view(*lost, segment(3, 5, 14, {2: 5}), update(3, SegmentState.COPY_SEGMENT_FINISHED))
     assert seen.lineage == (EpochEntry(0, 0), EpochEntry(2, 5))
-    cleaned = mirrored(EMPTY, view(*lost)).model_copy(update={"vector": (CleanerOffset(4, 18),)})
-    state = mirrored(cleaned, seen)
+    cleaned = apply_broker_view(EMPTY, view(*lost)).model_copy(update={"vector": (CleanerOffset(4, 18),)})
+    state = apply_broker_view(cleaned, seen)
     assert spans(state) == [(0, 4), (5, 14)]
     assert [(entry.leader_epoch, entry.offset) for entry in state.vector] == [(4, 5)]
 
 
 def test_a_record_must_leave_a_log_without_gaps() -> None:
-    body = difference(EMPTY, view(*finished(1, 0, 9), *finished(2, 15, 19)), leader_epoch=3)
+    body = mirroring_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 15, 19)), leader_epoch=3)
     assert body is not None
-    assert "starts at 15" in chain_without_gaps(EMPTY, record(body))
-    good = difference(EMPTY, view(*finished(1, 0, 9), *finished(2, 10, 19)), leader_epoch=3)
+    assert "starts at 15" in check_mirrored_chain(EMPTY, record(body))
+    good = mirroring_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 10, 19)), leader_epoch=3)
     assert good is not None
-    assert chain_without_gaps(EMPTY, record(good)) == ""
-    assert round_untouched(EMPTY, record(good)) == ""
-    assert "is not live" in chain_without_gaps(EMPTY, record(good.model_copy(update={"gone": ("x",)})))
+    assert check_mirrored_chain(EMPTY, record(good)) == ""
+    assert check_open_round_untouched(EMPTY, record(good)) == ""
+    assert "is not live" in check_mirrored_chain(EMPTY, record(good.model_copy(update={"gone": ("x",)})))
     assert raw_id(1) == b"\0" * 15 + b"\1"

@@ -9,15 +9,16 @@ from typing import Any, get_args
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from checkpoint.offsets import CleanerOffset, clean_up_to
+from checkpoint.offsets import CleanerOffset, clean_end_offset
 from compactor.control import fold, ordering, records
-from compactor.control.leadership import Leadership, acquire
-from compactor.control.ordering import STAGES, Stage, Steps, coverage_problem
+from compactor.control.coverage import coverage_problem
+from compactor.control.leadership import Leadership, acquire_leadership
 from compactor.control.records import PartitionBody
+from compactor.control.stages import STAGES, Stage, StageTracker
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced
 from compactor.model.base import Value
-from compactor.model.plan import CompactionPlan, CompactionTask
+from compactor.model.plan import CompactionPlan, CompactionTask, SkippedSegment
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from tests.simulation.actors import LEASE
@@ -34,21 +35,19 @@ class TestTables:
         assert set(ordering.REQUIREMENTS) == set(BODIES) == set(fold.EFFECTS)
 
     def test_whoever_writes_without_leadership_is_an_importer_or_acquires_it(self) -> None:
-        free = {kind for kind, rules in ordering.REQUIREMENTS.items() if ordering.leads not in rules}
+        free = {kind for kind, rules in ordering.REQUIREMENTS.items() if ordering.check_writer_leads not in rules}
         importers = {
             records.IdsRegistered,
             records.SegmentsTiered,
             records.SegmentsPrepended,
             records.TailTruncated,
+            records.TopicAdopted,
             records.LineageRecorded,
         }
         assert free == {records.LeadershipAcquired, *importers}
 
     def test_the_documentation_shows_the_conditions(self) -> None:
-        rows = [
-            f"| `{_name(kind)}` | {'; '.join((rule.__doc__ or '').strip() for rule in rules)} |"
-            for kind, rules in ordering.REQUIREMENTS.items()
-        ]
+        rows = [f"| `{_name(kind)}` | {'; '.join(_condition(rule) for rule in rules)} |" for kind, rules in ordering.REQUIREMENTS.items()]
         assert _table("record", DOCUMENT) == rows
 
     def test_the_documentation_shows_the_stages(self) -> None:
@@ -62,13 +61,13 @@ class TestTables:
     @pytest.mark.parametrize("stage", list(STAGES))
     @pytest.mark.parametrize("following", list(Stage))
     def test_a_step_out_of_turn_is_refused(self, stage: Stage | None, following: Stage) -> None:
-        steps = Steps(stage)
+        steps = StageTracker(stage)
         if following in STAGES[stage]:
-            steps.to(following)
+            steps.advance(following)
             assert steps.stage == following
         else:
             with pytest.raises(CompactorError, match="cannot go"):
-                steps.to(following)
+                steps.advance(following)
 
     def test_before_publish_only_back_and_after_it_only_forward(self) -> None:
         before = [Stage.ANNOUNCED, Stage.UPLOADED, Stage.VERIFIED]
@@ -81,6 +80,11 @@ def _name(kind: type) -> str:
     assert issubclass(kind, Value)
     name: str = kind.model_fields["type"].default
     return name
+
+
+def _condition(rule: ordering.Requirement) -> str:
+    """Return the condition that a rule's docstring states."""
+    return " ".join((rule.__doc__ or "").split()).removeprefix("Require").lstrip(" ,").removesuffix(".")
 
 
 def _table(first: str, text: str) -> list[str]:
@@ -149,7 +153,7 @@ class Led:
         self.play = play
         play.importing(3)
         self.actor: Actor = play.process("leader")
-        self.leadership: Leadership = acquire(self.actor.ports, self.actor.log, LEASE)
+        self.leadership: Leadership = acquire_leadership(self.actor.ports, self.actor.log, LEASE)
 
     @property
     def state(self) -> PartitionState:
@@ -165,7 +169,7 @@ class Led:
         return plan.model_copy(update=changes)
 
     def refusal(self, body: Any) -> str:
-        return ordering.refusal(self.state, self.actor.log.candidate(body))
+        return ordering.refusal(self.state, self.actor.log.candidate_record(body))
 
     def announce(self, **changes: Any) -> str:
         return self.refusal(records.PlanAnnounced(leader_epoch=self.epoch, plan=self.plan(**changes)))
@@ -195,11 +199,15 @@ class TestAnnouncing:
     def test_from_another_vector(self, led: Led) -> None:
         state = led.state.model_copy(update={"vector": (*led.plan().vector, (5, 5))})
         body = records.PlanAnnounced(leader_epoch=led.epoch, plan=led.plan())
-        assert "cleaner offsets" in ordering.refusal(state, led.actor.log.candidate(body))
+        assert "cleaner offsets" in ordering.refusal(state, led.actor.log.candidate_record(body))
 
     def test_with_a_source_that_is_not_live(self, led: Led) -> None:
         task = led.plan().tasks[0]
         assert "not live" in led.announce(tasks=(task.model_copy(update={"sources": ("gone",)}),))
+
+    def test_with_a_skipped_segment_that_is_not_live(self, led: Led) -> None:
+        assert "segment gone is not live" in led.announce(skipped=(SkippedSegment(id="gone", reason="no key in common"),))
+        assert led.announce(skipped=(SkippedSegment(id=led.state.live[0].id, reason="no key in common"),)) == ""
 
     def test_with_a_task_that_does_not_cover_its_sources(self, led: Led) -> None:
         tasks = list(led.plan().tasks)
@@ -232,7 +240,7 @@ class TestLeaders:
         stranger = led.play.process("leader")  # the same name, another process
         stranger.state()
         body = records.LeadershipReleased(leader_epoch=led.epoch)
-        assert "fenced" in ordering.refusal(led.state, stranger.log.candidate(body))
+        assert "fenced" in ordering.refusal(led.state, stranger.log.candidate_record(body))
         assert led.refusal(body) == ""
 
     def test_a_released_epoch_is_over(self, led: Led) -> None:
@@ -253,9 +261,9 @@ class TestDeleting:
 
     def test_only_what_waits_and_whole_groups_and_what_the_vector_grants(self, led: Led) -> None:
         led.leadership.release()
-        acquire(led.actor.ports, led.actor.log, LEASE).release()
+        acquire_leadership(led.actor.ports, led.actor.log, LEASE).release()
         assert led.actor.run().status == "cleaned"  # epoch 2: this planner makes one group of all
-        led.leadership = acquire(led.actor.ports, led.actor.log, LEASE)
+        led.leadership = acquire_leadership(led.actor.ports, led.actor.log, LEASE)
         waiting = tuple(segment.id for group in led.state.waiting for segment in group.segments)
         assert len(waiting) > 1
         begin = records.RetireBegun(leader_epoch=led.epoch, ids=waiting)
@@ -264,7 +272,7 @@ class TestDeleting:
         assert "does not wait" in led.refusal(begin.model_copy(update={"ids": (led.state.live[0].id,)}))
         assert "not begun" in led.refusal(records.Retired(leader_epoch=led.epoch, ids=waiting))
         voided = led.state.model_copy(update={"vector": ()})
-        assert "do not grant" in ordering.refusal(voided, led.actor.log.candidate(begin))
+        assert "do not grant" in ordering.refusal(voided, led.actor.log.candidate_record(begin))
 
 
 class TestTakingBack:
@@ -273,9 +281,9 @@ class TestTakingBack:
     @pytest.fixture
     def compacted(self, led: Led) -> Led:
         led.leadership.release()
-        acquire(led.actor.ports, led.actor.log, LEASE).release()
+        acquire_leadership(led.actor.ports, led.actor.log, LEASE).release()
         assert led.actor.run().status == "cleaned"
-        led.leadership = acquire(led.actor.ports, led.actor.log, LEASE)
+        led.leadership = acquire_leadership(led.actor.ports, led.actor.log, LEASE)
         return led
 
     def plan(self, led: Led) -> CompactionPlan:
@@ -307,7 +315,7 @@ class TestTakingBack:
         plan = self.plan(compacted)
         assert {entry.offset for entry in ordering.vector_after(compacted.state, plan, compacted.epoch, cut_off=True)} == {0}
         stays = ordering.vector_after(compacted.state, plan.model_copy(update={"restores": ""}), 9, cut_off=True)
-        assert stays == (*compacted.state.vector, CleanerOffset(leader_epoch=9, offset=clean_up_to(compacted.state.vector)))
+        assert stays == (*compacted.state.vector, CleanerOffset(leader_epoch=9, offset=clean_end_offset(compacted.state.vector)))
 
     def test_no_other_round_and_no_part_of_it(self, compacted: Led) -> None:
         assert "not the latest" in self.refusal(compacted, restores="another")
@@ -317,16 +325,87 @@ class TestTakingBack:
         more = task.model_copy(update={"group": 7, "sources": ("untouched",), "start_offset": 99, "end_offset": 99, "new_segment_id": "x"})
         plan = self.plan(compacted).model_copy(update={"tasks": (task, more)})
         body = records.PlanAnnounced(leader_epoch=compacted.epoch, plan=plan)
-        assert "a part of run" in ordering.refusal(state, compacted.actor.log.candidate(body))
+        assert "a part of run" in ordering.refusal(state, compacted.actor.log.candidate_record(body))
 
     def test_not_once_its_sources_go(self, compacted: Led) -> None:
         plan = self.plan(compacted)
         state = compacted.state.model_copy(update={"waiting": ()})
         body = records.PlanAnnounced(leader_epoch=compacted.epoch, plan=plan)
-        assert "has begun" in ordering.refusal(state, compacted.actor.log.candidate(body))
+        assert "has begun" in ordering.refusal(state, compacted.actor.log.candidate_record(body))
 
     def test_not_by_the_epoch_that_published_it(self, compacted: Led) -> None:
         group = compacted.state.waiting[-1].model_copy(update={"leader_epoch": compacted.epoch})
         state = compacted.state.model_copy(update={"waiting": (group,)})
         body = records.PlanAnnounced(leader_epoch=compacted.epoch, plan=self.plan(compacted))
-        assert "is not above the epoch" in ordering.refusal(state, compacted.actor.log.candidate(body))
+        assert "is not above the epoch" in ordering.refusal(state, compacted.actor.log.candidate_record(body))
+
+
+TOPIC, ANOTHER = "Xy3Jr0mXSGaBcbTsZBZfJA", "Qm9CQm9CQm9CQm9CQm9CQg"
+
+
+class TestTopicIdentity:
+    def folded(self, state: PartitionState, *bodies: Any) -> PartitionState:
+        for body in bodies:
+            slot = state.slot + 1
+            record = records.PartitionRecord(
+                version=records.VERSION, log="orders-0", slot=slot, incarnation="me", attempt=slot, at_ms=0, body=body
+            )
+            state = fold.fold_partition(state, record, ordering.refusal)
+        return state
+
+    def tiered(self, number: int, topic_id: str) -> tuple[Any, Any]:
+        """Two records: an import of the offsets 10 * number and nine more."""
+        made = segment(f"s{number}", 10 * number, 10 * number + 9, (0, 0))
+        registered = records.IdsRegistered(import_id=f"i{number}", ids=(made.id,), holder="me")
+        return registered, records.SegmentsTiered(import_id=f"i{number}", segments=(made,), topic_id=topic_id)
+
+    def state(self, topic_id: str) -> PartitionState:
+        return self.folded(PartitionState(topic="orders", partition=0), *self.tiered(0, topic_id))
+
+    def test_the_first_segments_bring_the_topic_id(self) -> None:
+        assert self.state(TOPIC).topic_id == TOPIC
+        assert self.state(TOPIC).opened_slot == 2
+
+    @pytest.mark.parametrize(
+        ("recorded", "given", "reason"),
+        [(TOPIC, TOPIC, ""), (TOPIC, "", ""), ("", "", ""), (TOPIC, ANOTHER, ANOTHER), ("", TOPIC, "does not know")],
+    )
+    def test_segments_of_another_topic_do_not_count(self, recorded: str, given: str, reason: str) -> None:
+        state = self.folded(self.state(recorded), *self.tiered(1, given))
+        assert (state.end_offset, state.topic_id) == ((9, recorded) if reason else (19, recorded))
+        assert not reason or reason in state.fenced[-1].reason
+
+    def test_a_truncation_of_another_topic_does_not_count(self) -> None:
+        state = self.state(TOPIC)
+        cut = records.TailTruncated(cut_id="c", offset=0, voided=("s0",), topic_id=ANOTHER)
+        assert self.folded(state, cut).live == state.live
+        assert self.folded(state, cut.model_copy(update={"topic_id": TOPIC})).live == ()
+
+    def test_an_emptied_partition_stays_its_topics(self) -> None:
+        empty = self.folded(self.state(TOPIC), records.TailTruncated(cut_id="c", offset=0, voided=("s0",)))
+        assert self.folded(empty, *self.tiered(0, ANOTHER)).live == ()
+        assert self.folded(empty, records.TopicAdopted(topic_id=ANOTHER, previous_id=TOPIC)).topic_id == ANOTHER
+
+    def test_adoption_names_the_id_that_it_replaces(self) -> None:
+        adopted = records.TopicAdopted(topic_id=ANOTHER, previous_id="")
+        assert self.folded(self.state(TOPIC), adopted).topic_id == TOPIC
+        assert self.folded(self.state(""), adopted).topic_id == ANOTHER
+
+    def test_a_seam_is_where_the_tier_ends_and_counts_once(self) -> None:
+        state = self.state("")
+        assert self.folded(state, records.TopicAdopted(seam=9)).adopted_seam == -1
+        adopted = self.folded(state, records.TopicAdopted(seam=10))
+        assert adopted.adopted_seam == 10
+        assert self.folded(adopted, *self.tiered(1, "")).adopted_seam == -1
+
+    def test_adoption_declares_something_of_a_partition_that_holds_something(self) -> None:
+        assert "neither" in self.folded(self.state(""), records.TopicAdopted()).fenced[-1].reason
+        empty = PartitionState(topic="orders", partition=0)
+        assert "empty" in self.folded(empty, records.TopicAdopted(topic_id=TOPIC)).fenced[-1].reason
+
+    def test_programs_without_topic_ids_read_what_has_none(self) -> None:
+        """Empty fields are not written; a record of this version with an id is refused by its version."""
+        assert "topic_id" not in self.tiered(0, "")[1].model_dump_json()
+        assert "topic_id" in self.tiered(0, TOPIC)[1].model_dump_json()
+        empty = PartitionState(topic="orders", partition=0).model_dump_json()
+        assert not {field for field in ("topic_id", "adopted_seam", "opened_slot", "log_start_offset") if field in empty}

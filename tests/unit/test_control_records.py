@@ -9,28 +9,28 @@ from compactor.control.records import (
     BadControlRecord,
     PartitionRecord,
     RunEnded,
-    decode,
-    seal,
-    unseal,
+    decode_sealed,
+    seal_document,
+    unseal_document,
 )
-from compactor.errors import gravest
+from compactor.errors import gravest_exit_code
 
 WHERE = "sim://control/partitions/t-0/log/00000000000000000007.json"
 ENDED = RunEnded(leader_epoch=3, run_id="r", status="cleaned", stats={"seconds": 1.5, "n": 3})
 RECORD = PartitionRecord(version=VERSION, log="t-0", slot=7, incarnation="me", attempt=2, at_ms=5, body=ENDED)
-SEALED = seal(RECORD.model_dump_json().encode())
+SEALED = seal_document(RECORD.model_dump_json().encode())
 
 
 def test_a_record_reads_back_as_it_was_written() -> None:
-    assert decode(PartitionRecord, SEALED, WHERE) == RECORD
+    assert decode_sealed(PartitionRecord, SEALED, WHERE) == RECORD
 
 
 @pytest.mark.parametrize("length", range(len(SEALED)))
 def test_a_truncated_record_is_named_and_refused(length: int) -> None:
     with pytest.raises(BadControlRecord) as error:
-        decode(PartitionRecord, SEALED[:length], WHERE)
+        decode_sealed(PartitionRecord, SEALED[:length], WHERE)
     assert error.value.segment == WHERE
-    assert gravest([error.value.exit_code]) == 3
+    assert gravest_exit_code([error.value.exit_code]) == 3
 
 
 @pytest.mark.parametrize("position", range(len(SEALED)))
@@ -38,25 +38,30 @@ def test_a_flipped_bit_is_refused_wherever_it_is(position: int) -> None:
     broken = bytearray(SEALED)
     broken[position] ^= 1
     with pytest.raises(BadControlRecord):
-        decode(PartitionRecord, bytes(broken), WHERE)
+        decode_sealed(PartitionRecord, bytes(broken), WHERE)
 
 
-@pytest.mark.parametrize("garbage", [b"", b"null", b"\xff" * 300, b"<html>503</html>", b"{}", seal(b"null"), seal(b"{}"), seal(b"[1]")])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"null", b"\xff" * 300, b"<html>503</html>", b"{}", seal_document(b"null"), seal_document(b"{}"), seal_document(b"[1]")],
+)
 def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(BadControlRecord):
-        decode(PartitionRecord, garbage, WHERE)
+        decode_sealed(PartitionRecord, garbage, WHERE)
 
 
 def test_a_future_version_is_named_as_such() -> None:
-    document = unseal(SEALED, WHERE).replace(b'"version":%d' % VERSION, b'"version":9').replace(b'"attempt"', b'"novelty":1,"attempt"')
+    document = (
+        unseal_document(SEALED, WHERE).replace(b'"version":%d' % VERSION, b'"version":9').replace(b'"attempt"', b'"novelty":1,"attempt"')
+    )
     with pytest.raises(BadControlRecord, match="version 9") as error:
-        decode(PartitionRecord, seal(document), WHERE)
+        decode_sealed(PartitionRecord, seal_document(document), WHERE)
     assert "Upgrade" in error.value.hint
 
 
 def test_an_unknown_field_or_type_is_refused_and_named() -> None:
-    document = unseal(SEALED, WHERE)
+    document = unseal_document(SEALED, WHERE)
     with pytest.raises(BadControlRecord, match="novelty"):
-        decode(PartitionRecord, seal(document.replace(b'"attempt"', b'"novelty":1,"attempt"')), WHERE)
+        decode_sealed(PartitionRecord, seal_document(document.replace(b'"attempt"', b'"novelty":1,"attempt"')), WHERE)
     with pytest.raises(BadControlRecord, match="body"):
-        decode(PartitionRecord, seal(document.replace(b"run_ended", b"run_began")), WHERE)
+        decode_sealed(PartitionRecord, seal_document(document.replace(b"run_ended", b"run_began")), WHERE)

@@ -7,16 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.lineage import EpochEntry, cut, disowned, merge
+from checkpoint.lineage import EpochEntry, first_disowned_offset, restore_removed_epochs, truncate_lineage
+from checkpoint.offsets import clean_end_offset
+from compactor.control import ordering
 from compactor.control.deletion import delete_partition
-from compactor.control.importing import prepend, register, tier, truncate
+from compactor.control.fold import fold_partition
+from compactor.control.importing import prepend_segments, register_import, tier_segments, truncate_tail
 from compactor.control.ports import Retention
-from compactor.control.records import TailBatch, TailTruncated
-from compactor.control.undo import undo
+from compactor.control.records import SegmentsPrepended, TailBatch, TailTruncated
+from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, UsageError
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing, uploaded
-from tests.simulation.symbolic import describe, encode, upload
+from tests.simulation.symbolic import NAME, describe, encode, upload
 from tests.simulation.world import GRACE_MS, UNDO_WINDOW_MS
 
 ZERO, ONE, TWO = (EpochEntry(0, 0), EpochEntry(1, 40), EpochEntry(2, 80))
@@ -37,18 +40,19 @@ def truncated_at(play: Play, actor: Actor, offset: int) -> TailTruncated:
     if first.start_offset < offset:
         data = encode(row for row in play.oracle.contents[first.id] if row[0] < offset)
         head = describe(actor.ports.new_id(), first.start_offset, offset - 1, data, first.leader_epochs)
-        register(actor.ports, actor.log, cut_id, [head.id])
+        register_import(actor.ports, actor.log, cut_id, [head.id])
         upload(actor.ports, head, data)
-    return TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head)
+    lost = clean_end_offset(actor.state().vector) > offset
+    return TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost)
 
 
 class TestLineages:
     def test_retention_cuts_a_checkpoint_and_nothing_is_forgotten(self) -> None:
-        assert merge((ZERO, ONE), (EpochEntry(1, 60), TWO)) == (ZERO, ONE, TWO)
-        assert merge((ZERO, ONE), (TWO,)) == (ZERO, ONE, TWO)
-        assert merge((), (ONE,)) == (ONE,)
-        assert merge((ONE,), ()) == (ONE,)
-        assert merge((ONE,), (ZERO, ONE, TWO)) == (ZERO, ONE, TWO)
+        assert restore_removed_epochs((ZERO, ONE), (EpochEntry(1, 60), TWO)) == (ZERO, ONE, TWO)
+        assert restore_removed_epochs((ZERO, ONE), (TWO,)) == (ZERO, ONE, TWO)
+        assert restore_removed_epochs((), (ONE,)) == (ONE,)
+        assert restore_removed_epochs((ONE,), ()) == (ONE,)
+        assert restore_removed_epochs((ONE,), (ZERO, ONE, TWO)) == (ZERO, ONE, TWO)
 
     @pytest.mark.parametrize(
         ("given", "end", "parted"),
@@ -66,10 +70,16 @@ class TestLineages:
         ],
     )
     def test_who_disowns_what(self, given: tuple[EpochEntry, ...], end: int, parted: int | None) -> None:
-        assert disowned((ZERO, ONE), 100, given, end) == parted
+        assert first_disowned_offset((ZERO, ONE), 100, given, end) == parted
+
+    def test_an_epoch_that_is_known_to_begin_after_the_end(self) -> None:
+        known = (ZERO, EpochEntry(2, 200))
+        assert first_disowned_offset(known, 180, (ZERO,), 200) is None  # an older copy
+        assert first_disowned_offset(known, 180, (ZERO,), 230) == 200
+        assert first_disowned_offset(known, 180, (ZERO, EpochEntry(3, 200)), 230) is None
 
     def test_cut(self) -> None:
-        assert cut((ZERO, ONE, TWO), 80) == (ZERO, ONE)
+        assert truncate_lineage((ZERO, ONE, TWO), 80) == (ZERO, ONE)
 
 
 class TestTruncation:
@@ -82,11 +92,11 @@ class TestTruncation:
             offset = before.live[3].start_offset if not inside else next(s for s in before.live if s.end_offset > s.start_offset).end_offset
             body = truncated_at(play, actor, offset)
             play.oracle.rows = [row for row in play.oracle.rows if row[0] < offset]
-            state = truncate(actor.ports, actor.log, body)
+            state = truncate_tail(actor.ports, actor.log, body)
             assert state.end_offset == offset - 1
             assert (body.head is not None) == inside
             assert {segment.id for segment in state.waiting[-1].segments} == set(body.voided)
-            assert truncate(actor.ports, actor.log, body) == state
+            assert truncate_tail(actor.ports, actor.log, body) == state
             play.pass_time(GRACE_MS * 2 + UNDO_WINDOW_MS)
             assert len(play.process("b").retire().deleted) == len(body.voided)
 
@@ -97,7 +107,7 @@ class TestTruncation:
         offset = actor.state().live[3].start_offset
         body = truncated_at(play, actor, offset)
         play.oracle.rows = [row for row in play.oracle.rows if row[0] < offset]
-        state = truncate(careful, actor.log, body)
+        state = truncate_tail(careful, actor.log, body)
         assert state.waiting[-1].grace_ms == 10 * GRACE_MS
         play.pass_time(5 * GRACE_MS)
         assert play.process("b").retire().deleted == ()
@@ -112,15 +122,71 @@ class TestTruncation:
         offset = before.live[-1].start_offset + 1
         body = truncated_at(play, actor, offset)
         play.oracle.rows = [row for s in before.live for row in play.oracle.contents[s.id] if row[0] < offset]
-        state = truncate(actor.ports, actor.log, body)
+        state = truncate_tail(actor.ports, actor.log, body)
         assert [entry.offset for entry in state.vector] == [offset]
         assert {entry.offset for group in state.waiting for entry in group.vector} == {offset}
         run_id = state.runs[-1].run_id
         with pytest.raises(UsageError, match="built on"):
-            undo(actor.ports, actor.log, LEASE, run_id)
+            undo_round(actor.ports, actor.log, LEASE, run_id)
         play.pass_time(GRACE_MS * 2 + UNDO_WINDOW_MS)
         play.process("c").retire()
         assert play.oracle.state.waiting == ()
+
+    def test_one_record_takes_the_new_branch_in_and_voids_what_was_open(self, play: Play) -> None:
+        play.importing(3)
+        actor = play.process("a")
+        before = actor.state()
+        overtaken = uploaded(play, actor, 4)
+        offset = before.live[-1].start_offset
+        cut_id, (new,) = uploaded(play, actor, 2)
+        tail = (TailBatch(base_offset=new.end_offset, last_offset=new.end_offset, digest="d"),)
+        lineage = (EpochEntry(0, 0), EpochEntry(1, offset), EpochEntry(2, new.end_offset + 5))
+        voided = (before.live[-1].id,)
+        body = TailTruncated(cut_id=cut_id, offset=offset, voided=voided, segments=(new,), lineage=lineage, tail=tail)
+        for broken, cause in (
+            (body.model_copy(update={"segments": ()}), "has registered"),
+            (body.model_copy(update={"cut_id": "another"}), "has registered"),
+            (body.model_copy(update={"offset": offset - 1}), "are others"),
+            (body.model_copy(update={"segments": (new.model_copy(update={"start_offset": offset + 1}),)}), "the log is cut at"),
+        ):
+            assert cause in ordering.refusal(actor.state(), actor.log.candidate_record(broken))
+        state = truncate_tail(actor.ports, actor.log, body)
+        assert state.live == (*before.live[:-1], new)
+        kept = tuple(batch for batch in before.tail if batch.last_offset < offset)
+        assert (state.lineage, state.lineage_end, state.tail) == (lineage, new.end_offset + 1, (*kept, *tail))
+        assert [segment.id for segment in state.waiting[-1].segments] == list(voided)
+        assert state.registrations == {}
+        assert {entry.import_id: bool(entry.voided) for entry in state.closed_imports[-2:]} == {cut_id: False, overtaken[0]: True}
+        assert set(state.voided) == {segment.id for segment in overtaken[1]}
+        with pytest.raises(Fenced, match="truncated at offset"):
+            tier_segments(actor.ports, actor.log, *overtaken)
+        assert truncate_tail(actor.ports, actor.log, body) == state
+
+    def test_a_cut_below_the_cleaner_offset_needs_an_accepted_loss(self, play: Play) -> None:
+        play.importing(5)
+        play.process("a").run()
+        actor = play.process("b")
+        body = truncated_at(play, actor, actor.state().live[-1].start_offset + 1)
+        assert body.accept_loss
+        careless = actor.log.candidate_record(body.model_copy(update={"accept_loss": False}))
+        assert "was compacted up to" in ordering.refusal(actor.state(), careless)
+        earlier = careless.model_copy(update={"version": 4})
+        assert ordering.refusal(actor.state(), earlier) == ""
+
+    def test_a_record_of_an_earlier_version_leaves_open_imports_open(self, play: Play) -> None:
+        """What was tiered after it counts, as it did for the program that wrote it."""
+        play.importing(3)
+        actor = play.process("a")
+        open_import = uploaded(play, actor, 4)
+        before = actor.state()
+        body = truncated_at(play, actor, before.live[-1].start_offset)
+        record = actor.log.candidate_record(body).model_copy(update={"version": 4})
+        assert set(fold_partition(actor.state(), record, ordering.refusal).registrations) == {open_import[0]}
+        assert fold_partition(actor.state(), actor.log.candidate_record(body), ordering.refusal).registrations == {}
+
+    def test_a_program_of_an_earlier_version_refuses_every_truncation_by_name(self) -> None:
+        """It would keep imports open that are void, and end the log where new segments follow."""
+        assert "accept_loss" in TailTruncated(cut_id="c", offset=1, voided=("a",)).model_dump()
 
     def test_a_round_that_was_faster_is_noticed(self, play: Play) -> None:
         play.importing(4)
@@ -128,17 +194,17 @@ class TestTruncation:
         body = truncated_at(play, actor, actor.state().live[-1].start_offset)
         play.process("b").run()
         with pytest.raises(BadData, match="are others"):
-            truncate(actor.ports, actor.log, body)
+            truncate_tail(actor.ports, actor.log, body)
 
     def test_a_lineage_that_disowns_the_tail_is_refused(self, play: Play) -> None:
         actor = play.process()
         first, second = uploaded(play, actor, 0), None
-        end = tier(actor.ports, actor.log, *first, (EpochEntry(0, 0),)).end_offset
+        end = tier_segments(actor.ports, actor.log, *first, (EpochEntry(0, 0),)).end_offset
         second = uploaded(play, actor, 1)
         tail = (TailBatch(base_offset=end + 1, last_offset=end + 1, digest="d"),)
         with pytest.raises(BadData, match=f"offset {end} to another"):
-            tier(actor.ports, actor.log, *second, (EpochEntry(0, 0), EpochEntry(1, end)), tail)
-        state = tier(actor.ports, actor.log, *second, (EpochEntry(0, 0), EpochEntry(1, end + 1)), tail)
+            tier_segments(actor.ports, actor.log, *second, (EpochEntry(0, 0), EpochEntry(1, end)), tail)
+        state = tier_segments(actor.ports, actor.log, *second, (EpochEntry(0, 0), EpochEntry(1, end + 1)), tail)
         assert state.tail == tail
 
 
@@ -147,21 +213,45 @@ class TestPrepending:
         actor = play.process()
         later = uploaded(play, actor, 2, 3)
         play.oracle.rows = [row for row in play.oracle.rows if row[0] >= later[1][0].start_offset]
-        tier(actor.ports, actor.log, *later)
+        tier_segments(actor.ports, actor.log, *later)
         earlier = uploaded(play, actor, 0, 1)
         play.oracle.rows = [row for segment in play.broker for row in segment]
-        assert prepend(actor.ports, actor.log, *earlier).live == (*earlier[1], *later[1])
+        assert prepend_segments(actor.ports, actor.log, *earlier).live == (*earlier[1], *later[1])
+
+    def test_a_round_gathers_anew_after_segments_were_prepended_since_its_pass_one(self, play: Play) -> None:
+        actor = play.process("importer")
+        later = uploaded(play, actor, 2, 3)
+        play.oracle.rows = [row for row in play.oracle.rows if row[0] >= later[1][0].start_offset]
+        slot = tier_segments(actor.ports, actor.log, *later).slot
+        earlier = uploaded(play, actor, 0, 1)
+
+        def prepend_earlier() -> None:
+            play.oracle.rows = [row for segment in play.broker for row in segment]
+            prepend_segments(actor.ports, actor.log, *earlier)
+
+        first = play.process("b")
+        # Leadership is the first record of the round, the announced plan the second.
+        play.before(f"create partitions/{NAME}/log/{slot + 3:020d}", prepend_earlier)
+        result = first.run()
+        assert result.status == "cleaned"
+        assert "before the log's beginning" in result.undone
+        assert result.plan is not None
+        assert result.plan.sources[0] == earlier[1][0].id
 
     def test_not_with_a_gap_and_not_behind_a_compaction(self, play: Play) -> None:
         actor = play.process()
         later = uploaded(play, actor, 2, 3)
         play.oracle.rows = [row for row in play.oracle.rows if row[0] >= later[1][0].start_offset]
-        tier(actor.ports, actor.log, *later)
+        tier_segments(actor.ports, actor.log, *later)
         with pytest.raises(BadData, match="the log starts at"):
-            prepend(actor.ports, actor.log, *uploaded(play, actor, 0))
+            prepend_segments(actor.ports, actor.log, *uploaded(play, actor, 0))
+        fitting = uploaded(play, actor, 0, 1)
+        record = actor.log.candidate_record(SegmentsPrepended(import_id=fitting[0], segments=tuple(fitting[1])))
+        assert ordering.refusal(actor.state(), record) == ""
         assert play.process("b").run().status == "cleaned"
+        assert "was compacted up to" in ordering.refusal(actor.state(), record)
         with pytest.raises(BadData, match="was compacted up to"):
-            prepend(actor.ports, actor.log, *uploaded(play, actor, 1))
+            prepend_segments(actor.ports, actor.log, *fitting)
 
 
 class TestDeleting:
@@ -175,14 +265,14 @@ class TestDeleting:
         assert (state.live, state.vector, state.lineage, state.registrations) == ((), (), (), {})
         assert state.deleted_slot
         with pytest.raises(Fenced, match="was deleted"):
-            tier(actor.ports, actor.log, *open_import)
+            tier_segments(actor.ports, actor.log, *open_import)
         with pytest.raises(UsageError, match="is empty"):
             delete_partition(actor.ports, actor.log, LEASE)
         play.pass_time(GRACE_MS * 2)
         play.process("c").retire()
         assert play.world.data.objects == {}
         anew = uploaded(play, actor, 0, 1)
-        state = tier(actor.ports, actor.log, *anew)
+        state = tier_segments(actor.ports, actor.log, *anew)
         assert (state.live, state.deleted_slot) == (tuple(anew[1]), 0)
 
     def test_an_open_round_is_given_up(self, play: Play) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from compactor.bootstrap import Tier, brokers_view
-from compactor.config import Cleaner, DaemonSettings, Settings, TierSettings
+from compactor.access.metadata import BrokerManagedMetadata
+from compactor.access.tier import Tier
+from compactor.brokers.metadata_topic.codec import TopicIdPartition
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, PersistedStates
+from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
+from compactor.config.settings import Cleaner, DaemonSettings, Settings, TierSettings
 from compactor.control.logs import open_catalog
-from compactor.metadata_topic.codec import TopicIdPartition
-from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import FoldedPartition, KeptStates
+from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
-from compactor.service.daemon import Daemon
 from compactor.storage.counting import Counters, Usage
-from compactor.tier.brokers import FollowedBrokers, TopicNow
 from tests.metadata_events import finished
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_metadata import MemoryCluster
@@ -37,22 +37,23 @@ class Brokers:
         self.clock, self.counters = Clock(), Counters()
         self.log = MemoryTopicLog()
         self.reader = MemoryMetadataTopic(self.log)
-        self.kept = KeptStates(KeptNowhere())
-        cluster = MemoryCluster({"orders": TopicNow(TOPIC_ID, settings=RIGHT)})
-        brokers = FollowedBrokers(
-            FollowedTopic(self.reader, self.kept, clock_ms=lambda: 0), cluster, ("orders",), "the metadata topic of tests"
+        self.kept = PersistedStates(KeptNowhere())
+        cluster = MemoryCluster({"orders": TopicStatus(TOPIC_ID, settings=RIGHT)})
+        brokers = LiveBrokerMetadata(
+            FoldedMetadataTopic(self.reader, self.kept, clock_ms=lambda: 0), cluster, ("orders",), "the metadata topic of tests"
         )
+        metadata = BrokerManagedMetadata(brokers)
         ports = ports_on(MemoryStore(self.clock, self.counters), self.clock)
-        ports = replace(ports, brokers=partial(brokers_view, brokers))
+        ports = replace(ports, brokers=metadata.broker_view)
         settings = Settings(
             tier=TierSettings(kind="kafka", layout="kafka-local", url="file:///nowhere", state_dir=str(folder / "state")),
             cleaner=Cleaner(min_cleanable_dirty_ratio=1.0, disk_budget_bytes=1 << 20),
             daemon=DaemonSettings(interval_ms=INTERVAL),
         )
-        self.tier = Tier(settings, ports, open_catalog(ports), self.counters, brokers=brokers)
+        self.tier = Tier(settings, ports, open_catalog(ports), self.counters, metadata=metadata)
         for number in range(PARTITIONS):
             self.grow(number, 0)
-        self.tier.create()
+        self.tier.identity.create()
 
     def grow(self, partition: int, start: int) -> None:
         where = TopicIdPartition(TOPIC_ID, "orders", partition)
@@ -63,7 +64,7 @@ class Brokers:
         for _ in range(scans):
             self.clock.now_ms += INTERVAL
             daemon.scan()
-            assert daemon.dispatch() == []
+            assert daemon.start_due_jobs() == []
         return self.counters.usage().since(before)
 
 
@@ -72,7 +73,7 @@ def test_an_idle_tier_costs_its_metadata_topics_ends_and_looks_now_and_then(tmp_
     daemon = Daemon(world.tier, seed=1)
     daemon.scan()
     assert daemon.status().ready
-    assert len(daemon.status().watches) == PARTITIONS
+    assert len(daemon.status().schedules) == PARTITIONS
     loads: list[Sequence[TopicIdPartition]] = []
     load = world.kept.load
 
@@ -91,9 +92,9 @@ def test_an_idle_tier_costs_its_metadata_topics_ends_and_looks_now_and_then(tmp_
 
     world.grow(7, 10)
     usage = world.pass_time(daemon, 1)
-    [grown] = [watch for watch in daemon.status().watches if watch.name == TopicPartition("orders", 7)]
-    assert grown.sight is not None
-    assert grown.sight.end_offset == 19
+    [grown] = [schedule for schedule in daemon.status().schedules if schedule.name == TopicPartition("orders", 7)]
+    assert grown.status is not None
+    assert grown.status.end_offset == 19
     assert world.reader.polls == polls + 1
     assert len(loads) - looked < 30
     assert usage.total_requests < 40

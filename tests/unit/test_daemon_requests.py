@@ -6,21 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from compactor.bootstrap import Tier
-from compactor.config import Cleaner, Settings
-from compactor.control.leadership import acquire, lead
+from compactor.access.tier import Tier
+from compactor.config.settings import Cleaner, Settings
+from compactor.control.leadership import acquire_leadership, hold_leadership
 from compactor.control.ports import Lease
+from compactor.daemon.daemon import Daemon
+from compactor.daemon.metrics import daemon_metrics
 from compactor.model.ids import TopicPartition
-from compactor.service.daemon import Daemon
-from compactor.service.metrics import daemon_families, exposed
+from compactor.service.metrics import render_metrics
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
 from tests.support.told import Told
 
 
 def end_offset(daemon: Daemon, name: TopicPartition) -> int:
-    (found,) = (watch for watch in daemon.status().watches if watch.name == name)
-    assert found.sight is not None
-    return found.sight.end_offset
+    (found,) = (schedule for schedule in daemon.status().schedules if schedule.name == name)
+    assert found.status is not None
+    return found.status.end_offset
 
 
 @pytest.mark.timeout(600)
@@ -29,13 +30,13 @@ def test_an_idle_tier_of_2000_partitions_costs_less_than_4000_requests_an_hour_a
     daemon = Daemon(idle.tier(), seed=1)
     daemon.scan()
     assert daemon.status().ready
-    assert len(daemon.status().watches) == 2_000
+    assert len(daemon.status().schedules) == 2_000
     first = idle.pass_time(daemon, HOUR)
     for hour in (first, idle.pass_time(daemon, HOUR)):
         assert set(hour.requests) == {"get", "list"}
         assert hour.requests["list"] <= 60
         assert hour.total_requests < 4_000
-    told = exposed(daemon_families(daemon.status())).decode()
+    told = render_metrics(daemon_metrics(daemon.status())).decode()
     assert f'tiered_compactor_requests_total{{kind="get"}} {float(idle.counters.usage().requests["get"])}' in told
 
 
@@ -78,7 +79,7 @@ def test_with_local_state_a_new_process_asks_for_the_catalog_only(tmp_path: Path
     before = idle.counters.usage()
     again = Daemon(idle.tier(local=True), seed=2)
     again.scan()
-    assert len(again.status().watches) == 50
+    assert len(again.status().schedules) == 50
     assert end_offset(again, idle.names[3]) == 19
     assert idle.counters.usage().since(before).total_requests < 30
 
@@ -86,7 +87,7 @@ def test_with_local_state_a_new_process_asks_for_the_catalog_only(tmp_path: Path
 def test_a_store_that_is_down_makes_it_unready_and_it_comes_back(tmp_path: Path) -> None:
     idle = Idle(tmp_path, 5)
     told = Told()
-    daemon = Daemon(idle.tier(), seed=1, tell=told)
+    daemon = Daemon(idle.tier(), seed=1, log=told)
     daemon.scan()
     idle.store.down = True
     daemon.scan()
@@ -104,13 +105,13 @@ def test_a_partition_that_another_leads_is_left_to_it(tmp_path: Path) -> None:
     tier = idle.tier()
     eager = Settings(**{**dict(tier.settings), "cleaner": Cleaner(min_cleanable_dirty_ratio=0.0)})
     daemon = Daemon(Tier(eager, tier.ports, tier.catalog, tier.counters), seed=1)
-    with lead(tier.ports, tier.open(idle.names[0]), Lease(30_000)):
+    with hold_leadership(tier.ports, tier.open(idle.names[0]), Lease(30_000)):
         daemon.scan()
-        (job,) = daemon.dispatch()
-        daemon.collect(30)
+        (job,) = daemon.start_due_jobs()
+        daemon.collect_results(30)
         assert job.name == idle.names[0]
-        assert daemon.status().tallies.jobs == {("round", "leased"): 1}
-        assert daemon.dispatch() == []
+        assert daemon.status().totals.jobs == {("round", "leased"): 1}
+        assert daemon.start_due_jobs() == []
 
 
 def test_a_dead_leader_is_replaced_although_the_stores_clock_was_set_back(tmp_path: Path) -> None:
@@ -118,10 +119,10 @@ def test_a_dead_leader_is_replaced_although_the_stores_clock_was_set_back(tmp_pa
     idle = Idle(tmp_path, 1)
     tier = idle.tier()
     eager = Settings(**{**dict(tier.settings), "cleaner": Cleaner(min_cleanable_dirty_ratio=0.0)})
-    acquire(tier.ports, tier.open(idle.names[0]), Lease(30_000))
+    acquire_leadership(tier.ports, tier.open(idle.names[0]), Lease(30_000))
     idle.clock.now_ms -= 24 * HOUR
     daemon = Daemon(Tier(eager, tier.ports, tier.catalog, tier.counters), seed=1)
     daemon.scan()
-    daemon.dispatch()
-    daemon.collect(30)
+    daemon.start_due_jobs()
+    daemon.collect_results(30)
     assert tier.open(idle.names[0]).refresh().last_epoch == 1

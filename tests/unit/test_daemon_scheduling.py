@@ -10,41 +10,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.lineage import EpochEntry
-from compactor.config import Cleaner
+from compactor.config.settings import Cleaner
+from compactor.constants import NEVER_MS
 from compactor.control.ports import Retention
 from compactor.control.state import Intent, Leader, PartitionState, Quarantine, Registration, Waiting
-from compactor.control.summary import summarize
+from compactor.control.summary import summarize_state
+from compactor.daemon.scheduling import (
+    CLOCK_RESOLUTION_MS,
+    FIRST_POLL_MS,
+    POLL_MS,
+    DaemonAction,
+    Job,
+    JobOutcome,
+    PartitionSchedule,
+    PartitionStatus,
+    after_failed_poll,
+    after_job,
+    after_poll,
+    choose_jobs,
+    needs_poll,
+    new_schedule,
+    next_action,
+    next_wake_ms,
+    partition_status,
+    restored_schedule,
+    with_hint,
+    with_suspension,
+)
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.plan import assess
-from compactor.service.scheduling import (
-    CLOCK_MS,
-    FIRST_POLL_MS,
-    MOST_RETRY_MS,
-    NEVER,
-    POLL_MS,
-    RETRY_MS,
-    Action,
-    Job,
-    JobOutcome,
-    PartitionWatch,
-    Sight,
-    backoff_ms,
-    choose,
-    discovered,
-    finished,
-    hinted,
-    look_failed,
-    looked,
-    needs_look,
-    remembered,
-    sight,
-    suspended,
-    wake_ms,
-    wanted,
-)
+from compactor.round.plan import assess_round
+from compactor.service.retry_delay import MAX_RETRY_MS, RETRY_MS, backoff_ms
 
 NOW = 1_770_000_000_000
 A, B, C = (TopicPartition("orders", number) for number in range(3))
@@ -69,12 +67,12 @@ def state(*segments: RemoteLogSegmentMetadata, **changes: Any) -> PartitionState
     return PartitionState(topic=A.topic, partition=A.partition, slot=7, live=segments).model_copy(update=changes)
 
 
-def seen(known: PartitionState, cleaner: Cleaner | None = None, since: dict[int, int] | None = None) -> Sight:
-    return sight(summarize(known), cleaner or Cleaner(), RETENTION, since or {}, NOW)
+def seen(known: PartitionState, cleaner: Cleaner | None = None, since: dict[int, int] | None = None) -> PartitionStatus:
+    return partition_status(summarize_state(known), cleaner or Cleaner(), RETENTION, since or {}, NOW)
 
 
-def watch(name: TopicPartition = A, **of_sight: Any) -> PartitionWatch:
-    return PartitionWatch(name=name, sight=Sight(name=name, slot=7, **of_sight), look_at_ms=NOW + POLL_MS, swept_slot=0)
+def schedule(name: TopicPartition = A, **of_sight: Any) -> PartitionSchedule:
+    return PartitionSchedule(name=name, status=PartitionStatus(name=name, slot=7, **of_sight), next_poll_ms=NOW + POLL_MS, swept_slot=0)
 
 
 class TestSight:
@@ -101,10 +99,10 @@ class TestSight:
         undone = group.model_copy(update={"slot": 6, "undone": True})
         registered = Registration(import_id="i", ids=("x",), holder="h", slot=4)
         since = {4: NOW, 5: NOW, 6: NOW}
-        assert seen(state(), since=since).retire_at_ms == NEVER
-        assert seen(state(waiting=(group,)), since=since).retire_at_ms == NOW + RETENTION.undo_window_ms + CLOCK_MS
-        assert seen(state(waiting=(group, undone)), since=since).retire_at_ms == NOW + RETENTION.grace_ms + CLOCK_MS
-        assert seen(state(registrations={"i": registered}), since=since).retire_at_ms == NOW + RETENTION.orphan_age_ms + CLOCK_MS
+        assert seen(state(), since=since).retire_at_ms == NEVER_MS
+        assert seen(state(waiting=(group,)), since=since).retire_at_ms == NOW + RETENTION.undo_window_ms + CLOCK_RESOLUTION_MS
+        assert seen(state(waiting=(group, undone)), since=since).retire_at_ms == NOW + RETENTION.grace_ms + CLOCK_RESOLUTION_MS
+        assert seen(state(registrations={"i": registered}), since=since).retire_at_ms == NOW + RETENTION.orphan_age_ms + CLOCK_RESOLUTION_MS
         assert seen(state(retiring=(segment(0),)), since=since).retire_at_ms == NOW
 
     def test_how_late_a_compaction_is(self) -> None:
@@ -132,189 +130,197 @@ class TestWaking:
             segment(number, max_timestamp_ms=most, first_timestamp_ms=first, due_ms=due) for number, (most, first, due) in enumerate(times)
         )
         known = state(*live, vector=())
-        wake = wake_ms(live, cleaner, NOW)
+        wake = next_wake_ms(live, cleaner, NOW)
         later = data.draw(st.integers(NOW, min(wake - 1, NOW + 1_000)))
-        now, then = (assess(known, cleaner, at) for at in (NOW, later))
+        now, then = (assess_round(known, cleaner, at) for at in (NOW, later))
         assert (now.due, now.end, now.horizon_due) == (then.due, then.end, then.horizon_due)
 
     def test_nothing_to_wait_for(self) -> None:
-        assert wake_ms((segment(0),), Cleaner(), NOW) == NEVER
+        assert next_wake_ms((segment(0),), Cleaner(), NOW) == NEVER_MS
 
     def test_a_horizon_a_lag_and_a_longest_lag(self) -> None:
-        assert wake_ms((segment(0, due_ms=NOW + 5),), Cleaner(), NOW) == NOW + 5
-        assert wake_ms((segment(0),), Cleaner(min_compaction_lag_ms=50), NOW) == NOW + 50
-        assert wake_ms((segment(0, first_timestamp_ms=NOW),), Cleaner(max_compaction_lag_ms=70), NOW) == NOW + 71
+        assert next_wake_ms((segment(0, due_ms=NOW + 5),), Cleaner(), NOW) == NOW + 5
+        assert next_wake_ms((segment(0),), Cleaner(min_compaction_lag_ms=50), NOW) == NOW + 50
+        assert next_wake_ms((segment(0, first_timestamp_ms=NOW),), Cleaner(max_compaction_lag_ms=70), NOW) == NOW + 71
 
 
 class TestLooking:
     def test_a_new_partition_is_looked_at_at_once_and_then_within_the_hour(self) -> None:
-        found = discovered(A, 3, NOW)
-        assert needs_look(found, NOW)
+        found = new_schedule(A, 3, NOW)
+        assert needs_poll(found, NOW)
         for spread in (0.0, 0.5, 1.0):
-            after = looked(found, Sight(A, 7), NOW, spread)
-            assert NOW + POLL_MS // 8 <= after.look_at_ms <= NOW + POLL_MS
+            after = after_poll(found, PartitionStatus(A, 7), NOW, spread)
+            assert NOW + POLL_MS // 8 <= after.next_poll_ms <= NOW + POLL_MS
 
     def test_the_first_looks_of_many_partitions_are_spread(self) -> None:
-        first = {looked(discovered(A, 3, NOW), Sight(A, 7), NOW, step / 100).look_at_ms for step in range(100)}
+        first = {after_poll(new_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, step / 100).next_poll_ms for step in range(100)}
         assert len(first) == 100
 
     def test_looks_back_off_while_nothing_happens(self) -> None:
-        current = looked(replace(watch(), quiet=0), Sight(A, 8), NOW, 0)
+        current = after_poll(replace(schedule(), idle_polls=0), PartitionStatus(A, 8), NOW, 0)
         pauses = []
         for _ in range(9):
-            pauses.append(current.look_at_ms - NOW)
-            current = looked(current, Sight(A, 8), NOW, 0)
+            pauses.append(current.next_poll_ms - NOW)
+            current = after_poll(current, PartitionStatus(A, 8), NOW, 0)
         assert pauses == [min(POLL_MS, FIRST_POLL_MS << n) for n in range(9)]
 
     def test_a_hint_is_followed_at_once_and_looks_are_close_again_after_it(self) -> None:
-        after = hinted(looked(discovered(A, 3, NOW), Sight(A, 7), NOW, 1), 9, NOW + 10)
-        assert needs_look(after, NOW + 10)
+        after = with_hint(after_poll(new_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, 1), 9, NOW + 10)
+        assert needs_poll(after, NOW + 10)
         assert after.hint == 9
-        assert looked(after, Sight(A, 8), NOW + 10, 0).look_at_ms == NOW + 10 + FIRST_POLL_MS
+        assert after_poll(after, PartitionStatus(A, 8), NOW + 10, 0).next_poll_ms == NOW + 10 + FIRST_POLL_MS
 
     def test_time_alone_may_call_for_a_look(self) -> None:
-        assert not needs_look(watch(wake_ms=NOW + 10), NOW + 9)
-        assert needs_look(watch(wake_ms=NOW + 10), NOW + 10)
+        assert not needs_poll(schedule(wake_ms=NOW + 10), NOW + 9)
+        assert needs_poll(schedule(wake_ms=NOW + 10), NOW + 10)
 
     def test_what_an_earlier_process_saw_is_good_until_its_hour_is_over(self) -> None:
-        known = remembered(A, 3, Sight(A, 7), NOW - 600_000)
-        assert not needs_look(known, NOW)
-        assert needs_look(known, NOW - 600_000 + POLL_MS)
+        known = restored_schedule(A, 3, PartitionStatus(A, 7), NOW - 600_000)
+        assert not needs_poll(known, NOW)
+        assert needs_poll(known, NOW - 600_000 + POLL_MS)
 
     def test_a_log_that_cannot_be_read_is_looked_at_less_and_less_often_until_it_can(self) -> None:
-        once = look_failed(discovered(A, 3, NOW), "garbled", NOW)
-        twice = look_failed(once, "garbled", NOW)
-        assert (once.look_at_ms, twice.look_at_ms) == (NOW + RETRY_MS, NOW + 2 * RETRY_MS)
-        assert twice.uncleanable == "garbled"
-        assert looked(twice, Sight(A, 7), NOW, 0).uncleanable == ""
+        once = after_failed_poll(new_schedule(A, 3, NOW), "garbled", NOW)
+        twice = after_failed_poll(once, "garbled", NOW)
+        assert (once.next_poll_ms, twice.next_poll_ms) == (NOW + RETRY_MS, NOW + 2 * RETRY_MS)
+        assert twice.blocked_reason == "garbled"
+        assert after_poll(twice, PartitionStatus(A, 7), NOW, 0).blocked_reason == ""
 
 
 class TestWanted:
     def test_nothing(self) -> None:
-        assert wanted(watch(), NOW) is None
+        assert next_action(schedule(), NOW) is None
 
     def test_a_round_that_is_due(self) -> None:
-        assert wanted(watch(due=True), NOW) is Action.ROUND
+        assert next_action(schedule(due=True), NOW) is DaemonAction.ROUND
 
     def test_a_quarantined_partition_waits_longer_with_every_failure(self) -> None:
-        for failures, pause in ((1, RETRY_MS), (2, 2 * RETRY_MS), (40, MOST_RETRY_MS)):
-            waits = replace(watch(due=True, quarantine="bad", quarantine_ms=NOW, quarantine_failures=failures), look_at_ms=NEVER)
-            assert wanted(waits, NOW + pause - 1) is None
-            assert wanted(waits, NOW + pause) is Action.ROUND
+        for failures, pause in ((1, RETRY_MS), (2, 2 * RETRY_MS), (40, MAX_RETRY_MS)):
+            waits = replace(schedule(due=True, quarantine="bad", quarantine_ms=NOW, quarantine_failures=failures), next_poll_ms=NEVER_MS)
+            assert next_action(waits, NOW + pause - 1) is None
+            assert next_action(waits, NOW + pause) is DaemonAction.ROUND
 
     def test_what_waits_is_retired_when_it_is_due(self) -> None:
-        assert wanted(watch(retire_at_ms=NOW + 5), NOW + 4) is None
-        assert wanted(watch(retire_at_ms=NOW + 5), NOW + 5) is Action.RETIRE
+        assert next_action(schedule(retire_at_ms=NOW + 5), NOW + 4) is None
+        assert next_action(schedule(retire_at_ms=NOW + 5), NOW + 5) is DaemonAction.RETIRE
 
     def test_a_round_goes_before_deletion(self) -> None:
-        assert wanted(watch(due=True, retire_at_ms=NOW), NOW) is Action.ROUND
+        assert next_action(schedule(due=True, retire_at_ms=NOW), NOW) is DaemonAction.ROUND
 
     def test_what_an_undone_round_left_is_swept_once(self) -> None:
-        left = watch(undone_slot=6)
-        assert wanted(left, NOW) is Action.RETIRE
-        assert wanted(finished(left, Job(A, Action.RETIRE), JobOutcome("retired", sight=left.sight), NOW, TTL), NOW) is None
+        left = schedule(undone_slot=6)
+        assert next_action(left, NOW) is DaemonAction.RETIRE
+        assert (
+            next_action(after_job(left, Job(A, DaemonAction.RETIRE), JobOutcome("retired", partition=left.status), NOW, TTL), NOW) is None
+        )
 
 
 class TestFinished:
-    ROUND = Job(A, Action.ROUND)
+    ROUND = Job(A, DaemonAction.ROUND)
 
-    def end(self, before: PartitionWatch, status: str, job: Job = ROUND, **of_sight: Any) -> PartitionWatch:
-        return finished(before, job, JobOutcome(status, "why", Sight(A, 8, **of_sight)), NOW, TTL)
+    def end(self, before: PartitionSchedule, status: str, job: Job = ROUND, **of_sight: Any) -> PartitionSchedule:
+        return after_job(before, job, JobOutcome(status, "why", PartitionStatus(A, 8, **of_sight)), NOW, TTL)
 
     def test_a_partition_that_somebody_else_leads_is_left_alone_for_one_ttl(self) -> None:
         for status in ("leased", "fenced"):
-            after = self.end(watch(due=True), status, due=True)
-            assert wanted(after, NOW + TTL - 1) is None
-            assert needs_look(after, NOW + TTL)
+            after = self.end(schedule(due=True), status, due=True)
+            assert next_action(after, NOW + TTL - 1) is None
+            assert needs_poll(after, NOW + TTL)
 
     def test_failures_of_this_process_back_off_and_are_forgotten_after_a_success(self) -> None:
-        once = self.end(watch(due=True), "failed", due=True)
+        once = self.end(schedule(due=True), "failed", due=True)
         twice = self.end(once, "failed", due=True)
-        assert (once.round_at_ms, twice.round_at_ms) == (NOW + RETRY_MS, NOW + 2 * RETRY_MS)
-        assert twice.uncleanable == "why"
+        assert (once.next_round_ms, twice.next_round_ms) == (NOW + RETRY_MS, NOW + 2 * RETRY_MS)
+        assert twice.blocked_reason == "why"
         after = self.end(twice, "cleaned")
-        assert (after.failures, after.uncleanable) == (0, "")
+        assert (after.failures, after.blocked_reason) == (0, "")
 
     def test_what_does_not_fit_beside_others_is_done_alone_and_fails_only_then(self) -> None:
-        after = self.end(watch(due=True), "out_of_budget", due=True)
-        assert (after.alone, after.failures) == (True, 0)
-        assert wanted(after, NOW) is Action.ROUND
-        again = self.end(after, "out_of_budget", Job(A, Action.ROUND, alone=True), due=True)
-        assert (again.alone, again.failures) == (False, 1)
+        after = self.end(schedule(due=True), "out_of_budget", due=True)
+        assert (after.exclusive, after.failures) == (True, 0)
+        assert next_action(after, NOW) is DaemonAction.ROUND
+        again = self.end(after, "out_of_budget", Job(A, DaemonAction.ROUND, exclusive=True), due=True)
+        assert (again.exclusive, again.failures) == (False, 1)
 
     def test_what_waits_is_still_wanted_when_its_time_has_come(self) -> None:
-        asked, large = replace(watch(), urgent=True), watch(due=True)
-        asked = finished(asked, Job(A, Action.ROUND, force=True), JobOutcome("waiting", "why", asked.sight, NOW + 1_000_000), NOW, TTL)
-        assert wanted(asked, NOW + 999_999) is None
-        assert choose([asked], {}, 1, NOW + 1_000_000) == [Job(A, Action.ROUND, force=True)]
-        large = finished(large, Job(A, Action.ROUND, alone=True), JobOutcome("waiting", "why", large.sight, NOW + 1_000_000), NOW, TTL)
-        assert choose([large], {}, 1, NOW + 1_000_000) == [Job(A, Action.ROUND, alone=True)]
+        asked, large = replace(schedule(), requested=True), schedule(due=True)
+        asked = after_job(
+            asked, Job(A, DaemonAction.ROUND, force=True), JobOutcome("waiting", "why", asked.status, NOW + 1_000_000), NOW, TTL
+        )
+        assert next_action(asked, NOW + 999_999) is None
+        assert choose_jobs([asked], {}, 1, NOW + 1_000_000) == [Job(A, DaemonAction.ROUND, force=True)]
+        large = after_job(
+            large, Job(A, DaemonAction.ROUND, exclusive=True), JobOutcome("waiting", "why", large.status, NOW + 1_000_000), NOW, TTL
+        )
+        assert choose_jobs([large], {}, 1, NOW + 1_000_000) == [Job(A, DaemonAction.ROUND, exclusive=True)]
 
     def test_rounds_that_find_nothing_new_and_leave_it_due_do_not_turn_into_a_loop(self) -> None:
-        current, pauses = watch(due=True, end_offset=9), []
+        current, pauses = schedule(due=True, end_offset=9), []
         for _ in range(4):
             current = self.end(current, "cleaned", due=True, end_offset=9)
-            pauses.append(current.repeat_at_ms - NOW)
-        assert wanted(current, NOW + 4 * RETRY_MS - 1) is None
+            pauses.append(current.next_repeat_ms - NOW)
+        assert next_action(current, NOW + 4 * RETRY_MS - 1) is None
         assert pauses == [0, RETRY_MS, 2 * RETRY_MS, 4 * RETRY_MS]
-        grown = Sight(A, 9, due=True, end_offset=19)
-        assert wanted(looked(current, grown, NOW, 0), NOW) is Action.ROUND
+        grown = PartitionStatus(A, 9, due=True, end_offset=19)
+        assert next_action(after_poll(current, grown, NOW, 0), NOW) is DaemonAction.ROUND
         assert self.end(current, "cleaned", due=True, end_offset=19).repeats == 0
 
     def test_what_the_store_does_not_take_as_due_yet_is_tried_again_later(self) -> None:
-        job = Job(A, Action.RETIRE)
-        after = self.end(watch(retire_at_ms=NOW), "retired", job, retire_at_ms=NOW)
+        job = Job(A, DaemonAction.RETIRE)
+        after = self.end(schedule(retire_at_ms=NOW), "retired", job, retire_at_ms=NOW)
         assert after.retire_at_ms == NOW + RETRY_MS
 
     def test_without_a_sight_the_partition_is_looked_at(self) -> None:
-        after = finished(watch(due=True), self.ROUND, JobOutcome("stopped"), NOW, TTL)
-        assert needs_look(after, NOW)
+        after = after_job(schedule(due=True), self.ROUND, JobOutcome("stopped"), NOW, TTL)
+        assert needs_poll(after, NOW)
 
 
 class TestChoosing:
     def test_as_many_as_there_are_threads_one_a_partition_in_the_order_given(self) -> None:
-        watches = [watch(name, due=True) for name in (C, A, B)]
-        assert choose(watches, {}, 2, NOW) == [Job(C, Action.ROUND), Job(A, Action.ROUND)]
-        assert choose(watches, {C: Job(C, Action.ROUND)}, 2, NOW) == [Job(A, Action.ROUND)]
-        assert choose(watches, {A: Job(A, Action.ROUND), B: Job(B, Action.RETIRE)}, 2, NOW) == []
+        schedules = [schedule(name, due=True) for name in (C, A, B)]
+        assert choose_jobs(schedules, {}, 2, NOW) == [Job(C, DaemonAction.ROUND), Job(A, DaemonAction.ROUND)]
+        assert choose_jobs(schedules, {C: Job(C, DaemonAction.ROUND)}, 2, NOW) == [Job(A, DaemonAction.ROUND)]
+        assert choose_jobs(schedules, {A: Job(A, DaemonAction.ROUND), B: Job(B, DaemonAction.RETIRE)}, 2, NOW) == []
 
     def test_one_that_needs_the_budgets_for_itself_waits_for_the_others_and_keeps_them_waiting(self) -> None:
-        watches = [watch(A, due=True), replace(watch(B, due=True), alone=True)]
-        assert choose(watches, {C: Job(C, Action.ROUND)}, 4, NOW) == []
-        assert choose(watches, {}, 4, NOW) == [Job(B, Action.ROUND, alone=True)]
-        assert choose(watches, {B: Job(B, Action.ROUND, alone=True)}, 4, NOW) == []
+        schedules = [schedule(A, due=True), replace(schedule(B, due=True), exclusive=True)]
+        assert choose_jobs(schedules, {C: Job(C, DaemonAction.ROUND)}, 4, NOW) == []
+        assert choose_jobs(schedules, {}, 4, NOW) == [Job(B, DaemonAction.ROUND, exclusive=True)]
+        assert choose_jobs(schedules, {B: Job(B, DaemonAction.ROUND, exclusive=True)}, 4, NOW) == []
 
     def test_partitions_that_want_a_look_first_get_no_job(self) -> None:
-        assert choose([replace(watch(A, due=True), look_at_ms=NOW)], {}, 2, NOW) == []
+        assert choose_jobs([replace(schedule(A, due=True), next_poll_ms=NOW)], {}, 2, NOW) == []
 
 
 def test_a_failing_partition_is_tried_again_within_bounds() -> None:
     assert [backoff_ms(failures) for failures in (-1, 0, 1, 2, 3)] == [0, 0, RETRY_MS, 2 * RETRY_MS, 4 * RETRY_MS]
-    assert backoff_ms(10_000) == MOST_RETRY_MS
+    assert backoff_ms(10_000) == MAX_RETRY_MS
 
 
 @pytest.mark.parametrize("failures", [1, 5])
 def test_quarantine_in_the_log_is_what_the_status_page_says(failures: int) -> None:
     why = Quarantine(reason="bad data", segment="s", failures=failures, slot=3, at_ms=NOW)
     found = seen(state(segment(0), quarantine=why))
-    assert PartitionWatch(A, sight=found).uncleanable == "bad data"
+    assert PartitionSchedule(A, status=found).blocked_reason == "bad data"
 
 
 def test_what_is_suspended_begins_no_round_and_what_failed_meanwhile_is_tried_at_once_after_it() -> None:
-    seen = Sight(name=A, slot=1, due=True, retire_at_ms=NOW)
-    failing = PartitionWatch(A, sight=seen, look_at_ms=NEVER, round_at_ms=NOW + RETRY_MS, failures=1, problem="refused", retire_at_ms=NEVER)
-    waits = suspended(failing, "retention.ms is wrong")
-    assert (wanted(waits, NOW + MOST_RETRY_MS), waits.uncleanable) == (None, "retention.ms is wrong")
-    again = suspended(waits, "")
-    assert (wanted(again, NOW), again.uncleanable) == (Action.ROUND, "")
-    assert suspended(failing, "") is failing
-    assert wanted(replace(waits, retire_at_ms=NOW), NOW) is Action.RETIRE
+    seen = PartitionStatus(name=A, slot=1, due=True, retire_at_ms=NOW)
+    failing = PartitionSchedule(
+        A, status=seen, next_poll_ms=NEVER_MS, next_round_ms=NOW + RETRY_MS, failures=1, problem="refused", retire_at_ms=NEVER_MS
+    )
+    waits = with_suspension(failing, "retention.ms is wrong")
+    assert (next_action(waits, NOW + MAX_RETRY_MS), waits.blocked_reason) == (None, "retention.ms is wrong")
+    again = with_suspension(waits, "")
+    assert (next_action(again, NOW), again.blocked_reason) == (DaemonAction.ROUND, "")
+    assert with_suspension(failing, "") is failing
+    assert next_action(replace(waits, retire_at_ms=NOW), NOW) is DaemonAction.RETIRE
 
 
 def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() -> None:
-    seen = Sight(name=A, slot=1, due=True, retire_at_ms=NOW)
-    due = PartitionWatch(A, sight=seen, look_at_ms=NEVER, retire_at_ms=NEVER)
-    begun = replace(due, name=B, sight=replace(seen, name=B, open_run="run"))
-    old = replace(due, name=C, sight=replace(seen, name=C), retire_at_ms=NOW)
-    assert choose([due, begun, old], {}, 3, NOW, rounds=False) == [Job(B, Action.ROUND), Job(C, Action.RETIRE)]
-    assert [job.action for job in choose([due, begun, old], {}, 3, NOW)] == [Action.ROUND] * 3
+    seen = PartitionStatus(name=A, slot=1, due=True, retire_at_ms=NOW)
+    due = PartitionSchedule(A, status=seen, next_poll_ms=NEVER_MS, retire_at_ms=NEVER_MS)
+    begun = replace(due, name=B, status=replace(seen, name=B, open_run="run"))
+    old = replace(due, name=C, status=replace(seen, name=C), retire_at_ms=NOW)
+    assert choose_jobs([due, begun, old], {}, 3, NOW, rounds=False) == [Job(B, DaemonAction.ROUND), Job(C, DaemonAction.RETIRE)]
+    assert [job.action for job in choose_jobs([due, begun, old], {}, 3, NOW)] == [DaemonAction.ROUND] * 3

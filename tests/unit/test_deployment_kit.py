@@ -17,7 +17,7 @@ import pyspark
 import pytest
 import yaml
 
-from compactor.config import load
+from compactor.config.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -63,7 +63,7 @@ def test_compose_mounts_files_that_are_there() -> None:
 
 
 def test_the_playground_is_a_configuration() -> None:
-    settings = load(str(CONTAINER / "playground.toml"), {})
+    settings = load_settings(str(CONTAINER / "playground.toml"), {})
     assert settings.agent.log_dirs
     bucket = yaml.safe_load(COMPOSE.read_text())["services"]["bucket"]["entrypoint"][-1]
     assert "s3 mb s3://tier " in bucket
@@ -118,7 +118,7 @@ def test_what_runs_spark_on_kubernetes_goes_together() -> None:
 def test_the_configuration_on_kubernetes_is_one(tmp_path: Path) -> None:
     file = tmp_path / "tiered-compactor.toml"
     file.write_text(manifests()["ConfigMap"]["data"]["tiered-compactor.toml"])
-    assert load(str(file), {}).tier.url.startswith("s3://")
+    assert load_settings(str(file), {}).tier.url.startswith("s3://")
 
 
 def started(tmp_path: Path, *arguments: str, **environ: str) -> list[str]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,19 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.cleaner.gate import spool
-from compactor.cleaner.gate.batches import fates_of
-from compactor.cleaner.gate.judge import GateFailed
-from compactor.cleaner.gate.ranges import LastRecords, _OfSpool, judge_range, no_sums
-from compactor.cleaner.gate.spool import DIRTY, RowSpool
-from compactor.cleaner.gate.table import ABSENT, DUE, KeyTable, marks_of, rows_of
-from compactor.cleaner.offline import CleanRequest, clean_directory, open_directory
+from compactor.cleaner.gate.batch_checks import transaction_outcomes
+from compactor.cleaner.gate.gate import GateFailed, GateTerms
+from compactor.cleaner.gate.key_table import ABSENT_KEY, DUE, KeyTable, marks_of, no_sums, rows_of
+from compactor.cleaner.offline import CleanRequest, clean_directory, open_directory, open_round
 from compactor.cleaner.passes.transactions import fold
-from compactor.cleaner.spool_file import NO_LIMIT
-from compactor.errors import BadData, CompactorError, OutOfBudget, StoreError, UsageError
+from compactor.errors import BadData, CompactorError, OutOfBudget
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LogBuilder, entry, wrapper
-from tests.support.damage import AMPLE, TINY, Round, open_spool, settled
+from tests.support.damage import AMPLE, TINY, Round, settled
 
 
 def cleaned(log: LogBuilder, folder: Path, **request: int) -> Round:
@@ -49,25 +42,44 @@ def many(tmp_path: Path) -> Round:
 
 
 BUDGETS = [TINY, 24 * 100, AMPLE]
-"""Eight cells: many ranges, each in parts; half of the keys; all of them."""
+"""Memory for five keys; for a third of the keys; for all of them."""
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_every_key_is_looked_up(many: Round, budget: int) -> None:
+def test_gate_looks_up_the_keys_of_one_range_and_says_how_many(many: Round, budget: int) -> None:
     (report,) = many.judged(budget_bytes=budget)
-    assert (report.keys, report.records) == (201, 201)
+    assert report.keys == report.records
+    assert report.keys <= 0.7 * max(8, budget // 24)
+    assert (report.coverage == 1.0) == (budget == AMPLE)
+    assert (report.keys == 201) == (budget == AMPLE)
+    assert 201 * report.coverage / 3 < report.keys < 3 * 201 * report.coverage or budget == TINY
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_ranges_of_the_gate_together_have_every_key_once(many: Round, budget: int) -> None:
+    reports = many.judged_in_turn(budget)
+    assert sum(report.keys for report in reports) == sum(report.records for report in reports) == 201
+    assert sum(report.coverage for report in reports) == 1.0
+
+
+def test_gate_checks_another_range_when_the_first_dirty_offset_moves_and_the_same_one_until_then(many: Round) -> None:
+    terms = [GateTerms(open_round(many.log_dir, many.request).rules, offset, bytes(16), 1) for offset in range(0, 64_000, 1_000)]
+    assert len({terms_.point >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
+    assert many.gate(TINY)[0].coverage == many.gate(TINY)[0].coverage
+    reports = [many.judged(budget_bytes=TINY) for _ in range(2)]
+    assert reports[0] == reports[1]
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_whatever_key_it_is_its_last_record_is_missed(many: Round, budget: int) -> None:
     (base,) = many.outputs()
     before = many.outputs()[base]
-    for number in (*range(0, 200, 7), 199):
+    for number in (*range(0, 200, 90 if budget == TINY else 7), 199):
         key = f"key-{number}".encode()
         for damaged in (lambda r: None, lambda r: r._replace(value=b"another")):
             many.put(base, [settled(each, [new for r in each.records if (new := damaged(r) if r.key == key else r)]) for each in before])
             with pytest.raises(GateFailed) as refused:
-                many.judged(budget_bytes=budget)
+                many.judged_in_turn(budget)
             assert refused.value.key == key
     many.put(base, before)
     assert many.refusal(budget_bytes=budget) == ""
@@ -92,70 +104,20 @@ def test_what_lies_below_the_dirty_range_is_looked_up(tmp_path: Path, budget: in
             kept = [*before[0].records, back.records[number]]
             round_.put(base, [settled(before[0], kept), *before[1:]])
             with pytest.raises(GateFailed, match="superseded") as refused:
-                round_.judged(budget_bytes=budget)
+                round_.judged_in_turn(budget)
             assert refused.value.offset == number
         round_.put(base, [settled(before[0], before[0].records[1:]), *before[1:]])
         assert round_.refusal(budget_bytes=budget) == "the last record of a key is gone"
 
 
-def test_rows_that_the_disk_has_changed_are_an_error_in_words(many: Round, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "BLOCK_ROWS", 50)
-    written: list[int] = []
-    pwrite = os.pwrite
-
-    def flipped(file: int, data: memoryview, position: int) -> int:
-        written.append(position)
-        return pwrite(file, bytes(data[:-1]) + bytes([data[-1] ^ 1]) if len(written) == 2 else data, position)
-
-    monkeypatch.setattr("compactor.cleaner.spool_file.os.pwrite", flipped)
-    with pytest.raises(StoreError, match=r"what the gate wrote to .* has changed on the disk"):
-        many.judged(budget_bytes=TINY)
-    assert len(written) > 2
-
-
-def test_a_disk_that_is_full_is_an_error_in_words(many: Round, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("compactor.cleaner.spool_file.os.pwrite", full)
-    with pytest.raises(OutOfBudget, match="no space is left for what the gate writes"):
-        many.judged(budget_bytes=TINY)
-
-
-def test_what_it_has_on_the_disk_is_closed_where_the_clean_up_fails(many: Round, tmp_path: Path) -> None:
-    """The file's name goes with its folder; its space does only when nobody has it open any more."""
-    held: list[list[str]] = []
-
-    def spools() -> list[str]:
-        links = (Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
-        return [to for link in links if link.is_symlink() and (to := os.readlink(link)).startswith(f"{tmp_path}/") and "/gate" in to]
-
-    def fails(phase: str) -> None:
-        if phase == "rewrite":
-            held.append(spools())
-            raise OSError(errno.EIO, "Input/output error")
-
-    with pytest.raises(UsageError):
-        clean_directory(many.log_dir, tmp_path / "cleaned", CleanRequest(now_ms=1, gate_budget_bytes=TINY), fails)
-    assert len(held[0]) == 1
-    assert spools() == []
-
-
 # ---- what it is given -------------------------------------------------------------------------------------------------------
-
-
-def test_on_disk_it_wants_to_be_shown_what_it_is_asked_about(many: Round) -> None:
-    gate, groups = many.gate(TINY)
-    del gate._left[1]
-    with pytest.raises(CompactorError, match="a segment that it was not shown"):
-        gate.check(groups[0], many.paths(0), end_offset=None)
 
 
 def test_it_wants_to_read_the_dirty_range_first(many: Round) -> None:
     gate, groups = many.gate()
-    gate._noted[0, False] -= 1
+    gate._batches_read[0] -= 1
     with pytest.raises(CompactorError, match="before it had read"):
-        gate.check(groups[0], many.paths(0), end_offset=None)
+        gate.check_group(groups[0], many.paths(0), end_offset=None)
 
 
 @pytest.mark.parametrize("field", ["last_offset", "producer_id", "count", "attributes", "max_timestamp", "control"])
@@ -236,10 +198,10 @@ def test_it_tells_the_outcomes_of_transactions_as_the_cleaner_does(tmp_path: Pat
     log.end(1, commit=False)
     log.put("e=1", pid=1, txn=True)
     sources = open_directory(log.write(tmp_path / "log"), 4096, 1 << 20)
-    for source, fates, verdicts in zip(sources, fates_of(sources, opened), fold(sources, opened), strict=True):
-        assert fates.aborted.tolist() == verdicts.aborted.tolist()
+    for source, outcomes, verdicts in zip(sources, transaction_outcomes(sources, opened), fold(sources, opened), strict=True):
+        assert outcomes.aborted.tolist() == verdicts.aborted.tolist()
         markers = source.table.control != NOT_CONTROL
-        assert fates.idle[markers].tolist() == verdicts.discardable[markers].tolist()
+        assert outcomes.idle[markers].tolist() == verdicts.discardable[markers].tolist()
 
 
 # ---- the keys ---------------------------------------------------------------------------------------------------------------
@@ -276,44 +238,55 @@ PUTS = st.lists(
 )
 
 
-@given(PUTS, PUTS, st.sampled_from([1, 500, 1500, 1 << 16]), st.booleans(), st.integers(1, 3), st.sampled_from([7, 1 << 10]))
-def test_last_records_against_a_dict(
-    puts: list[list[Put]], belows: list[list[Put]], budget_bytes: int, on_disk: bool, parts: int, block: int
+@given(PUTS, PUTS, st.sampled_from([1, 500, 1500, 1 << 16]), st.integers(0, 2**64 - 1))
+def test_key_table_has_the_last_record_of_each_key_of_its_range(
+    puts: list[list[Put]], outside: list[list[Put]], budget_bytes: int, point: int
 ) -> None:
-    """Whether they are in memory or on the disk, or go there in the middle; in as many parts as there are."""
+    """Against a dict; the range becomes smaller while rows are put, wherever the point lies."""
     used: set[int] = set()
-    for some in (*puts, *belows):
+    for some in (*puts, *outside):
         some[:] = [put for put in some if put[1] not in used and not used.add(put[1])]  # type: ignore[func-returns-value]
     model: dict[int, Put] = {}
     for put in chain.from_iterable(puts):
         model[put[0]] = max(model.get(put[0], put), put, key=lambda each: each[1])
-    left = [put for put in model.values() if not put[3]]
-    parts = parts if on_disk else 1
-    bounds, found = np.array(SEGMENTS, np.int64), no_sums(len(SEGMENTS) - 1)
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(spool, "BLOCK_ROWS", block)
-        keys = LastRecords(budget_bytes, 60, open_spool(Path(folder) / "rows"), on_disk=on_disk, parts=parts)
-        for _ in range(parts):
-            for some in puts:
-                keys.put(rows(some))
-            if keys.on_disk:
-                for some in belows:
-                    keys.put_below(rows([(key, offset, digest, False) for key, offset, digest, _ in some]))
-                keys.finish(bounds, found)
-        assert not list(Path(folder).iterdir()), "nothing stays on the disk"
-    if keys.on_disk:
-        left += [put for put in chain.from_iterable(belows) if put[0] not in model]
-    else:
-        keys.left(bounds, found)
-        assert keys.latest(hashes_of(list(range(61)))).tolist() == [model[key][1] if key in model else ABSENT for key in range(61)]
-    assert found.tolist() == sums(left)
-    assert keys.keys == len(model)
+    table, bounds, found = KeyTable(budget_bytes, 60), np.array(SEGMENTS, np.int64), no_sums(len(SEGMENTS) - 1)
+    for some in puts:
+        left = rows(some)
+        while (done := table.put(left)) < len(left):
+            table.shrink_range(point)
+            left = left[done:]
+    held = dict(enumerate(table.in_range(hashes_of(list(range(61)))).tolist()))
+    assert all(held.values()) == (table.ranges == 1)
+    for some in outside:
+        table.sum_left_outside(rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found)
+    table.sum_left(bounds, found)
+    kept = [put for put in model.values() if not put[3]] + [put for put in chain.from_iterable(outside) if put[0] not in model]
+    assert found.tolist() == sums([put for put in kept if held[put[0]]])
+    latest = [model[key][1] if key in model and held[key] else ABSENT_KEY for key in range(61)]
+    assert table.latest(hashes_of(list(range(61)))).tolist() == latest
+    assert table.keys == sum(held[key] for key in model)
 
 
-def test_more_keys_of_one_hash_than_fit_are_refused(tmp_path: Path) -> None:
-    """Where nothing tells them apart no number of parts helps; real hashes are uniform."""
-    with RowSpool(tmp_path / "rows", NO_LIMIT, ranges=1) as spooled:
-        same = np.array([[1 << 40, number, number << 32] for number in range(100)], np.uint64)
-        spooled.add(DIRTY, same)
-        with pytest.raises(OutOfBudget, match="share one hash"):
-            judge_range(_OfSpool(spooled, 0), KeyTable(1, 0), 1, 0, np.array([0, 1000]), no_sums(1))
+@given(PUTS, st.integers(0, 2**64 - 1))
+def test_a_range_that_was_made_smaller_is_the_range_that_was_asked_for_at_once(puts: list[list[Put]], point: int) -> None:
+    table = KeyTable(1 << 16, 60)
+    everything = rows(list(chain.from_iterable(puts)))
+    assert table.put(everything) == len(everything)
+    for _ in range(3):
+        table.shrink_range(point)
+    at_once = KeyTable(1 << 16, 60)
+    at_once.clear(60, 8, point * 8 >> 64)
+    assert at_once.put(everything) == len(everything)
+    keys = hashes_of(list(range(61)))
+    assert (table.keys, table.latest(keys).tolist()) == (at_once.keys, at_once.latest(keys).tolist())
+
+
+def test_more_keys_of_one_hash_than_the_memory_holds_are_refused() -> None:
+    """Where nothing tells them apart no smaller range helps; real hashes are uniform."""
+    table = KeyTable(1, 0)
+    same = np.array([[1 << 40, number, number << 32] for number in range(100)], np.uint64)
+    for _ in range(62):
+        assert table.put(same) < len(same)
+        table.shrink_range(256)
+    with pytest.raises(OutOfBudget, match="share one hash"):
+        table.shrink_range(256)

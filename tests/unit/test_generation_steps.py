@@ -8,9 +8,9 @@ import pytest
 
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
+from compactor.outputs.pinterest_names import GenerationLog, Generations, GenerationStep, PublishedSegment, generation_name
 from compactor.storage.counting import Counters
 from compactor.storage.port import ObjectInfo
-from compactor.tier.layouts.pinterest.generations import GenerationLog, Generations, GenerationStep, Part, generation_name
 from compactor.tier.layouts.pinterest.keys import PartitionKeys
 from tests.support.memory_store import Clock, MemoryStore
 
@@ -34,9 +34,11 @@ def written(store: MemoryStore) -> GenerationLog:
     log = GenerationLog(store, PartitionKeys("cluster", 0), NAME)
     known = Generations()
     for number in range(2):
-        step: GenerationStep = known.first_step(generation_name(number), 5 + number, [Part(segment="s", base=0, last=9, timestamp_ms=1)])
+        step: GenerationStep = known.first_step(
+            generation_name(number), 5 + number, [PublishedSegment(segment="s", base=0, last=9, timestamp_ms=1)]
+        )
         store.create(log.step_key(known.next_number), step.model_dump_json(exclude_none=True).encode())
-        known = GenerationLog(store, PartitionKeys("cluster", 0), NAME).read()
+        known = GenerationLog(store, PartitionKeys("cluster", 0), NAME).read_generations()
     return log
 
 
@@ -45,14 +47,14 @@ def test_a_step_that_has_gone_since_it_was_listed_is_none(late: int, seen: bool)
     store = Stale(Clock(), Counters())
     log = written(store)
     store.remembered = tuple(MemoryStore.list(store, log.folder))
-    last = GenerationLog(store, PartitionKeys("cluster", 0), NAME).read()
+    last = GenerationLog(store, PartitionKeys("cluster", 0), NAME).read_generations()
     assert last.current is not None
     store.delete([log.step_key(last.current.number)])
     store.late = late
     if not seen:
         with pytest.raises(NotFound):
-            log.read()
+            log.read_generations()
         return
-    found = log.read()
+    found = log.read_generations()
     assert found.current is not None
     assert found.current.number == last.current.number - 1

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.kernels.crc import after_zeros, joined, zeros_by_power
+from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, zero_bytes_tables
 from compactor.records import headers
 from compactor.records.batches import read_only, scan_batches
 from compactor.records.build import NO_PRODUCER, seal
@@ -44,7 +44,7 @@ def plain_digest(batches: list[Batch]) -> str:
     return hashlib.sha256(b"headers of v2 batches\0" + b"".join(batch.raw[:61] for batch in batches)).hexdigest()
 
 
-def headers_in(data: bytes) -> headers.Headers:
+def headers_in(data: bytes) -> headers.HeaderBytes:
     buf = read_only(np.frombuffer(data, np.uint8))
     return headers_of(buf, scan_batches(buf, "log").position)
 
@@ -102,7 +102,7 @@ class TestDigest:
     def test_large_files_are_looked_at_in_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data = log_of()
         (tmp_path / "log").write_bytes(data)
-        monkeypatch.setattr(headers, "PIECE_BYTES", 100)
+        monkeypatch.setattr(headers, "SCAN_BYTES", 100)
         assert checked_digest(tmp_path / "log") == plain_digest(list(read_batches(data)))
 
 
@@ -185,4 +185,4 @@ class TestRanges:
 
     @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
     def test_zeros_by_powers_are_zeros(self, first: int, second: int, size: int) -> None:
-        assert int(after_zeros(zeros_by_power(), np.uint64(first), size)) ^ second == joined(first, second, size)
+        assert int(crc_after_zero_bytes(zero_bytes_tables(), np.uint64(first), size)) ^ second == combine_crc32c(first, second, size)

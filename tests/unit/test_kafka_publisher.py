@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
+from compactor.brokers.metadata_topic import rules
+from compactor.brokers.metadata_topic.chain import lineage_from_segments
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, uuid_text
 from compactor.errors import Refused, Unavailable
-from compactor.metadata_topic import rules
-from compactor.metadata_topic.chain import told_lineage
-from compactor.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, uuid_text
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
-from compactor.tier.ports import Announced, Named
+from compactor.tier.ports import Announced, SegmentName
 from tests.simulation.memory_topic import Loss
+from tests.support.broker_lookups import highest_offset
 from tests.support.kafka_publishing import NAME, BrokerWorld, described, introduced, named
 
 S = SegmentState
@@ -76,7 +77,7 @@ def test_a_round_in_its_order() -> None:
     assert told(world, 10) == ["S 51", "S 50", "F 50", "D 0", "D 1", "F 51", "D 2", "D 3"]
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
-    publisher.deleted(NAME, [Named(one.id, one.start_offset) for one in live[:4]])
+    publisher.deleted(NAME, [SegmentName(one.id, one.start_offset) for one in live[:4]])
     assert world.states() == {named(50): S.COPY_SEGMENT_FINISHED, named(51): S.COPY_SEGMENT_FINISHED, named(4): S.COPY_SEGMENT_FINISHED}
 
 
@@ -109,7 +110,7 @@ def test_where_an_epoch_ends_a_ceiling_marker_goes_first() -> None:
     markers = ["S marker", "F marker", "D marker", "X marker"]
     assert told(world, 12) == ["F 50", "D 0", "D 1", *markers, "F 51", "D 2", "D 3"]
     cache = world.cache()
-    assert cache.highest_offset(0) == 25
+    assert highest_offset(cache, 0) == 25
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
 
 
@@ -122,8 +123,8 @@ def test_no_record_leaves_an_offset_without_a_segment_and_none_is_dropped() -> N
     publisher.publish(NAME, round_, control.begun, control.record)
     for number, (_, cache) in enumerate(world.steps()):
         if number >= 10:
-            lineage = told_lineage(cache)
-            assert [cache.segment(0 if offset < 25 else 1, offset) is None for offset in range(50)] == [False] * 50, lineage
+            lineage = lineage_from_segments(cache)
+            assert [cache.find_segment(0 if offset < 25 else 1, offset) is None for offset in range(50)] == [False] * 50, lineage
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["refused", "lost answer"])
@@ -159,7 +160,7 @@ def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> 
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
     publisher.cut_off(NAME, [], known)
-    publisher.deleted(NAME, [*live[:4], *(publisher.strays(NAME, known) or ())])
+    publisher.deleted(NAME, [*live[:4], *(publisher.find_strays(NAME, known) or ())])
     assert {name for name, state in world.states().items() if state is not S.COPY_SEGMENT_FINISHED} == set()
 
 
@@ -229,6 +230,19 @@ class TestTheBrokerTiersBetweenLookAndRecord:
         assert world.served() == [(late.id, 0, 55)]
 
 
+def test_a_group_that_cannot_be_finished_any_more_is_cut_off() -> None:
+    """It reaches to the end of a leader epoch, and what came behind it is gone: no ceiling marker is permitted. The round goes on."""
+    world = BrokerWorld()
+    live = [world.tier(number, start, start + 9, {int(start >= 20): start}) for number, start in enumerate(range(0, 50, 10))]
+    publisher, control = world.publisher(), Control()
+    new = replacing(50, live[:2])
+    publisher.begin(NAME, new.segment)
+    world.delete(live[2].id)
+    publisher.publish(NAME, [new], control.begun, control.record, resumed=True)
+    assert (control.said, control.cut) == (["publish begun", "round published"], [named(50)])
+    assert [first for _, first, _ in world.served()] == [0, 10, 30, 40]
+
+
 class TestStrays:
     def test_announced_ids_of_a_dead_compactor_are_introduced_and_cut_off(self) -> None:
         world, live = tiered()
@@ -239,7 +253,7 @@ class TestStrays:
         assert told(world, 10) == ["S 50", "D 50"]
         with pytest.raises(Refused, match="was cut off"):
             late.begin(NAME, new)
-        publisher.deleted(NAME, [Named(new.id, 0)])
+        publisher.deleted(NAME, [SegmentName(new.id, 0)])
         assert world.states() == {one.id: S.COPY_SEGMENT_FINISHED for one in live}
 
     def test_a_withdrawn_one_of_this_process_is_cut_off_only_where_it_was_introduced(self) -> None:
@@ -261,7 +275,7 @@ class TestStrays:
         publisher.begin(NAME, bigger.segment)
         world.write(introduced(described(50, 0, 9), COMPACTOR_BROKER_ID)._replace(segment_id=b"\7" * 16))  # another one's START
         publisher.publish(NAME, [bigger], control.begun, control.record)
-        publisher.deleted(NAME, [Named(first.segment.id, 0), Named(second.segment.id, 10)])
+        publisher.deleted(NAME, [SegmentName(first.segment.id, 0), SegmentName(second.segment.id, 10)])
         # A producer that comes back: START and COPY_SEGMENT_FINISHED of what is finished.
         world.write(introduced(first.segment, COMPACTOR_BROKER_ID), world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         assert world.served()[0] == (named(50), 0, 9)
@@ -270,7 +284,7 @@ class TestStrays:
         assert publisher.cut_off(NAME, [bigger.segment], known) == 2
         assert told(world, after) == ["F 60", f"D {'marker'}", "D 50"] or told(world, after)[0] == "F 60"
         assert world.served()[0] == (named(60), 0, 29)
-        assert {one.id for one in publisher.strays(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
+        assert {one.id for one in publisher.find_strays(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
 
 
 class TestTheRulesRefuse:
@@ -280,14 +294,14 @@ class TestTheRulesRefuse:
         new = replacing(50, live[:3])
         publisher.begin(NAME, new.segment)
         cache = world.cache()
-        lineage = told_lineage(cache)
+        lineage = lineage_from_segments(cache)
         early = world.said(live[0].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)
-        assert rules.refusal(cache, lineage, early) == "R3b: offset 0 would have no segment"
+        assert rules.record_refusal(cache, lineage, early) == "R3b: offset 0 would have no segment"
         world.write(world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         cache = world.cache()
         wrong = world.said(live[2].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)
-        assert rules.refusal(cache, lineage, wrong) == "R3b: offset 20 would have no segment"
-        assert rules.refusal(cache, lineage, world.said(live[1].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)) == ""
+        assert rules.record_refusal(cache, lineage, wrong) == "R3b: offset 20 would have no segment"
+        assert rules.record_refusal(cache, lineage, world.said(live[1].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)) == ""
 
     @pytest.mark.parametrize(
         ("change", "why"),
@@ -310,15 +324,15 @@ class TestTheRulesRefuse:
     def test_other_peoples_marks(self) -> None:
         world, live = tiered()
         cache = world.cache()
-        lineage = told_lineage(cache)
+        lineage = lineage_from_segments(cache)
         finished = world.said(live[0].id, S.COPY_SEGMENT_FINISHED)
-        assert rules.refusal(cache, lineage, finished) == "R1: the record says that broker 1 wrote it"
+        assert rules.record_refusal(cache, lineage, finished) == "R1: the record says that broker 1 wrote it"
         again = finished._replace(broker_id=COMPACTOR_BROKER_ID)
-        assert rules.refusal(cache, lineage, again).startswith("R1: segment")
+        assert rules.record_refusal(cache, lineage, again).startswith("R1: segment")
         wiped = RemoteLogSegmentMetadataUpdateRecord(*again[:4], S.DELETE_SEGMENT_STARTED, b"x")
-        assert rules.refusal(cache, lineage, wiped).startswith("R1: custom metadata")
+        assert rules.record_refusal(cache, lineage, wiped).startswith("R1: custom metadata")
         unknown = world.said(named(99), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID)
-        assert rules.refusal(cache, lineage, unknown).startswith("R3: segment")
+        assert rules.record_refusal(cache, lineage, unknown).startswith("R3: segment")
 
     def test_the_end_of_an_epoch_without_its_marker(self) -> None:
         world, live = tiered(TWO_EPOCHS)
@@ -328,7 +342,7 @@ class TestTheRulesRefuse:
         world.publisher().begin(NAME, new)
         cache = world.cache()
         finished = world.said(new.id, S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID)
-        assert rules.refusal(cache, told_lineage(cache), finished).startswith("R8: while segment")
+        assert rules.record_refusal(cache, lineage_from_segments(cache), finished).startswith("R8: while segment")
 
 
 def test_segments_that_later_leaders_shadow_go_with_the_group_that_covers_them() -> None:

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.config import Cleaner
-from compactor.control.control_log import Boundary, Mark
+from compactor.config.settings import Cleaner
+from compactor.control.control_log import Boundary, StateMark
 from compactor.control.state import CatalogState, PartitionState, Registration, Waiting
-from compactor.control.summary import PartitionSummary, SegmentSummary, pack, summarize, unpack
+from compactor.control.summary import PartitionSummary, SegmentSummary, pack_summary, summarize_state, unpack_summary
 from compactor.local import cache as local_state
 from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.plan import assess
+from compactor.round.plan import assess_round
 
 NAME = TopicPartition("orders", 0)
-MARK = Mark(boundary=Boundary(version=1, log="orders-0", number=2, slot=1), incarnation="a", attempt=3)
+MARK = StateMark(boundary=Boundary(version=1, log="orders-0", number=2, slot=1), incarnation="a", attempt=3)
 
 
 def segment(number: int, dice: random.Random) -> RemoteLogSegmentMetadata:
@@ -93,7 +93,7 @@ def lines() -> Iterator[list[str]]:
 def test_a_summary_decides_as_the_state_does(seed: int) -> None:
     dice = random.Random(seed)
     full = state(dice)
-    summary = unpack(pack(summarize(full)))
+    summary = unpack_summary(pack_summary(summarize_state(full)))
     for field in SegmentSummary._fields:
         assert [getattr(s, field) for s in summary.live] == [getattr(s, field) for s in full.live]
     for field in ("name", "slot", "bytes", "start_offset", "end_offset", "first_dirty_offset", "vector"):
@@ -101,7 +101,7 @@ def test_a_summary_decides_as_the_state_does(seed: int) -> None:
     assert [group.size_bytes for group in summary.waiting] == [sum(s.size_bytes for s in group.segments) for group in full.waiting]
     cleaner = Cleaner(min_compaction_lag_ms=dice.choice((0, 500)), max_compaction_lag_ms=dice.choice((600, 2**62)))
     for now in (0, 900, 5000):
-        one, other = assess(full, cleaner, now), assess(summary, cleaner, now)
+        one, other = assess_round(full, cleaner, now), assess_round(summary, cleaner, now)
         assert [s.id for s in one.dirty] == [s.id for s in other.dirty]
         assert [s.id for s in one.clean] == [s.id for s in other.clean]
         assert (one.due, one.reason, one.end, one.dirty_ratio, one.horizon_due) == (
@@ -110,10 +110,10 @@ def test_a_summary_decides_as_the_state_does(seed: int) -> None:
 
 
 def test_damaged_summaries_raise_value_errors() -> None:
-    data = pack(summarize(state(random.Random(3))))
+    data = pack_summary(summarize_state(state(random.Random(3))))
     for cut in (0, 3, 20):
         with pytest.raises((ValueError, struct.error)):
-            unpack(data[:cut])
+            unpack_summary(data[:cut])
 
 
 # ---- keeping -----------------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_what_is_kept_comes_back(folder: Path) -> None:
     assert again.state(NAME) == (full, MARK)
     ((key, (seen, summary)),) = again.summaries().items()
     assert (key, seen.slot, seen.hint, seen.checked_ms) == ("orders-0", 7, 5, 99)
-    assert summary == unpack(pack(summarize(full)))
+    assert summary == unpack_summary(pack_summary(summarize_state(full)))
     kept = again.catalog()
     assert kept is not None
     assert (kept.state, kept.mark) == (CatalogState(slot=4, tier_id="tier"), MARK)
@@ -248,7 +248,7 @@ def test_values_that_cannot_be_read_are_thrown_away_in_one_line(folder: Path, ke
 
 
 def test_one_of_another_version_is_thrown_away_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
-    monkeypatch.setattr(local_state, "FORMAT", local_state.FORMAT - 1)
+    monkeypatch.setattr(local_state, "CACHE_FORMAT", local_state.CACHE_FORMAT - 1)
     kept_in(folder)
     monkeypatch.undo()
     local = LocalState(folder)
@@ -283,6 +283,6 @@ def test_where_nothing_can_be_written_there_is_none(tmp_path: Path, lines: list[
 
 
 def test_a_summary_is_small() -> None:
-    summary = summarize(PartitionState(slot=1, topic="t", partition=0, live=tuple(segment(n, random.Random(n)) for n in range(100))))
+    summary = summarize_state(PartitionState(slot=1, topic="t", partition=0, live=tuple(segment(n, random.Random(n)) for n in range(100))))
     assert isinstance(summary, PartitionSummary)
-    assert len(pack(summary)) < 100 * 130 + 1000
+    assert len(pack_summary(summary)) < 100 * 130 + 1000

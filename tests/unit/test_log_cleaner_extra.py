@@ -429,7 +429,7 @@ def test_unreadable_snapshot_gives_way_to_an_older_one(tmp_path: Path) -> None:
 
 
 def test_what_the_round_does_not_read_it_does_not_judge(tmp_path: Path) -> None:
-    """As in Kafka: a batch behind the round's end may hold anything."""
+    """As in Kafka: a batch after the round's end may hold anything."""
     log = LogBuilder()
     log.put("a=1", "a=2")
     log.roll()

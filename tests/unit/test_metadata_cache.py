@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from checkpoint.lineage import EpochEntry
+from compactor.brokers.metadata_topic import chain
+from compactor.brokers.metadata_topic.cache import MAX_FINISHED_IDS, FindingKind, Hole, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.codec import MetadataRecord, PartitionDeleteState, RemotePartitionDeleteMetadataRecord
 from compactor.errors import BadData
-from compactor.metadata_topic import chain
-from compactor.metadata_topic.cache import FINISHED_KEPT, FindingKind, Hole, RemoteLogMetadataCache, described
-from compactor.metadata_topic.codec import MetadataRecord, PartitionDeleteState, RemotePartitionDeleteMetadataRecord
 from compactor.model.segment import SegmentState
 from tests.metadata_events import PARTITION, finished, raw_id, segment, update
+from tests.support.broker_lookups import highest_offset, list_epoch, segment_for
 
 S = SegmentState
 ONE_EPOCH = (EpochEntry(0, 0),)
@@ -30,22 +31,22 @@ def add(cache: RemoteLogMetadataCache, *events: MetadataRecord) -> None:
 
 
 def served(cache: RemoteLogMetadataCache, lineage: tuple[EpochEntry, ...] = ONE_EPOCH) -> list[tuple[int, int, int]]:
-    return [(int.from_bytes(link.segment.segment_id, "big"), link.first, link.last) for link in chain.chain(cache, lineage)]
+    return [(int.from_bytes(link.segment.segment_id, "big"), link.first, link.last) for link in chain.lookup_chain(cache, lineage)]
 
 
 def listed(cache: RemoteLogMetadataCache, epoch: int = 0) -> list[int]:
-    return [int.from_bytes(one.segment_id, "big") for one in cache.list_epoch(epoch)]
+    return [int.from_bytes(one.segment_id, "big") for one in list_epoch(cache, epoch)]
 
 
 def test_a_segment_is_read_from_copy_finished_to_delete_started() -> None:
     cache = folded(segment(1, 0, 99))
-    assert (served(cache), listed(cache), cache.highest_offset(0)) == ([], [1], None)
+    assert (served(cache), listed(cache), highest_offset(cache, 0)) == ([], [1], None)
     add(cache, update(1, S.COPY_SEGMENT_FINISHED))
-    assert (served(cache), cache.highest_offset(0)) == ([(1, 0, 99)], 99)
+    assert (served(cache), highest_offset(cache, 0)) == ([(1, 0, 99)], 99)
     add(cache, update(1, S.DELETE_SEGMENT_STARTED))
     assert (served(cache), listed(cache)) == ([], [1])
     add(cache, update(1, S.DELETE_SEGMENT_FINISHED))
-    assert (listed(cache), cache.list_all(), cache.highest_offset(0)) == ([], [], 99)
+    assert (listed(cache), cache.list_all(), highest_offset(cache, 0)) == ([], [], 99)
 
 
 def test_one_in_the_middle_is_replaced_at_once_and_the_old_one_is_in_no_list_of_the_epoch() -> None:
@@ -69,16 +70,16 @@ def test_a_group_takes_over_as_its_sources_are_deleted_in_ascending_order() -> N
     for number, expected in ((1, 99), (2, 199), (3, 299)):
         add(cache, update(number, S.DELETE_SEGMENT_STARTED))
         assert served(cache)[0] == (10, 0, expected)
-        assert list(cache.holes()) == []
+        assert list(cache.lookup_holes()) == []
 
 
 def test_the_wrong_order_leaves_a_hole_until_the_right_one_follows() -> None:
     cache = folded(*FOUR, *finished(10, 0, 299), update(3, S.DELETE_SEGMENT_STARTED))
-    assert list(cache.holes()) == [Hole(0, 200, 299)]
-    assert chain.gaps(chain.chain(cache, ONE_EPOCH)) == [(200, 299)]
-    assert chain.segment_for(cache, ONE_EPOCH, 250) is None
+    assert list(cache.lookup_holes()) == [Hole(0, 200, 299)]
+    assert chain.offset_gaps(chain.lookup_chain(cache, ONE_EPOCH)) == [(200, 299)]
+    assert segment_for(cache, ONE_EPOCH, 250) is None
     add(cache, update(2, S.DELETE_SEGMENT_STARTED))
-    assert list(cache.holes()) == []
+    assert list(cache.lookup_holes()) == []
 
 
 def test_a_group_that_reaches_the_end_takes_all_over_at_once() -> None:
@@ -90,12 +91,12 @@ def test_a_group_that_reaches_the_end_takes_all_over_at_once() -> None:
 def test_a_part_of_a_segment_hides_what_is_behind_it() -> None:
     cache = folded(*FOUR, *finished(10, 120, 150))
     assert served(cache)[1:3] == [(2, 100, 119), (10, 120, 150)]
-    assert list(cache.holes()) == [Hole(0, 151, 199)]
+    assert list(cache.lookup_holes()) == [Hole(0, 151, 199)]
 
 
 def test_the_last_segment_deleted_leaves_a_hole_up_to_the_highest_offset() -> None:
-    assert list(folded(*FOUR, update(4, S.DELETE_SEGMENT_STARTED)).holes()) == [Hole(0, 300, 399)]
-    assert list(folded(*FOUR, update(1, S.DELETE_SEGMENT_STARTED)).holes()) == []
+    assert list(folded(*FOUR, update(4, S.DELETE_SEGMENT_STARTED)).lookup_holes()) == [Hole(0, 300, 399)]
+    assert list(folded(*FOUR, update(1, S.DELETE_SEGMENT_STARTED)).lookup_holes()) == []
 
 
 def test_a_segment_over_two_epochs_is_one_link() -> None:
@@ -110,7 +111,7 @@ def test_a_segment_over_two_epochs_is_one_link() -> None:
 def test_overlapping_segments_are_read_as_a_broker_reads_them() -> None:
     cache = folded(*finished(1, 0, 99), *finished(2, 40, 199))
     assert served(cache) == [(1, 0, 39), (2, 40, 199)]
-    assert chain.next_segment(cache, ONE_EPOCH, segment(1, 0, 99)) == cache.segments[raw_id(2)]
+    assert segment_for(cache, ONE_EPOCH, 100) == cache.segments[raw_id(2)]
 
 
 def test_dropped_records_are_found() -> None:
@@ -121,7 +122,7 @@ def test_dropped_records_are_found() -> None:
     assert "COPY_SEGMENT_FINISHED cannot become DELETE_SEGMENT_FINISHED" in str(dropped)
     unknown = cache.apply(update(77, S.COPY_SEGMENT_FINISHED), 9)
     assert unknown is not None
-    assert (unknown.kind, "was never introduced" in unknown.said) == (FindingKind.UNKNOWN_SEGMENT, True)
+    assert (unknown.kind, "was never introduced" in unknown.detail) == (FindingKind.UNKNOWN_SEGMENT, True)
     again = cache.apply(segment(1, 0, 99), 10)
     assert again is not None
     assert again.kind is FindingKind.DROPPED_TRANSITION
@@ -132,7 +133,7 @@ def test_a_finished_id_that_comes_back_is_found() -> None:
     cache = folded(*finished(1, 0, 99), update(1, S.DELETE_SEGMENT_STARTED), update(1, S.DELETE_SEGMENT_FINISHED))
     late = cache.apply(update(1, S.COPY_SEGMENT_FINISHED), 4)
     assert late is not None
-    assert "is finished" in late.said
+    assert "is finished" in late.detail
     revived = cache.apply(segment(1, 0, 99), 5)
     assert revived is not None
     assert revived.kind is FindingKind.REVIVED
@@ -142,9 +143,9 @@ def test_a_finished_id_that_comes_back_is_found() -> None:
 
 def test_memory_of_finished_ids_is_bounded() -> None:
     cache = RemoteLogMetadataCache(PARTITION)
-    for number in range(FINISHED_KEPT + 10):
+    for number in range(MAX_FINISHED_IDS + 10):
         add(cache, segment(number, 0, 9), update(number, S.DELETE_SEGMENT_STARTED), update(number, S.DELETE_SEGMENT_FINISHED))
-    assert len(cache.finished) == FINISHED_KEPT
+    assert len(cache.finished) == MAX_FINISHED_IDS
     assert raw_id(9) not in cache.finished
     assert raw_id(10) in cache.finished
 
@@ -175,7 +176,6 @@ def test_updates_replace_custom_metadata() -> None:
     cache = folded(segment(1, 0, 99)._replace(custom_metadata=b"\1"), update(1, S.COPY_SEGMENT_FINISHED))
     found = cache.segments[raw_id(1)]
     assert (found.custom_metadata, found.broker_id, found.event_timestamp_ms) == (None, 2, 6)
-    assert "[0-99] of orders-7" in described(found)
 
 
 def test_records_of_another_partition_are_a_mistake() -> None:
@@ -192,38 +192,10 @@ def test_a_deleted_partition_is_empty() -> None:
     assert (cache.list_all(), served(cache)) == ([], [])
 
 
-def test_where_the_tier_begins_and_ends() -> None:
-    cache = folded(*finished(1, 0, 99), *finished(2, 100, 199, {0: 100, 1: 150}))
-    assert chain.earliest_offset(cache, TWO_EPOCHS) == 0
-    assert chain.earliest_offset(cache, (EpochEntry(1, 150),)) == 100
-    assert chain.earliest_offset(cache, (EpochEntry(5, 500),)) is None
-    assert chain.latest_tiered(cache, TWO_EPOCHS, 1000) == (199, 1)
-    assert chain.latest_tiered(cache, TWO_EPOCHS, 180) == (179, 1)
-    assert chain.latest_tiered(cache, (EpochEntry(0, 0), EpochEntry(3, 120)), 1000) == (119, 0)
-    assert chain.latest_tiered(cache, (EpochEntry(4, 0),), 1000) == (-1, -1)
-
-
-def test_by_timestamp_the_first_segment_that_reaches_it_is_searched() -> None:
-    times = (10, 40, 20, 40)
-    events: list[MetadataRecord] = []
-    for number, largest in enumerate(times):
-        start = number * 100
-        events += [segment(number, start, start + 99, max_ms=largest), update(number, S.COPY_SEGMENT_FINISHED)]
-    cache = folded(*events, segment(9, 400, 499, max_ms=99))
-
-    def found(timestamp_ms: int, starting_offset: int = 0, log_end: int = 1000) -> int | None:
-        one = chain.segment_by_timestamp(cache, ONE_EPOCH, log_end, timestamp_ms, starting_offset)
-        return one.start_offset if one else None
-
-    assert (found(5), found(10), found(11), found(41)) == (0, 0, 100, None)
-    assert (found(15, starting_offset=150), found(15, starting_offset=200)) == (100, 200)
-    assert found(30, starting_offset=200, log_end=399) is None
-
-
 def test_an_exact_start_belongs_to_the_first_epoch_that_begins_there() -> None:
     lineage = (EpochEntry(0, 0), EpochEntry(1, 10), EpochEntry(2, 10), EpochEntry(3, 20))
     assert [chain.epoch_for_offset(lineage, offset) for offset in (-1, 0, 9, 10, 11, 19, 20, 500)] == [None, 0, 0, 1, 2, 2, 3, 3]
     cache = folded(*finished(1, 0, 29, {0: 0, 1: 10, 2: 10, 3: 20}))
     for offset in range(40):
-        one = chain.segment_for(cache, lineage, offset)
-        assert (one is not None) == any(link.first <= offset <= link.last for link in chain.chain(cache, lineage)), offset
+        one = segment_for(cache, lineage, offset)
+        assert (one is not None) == any(link.first <= offset <= link.last for link in chain.lookup_chain(cache, lineage)), offset

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.errors import BadData
-from compactor.metadata_topic.codec import (
+from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     PartitionDeleteState,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
     RemotePartitionDeleteMetadataRecord,
     TopicIdPartition,
-    decode,
-    encode,
+    decode_record,
+    encode_record,
     uuid_bytes,
 )
-from compactor.metadata_topic.partitioner import metadata_partition, objects_hash
+from compactor.brokers.metadata_topic.partitioner import java_objects_hash, metadata_partition
+from compactor.errors import BadData
 from compactor.model.segment import SegmentState
 
 PARTITION = TopicIdPartition(uuid_bytes("lZ6vvmajTWKDBUTV6SQAtQ"), "topic1", 42)
@@ -50,24 +50,24 @@ PLAIN = bytes.fromhex(VECTORS["start"][1])
 @pytest.mark.parametrize("name", VECTORS)
 def test_golden_vectors(name: str) -> None:
     record, text = VECTORS[name]
-    assert encode(record).hex() == text
-    assert decode(bytes.fromhex(text)) == record
+    assert encode_record(record).hex() == text
+    assert decode_record(bytes.fromhex(text)) == record
 
 
 def test_unknown_tagged_fields_are_carried_through() -> None:
     newer = bytes.fromhex(START_HEAD + "0000" + "02" + "000101" + "0104" + "00000007")
-    record = decode(newer)
+    record = decode_record(newer)
     assert isinstance(record, RemoteLogSegmentMetadataRecord)
     assert (record.txn_index_empty, record.tags) == (True, ((1, b"\0\0\0\7"),))
-    assert encode(record) == newer
+    assert encode_record(record) == newer
     nested = START._replace(nested=(((5, b"in the partition"),), (), (), ((6, b""), (300, b"in an epoch")), ()))
-    assert decode(encode(nested)) == nested
+    assert decode_record(encode_record(nested)) == nested
 
 
 def test_custom_metadata_that_is_empty_is_not_none() -> None:
     empty = START._replace(custom_metadata=b"")
-    assert encode(empty) != encode(START)
-    assert decode(encode(empty)) == empty
+    assert encode_record(empty) != encode_record(START)
+    assert decode_record(encode_record(empty)) == empty
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_custom_metadata_that_is_empty_is_not_none() -> None:
 )
 def test_what_stops_brokers_is_refused_with_offset_and_bytes(value: bytes | None, cause: str, position: int) -> None:
     with pytest.raises(BadData) as refused:
-        decode(value, offset=4711, topic="__remote_log_metadata-33")
+        decode_record(value, offset=4711, topic="__remote_log_metadata-33")
     assert cause in refused.value.cause
     assert (refused.value.segment, refused.value.offset, refused.value.position) == ("__remote_log_metadata-33", 4711, position)
     assert (f"{len(value)} bytes: {value[:20].hex()}" if value is not None else "no bytes") in refused.value.cause
@@ -104,7 +104,7 @@ def test_what_stops_brokers_is_refused_with_offset_and_bytes(value: bytes | None
 @pytest.mark.parametrize("length", range(len(PLAIN)))
 def test_every_cut_is_noticed(length: int) -> None:
     with pytest.raises(BadData):
-        decode(PLAIN[:length])
+        decode_record(PLAIN[:length])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_every_cut_is_noticed(length: int) -> None:
 )
 def test_nothing_is_encoded_that_would_not_be_decoded(record: RemoteLogSegmentMetadataRecord) -> None:
     with pytest.raises(ValueError, match="segment"):
-        encode(record)
+        encode_record(record)
 
 
 @pytest.mark.parametrize(
@@ -132,4 +132,4 @@ def test_partitioner(topic_id: str, partition: int, partitions: int, expected: i
 def test_the_hash_wraps_as_javas() -> None:
     high, low = uuid_bytes("lZ6vvmajTWKDBUTV6SQAtQ")[:8], uuid_bytes("lZ6vvmajTWKDBUTV6SQAtQ")[8:]
     halves = [int.from_bytes(half[:4], "big") ^ int.from_bytes(half[4:], "big") for half in (low, high)]
-    assert objects_hash((halves[0], halves[1], 42)) == -614426227 & 0xFFFFFFFF
+    assert java_objects_hash((halves[0], halves[1], 42)) == -614426227 & 0xFFFFFFFF

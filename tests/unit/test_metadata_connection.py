@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from compactor.brokers.metadata_topic.admin import KafkaAdmin, LeaderFacts, Setting, TopicFacts, metadata_topic_problem
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.connection import ClientErrors, KafkaConnection, kafka_error
+from compactor.brokers.metadata_topic.leaders import KafkaLeaders
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
-from compactor.metadata_topic.admin import KafkaAdmin, LeaderFacts, Setting, TopicFacts, metadata_topic_problem
-from compactor.metadata_topic.confluent_topic import ConfluentMetadataTopic
-from compactor.metadata_topic.connection import ClientErrors, KafkaConnection, mapped
-from compactor.metadata_topic.leaders import KafkaLeaders
 
 ASKS: dict[str, Callable[[KafkaConnection], object]] = {
     "identity": lambda connection: ConfluentMetadataTopic(connection).identity(),
     "append": lambda connection: ConfluentMetadataTopic(connection).append(0, b"x"),
-    "cluster": lambda connection: KafkaAdmin(connection).cluster(),
-    "names": lambda connection: KafkaAdmin(connection).topic_names(),
-    "topics": lambda connection: KafkaAdmin(connection).metadata_topic(),
+    "cluster": lambda connection: KafkaAdmin(connection).describe_cluster(),
+    "topics": lambda connection: KafkaAdmin(connection).describe_metadata_topic(),
     "leaders": lambda connection: KafkaLeaders(connection).leaders(),
 }
 
@@ -89,19 +88,19 @@ def test_nothing_takes_part_in_a_transaction_or_commits() -> None:
     ],
 )
 def test_errors_are_sorted_by_what_to_do_next(code: int, kind: type[CompactorError], said: str) -> None:
-    found = mapped(KafkaError(code), "b:1", "append")
+    found = kafka_error(KafkaError(code), "b:1", "append")
     assert type(found) is kind
     assert said in str(found)
 
 
 def test_the_gravest_word_of_a_connection_is_kept() -> None:
     listener = ClientErrors()
-    listener.heard(KafkaError(KafkaError._ALL_BROKERS_DOWN))
-    listener.heard(KafkaError(KafkaError._AUTHENTICATION))
-    listener.heard(KafkaError(KafkaError._TRANSPORT))
-    assert isinstance(listener.refusal("b:1", "read"), Refused)
-    listener.forget()
-    assert listener.refusal("b:1", "read") is None
+    listener.record_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    listener.record_error(KafkaError(KafkaError._AUTHENTICATION))
+    listener.record_error(KafkaError(KafkaError._TRANSPORT))
+    assert isinstance(listener.tls_or_login_error("b:1", "read"), Refused)
+    listener.clear()
+    assert listener.tls_or_login_error("b:1", "read") is None
 
 
 def topic(log_start: int = 0, **settings: str) -> TopicFacts:
@@ -130,5 +129,5 @@ def test_a_metadata_topic_that_loses_records_is_a_problem(facts: TopicFacts, sai
 def test_what_the_owner_has_set_is_told_from_defaults() -> None:
     settings = {"delete.retention.ms": Setting("5", "topic"), "segment.bytes": Setting("9", "default")}
     facts = TopicFacts("orders", b"i" * 16, {}, settings)
-    assert facts.set_on_topic() == {"delete.retention.ms": "5"}
-    assert str(facts.of(3)).endswith(":orders-3")
+    assert facts.topic_level_settings() == {"delete.retention.ms": "5"}
+    assert str(facts.partition_id(3)).endswith(":orders-3")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from compactor.brokers.metadata_topic.cache import FindingKind, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record, encode_record
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.persisted_state import MAX_FINDINGS, PersistedStates
+from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.errors import BadData, Unavailable
 from compactor.local.rocks import Rocks
-from compactor.metadata_topic.cache import FindingKind, RemoteLogMetadataCache
-from compactor.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode, encode
-from compactor.metadata_topic.follow import FollowedTopic
-from compactor.metadata_topic.kept import FINDINGS_KEPT, KeptStates
-from compactor.metadata_topic.partitioner import metadata_partition
-from compactor.metadata_topic.ports import Polled
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.segment import SegmentState
 from tests.metadata_events import finished, raw_id, script, segment, update
@@ -69,15 +69,15 @@ def expected(log: MemoryTopicLog, name: TopicIdPartition) -> RemoteLogMetadataCa
     """The plain way: all of the log, from its beginning."""
     cache = RemoteLogMetadataCache(name)
     for record in log.logs[metadata_partition(name.topic_id, name.partition, len(log.logs))]:
-        if record is not None and (decoded := decode(record.value)).partition == name:
+        if record is not None and (decoded := decode_record(record.value)).partition == name:
             cache.apply(decoded, record.offset)
     return cache
 
 
-def same(followed: FollowedTopic, log: MemoryTopicLog) -> None:
-    listed = {one.partition: one for one in followed.partitions()}
+def same(followed: FoldedMetadataTopic, log: MemoryTopicLog) -> None:
+    listed = {one.partition: one for one in followed.tiered_partitions()}
     for name in NAMES:
-        folded, plain = followed.partition(name.topic_id, name.partition), expected(log, name)
+        folded, plain = followed.folded_partition(name.topic_id, name.partition), expected(log, name)
         if plain.applied < 0:
             assert folded is None
             continue
@@ -103,9 +103,9 @@ def test_every_start_goes_on_where_the_last_one_ended(opened: Callable[[], Rocks
         log.write(part)
         written += len(part)
         topic = MemoryMetadataTopic(log)
-        followed = FollowedTopic(topic, KeptStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS)
+        followed = FoldedMetadataTopic(topic, PersistedStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS)
         progress = followed.catch_up(TIMEOUT_S)
-        assert (progress.records, progress.behind, progress.anew) == (len(part), {}, "")
+        assert (progress.records, progress.unread, progress.refold_reason) == (len(part), {}, "")
         same(followed, log)
     assert written > 300
 
@@ -114,7 +114,7 @@ def test_a_running_process_reads_only_what_is_new(opened: Callable[[], Rocks]) -
     rng = random.Random(5)
     log = MemoryTopicLog()
     topic = MemoryMetadataTopic(log)
-    followed = FollowedTopic(topic, KeptStates(opened()), clock_ms=lambda: NOW_MS)
+    followed = FoldedMetadataTopic(topic, PersistedStates(opened()), clock_ms=lambda: NOW_MS)
     events = interleaved(rng, history(rng))
     for at in range(0, len(events), 50):
         log.write(events[at : at + 50])
@@ -131,8 +131,8 @@ def test_without_local_state_memory_does(tmp_path: Path) -> None:
     log.write(interleaved(rng, history(rng)))
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(Rocks(blocked)), chunk_records=50, clock_ms=lambda: NOW_MS)
-    assert followed.catch_up(TIMEOUT_S).behind == {}
+    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(Rocks(blocked)), chunk_records=50, clock_ms=lambda: NOW_MS)
+    assert followed.catch_up(TIMEOUT_S).unread == {}
     same(followed, log)
 
 
@@ -142,11 +142,11 @@ def test_a_second_process_folds_for_itself(folder: Path) -> None:
     events = interleaved(rng, history(rng))
     log.write(events[:200])
     writer, reader = Rocks(folder), Rocks(folder)
-    first = FollowedTopic(MemoryMetadataTopic(log), KeptStates(writer), clock_ms=lambda: NOW_MS)
+    first = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(writer), clock_ms=lambda: NOW_MS)
     first.catch_up(TIMEOUT_S)
-    second = FollowedTopic(MemoryMetadataTopic(log), KeptStates(reader), clock_ms=lambda: NOW_MS)
+    second = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(reader), clock_ms=lambda: NOW_MS)
     log.write(events[200:])
-    assert second.catch_up(TIMEOUT_S).behind == {}
+    assert second.catch_up(TIMEOUT_S).unread == {}
     assert first.catch_up(TIMEOUT_S).records == len(events) - 200
     same(first, log)
     same(second, log)
@@ -159,7 +159,7 @@ def test_another_topic_is_folded_anew(opened: Callable[[], Rocks], change: str) 
     rng = random.Random(8)
     log = MemoryTopicLog()
     log.write(interleaved(rng, history(rng)))
-    FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS).catch_up(TIMEOUT_S)
+    FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS).catch_up(TIMEOUT_S)
     other = MemoryTopicLog(7 if change == "partitions" else 5, **{change: "other"} if change.endswith("_id") else {})
     events = interleaved(rng, history(rng))
     other.write(events)
@@ -170,8 +170,8 @@ def test_another_topic_is_folded_anew(opened: Callable[[], Rocks], change: str) 
             if change == "truncated and grown":
                 old += [record._replace(offset=keep + record.offset) for record in other.logs[number] if record]
         other = log
-    followed = FollowedTopic(MemoryMetadataTopic(other), KeptStates(opened()), clock_ms=lambda: NOW_MS)
-    assert followed.catch_up(TIMEOUT_S).behind == {}
+    followed = FoldedMetadataTopic(MemoryMetadataTopic(other), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
+    assert followed.catch_up(TIMEOUT_S).unread == {}
     same(followed, other)
 
 
@@ -179,15 +179,15 @@ def test_a_topic_made_anew_is_noticed_by_a_running_process(opened: Callable[[], 
     rng = random.Random(9)
     topic = MemoryMetadataTopic(MemoryTopicLog())
     topic.log.write(interleaved(rng, history(rng)))
-    followed = FollowedTopic(topic, KeptStates(opened()), clock_ms=lambda: NOW_MS)
+    followed = FoldedMetadataTopic(topic, PersistedStates(opened()), clock_ms=lambda: NOW_MS)
     followed.catch_up(TIMEOUT_S)
     topic.log = MemoryTopicLog(topic_id="another")
     topic.log.write(interleaved(rng, history(rng)))
-    assert followed.catch_up(TIMEOUT_S).behind == {}
+    assert followed.catch_up(TIMEOUT_S).unread == {}
     same(followed, topic.log)
     for number, records in enumerate(topic.log.logs):
         topic.log.truncate(number, len(records) // 2)
-    assert "truncated" in followed.catch_up(TIMEOUT_S).anew
+    assert "truncated" in followed.catch_up(TIMEOUT_S).refold_reason
     same(followed, topic.log)
 
 
@@ -197,11 +197,11 @@ def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], Rocks]) -
     events = interleaved(rng, history(rng))
     log.write(events[:300])
     store = opened()
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(store), clock_ms=lambda: NOW_MS)
+    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(store), clock_ms=lambda: NOW_MS)
     followed.catch_up(TIMEOUT_S)
     store.throw_away("a test does")
     with pytest.raises(Unavailable, match="is lost"):
-        followed.partition(NAMES[0].topic_id, NAMES[0].partition)
+        followed.folded_partition(NAMES[0].topic_id, NAMES[0].partition)
     log.write(events[300:])
     assert followed.catch_up(TIMEOUT_S).records == len(events)
     same(followed, log)
@@ -214,7 +214,7 @@ def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], Rocks]) -
 class Faltering(MemoryMetadataTopic):
     """Every other poll takes records and fails before it hands them out."""
 
-    def poll(self, limit: int, timeout_s: float) -> Polled:
+    def poll(self, limit: int, timeout_s: float) -> PollResult:
         polled = super().poll(limit, timeout_s)
         if self.polls % 2:
             raise Unavailable("no broker answers")
@@ -225,12 +225,12 @@ def test_nothing_is_skipped_by_a_poll_that_fails(opened: Callable[[], Rocks]) ->
     log = MemoryTopicLog()
     rng = random.Random(13)
     events = interleaved(rng, history(rng))
-    followed = FollowedTopic(Faltering(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
+    followed = FoldedMetadataTopic(Faltering(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
     for at in range(0, len(events), 100):
         log.write(events[at : at + 100])
         with pytest.raises(Unavailable):
             followed.catch_up(TIMEOUT_S)
-        assert followed.catch_up(TIMEOUT_S).behind == {}
+        assert followed.catch_up(TIMEOUT_S).unread == {}
     same(followed, log)
 
 
@@ -241,12 +241,14 @@ def test_control_records_and_a_lagging_reader(opened: Callable[[], Rocks]) -> No
         log.write([event])
         log.control_record(rng.randrange(5))
     behind = {"lag": 3}
-    followed = FollowedTopic(MemoryMetadataTopic(log, lag=lambda _: behind["lag"]), KeptStates(opened()), clock_ms=lambda: NOW_MS)
-    assert followed.catch_up(TIMEOUT_S).behind == {}
+    followed = FoldedMetadataTopic(
+        MemoryMetadataTopic(log, lag=lambda _: behind["lag"]), PersistedStates(opened()), clock_ms=lambda: NOW_MS
+    )
+    assert followed.catch_up(TIMEOUT_S).unread == {}
     behind["lag"] = 0
     followed.catch_up(TIMEOUT_S)
     same(followed, log)
-    again = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
+    again = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
     assert again.catch_up(TIMEOUT_S).records == 0
     same(again, log)
 
@@ -256,12 +258,12 @@ def test_a_lost_beginning_is_told(opened: Callable[[], Rocks]) -> None:
     rng = random.Random(12)
     log.write(interleaved(rng, history(rng)))
     log.delete_records(3, 20)
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
-    assert followed.catch_up(TIMEOUT_S).behind == {}
-    assert {number: reached.missing for number, reached in followed.reached().items()} == {0: 0, 1: 0, 2: 0, 3: 20, 4: 0}
+    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
+    assert followed.catch_up(TIMEOUT_S).unread == {}
+    assert {number: reached.missing for number, reached in followed.fold_positions().items()} == {0: 0, 1: 0, 2: 0, 3: 20, 4: 0}
     log.delete_records(2, len(log.logs[2]))
-    again = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
-    assert again.catch_up(TIMEOUT_S).behind == {}
+    again = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
+    assert again.catch_up(TIMEOUT_S).unread == {}
 
 
 def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Callable[[], Rocks]) -> None:
@@ -274,12 +276,12 @@ def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Call
     log.put(number, b"garbage")
     log.write(of(bad, finished(2, 10, 19)))
     for _ in range(2):
-        followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
-        assert followed.catch_up(TIMEOUT_S).behind == {}
+        followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
+        assert followed.catch_up(TIMEOUT_S).unread == {}
         with pytest.raises(BadData, match=f"__remote_log_metadata-{number}, offset {before}: the frame's version is 103"):
-            followed.partition(bad.topic_id, bad.partition)
+            followed.folded_partition(bad.topic_id, bad.partition)
         healthy = next(name for name in NAMES if metadata_partition(name.topic_id, name.partition, 5) != number)
-        assert followed.partition(healthy.topic_id, healthy.partition) is not None
+        assert followed.folded_partition(healthy.topic_id, healthy.partition) is not None
 
 
 def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Callable[[], Rocks]) -> None:
@@ -289,15 +291,15 @@ def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Cal
     lost = NAMES[0]
     number = metadata_partition(lost.topic_id, lost.partition, 5)
     healthy = next(name for name in NAMES if metadata_partition(name.topic_id, name.partition, 5) != number)
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
+    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
     for _ in range(2):  # from the beginning, and after it was read before
         log.leaderless = {number}
         log.write(of(healthy, finished(2, 10, 19)))
-        assert followed.catch_up(TIMEOUT_S).behind == {}
+        assert followed.catch_up(TIMEOUT_S).unread == {}
         assert followed.leaderless == {number}
         with pytest.raises(Unavailable, match=f"partition {number} of __remote_log_metadata cannot be read: no broker leads it"):
-            followed.partition(lost.topic_id, lost.partition)
-        folded = followed.partition(healthy.topic_id, healthy.partition)
+            followed.folded_partition(lost.topic_id, lost.partition)
+        folded = followed.folded_partition(healthy.topic_id, healthy.partition)
         assert folded is not None
         assert len(folded.cache.segments) == 2
         log.leaderless = set()
@@ -312,21 +314,23 @@ def test_an_impossible_update_stops_exactly_there(opened: Callable[[], Rocks], c
     one, two = NAMES[:2]
     log.write([*of(one, [segment(1, 0, 9)]), *of(two, finished(5, 0, 9)), *of(one, [update(1, S.COPY_SEGMENT_STARTED)])])
     log.write([*of(two, finished(6, 10, 19)), *of(one, finished(2, 10, 19))])
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS)
+    followed = FoldedMetadataTopic(
+        MemoryMetadataTopic(log), PersistedStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS
+    )
     followed.catch_up(TIMEOUT_S)
-    reached = followed.reached()[0]
+    reached = followed.fold_positions()[0]
     assert (reached.position, reached.last, "COPY_SEGMENT_STARTED" in reached.stopped) == (3, 2, True)
 
 
 def test_keyed_records_and_records_in_a_wrong_partition_are_refused(opened: Callable[[], Rocks]) -> None:
-    value = encode(segment(1, 0, 9)._replace(partition=NAMES[0]))
+    value = encode_record(segment(1, 0, 9)._replace(partition=NAMES[0]))
     number = metadata_partition(NAMES[0].topic_id, NAMES[0].partition, 5)
     log = MemoryTopicLog()
     log.put(number, value, key=b"KIP-1266")
     log.put((number + 1) % 5, value)
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
+    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
     followed.catch_up(TIMEOUT_S)
-    said = [reached.stopped for _, reached in sorted(followed.reached().items())]
+    said = [reached.stopped for _, reached in sorted(followed.fold_positions().items())]
     assert "has a key" in said[number]
     assert f"belongs into partition {number}" in said[(number + 1) % 5]
 
@@ -335,15 +339,15 @@ def test_findings_are_kept_and_counted(opened: Callable[[], Rocks]) -> None:
     log = MemoryTopicLog()
     name = NAMES[3]
     log.write(of(name, finished(1, 0, 9)))
-    log.write(of(name, [update(1, S.DELETE_SEGMENT_FINISHED)] * (FINDINGS_KEPT + 5)))
+    log.write(of(name, [update(1, S.DELETE_SEGMENT_FINISHED)] * (MAX_FINDINGS + 5)))
     for _ in range(2):
-        followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), chunk_records=10, clock_ms=lambda: NOW_MS)
+        followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), chunk_records=10, clock_ms=lambda: NOW_MS)
         followed.catch_up(TIMEOUT_S)
-        folded = followed.partition(name.topic_id, name.partition)
+        folded = followed.folded_partition(name.topic_id, name.partition)
         assert folded is not None
-        assert (folded.finding_count, len(folded.findings)) == (FINDINGS_KEPT + 5, FINDINGS_KEPT)
+        assert (folded.finding_count, len(folded.findings)) == (MAX_FINDINGS + 5, MAX_FINDINGS)
         assert {(one.kind, one.segment_id) for one in folded.findings} == {(FindingKind.DROPPED_TRANSITION, raw_id(1))}
-        assert [one.findings for one in followed.partitions()] == [FINDINGS_KEPT + 5]
+        assert [one.findings for one in followed.tiered_partitions()] == [MAX_FINDINGS + 5]
 
 
 @pytest.mark.parametrize("chunk_records", [1, 100])
@@ -352,13 +356,17 @@ def test_what_compactors_said_is_counted_once_over_all_starts(opened: Callable[[
     for number, name in enumerate(NAMES):
         ours = segment(number, 0, 9)._replace(partition=name, broker_id=COMPACTOR_BROKER_ID, event_timestamp_ms=number % 2 * 60_000)
         log.write([ours, segment(100 + number, 10, 19)._replace(partition=name)])
-        followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS)
+        followed = FoldedMetadataTopic(
+            MemoryMetadataTopic(log), PersistedStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS
+        )
         followed.catch_up(TIMEOUT_S)
-    followed = FollowedTopic(MemoryMetadataTopic(log), KeptStates(opened()), clock_ms=lambda: NOW_MS)
+    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
     followed.catch_up(TIMEOUT_S)
-    assert dict(followed.ours()) == {0: len(NAMES) // 2, 1: len(NAMES) // 2}
+    assert dict(followed.compactor_records_by_minute()) == {0: len(NAMES) // 2, 1: len(NAMES) // 2}
 
 
 def test_nothing_is_answered_before_the_first_look(opened: Callable[[], Rocks]) -> None:
     with pytest.raises(Unavailable, match="has not been read yet"):
-        FollowedTopic(MemoryMetadataTopic(MemoryTopicLog()), KeptStates(opened()), clock_ms=lambda: NOW_MS).partition(b"x" * 16, 0)
+        FoldedMetadataTopic(MemoryMetadataTopic(MemoryTopicLog()), PersistedStates(opened()), clock_ms=lambda: NOW_MS).folded_partition(
+            b"x" * 16, 0
+        )

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from compactor.daemon.job_totals import BOUNDS_S, DurationHistogram
 from compactor.service.metrics import MOST_LABELLED, OWN
-from compactor.service.pages.agent_pages import AgentPages
-from compactor.service.pages.console import Console
-from compactor.service.pages.daemon_pages import DaemonPages
-from compactor.service.pages.listing import ListQuery
-from compactor.service.tallies import BOUNDS_S, Durations
+from compactor.web.agent_pages import AgentPages
+from compactor.web.console import RequestRouter
+from compactor.web.daemon_pages import DaemonPages
+from compactor.web.listing import ListQuery
 from tests.support import console_samples
 from tests.support.tools_for_tests import program
 
@@ -40,12 +40,12 @@ KAFKAS = {
 def daemon_metrics(target: str = "/metrics", partitions: int = 30) -> str:
     status = console_samples.daemon_status(partitions)
     pages = DaemonPages(lambda: status, lambda name: None)
-    return Console(pages, lambda: 0, 1000).answer(target).body.decode()
+    return RequestRouter(pages, lambda: 0, 1000).respond(target).body.decode()
 
 
 def agent_metrics() -> str:
     status = console_samples.agent_status(30)
-    return Console(AgentPages(lambda: status), lambda: 0, 1000).answer("/metrics").body.decode()
+    return RequestRouter(AgentPages(lambda: status), lambda: 0, 1000).respond("/metrics").body.decode()
 
 
 def samples(text: str) -> set[str]:
@@ -98,8 +98,8 @@ def test_partitions_with_series_of_their_own_are_bounded_and_the_bad_ones_are_am
 
 
 def test_histograms_count_what_took_how_long() -> None:
-    taken = Durations().plus(0.05).plus(BOUNDS_S[0]).plus(7.0).plus(1e9)
-    buckets = dict(taken.buckets)
+    taken = DurationHistogram().with_duration(0.05).with_duration(BOUNDS_S[0]).with_duration(7.0).with_duration(1e9)
+    buckets = dict(taken.prometheus_buckets)
     assert buckets[str(BOUNDS_S[0])] == 2
     assert buckets["5.0"] == 2
     assert buckets["10.0"] == 3
@@ -176,6 +176,6 @@ def test_every_alert_has_a_section_in_the_runbook() -> None:
 
 def test_what_happened_long_ago_is_not_reclaimed_today() -> None:
     status = console_samples.daemon_status(3, trouble=False)
-    totals = DaemonPages(lambda: status, lambda name: None).document(ListQuery()).totals
-    sights = [watch.sight for watch in status.watches if watch.sight is not None]
-    assert totals.reclaimed_24h_bytes == sum(sight.freed[1][1] for sight in sights) > 0
+    totals = DaemonPages(lambda: status, lambda name: None).status_page_document(ListQuery()).totals
+    sights = [schedule.status for schedule in status.schedules if schedule.status is not None]
+    assert totals.reclaimed_24h_bytes == sum(partition_status.freed[1][1] for partition_status in sights) > 0

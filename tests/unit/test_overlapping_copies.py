@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from checkpoint.offsets import CleanerOffset
-from compactor.control.mirror import BrokersView, difference, mirrored
+from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, lookup_chain, whole_segment_chain
+from compactor.control.mirror import apply_broker_view, mirroring_record
 from compactor.control.state import PartitionState
-from compactor.metadata_topic.chain import chain, one_chain, told_lineage
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
@@ -30,10 +30,10 @@ def replace(world: BrokerWorld, number: int, *sources: RemoteLogSegmentMetadata,
     return new
 
 
-def view(world: BrokerWorld) -> BrokersView:
+def view(world: BrokerWorld) -> BrokerView:
     cache = world.cache()
-    lineage = told_lineage(cache)
-    return BrokersView(one_chain(chain(cache, lineage), lineage), lineage, cache.applied)
+    lineage = lineage_from_segments(cache)
+    return BrokerView(whole_segment_chain(lookup_chain(cache, lineage), lineage), lineage, cache.applied)
 
 
 def spans(world: BrokerWorld) -> list[tuple[str, int, int]]:
@@ -88,7 +88,7 @@ def test_a_copy_that_an_earlier_leader_has_begun_does_not_come_to_its_end() -> N
     world.write(world.said(slow.id, S.COPY_SEGMENT_FINISHED))
     assert world.served() == [(new.id, 0, 199), (newest.id, 200, 260)]
     known = [new.id, first.id, second.id, newest.id]
-    assert [one.id for one in world.publisher().strays(NAME, known) or ()] == [slow.id]
+    assert [one.id for one in world.publisher().find_strays(NAME, known) or ()] == [slow.id]
 
 
 def test_a_copy_that_came_to_its_end_within_what_was_compacted_goes_again() -> None:
@@ -110,13 +110,13 @@ def test_a_copy_that_came_to_its_end_within_what_was_compacted_goes_again() -> N
 def test_one_that_reaches_beyond_what_was_compacted_is_read_and_is_dirty() -> None:
     world = BrokerWorld()
     first, second = world.tier(0, 0, 99), world.tier(1, 100, 199)
-    state = mirrored(PartitionState(topic=NAME.topic, partition=NAME.partition), view(world))
+    state = apply_broker_view(PartitionState(topic=NAME.topic, partition=NAME.partition), view(world))
     new = replace(world, 50, first)
     state = state.model_copy(update={"live": (new, *state.live[1:]), "vector": (CleanerOffset(0, 100),)})
-    assert difference(state, view(world)) is None
+    assert mirroring_record(state, view(world)) is None
     across = world.tier(7, 60, 250)
     assert world.publisher().cut_off(NAME, [new], [new.id, first.id, second.id]) == 0
-    after = mirrored(state, view(world))
+    after = apply_broker_view(state, view(world))
     assert [(one.id, one.start_offset, one.end_offset, one.copied_end) for one in after.live] == [
         (new.id, 0, 59, 99),
         (across.id, 60, 250, 250),

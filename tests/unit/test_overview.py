@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import Settings, TierSettings
-from compactor.control.importing import register, tier
-from compactor.control.leadership import acquire
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import Settings, TierSettings
+from compactor.control.importing import register_import, tier_segments
+from compactor.control.leadership import acquire_leadership
 from compactor.control.logs import open_partition
 from compactor.control.records import RoundPublished
-from compactor.control.summary import PartitionSummary, summarize
+from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.model.ids import TopicPartition
 from compactor.storage.counting import Usage
 from compactor.views import overview as overview_module
-from compactor.views.overview import MAX_AGE_MS, overview
+from compactor.views.overview import MAX_AGE_MS, read_summaries
 from tests.unit.test_local_cache import segment
 
 NAMES = [TopicPartition("orders", number) for number in range(4)]
@@ -35,7 +36,7 @@ class World:
         self.folder = folder
         self.now_ms = int(time.time() * 1000)
         self.writer = self.machine("")
-        self.writer.create()
+        self.writer.identity.create()
         for name in NAMES:
             self.write(name)
 
@@ -51,13 +52,13 @@ class World:
         next_number = (log.refresh().end_offset + 1) // 10
         made = segment(next_number, random.Random(next_number)).model_copy(update={"id": self.writer.ports.new_id()})
         import_id = self.writer.ports.new_id()
-        register(self.writer.ports, log, import_id, [made.id])
-        tier(self.writer.ports, log, import_id, [made])
+        register_import(self.writer.ports, log, import_id, [made.id])
+        tier_segments(self.writer.ports, log, import_id, [made])
         if hint:
-            self.writer.note_change(log)
+            self.writer.changes.publish([log])
 
     def truth(self) -> list[PartitionSummary]:
-        return [summarize(open_partition(self.writer.ports, name).refresh()) for name in NAMES]
+        return [summarize_state(open_partition(self.writer.ports, name).refresh()) for name in NAMES]
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def world(tmp_path: Path) -> World:
 
 
 def shown(opened: Tier, max_age_ms: int = MAX_AGE_MS) -> list[PartitionSummary]:
-    looks = overview(opened, NAMES, max_age_ms=max_age_ms)
+    looks = read_summaries(opened, NAMES, max_age_ms=max_age_ms)
     assert [look.name for look in looks] == NAMES
     return [look.summary for look in looks if look.summary is not None]
 
@@ -90,7 +91,7 @@ def test_without_local_state_everything_is_read(world: World) -> None:
     assert same(shown(world.machine("")), world.truth())
 
 
-def test_a_second_process_asks_for_the_catalog_only(world: World) -> None:
+def test_a_second_process_read_summarys_for_the_catalog_only(world: World) -> None:
     first = world.machine("a")
     assert same(shown(first), world.truth())
     close(first)
@@ -116,7 +117,7 @@ def test_only_what_was_hinted_at_is_read_again(world: World) -> None:
 def test_a_hint_that_brought_nothing_is_not_followed_twice(world: World) -> None:
     first = world.machine("a")
     shown(first)
-    world.writer.note_change(world.writer.open(OTHER))
+    world.writer.changes.publish([world.writer.open(OTHER)])
     assert asked(first, lambda: shown(first)).total_requests == 2 + 1 + 2
     assert asked(first, lambda: shown(first)).total_requests == 2
 
@@ -133,7 +134,7 @@ def test_a_lost_hint_is_behind_by_a_bounded_time(world: World) -> None:
     assert asked(first, lambda: shown(first)).total_requests == 2
 
 
-def test_run_asks_every_partition(world: World) -> None:
+def test_run_read_summarys_every_partition(world: World) -> None:
     first = world.machine("a")
     shown(first)
     assert asked(first, lambda: shown(first, max_age_ms=0)).requests == {"get": 2 + 2 * len(NAMES)}
@@ -149,11 +150,11 @@ def test_a_clock_that_was_set_back_makes_nothing_fresh_for_ever(world: World) ->
     assert same(shown(first), world.truth())
 
 
-def test_where_somebody_is_at_work_it_is_asked_every_time(world: World) -> None:
+def test_where_somebody_is_at_work_it_is_read_summaryed_every_time(world: World) -> None:
     """The record that publishes comes before its hint."""
     log = world.writer.open(OTHER)
-    leadership = acquire(world.writer.ports, log, world.writer.lease)
-    world.writer.note_change(world.writer.open(OTHER))
+    leadership = acquire_leadership(world.writer.ports, log, world.writer.lease)
+    world.writer.changes.publish([world.writer.open(OTHER)])
     first = world.machine("a")
     shown(first)
     body = RoundPublished(leader_epoch=leadership.epoch, run_id="none", replacements=(), vector_before=(), vector=())
@@ -165,23 +166,23 @@ def test_a_partition_that_cannot_be_read_stands_for_itself(world: World) -> None
     record = next((world.folder / "tier").rglob(f"partitions/{OTHER}/log/*1.json"))
     record.write_bytes(record.read_bytes()[:-20])
     for machine in ("", "a"):
-        looks = overview(world.machine(machine), NAMES)
+        looks = read_summaries(world.machine(machine), NAMES)
         assert [look.name for look in looks if look.error] == [OTHER]
         assert [look.name for look in looks if look.summary] == [name for name in NAMES if name != OTHER]
 
 
-def test_partitions_are_asked_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_are_read_summaryed_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks meet: neither ends before the other has begun."""
     import threading
 
     both = threading.Barrier(2, timeout=60)
-    original = overview_module._ask
+    original = overview_module._read_summary
 
     def meeting(*arguments: object) -> object:
         both.wait()
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(overview_module, "_ask", meeting)
+    monkeypatch.setattr(overview_module, "_read_summary", meeting)
     assert same(shown(world.machine("")), world.truth())
 
 
@@ -223,8 +224,8 @@ def test_the_log_of_a_partition_goes_on_from_what_is_kept(world: World) -> None:
     close(first)
     world.write(OTHER)
     second = world.machine("a")
-    second.identity()
+    second.identity.read()
     log = second.open(OTHER)
     usage = asked(second, log.refresh)
     assert usage.total_requests == 5, "the record that it ended with, two new ones, the end, the boundary"
-    assert summarize(log.state).live == world.truth()[2].live
+    assert summarize_state(log.state).live == world.truth()[2].live

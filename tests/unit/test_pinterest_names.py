@@ -8,12 +8,12 @@ import struct
 import pytest
 from pydantic import ValidationError
 
-from compactor.config import Pinterest
+from compactor.config.settings import PinterestSettings
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.layouts.pinterest.generations import Generation, Part, shifted_index, shifted_timeindex
-from compactor.tier.layouts.pinterest.keys import PartitionKeys, entropy, id_of, parsed
+from compactor.outputs.pinterest_names import Generation, PublishedSegment, shifted_index, shifted_timeindex
+from compactor.tier.layouts.pinterest.keys import PartitionKeys, entropy_prefix, id_from_base_offset, parse_file_name
 from compactor.tier.layouts.pinterest.metadata import SegmentTime, format_metadata, format_watermark, parse_metadata, parse_watermark
 from tests.support.plain_pinterest import Endless, byte_position
 from tests.support.segments import files_of, segment_of
@@ -22,9 +22,9 @@ ORDERS = TopicPartition("orders", 3)
 
 
 def test_the_binary_digits_are_those_of_its_own_code() -> None:
-    assert entropy("test-cluster", TopicPartition("test-topic", 0), 5) == "10110"
-    assert entropy("my-cluster", TopicPartition("my-topic", 3), 12) == "000010111001"
-    assert entropy("my-cluster", TopicPartition("my-topic", 3), 128)[:12] == "000010111001"
+    assert entropy_prefix("test-cluster", TopicPartition("test-topic", 0), 5) == "10110"
+    assert entropy_prefix("my-cluster", TopicPartition("my-topic", 3), 12) == "000010111001"
+    assert entropy_prefix("my-cluster", TopicPartition("my-topic", 3), 128)[:12] == "000010111001"
 
 
 def test_keys() -> None:
@@ -33,8 +33,8 @@ def test_keys() -> None:
     assert plain.file(name, 42, "log") == "my-cluster/my-topic-3/00000000000000000042.log"
     assert spread.file(name, 42, "index") == "000010111001/my-cluster/my-topic-3/00000000000000000042.index"
     for keys in (plain, spread):
-        assert keys.named(keys.file(name, 42, "log")) == name
-        assert keys.named(keys.folder(name) + "_metadata") == name
+        assert keys.partition_of_key(keys.file(name, 42, "log")) == name
+        assert keys.partition_of_key(keys.folder(name) + "_metadata") == name
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_keys() -> None:
     ],
 )
 def test_what_lies_elsewhere_is_no_partition_of_this_cluster(key: str) -> None:
-    assert PartitionKeys("my-cluster").named(key) is None
+    assert PartitionKeys("my-cluster").partition_of_key(key) is None
 
 
 def test_without_a_cluster_there_are_no_keys() -> None:
@@ -59,14 +59,14 @@ def test_without_a_cluster_there_are_no_keys() -> None:
 
 
 def test_names_of_files() -> None:
-    assert parsed("00000000000000000042.timeindex") == (42, "timeindex")
+    assert parse_file_name("00000000000000000042.timeindex") == (42, "timeindex")
     for name in ("0000000000000000042.log", "00000000000000000042.txnindex", "00000000000000000042.log.deleted", "_metadata"):
-        assert parsed(name) is None
+        assert parse_file_name(name) is None
 
 
 def test_ids_are_the_same_for_the_same_segment_and_no_option_on_a_command_line() -> None:
-    ids = [id_of(base) for base in range(500)]
-    assert ids == [id_of(base) for base in range(500)]
+    ids = [id_from_base_offset(base) for base in range(500)]
+    assert ids == [id_from_base_offset(base) for base in range(500)]
     assert len(set(ids)) == 500
     assert not [one for one in ids if one.startswith("-") or len(one) != 22]
 
@@ -145,20 +145,22 @@ def live(*ids: str) -> list[RemoteLogSegmentMetadata]:
 
 
 def test_a_generation_goes_on_only_where_nothing_before_has_changed() -> None:
-    generation = Generation(name="g", number=3, began=1, whole=1, slot=9, parts=(Part(segment="a", base=0, last=4), Part(segment="b")))
-    assert [s.id for s in generation.lacks(live("a", "b", "c")) or []] == ["c"]
-    assert generation.lacks(live("a", "b")) == []
+    generation = Generation(
+        name="g", number=3, began=1, whole=1, slot=9, parts=(PublishedSegment(segment="a", base=0, last=4), PublishedSegment(segment="b"))
+    )
+    assert [s.id for s in generation.missing_segments(live("a", "b", "c")) or []] == ["c"]
+    assert generation.missing_segments(live("a", "b")) == []
     for changed in (("a",), ("a", "x"), ("x", "b", "c"), (), ("b", "c")):
-        assert generation.lacks(live(*changed)) is None
-    assert generation.times == (SegmentTime(0, 0),)
+        assert generation.missing_segments(live(*changed)) is None
+    assert generation.segment_times == (SegmentTime(0, 0),)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/by agents", "s3://bucket/%20", "s3://bucket/für", "bucket"])
 def test_a_prefix_that_their_endpoint_refuses_is_no_target(url: str) -> None:
     with pytest.raises(ValidationError):
-        Pinterest(cluster="prod", target=url)
+        PinterestSettings(cluster="prod", target=url)
 
 
 @pytest.mark.parametrize("url", ["", "s3://bucket", "s3://bucket/a/b.c-d_e/", "file:///any where"])
 def test_targets(url: str) -> None:
-    assert Pinterest(target=url).target == url
+    assert PinterestSettings(target=url).target == url

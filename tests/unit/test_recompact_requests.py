@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 
 from compactor.bootstrap import open_tier
-from compactor.config import load
+from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
-from compactor.spark.cluster.executor import Cost
-from compactor.spark.cluster.jobs import Cluster, JobWatch
-from compactor.spark.recompaction import Listener, recompact
+from compactor.spark.cluster.executor import TaskCost
+from compactor.spark.cluster.jobs import Cluster, JobListener
+from compactor.spark.recompaction import RecompactionListener, recompact_partitions
 from compactor.storage.counting import Counters
 from compactor.transfer.import_ import import_directory
 from tests.builders import LogBuilder
@@ -38,14 +38,23 @@ def test_a_small_partition_of_two_segments_takes_few_requests(tmp_path: Path, mo
     # One after the other, so that whose the tier is, is asked once.
     file.write_text(f'[tier]\nurl = "{(tmp_path / "tier").as_uri()}"\nstate_dir = "{tmp_path}/state"\n[spark]\nled_at_once = 1\n')
     MADE.append(lambda: typed(file, "verify"))
-    tier = open_tier(load(str(file), {}))
+    tier = open_tier(load_settings(str(file), {}))
     names = [TopicPartition("orders", number) for number in range(PARTITIONS)]
     log_dir = two_segments(tmp_path / "log")
     for name in names:
         import_directory(tier, log_dir, name, tier.settings.cleaner.policy())
     asked: Counter[str] = Counter()
     monkeypatch.setattr(Counters, "request", lambda self, kind: asked.update([kind]))
-    done = recompact(tier, cast(Cluster, HereCluster()), names, NOW_MS, Cost(), Listener(JobWatch(), lambda finished: None), min_benefit=1)
+    done = recompact_partitions(
+        tier,
+        cast(Cluster, HereCluster()),
+        names,
+        NOW_MS,
+        TaskCost(),
+        RecompactionListener(JobListener(), lambda finished: None),
+        min_benefit=1,
+    )
+    assert not [finished.error for finished in done if finished.error]
     assert [finished.report.status for finished in done if finished.report] == ["cleaned"] * PARTITIONS
     assert sum(asked.values()) <= MOST * PARTITIONS, asked
     # Before a round is published each of its five objects is compared with its receipt, digests of indexes included.

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from compactor.constants import NEVER_MS
 from compactor.control.ports import Retention
-from compactor.control.undo import undo
+from compactor.control.undo import undo_round
 from compactor.errors import StoreError
-from compactor.upkeep.retire import NEVER, Clock, retire
+from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.simulation.actors import LEASE
-from tests.simulation.play import Play, playing
+from tests.simulation.play import Play, playing, uploaded
 from tests.simulation.symbolic import NAME
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, Crash
 from tests.support.keys import object_key
@@ -66,7 +67,7 @@ def test_a_dry_run_changes_nothing_and_leads_nothing(play: Play) -> None:
     dry = play.process("b").retire(dry_run=True)
     assert not [what for what in play.requests if what.startswith(("create", "put", "delete"))]
     assert replace(play.process("b").retire(), next_ms=dry.next_ms) == dry
-    assert 0 < dry.next_ms < NEVER
+    assert 0 < dry.next_ms < NEVER_MS
 
 
 def test_nothing_to_do_leads_nothing(play: Play) -> None:
@@ -79,18 +80,18 @@ def test_grace_zero_deletes_at_once(play: Play) -> None:
     actor = play.process("a")
     actor.run()
     play.oracle.times = dict.fromkeys(play.oracle.times, 0)  # this test's own grace is not the judge's
-    assert retire(actor.ports, actor.log, LEASE, Retention(grace_ms=0)).deleted
+    assert retire_partition(actor.ports, actor.log, LEASE, Retention(grace_ms=0)).deleted
 
 
 def test_now_stands_in_for_the_stores_clock(play: Play) -> None:
     actor = play.process("a")
     actor.run()
     now = actor.ports.control.clock_ms()
-    assert not actor.retire(clock=Clock(now + FOREVER), dry_run=True).deleted, "who looked up the wrong number deletes nothing"
-    assert actor.retire(clock=Clock(now + FOREVER, forced=True), dry_run=True).deleted
+    assert not actor.retire(clock=GraceClock(now + FOREVER), dry_run=True).deleted, "who looked up the wrong number deletes nothing"
+    assert actor.retire(clock=GraceClock(now + FOREVER, forced=True), dry_run=True).deleted
     play.pass_time(GRACE_MS + UNDO_WINDOW_MS)
     assert actor.retire(dry_run=True).deleted
-    assert not actor.retire(clock=Clock(now), dry_run=True).deleted
+    assert not actor.retire(clock=GraceClock(now), dry_run=True).deleted
 
 
 def test_the_publishers_clock_does_not_matter(play: Play) -> None:
@@ -191,8 +192,24 @@ def test_sources_of_an_undone_round_are_never_retired(play: Play) -> None:
     run = play.process("a").run()
     assert run.plan
     other = play.process("b")
-    undo(other.ports, other.log, LEASE, run.plan.run_id)
+    undo_round(other.ports, other.log, LEASE, run.plan.run_id)
     play.pass_time(GRACE_MS + UNDO_WINDOW_MS)
     report = play.process("c").retire()
     assert {key[-26:-4] for key in report.deleted} == {task.new_segment_id for task in run.plan.tasks}
     play.sound()
+
+
+def test_a_forced_clock_may_spare_what_is_young(play: Play) -> None:
+    """Erasure shortens grace; an upload that is at work is none of its business."""
+    sources = live_keys(play)
+    play.process("a").run()
+    play.pass_time(GRACE_MS + UNDO_WINDOW_MS)
+    uploader = play.process("uploader")
+    import_id, _ = uploaded(play, uploader, 3)
+    stray = f"{NAME}/{5:020d}-{'s' * 22}.log"
+    uploader.ports.data.create(stray, b"[]")
+    actor = play.process("b")
+    report = actor.retire(clock=GraceClock(FOREVER, forced=True, spares_young=True))
+    assert (set(report.deleted), report.swept) == (sources, ())
+    assert stray in play.world.data.objects
+    assert import_id in actor.log.state.registrations

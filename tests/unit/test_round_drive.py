@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from checkpoint.offsets import CleanerOffset, clean_up_to
+from checkpoint.offsets import CleanerOffset, clean_end_offset
 from compactor.control import publication
+from compactor.control.deletion import raise_log_start
 from compactor.control.importing import record_lineage
-from compactor.control.leadership import RequirementFailed, acquire, lead
-from compactor.control.ordering import Stage, Steps
+from compactor.control.leadership import RequirementFailed, acquire_leadership, hold_leadership
 from compactor.control.records import RoundPublished, RunEnded
+from compactor.control.stages import Stage, StageTracker
 from compactor.control.state import PartitionState
-from compactor.control.undo import undo
-from compactor.errors import BadData, Fenced, StoreError
+from compactor.control.undo import undo_round
+from compactor.errors import BadData, Fenced, StoreError, UsageError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.round.drive import run_round
 from compactor.round.ports import WorkSession
@@ -53,13 +54,13 @@ class TestTheTable:
         first = a.run()
         assert [entry.leader_epoch for entry in first.state.vector] == [0]
         play.importing(1)
-        late = acquire(a.ports, a.log, LEASE)
+        late = acquire_leadership(a.ports, a.log, LEASE)
         plan = SymbolicPlanner(play.oracle.contents)(a.log.state, 0, late.epoch, a.ports.new_id)
         assert plan
-        publication.announce(late, plan)
+        publication.announce_plan(late, plan)
         intent = a.log.state.intent
         assert intent
-        session = type("Session", (), {"state": a.log.state, "survivors": ()})()
+        session = type("Session", (), {"state": a.log.state, "stored_survivors": ()})()
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
         publication.add_receipts(late, outcomes)
         play.pass_time(TTL_MS * 2)
@@ -69,7 +70,7 @@ class TestTheTable:
         assert run_round(b.ports, b.log, LEASE, work).status == "cleaned"
         published = b.log.state
         with pytest.raises(Fenced):
-            publication.publish(late, intent.model_copy(update={"receipts": tuple(outcomes)}), publication.Told("cleaned", {}))
+            publication.publish_round(late, intent.model_copy(update={"receipts": tuple(outcomes)}), publication.RunOutcome("cleaned", {}))
         state = play.process("reader").state()
         assert (state.live, state.vector) == (published.live, published.vector)
 
@@ -79,13 +80,13 @@ class TestTheTable:
         play.importing(1)
         after = b.run().state.vector
         assert after[-1].leader_epoch == 1
-        assert clean_up_to(after) >= clean_up_to(granted)
+        assert clean_end_offset(after) >= clean_end_offset(granted)
 
     def test_a_void_record_is_in_the_log_and_listed_with_its_reason(self, play: Play) -> None:
         a, b = play.process("a"), play.process("b")
-        leadership = acquire(a.ports, a.log, LEASE)
+        leadership = acquire_leadership(a.ports, a.log, LEASE)
         play.pass_time(TTL_MS * 2)
-        acquire(b.ports, b.log, LEASE)
+        acquire_leadership(b.ports, b.log, LEASE)
         body = RunEnded(leader_epoch=leadership.epoch, run_id="x", status="cleaned")
         a.log.refresh()
         a.log.transact(lambda state: None if state.fenced else body)
@@ -107,18 +108,18 @@ def test_a_round_is_one_publication(play: Play) -> None:
 
 def test_every_stage_of_the_table_is_entered_somewhere(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[Stage] = []
-    to = Steps.to
+    to = StageTracker.advance
 
-    def noted(steps: Steps, stage: Stage) -> None:
+    def noted(steps: StageTracker, stage: Stage) -> None:
         to(steps, stage)
         entered.append(stage)
 
-    monkeypatch.setattr(Steps, "to", noted)
+    monkeypatch.setattr(StageTracker, "advance", noted)
     actor = play.process("a")
     result = actor.run()
     assert entered == [Stage.ANNOUNCED, Stage.UPLOADED, Stage.VERIFIED, Stage.PUBLISHED]
     assert result.plan
-    undo(actor.ports, actor.log, LEASE, result.plan.run_id)
+    undo_round(actor.ports, actor.log, LEASE, result.plan.run_id)
     play.pass_time(UNDO_WINDOW_MS * 2)
     actor.retire()
     assert entered[4:] == [Stage.REVERTED, Stage.RETIRE_BEGUN, Stage.DELETED, Stage.RETIRED]
@@ -132,7 +133,7 @@ def test_leading_without_publishing_leaves_the_vector(play: Play) -> None:
     before = play.process("a").state().vector
     for _ in range(3):
         actor = play.process("a")
-        with lead(actor.ports, actor.log, LEASE):
+        with hold_leadership(actor.ports, actor.log, LEASE):
             pass
     assert play.process("a").state().vector == before
 
@@ -308,9 +309,68 @@ class TestFailures:
     def test_publishing_what_has_no_receipt_is_refused(self, play: Play) -> None:
         actor = crashed_at(play, OBJECT)
         play.dead = False
-        leadership = acquire(actor.ports, actor.log, LEASE)
+        leadership = acquire_leadership(actor.ports, actor.log, LEASE)
         intent = actor.log.state.intent
         assert intent
         body = RoundPublished(leader_epoch=leadership.epoch, run_id=intent.plan.run_id, replacements=(), vector_before=(), vector=())
         with pytest.raises(RequirementFailed, match="no receipt"):
             leadership.append(body, lambda state: False)
+
+
+class TestRetention:
+    """Retention raises the log start under the leadership of a round, before the round is planned."""
+
+    def test_what_has_expired_is_not_rewritten(self, play: Play) -> None:
+        actor = play.process("a")
+        first, *rest = actor.state().live
+        result = actor.run(expires=lambda state: first.end_offset + 1)
+        assert (result.status, result.expired) == ("cleaned", (first,))
+        assert result.plan
+        assert first.id not in result.plan.sources
+        assert result.plan.first_dirty_offset == rest[0].start_offset == result.state.log_start
+
+    def test_retention_alone_is_no_round(self, play: Play) -> None:
+        actor = play.process("a")
+        actor.run()
+        plans = len(actor.log.state.runs)
+        end = actor.log.state.end_offset
+        result = actor.run(expires=lambda state: end + 1)
+        assert (result.status, len(result.state.runs)) == ("expired", plans)
+        assert actor.run(expires=lambda state: end + 1).status == "nothing_to_do"
+
+    def test_an_open_round_is_resumed_first_and_the_next_run_raises(self, play: Play) -> None:
+        crashed_at(play, OBJECT)
+        actor = play.process("b")
+        first = actor.state().live[0]
+        assert actor.run(expires=lambda state: first.end_offset + 1).status == "resumed"
+        assert actor.log.state.log_start_offset is None
+        assert actor.run(expires=lambda state: first.end_offset + 1).state.log_start == first.end_offset + 1
+
+    def test_segments_that_arrive_meanwhile_are_taken_into_account(self, play: Play) -> None:
+        actor = play.process("a")
+        live = actor.state().live
+        end = live[-1].end_offset + 1
+
+        def expires(state: PartitionState) -> int | None:
+            return end if state.log_start < end else None
+
+        with hold_leadership(actor.ports, actor.log, LEASE) as leadership:
+            play.before(f"create partitions/{NAME}/log/", lambda: play.importing(1))
+            state = raise_log_start(leadership, expires)
+        assert state.log_start == end
+        assert not {segment.id for segment in live} & {segment.id for segment in state.live}, "the newest segment is another one by now"
+
+    def test_a_round_that_was_published_before_cannot_be_undone_below_it(self, play: Play) -> None:
+        actor = play.process("a")
+        for _ in range(2):
+            acquire_leadership(actor.ports, actor.log, LEASE).release()  # epoch 2: this planner makes one group of all
+        published = actor.run()
+        assert published.plan
+        made = [receipt.segment for receipt in published.receipts]
+        source = published.plan.sources[0]
+        below = next(s for group in actor.log.state.waiting for s in group.segments if s.id == source).end_offset + 1
+        assert made[0].end_offset >= below, "the log start lies within the segment that the round made"
+        with hold_leadership(actor.ports, actor.log, LEASE) as leadership:
+            raise_log_start(leadership, lambda state: below if state.log_start < below else None)
+        with pytest.raises(UsageError, match="ends below the log start"):
+            undo_round(actor.ports, actor.log, LEASE, published.plan.run_id)

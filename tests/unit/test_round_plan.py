@@ -9,11 +9,11 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.config import Cleaner
+from compactor.config.settings import Cleaner
 from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.plan import Left, RoundFacts, assess, metadata_records, plan_round
+from compactor.round.plan import RemainingBound, RoundFacts, assess_round, expected_metadata_records, plan_round
 
 NOW = 1_000_000
 
@@ -48,8 +48,8 @@ FOUR = (segment(0, 9), segment(10, 19), segment(20, 29), segment(30, 39))
 
 def planned(given: PartitionState, settings: Cleaner, *, force: bool = True, left: dict[str, int] | None = None) -> CompactionPlan:
     numbers = count()
-    found = assess(given, settings, NOW, force=force)
-    known = {name: Left(size, records=size) for name, size in (left or {}).items()}
+    found = assess_round(given, settings, NOW, force=force)
+    known = {name: RemainingBound(size, records=size) for name, size in (left or {}).items()}
     return plan_round(RoundFacts(given, found, settings, NOW, (), "here", "memory", left=known), 3, lambda: f"new{next(numbers)}")
 
 
@@ -60,29 +60,29 @@ def planned(given: PartitionState, settings: Cleaner, *, force: bool = True, lef
     ("clean", "ratio", "due"), [(0, 1.0, True), (10, 0.75, True), (20, 0.5, False), (30, 0.25, False), (40, 0.0, False)]
 )
 def test_the_dirty_ratio_must_be_above_the_bound(clean: int, ratio: float, due: bool) -> None:
-    found = assess(state(*FOUR, clean=clean), cleaner(min_cleanable_dirty_ratio=0.5), NOW)
+    found = assess_round(state(*FOUR, clean=clean), cleaner(min_cleanable_dirty_ratio=0.5), NOW)
     assert (found.dirty_ratio, found.due, found.first_dirty, found.end) == (ratio, due, clean, 40)
 
 
 def test_force_needs_something_dirty() -> None:
-    assert assess(state(*FOUR, clean=30), cleaner(), NOW, force=True).due
-    clean = assess(state(*FOUR, clean=40), cleaner(), NOW, force=True)
+    assert assess_round(state(*FOUR, clean=30), cleaner(), NOW, force=True).due
+    clean = assess_round(state(*FOUR, clean=40), cleaner(), NOW, force=True)
     assert (clean.due, clean.reason) == (False, "nothing is dirty")
-    assert not assess(state(), cleaner(), NOW, force=True).due
+    assert not assess_round(state(), cleaner(), NOW, force=True).due
 
 
 def test_an_old_record_makes_a_round_due_whatever_the_ratio() -> None:
     settings = cleaner(min_cleanable_dirty_ratio=1, max_compaction_lag_ms=NOW - 400_001)
-    assert "max_compaction_lag_ms" in assess(state(*FOUR, clean=30), settings, NOW).reason
-    assert not assess(state(*FOUR, clean=30), settings, NOW - 1).due
-    assert not assess(state(*FOUR, clean=40), settings, NOW).due
+    assert "max_compaction_lag_ms" in assess_round(state(*FOUR, clean=30), settings, NOW).reason
+    assert not assess_round(state(*FOUR, clean=30), settings, NOW - 1).due
+    assert not assess_round(state(*FOUR, clean=40), settings, NOW).due
 
 
 def test_a_delete_horizon_makes_a_round_due() -> None:
     given = state(segment(0, 9, due_ms=NOW), *FOUR[1:], clean=40)
-    found = assess(given, cleaner(), NOW)
+    found = assess_round(given, cleaner(), NOW)
     assert (found.due, found.horizon_due) == (True, ("s0",))
-    assert not assess(given, cleaner(), NOW - 1).due
+    assert not assess_round(given, cleaner(), NOW - 1).due
 
 
 # ---- up to where ------------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_a_delete_horizon_makes_a_round_due() -> None:
 @pytest.mark.parametrize(("undecided", "end"), [(30, 30), (39, 30), (25, 20), (5, 0), (0, 0), (-1, 40)])
 def test_a_round_ends_before_the_segment_of_an_open_transaction(undecided: int, end: int) -> None:
     given = state(*FOUR[:3], segment(30, 39, open_txn_offset=undecided))
-    found = assess(given, cleaner(), NOW, force=True)
+    found = assess_round(given, cleaner(), NOW, force=True)
     assert (found.end, len(found.dirty), found.due) == (end, end // 10, end > 0)
     if end == 0:
         assert "transaction is open" in found.reason
@@ -99,25 +99,25 @@ def test_a_round_ends_before_the_segment_of_an_open_transaction(undecided: int, 
 
 def test_a_transaction_that_was_open_before_the_log_holds_everything() -> None:
     given = state(segment(100, 109), segment(110, 119, open_txn_offset=50))
-    found = assess(given, cleaner(), NOW, force=True)
+    found = assess_round(given, cleaner(), NOW, force=True)
     assert (found.end, found.due) == (100, False)
 
 
 def test_a_transaction_below_what_is_clean_takes_nothing_back() -> None:
-    found = assess(state(*FOUR[:3], segment(30, 39, open_txn_offset=15), clean=30), cleaner(), NOW, force=True)
+    found = assess_round(state(*FOUR[:3], segment(30, 39, open_txn_offset=15), clean=30), cleaner(), NOW, force=True)
     assert (found.end, found.dirty, found.due) == (30, (), False)
 
 
 def test_young_segments_are_left_alone() -> None:
     live = (*FOUR[:2], segment(20, 29, max_timestamp_ms=NOW - 5), segment(30, 39))
-    assert assess(state(*live), cleaner(min_compaction_lag_ms=10), NOW).end == 20
-    assert assess(state(*live), cleaner(min_compaction_lag_ms=5), NOW).end == 40
-    assert assess(state(*live, clean=30), cleaner(min_compaction_lag_ms=10), NOW).end == 40
+    assert assess_round(state(*live), cleaner(min_compaction_lag_ms=10), NOW).end == 20
+    assert assess_round(state(*live), cleaner(min_compaction_lag_ms=5), NOW).end == 40
+    assert assess_round(state(*live, clean=30), cleaner(min_compaction_lag_ms=10), NOW).end == 40
 
 
 def test_without_timestamps_the_modification_time_counts() -> None:
     live = (*FOUR[:3], segment(30, 39, max_timestamp_ms=-1, mtime_ms=NOW))
-    assert assess(state(*live), cleaner(min_compaction_lag_ms=10), NOW).end == 30
+    assert assess_round(state(*live), cleaner(min_compaction_lag_ms=10), NOW).end == 30
 
 
 # ---- what a round does ------------------------------------------------------------------------------------------------------
@@ -190,6 +190,6 @@ def test_neighbours_in_which_something_is_due_go_together_where_brokers_keep_fil
 
 def test_records_for_brokers_are_counted() -> None:
     plan = planned(under_brokers(*FOUR), cleaner(segment_bytes=250))
-    assert metadata_records(plan.tasks) == 2 * (4 + 2)
+    assert expected_metadata_records(plan.tasks) == 2 * (4 + 2)
     later = [one.model_copy(update={"leader_epochs": (EpochEntry(1, one.start_offset),)}) for one in FOUR[2:]]
-    assert metadata_records(planned(under_brokers(*FOUR[:2], *later), cleaner()).tasks) == 2 * (4 + 2) + 4
+    assert expected_metadata_records(planned(under_brokers(*FOUR[:2], *later), cleaner()).tasks) == 2 * (4 + 2) + 4

@@ -8,28 +8,37 @@ import numpy as np
 import pytest
 
 from bloom.producer_runs import BATCH_RUNS, MARKERS
-from bloom.sidecar import Due, Portrait, Sidecar
-from bloom.sizing import FilterDesign, design
-from compactor.config import Cleaner
+from bloom.sidecar import KeyCollector, RecordsDue, Sidecar
+from bloom.sizing import FilterDesign, size_filter
+from compactor.config.settings import Cleaner
 from compactor.control.state import Run
-from compactor.round.skip import FilterRecord, engine_for, filter_for, filter_record, keys_expected, keys_to_come, look_at, record_of
-from compactor.tier.sidecars import MISSING, Head
+from compactor.round.skip import (
+    FilterRecord,
+    choose_engine,
+    decide_by_sidecar,
+    design_filter,
+    estimate_distinct_keys,
+    expected_round_keys,
+    filter_record_of_run,
+    sum_filter_records,
+)
+from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
 
 
-def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: Due = Due(), seed: int = 1) -> Sidecar:  # noqa: B008
-    portrait = Portrait(made_for)
+def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: RecordsDue = RecordsDue(), seed: int = 1) -> Sidecar:  # noqa: B008
+    portrait = KeyCollector(made_for)
     portrait.add(np.random.default_rng(seed).integers(0, 2**64, (keys, 2), np.uint64))
     return portrait.sidecar("id", keys, due, np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
 
 
-def look(head: Head, *, keys: int = 100, due: str = "", record: FilterRecord | None = None) -> Any:
-    return look_at(head, due, keys=keys, record=record or FilterRecord(), now_ms=1_000)
+def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: FilterRecord | None = None) -> Any:
+    return decide_by_sidecar(head, due, keys=keys, record=record or FilterRecord(), now_ms=1_000)
 
 
-def with_filter(probes: int = 1_000, due: Due = Due()) -> Head:  # noqa: B008
-    made_for = design(50, probes, 100_000)
+def with_filter(probes: int = 1_000, due: RecordsDue = RecordsDue()) -> SidecarHead:  # noqa: B008
+    made_for = size_filter(50, probes, 100_000)
     assert made_for is not None
-    return Head(sidecar(50, made_for=made_for, due=due), "", 0)
+    return SidecarHead(sidecar(50, made_for=made_for, due=due), "", 0)
 
 
 def test_a_filter_is_asked_where_nothing_else_decides() -> None:
@@ -40,33 +49,33 @@ def test_a_filter_is_asked_where_nothing_else_decides() -> None:
 @pytest.mark.parametrize(
     ("due", "why"),
     [
-        (Due(tombstones=2, tombstones_without_horizon=2), "2 tombstones have no delete horizon yet"),
-        (Due(tombstones=1, earliest_tombstone_horizon_ms=1_000), "a tombstone's delete horizon has passed"),
-        (Due(keyless_records=3), "3 records have no key"),
+        (RecordsDue(tombstones=2, tombstones_without_horizon=2), "2 tombstones have no delete horizon yet"),
+        (RecordsDue(tombstones=1, earliest_tombstone_horizon_ms=1_000), "a tombstone's delete horizon has passed"),
+        (RecordsDue(keyless_records=3), "3 records have no key"),
     ],
 )
-def test_what_is_due_is_read(due: Due, why: str) -> None:
+def test_what_is_due_is_read(due: RecordsDue, why: str) -> None:
     assert look(with_filter(due=due)).must == why
     assert look(with_filter(due=due), keys=0).must == why
 
 
 def test_a_horizon_that_is_still_to_come_waits() -> None:
-    assert look(with_filter(due=Due(tombstones=1, earliest_tombstone_horizon_ms=1_001))).must == ""
+    assert look(with_filter(due=RecordsDue(tombstones=1, earliest_tombstone_horizon_ms=1_001))).must == ""
 
 
 def test_the_fold_s_reason_comes_first() -> None:
     assert look(with_filter(), due="a transaction marker is due").must == "a transaction marker is due"
-    assert look(Head(None, MISSING, 0), due="a transaction marker is due").must == "a transaction marker is due"
+    assert look(SidecarHead(None, NO_SIDECAR, 0), due="a transaction marker is due").must == "a transaction marker is due"
 
 
 def test_without_a_sidecar_or_a_filter_it_is_read() -> None:
-    assert look(Head(None, MISSING, 0)).must == "it has no sidecar"
-    assert look(Head(sidecar(50), "", 0)).must == "no filter pays for it"
+    assert look(SidecarHead(None, NO_SIDECAR, 0)).must == "it has no sidecar"
+    assert look(SidecarHead(sidecar(50), "", 0)).must == "no filter pays for it"
 
 
 def test_without_dirty_keys_nothing_needs_to_be_asked() -> None:
     assert look(with_filter(), keys=0).may == "nothing is due in it"
-    assert look(Head(sidecar(0), "", 0)).may == "it has no key"
+    assert look(SidecarHead(sidecar(0), "", 0)).may == "it has no key"
 
 
 def test_a_filter_for_far_fewer_keys_is_not_fetched() -> None:
@@ -76,12 +85,12 @@ def test_a_filter_for_far_fewer_keys_is_not_fetched() -> None:
 
 def test_filters_that_cost_more_than_they_spare_are_off_and_it_is_said() -> None:
     costly = FilterRecord(asked=60, skipped=3, useless=1, bytes_read=10_000, bytes_saved=9_000)
-    assert not costly.pays
+    assert not costly.are_filters_paying
     why = look(with_filter(), record=costly).must
     assert why.startswith("filters do not pay on this partition and are off: of 60 filters asked, 3 spared a read and 1 were wrong (25 %)")
-    assert filter_for(Cleaner(), costly, 1_000, 50, 100_000) is None
-    assert FilterRecord(asked=49, bytes_read=10_000).pays, "too few were asked to tell"
-    assert FilterRecord(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).pays
+    assert design_filter(Cleaner(), costly, 1_000, 50, 100_000) is None
+    assert FilterRecord(asked=49, bytes_read=10_000).are_filters_paying, "too few were asked to tell"
+    assert FilterRecord(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).are_filters_paying
 
 
 def run(**stats: int) -> Run:
@@ -93,29 +102,29 @@ def test_what_is_remembered_counts() -> None:
         run(filter_asked=10, filter_skipped=6, filter_useless=2, filter_bytes_read=5, filter_bytes_written=7, bytes_skipped=100),
         run(filter_asked=1, filter_skipped=1, bytes_skipped=11),
     ]
-    record = filter_record(runs)
+    record = sum_filter_records(runs)
     assert record == FilterRecord(asked=11, skipped=7, useless=2, bytes_read=12, bytes_saved=111)
     assert record.useless_rate == 2 / 9
-    assert record_of({}) == FilterRecord()
+    assert filter_record_of_run({}) == FilterRecord()
 
 
 def test_filters_are_made_for_the_keys_that_rounds_bring() -> None:
-    assert keys_to_come(Cleaner(), [], 0) == 100_000
-    assert keys_to_come(Cleaner(), [run(map_entries=70), run(map_entries=900), run()], 30) == 900
-    assert keys_to_come(Cleaner(), [run(map_entries=900), *[run(map_entries=5)] * 5], 30) == 30
-    assert keys_to_come(Cleaner(bloom_design_keys=7), [run(map_entries=900)], 30) == 7
+    assert expected_round_keys(Cleaner(), [], 0) == 100_000
+    assert expected_round_keys(Cleaner(), [run(map_entries=70), run(map_entries=900), run()], 30) == 900
+    assert expected_round_keys(Cleaner(), [run(map_entries=900), *[run(map_entries=5)] * 5], 30) == 30
+    assert expected_round_keys(Cleaner(bloom_design_keys=7), [run(map_entries=900)], 30) == 7
 
 
 def test_keys_are_estimated_from_sketches_and_never_beyond_the_records() -> None:
     one, same, other = sidecar(5_000, seed=1), sidecar(5_000, seed=1), sidecar(5_000, seed=2)
-    both = keys_expected([Head(one, "", 0), Head(same, "", 0)], [5_000, 5_000])
+    both = estimate_distinct_keys([SidecarHead(one, "", 0), SidecarHead(same, "", 0)], [5_000, 5_000])
     assert 4_900 <= both <= 5_500
-    assert 9_700 <= keys_expected([Head(one, "", 0), Head(other, "", 0)], [5_000, 5_000]) <= 10_000
-    assert keys_expected([Head(None, MISSING, 0)], [123]) == 123
+    assert 9_700 <= estimate_distinct_keys([SidecarHead(one, "", 0), SidecarHead(other, "", 0)], [5_000, 5_000]) <= 10_000
+    assert estimate_distinct_keys([SidecarHead(None, NO_SIDECAR, 0)], [123]) == 123
 
 
 def test_the_engine_follows_from_the_estimate() -> None:
-    assert engine_for("auto", 1_000, 20_000) == "memory"
-    assert engine_for("auto", 1_001, 20_000) == "partitioned"
-    assert engine_for("memory", 10**9, 1) == "memory"
-    assert engine_for("partitioned", 1, 10**9) == "partitioned"
+    assert choose_engine("auto", 1_000, 20_000) == "memory"
+    assert choose_engine("auto", 1_001, 20_000) == "partitioned"
+    assert choose_engine("memory", 10**9, 1) == "memory"
+    assert choose_engine("partitioned", 1, 10**9) == "partitioned"

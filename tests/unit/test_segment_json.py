@@ -80,7 +80,7 @@ def test_files_are_compared_by_the_digests_that_both_have(one: SegmentFile, othe
 
 def test_without_a_digest_the_size_is_what_counts() -> None:
     assert (file().has_digest, file("a").has_digest, file(batches="a").has_digest) == (False, True, True)
-    assert file().is_met_by(file("a"))
-    assert not file().is_met_by(file(size=99))
-    assert not file("a").is_met_by(file())
-    assert file("a").is_met_by(file("a", "b"))
+    assert file().is_matched_by(file("a"))
+    assert not file().is_matched_by(file(size=99))
+    assert not file("a").is_matched_by(file())
+    assert file("a").is_matched_by(file("a", "b"))

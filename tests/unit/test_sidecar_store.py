@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bloom.producer_runs import BATCH_RUNS, MARKERS
-from bloom.sidecar import Due, Portrait, Sidecar
-from bloom.sizing import design
+from bloom.sidecar import KeyCollector, RecordsDue, Sidecar
+from bloom.sizing import size_filter
 from compactor.storage.counting import Counters
 from compactor.tier import sidecars
 from compactor.tier.sidecars import Sidecars
@@ -19,9 +19,9 @@ KEY = bytes(range(16))
 
 
 def made(segment_id: str, keys: int = 50) -> Sidecar:
-    portrait = Portrait(design(keys, 1_000, 100_000))
+    portrait = KeyCollector(size_filter(keys, 1_000, 100_000))
     portrait.add(np.random.default_rng(1).integers(0, 2**64, (keys, 2), np.uint64))
-    return portrait.sidecar(segment_id, keys, Due(), np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
+    return portrait.sidecar(segment_id, keys, RecordsDue(), np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
 
 
 class Kept:
@@ -50,7 +50,7 @@ def test_heads_that_are_remembered_are_not_fetched_again() -> None:
 
 
 def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecars, "FILTER_BYTES", 1)
+    monkeypatch.setattr(sidecars, "MAX_FILTER_BYTES", 1)
     store, names = MemoryStore(Clock(), Counters()), [f"s{number}" for number in range(20)]
     ours = Sidecars(store, "p", KEY)
     for name in names[1:]:
@@ -69,11 +69,11 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
         return [known[:1]]
 
     monkeypatch.setattr(ours, "load", noted)
-    met, fetched = ours.meeting(names, keys)  # type: ignore[arg-type]
-    assert met == {"s0": "its filter cannot be read"} | dict.fromkeys(names[1:], sidecars.MET)
+    met, fetched = ours.match_segments(names, keys)  # type: ignore[arg-type]
+    assert met == {"s0": "its filter cannot be read"} | dict.fromkeys(names[1:], sidecars.FILTER_MATCHES)
     assert fetched > 0
     assert len(behind) == 19, "one filter at a time, as none is smaller than the bound"
-    assert all(count <= number + 2 + sidecars.AHEAD for number, count in enumerate(behind))
+    assert all(count <= number + 2 + sidecars.MAX_PREFETCHED for number, count in enumerate(behind))
     assert behind[0] > 2, "what comes next is on its way"
 
 

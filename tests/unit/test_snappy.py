@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from compactor.records import snappy
 from compactor.records.batches import read_only
-from compactor.records.codecs import SNAPPY, CodecError, compress, compressed_bound, decompress
+from compactor.records.codecs import SNAPPY, CodecError, compress, compressed_bound
+from tests.support.inflating import decompress
 from tests.unit.test_codecs_bulk import as_of_one, inflated
 
 WORDS = [b"a", b"bc", b'{"id":', b"0123456789", b"\x00" * 9, b"the quick brown fox jumps", b'","name":"', bytes(range(40))]

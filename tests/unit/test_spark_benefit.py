@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compactor.bootstrap import Tier
-from compactor.spark.benefit import left_alone
+from compactor.access.rounds import compact
+from compactor.access.tier import Tier
+from compactor.spark.benefit import reason_not_worth_it
 from tests.builders import LogBuilder
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 
@@ -21,12 +22,12 @@ def tier_of(folder: Path, *batches: tuple[str, ...], settings: str = SETTINGS, c
     twins = Twins(folder, settings)
     twins.bring(log.write(folder / "log"))
     if clean:
-        twins.local.compact(NAME, NOW_MS, force=True)
+        compact(twins.local, NAME, NOW_MS, force=True)
     return twins.local
 
 
 def why(tier: Tier, min_benefit: int, now_ms: int = NOW_MS) -> str:
-    return left_alone(tier, state_of(tier), now_ms, min_benefit)
+    return reason_not_worth_it(tier, state_of(tier), now_ms, min_benefit)
 
 
 def test_what_can_gain_nothing(tmp_path: Path) -> None:

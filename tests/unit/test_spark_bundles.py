@@ -11,10 +11,20 @@ from compactor.errors import BadData
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.spark.round import bundles, fetching
-from compactor.spark.round.bundles import Indexed, IndexedBundle, Neighbours, RowFacts, bundle_from, bundled, facts_from, pieces, tail_of
+from compactor.spark.round import bundles, range_rows
+from compactor.spark.round.bundles import (
+    BatchRowFacts,
+    IndexedBundle,
+    IndexedSegment,
+    OrdinalRange,
+    decode_bundle,
+    decode_row_facts,
+    encode_tail,
+    ordinal_ranges,
+    plan_bundles,
+)
 from compactor.spark.round.exchange import KeyBundle, pack_tail, read_tail
-from compactor.spark.round.gate import GateBundle
+from compactor.spark.round.gate_rows import GateBundle
 from tests.support.spark_tier import HereCluster, Twins
 from tests.unit.test_spark_worker import SMALL, growing
 
@@ -29,40 +39,42 @@ def segment(number: int, size: int, records: int) -> RemoteLogSegmentMetadata:
 def test_neighbours_go_together_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [100] * 20 + [2000] + [100] * 20
     segments = [segment(number, size, 10) for number, size in enumerate(sizes)]
-    runs = bundled(segments, slots=2, disk_bytes=1 << 30)
+    runs = plan_bundles(segments, slots=2, disk_bytes=1 << 30)
     assert [number for begin, end in runs for number in range(begin, end)] == list(range(41))
     assert 3 <= len(runs) <= 5
-    monkeypatch.setattr(bundles, "MOST_BYTES", 300)
-    assert max(sum(sizes[begin:end]) for begin, end in bundled(segments, slots=2, disk_bytes=1 << 30)) == 2000, "one segment is never cut"
-    assert len(bundled(segments, slots=2, disk_bytes=4000 + 2 * 16 * 10)) == 41, "there is room for the rows of one"
-    assert bundled([], slots=2, disk_bytes=1) == []
+    monkeypatch.setattr(bundles, "MAX_BUNDLE_BYTES", 300)
+    assert max(sum(sizes[begin:end]) for begin, end in plan_bundles(segments, slots=2, disk_bytes=1 << 30)) == 2000, (
+        "one segment is never cut"
+    )
+    assert len(plan_bundles(segments, slots=2, disk_bytes=4000 + 2 * 16 * 10)) == 41, "there is room for the rows of one"
+    assert plan_bundles([], slots=2, disk_bytes=1) == []
 
 
-def found(name: str, first: int, ordinals: int) -> Indexed:
-    return Indexed(name, 3, np.array([1]), BatchTable.empty(1), np.empty(0, TXN_ENTRY), False, first, ordinals, ordinals)
+def indexed(name: str, first: int, ordinals: int) -> IndexedSegment:
+    return IndexedSegment(name, 3, np.array([1]), BatchTable.empty(1), np.empty(0, TXN_ENTRY), False, first, ordinals, ordinals)
 
 
 def test_rows_of_bundles_that_lie_between_each_other() -> None:
     """Segments with transactions are read again, in bundles of their own: 9, 7 and 6 lie in one, 8 and 5 in the other."""
-    order = [(0, found("9", 0, 5)), (1, found("8", 0, 4)), (0, found("7", 8, 2)), (0, found("6", 16, 9)), (1, found("5", 8, 1))]
-    assert pieces(order) == (Neighbours(0, 0, 5), Neighbours(1, 0, 4), Neighbours(0, 8, 25), Neighbours(1, 8, 9))
-    assert pieces([(0, found("2", 0, 5)), (0, found("1", 8, 5))]) == (Neighbours(0, 0, 13),)
+    order = [(0, indexed("9", 0, 5)), (1, indexed("8", 0, 4)), (0, indexed("7", 8, 2)), (0, indexed("6", 16, 9)), (1, indexed("5", 8, 1))]
+    assert ordinal_ranges(order) == (OrdinalRange(0, 0, 5), OrdinalRange(1, 0, 4), OrdinalRange(0, 8, 25), OrdinalRange(1, 8, 9))
+    assert ordinal_ranges([(0, indexed("2", 0, 5)), (0, indexed("1", 8, 5))]) == (OrdinalRange(0, 0, 13),)
 
 
 def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     store = Twins(tmp_path).remote.ports.control
-    segments = (found("b", 0, 11), Indexed("headers", 2, np.array([0, 1]), BatchTable.empty(2), np.zeros(2, TXN_ENTRY), True))
+    segments = (indexed("b", 0, 11), IndexedSegment("headers", 2, np.array([0, 1]), BatchTable.empty(2), np.zeros(2, TXN_ENTRY), True))
     keys = KeyBundle("scratch/keys-x", 0, 7, 11, 9, 2)
     gate = GateBundle("scratch/gate-x", 500, 7, 9, 2)
-    facts = {"b": RowFacts(np.array([True, False, True]), np.array([3, 3, 5]))}
-    data = b"rows" + pack_tail(tail_of(IndexedBundle(segments, keys, gate), facts))
+    facts = {"b": BatchRowFacts(np.array([True, False, True]), np.array([3, 3, 5]))}
+    data = b"rows" + pack_tail(encode_tail(IndexedBundle(segments, keys, gate), facts))
     store.create(keys.key, data)
     tail = read_tail(store, keys.key, len(data))
-    again = bundle_from(tail, keys.key, len(data))
+    again = decode_bundle(tail, keys.key, len(data))
     shown = [(s.id, s.batches, s.undecided, s.first, s.ordinals, len(s.places), len(s.txn_entries)) for s in again.segments]
     assert shown == [("b", 3, False, 0, 11, 1, 0), ("headers", 2, True, -1, 0, 2, 2)]
     assert (again.gate, again.keys) == (gate, KeyBundle(keys.key, len(data), 7, 11, 9, 2))
-    assert facts_from(tail)["b"].tombstones.tolist() == [True, False, True]
+    assert decode_row_facts(tail)["b"].tombstones.tolist() == [True, False, True]
     store.create("scratch/cut", data[:-3])
     with pytest.raises(BadData, match="the end of a scratch object is damaged"):
         read_tail(store, "scratch/cut", len(data) - 3)
@@ -70,7 +82,7 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("together", [0, 300])
 def test_ranges_that_are_fetched_alone_or_a_few_at_a_time(together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "TOGETHER_BYTES", together)
+    monkeypatch.setattr(range_rows, "COMBINED_FETCH_BYTES", together)
     twins = Twins(tmp_path, f"{SMALL}\n[spark]\npartitions = 13")
     log, folder = growing(tmp_path / "one", 3)
     twins.bring(folder)

@@ -13,20 +13,23 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.cleaner.keys import buckets
+from compactor.access.rounds import compact
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.cleaner.keys import disk_map
 from compactor.consumer import outcomes, pieces
-from compactor.consumer.columns import COLUMNS, LATEST_MS, batch_of
+from compactor.consumer.columns import LATEST_MS, MESSAGE_COLUMNS, arrow_batch
 from compactor.consumer.reading import Reader
 from compactor.control.ports import Retention
 from compactor.errors import BadData, OutOfBudget, UsageError
+from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
 from compactor.spark import datasource
-from compactor.spark.datasource import TYPES, KafkaTieredSource, Split, check_schema, plan
-from compactor.spark.options import DDL, ReadRequest, parse_options
+from compactor.spark.datasource import SPARK_TYPES, KafkaTieredSource, Split, check_schema, plan_splits
+from compactor.spark.options import COLUMN_TYPES, ReadRequest, parse_options
 from compactor.transfer.import_ import import_directory
-from compactor.upkeep.retire import Clock, retire
-from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
+from compactor.upkeep.retire import GraceClock, retire_partition
+from tests.builders import LZ4, NONE, TOPIC_ID, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
 from tests.support.keys import object_key
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
@@ -36,7 +39,7 @@ Rows = list[tuple[Any, ...]]
 
 
 def struct(**columns: str) -> StructType:
-    return StructType([StructField(name, TYPES[kind]) for name, kind in columns.items()])
+    return StructType([StructField(name, SPARK_TYPES[kind]) for name, kind in columns.items()])
 
 
 def read(tier: Tier, *, topic: str = NAME.topic, columns: str = "", **options: object) -> Rows:
@@ -44,7 +47,7 @@ def read(tier: Tier, *, topic: str = NAME.topic, columns: str = "", **options: o
     request = request_of(tier, topic=topic, columns=columns, **options)
     schema = arrow(columns)
     rows: Rows = []
-    for split in plan(tier, request):
+    for split in plan_splits(tier, request):
         rows += read_split(tier, split, schema)
     return sorted(rows, key=lambda row: row[schema.names.index("offset")]) if "offset" in schema.names else rows
 
@@ -52,9 +55,9 @@ def read(tier: Tier, *, topic: str = NAME.topic, columns: str = "", **options: o
 def read_split(tier: Tier, split: Any, schema: Any) -> Rows:
     assert isinstance(split, Split)
     found: Rows = []
-    selections = [(part.extent.name, Reader(tier, part.extent, part.wanted)) for part in split.parts]
+    selections = [(part.extent.name, Reader(tier, part.extent, part.options)) for part in split.parts]
     for name, selection in ((name, selection) for name, reader in selections for selection in reader.selections()):
-        batch = batch_of(selection, name.topic, name.partition, schema)
+        batch = arrow_batch(selection, name.topic, name.partition, schema)
         batch.validate(full=True)
         assert batch.num_rows > 0
         columns = [
@@ -70,12 +73,12 @@ def request_of(tier: Tier, **options: object) -> ReadRequest:
 
 
 def arrow(columns: str = "") -> Any:
-    chosen = columns.split(",") if columns else COLUMNS
-    return to_arrow_schema(struct(**{name: DDL[name] for name in chosen}), timezone="UTC")
+    chosen = columns.split(",") if columns else MESSAGE_COLUMNS
+    return to_arrow_schema(struct(**{name: COLUMN_TYPES[name] for name in chosen}), timezone="UTC")
 
 
 def offsets(rows: Rows) -> list[int]:
-    return [row[COLUMNS.index("offset")] for row in rows]
+    return [row[MESSAGE_COLUMNS.index("offset")] for row in rows]
 
 
 def plain(rows: Rows) -> list[tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes | None], ...]]]:
@@ -133,8 +136,8 @@ def test_all_that_a_read_committed_consumer_sees(seed: int, twins: Twins, tmp_pa
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_smaller_than_a_segment(seed: int, twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces.SegmentReader.piece, "__defaults__", (300,))
-    monkeypatch.setattr(pieces.SegmentReader.cuts_backwards, "__defaults__", (300,))
-    monkeypatch.setattr(outcomes, "MOST_HELD", seed)
+    monkeypatch.setattr(pieces.SegmentReader.bounds_backwards, "__defaults__", (300,))
+    monkeypatch.setattr(outcomes, "MAX_HELD_PIECES", seed)
     folder = log_of(seed + 50).write(tmp_path / "log")
     twins.bring(folder)
     assert plain(read(twins.local)) == visible(folder)
@@ -177,7 +180,7 @@ def test_every_column(twins: Twins, tmp_path: Path) -> None:
     log.raw(entry(0, 7, "old=1"), 7)
     twins.bring(log.write(tmp_path / "log"))
     rows = read(twins.local)
-    named = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    named = [dict(zip(MESSAGE_COLUMNS, row, strict=True)) for row in rows]
     assert [row["key"] for row in named] == [b"a", b"b", None, b"c", b"l", b"l", b"old"]
     assert [row["value"] for row in named] == [b"1", None, b"x", b"1", b"1", b"2", b"1"]
     assert named[0]["headers"] == [{"key": "h", "value": b"v"}, {"key": "n", "value": None}, {"key": "h", "value": b""}]
@@ -264,10 +267,10 @@ def test_splits_cover_each_offset_once(numbered: Tier) -> None:
     live = state_of(numbered).live
     size = max(segment.size_bytes for segment in live)
     request = request_of(numbered, topic="orders", splitBytes=size // 3)
-    splits = [part.extent for split in plan(numbered, request) if isinstance(split, Split) for part in split.parts]
+    splits = [part.extent for split in plan_splits(numbered, request) if isinstance(split, Split) for part in split.parts]
     assert len(splits) >= 10
     assert [number for extent in splits for number in range(extent.first, extent.last + 1)] == list(range(50))
-    together = plan(numbered, request_of(numbered, topic="orders", splitBytes=2 * size))
+    together = plan_splits(numbered, request_of(numbered, topic="orders", splitBytes=2 * size))
     assert len(together) == 3
     assert offsets(read(numbered, splitBytes=size // 3)) == list(range(50))
 
@@ -320,15 +323,15 @@ def test_values_are_read_once_whatever_the_number_of_ranges(
     """Where the keys do not fit the memory, their hashes once before: twice the segments are fetched, not once for each range."""
     records = sum(segment.records for segment in state_of(numbered).live)
     monkeypatch.setattr(datasource, "KEY_BYTES", ranges * numbered.settings.cleaner.map_budget_bytes // records)
-    monkeypatch.setattr(buckets, "CACHE_BYTES", max(1, records * buckets.KEY_BYTES // ranges))
+    monkeypatch.setattr(disk_map, "CACHE_BYTES", max(1, records * KEY_BYTES // ranges))
     looked_at: set[int] = set()
-    answer = buckets.KeyBuckets._answer
+    answer = disk_map.DiskOffsetMap._find_in_range
 
     def told(self: Any, bucket: int, *arguments: Any) -> None:
         looked_at.add(bucket)
         answer(self, bucket, *arguments)
 
-    monkeypatch.setattr(buckets.KeyBuckets, "_answer", told)
+    monkeypatch.setattr(disk_map.DiskOffsetMap, "_find_in_range", told)
     fetched: list[int] = []
     get = type(numbered.ports.data).get
 
@@ -354,8 +357,8 @@ def test_more_keys_than_a_task_may_hold(tmp_path: Path) -> None:
     for base in range(0, 6000, 500):
         log.put(*[f"key-{number}=1" for number in range(base, base + 500)])
     twins.bring(log.write(tmp_path / "log"))
-    splits = plan(twins.local, request_of(twins.local, topic="orders", view="latest"))
-    assert [part.wanted.latest.spill.records for split in splits for part in split.parts] == [6000]  # type: ignore[attr-defined]
+    splits = plan_splits(twins.local, request_of(twins.local, topic="orders", view="latest"))
+    assert [part.options.latest.spill.records for split in splits for part in split.parts] == [6000]  # type: ignore[attr-defined]
     assert len(read(twins.local, view="latest")) == 6000
     with pytest.raises(OutOfBudget, match="keyRanges"):
         read(twins.local, view="latest", keyRanges=1)
@@ -370,10 +373,10 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
     folder = log_of(31).write(tmp_path / "log")
     twins.bring(folder)
     tier = twins.local
-    splits = plan(tier, request_of(tier, topic="orders", view=view, splitBytes=500))
+    splits = plan_splits(tier, request_of(tier, topic="orders", view=view, splitBytes=500))
     before = visible(folder)
-    assert tier.compact(NAME, NOW_MS, force=True).status == "cleaned"
-    retire(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), clock=Clock(NOW_MS * 2, forced=True))
+    assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
+    retire_partition(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True))
     rows = [row for split in splits for row in read_split(tier, split, arrow())]
     if view == "latest":
         assert {row[0]: row[1] for row in rows} == latest(folder)
@@ -396,11 +399,11 @@ def test_a_control_log_that_has_lost_a_record_is_no_older_view(lost: slice, view
     """The tier-wide log has seen more of it: neither fewer rows nor those of before a round, but an error."""
     tier = twins.local
     twins.bring(log_of(7).write(tmp_path / "log"))
-    assert tier.compact(NAME, NOW_MS, force=True).status == "cleaned"
+    assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
     log = tier.open(NAME)
     log.refresh()
-    tier.identity()
-    tier.note_change(log)
+    tier.identity.read()
+    tier.changes.publish([log])
     keys = sorted(info.key for info in tier.ports.control.list(f"{log.prefix}/log/"))
     read(open_tier(tier.settings), view=view)
     tier.ports.control.delete(keys[lost])
@@ -467,7 +470,7 @@ def test_options_of_sparks_own_kafka_source(numbered: Tier, tmp_path: Path) -> N
     assert offsets(read(numbered, startingOffsets='{"orders": {"0": -2}}', endingOffsets='{"orders": {"0": -1}}')) == list(range(50))
     assert offsets(read(numbered, startingOffsets="earliest", endingOffsets="latest")) == list(range(50))
     assert "headers" not in parse_options({"url": "file:///srv/tier", "topic": "a", "includeHeaders": "false"}).columns
-    assert len(plan(numbered, request_of(numbered, topic="", subscribePattern=".*"))) == 1, "small partitions share a task"
+    assert len(plan_splits(numbered, request_of(numbered, topic="", subscribePattern=".*"))) == 1, "small partitions share a task"
 
 
 def test_a_table_keeps_its_options_in_its_columns(numbered: Tier) -> None:
@@ -483,14 +486,14 @@ def test_a_table_keeps_its_options_in_its_columns(numbered: Tier) -> None:
 
 def test_a_stream_goes_on_where_the_tier_ended(numbered: Tier, tmp_path: Path) -> None:
     options = {"url": numbered.settings.tier_url, "topic": "orders"}
-    schema = struct(**{name: DDL[name] for name in COLUMNS})
+    schema = struct(**{name: COLUMN_TYPES[name] for name in MESSAGE_COLUMNS})
     stream: Any = KafkaTieredSource(options).streamReader(schema)
 
     def batch(start: Any, end: Any) -> list[int]:
         return sorted(row for split in stream.partitions(start, end) for part in stream.read(split) for row in part["offset"].to_pylist())
 
     first = stream.latestOffset()
-    assert first == {"orders-0": 50}
+    assert first == {"orders-0": 50, "history": {"orders-0": [0, TOPIC_ID]}}
     assert batch(stream.initialOffset(), first) == list(range(50))
     log = LogBuilder(next_offset=50)
     log.put("k=1", "k=2")
@@ -521,7 +524,7 @@ def test_what_the_tier_does_not_hold(numbered: Tier) -> None:
 
 
 def test_a_schema_chooses_columns_and_changes_no_types() -> None:
-    check_schema(struct(offset="bigint", headers=DDL["headers"]))
+    check_schema(struct(offset="bigint", headers=COLUMN_TYPES["headers"]))
     with pytest.raises(UsageError, match="column value is binary"):
         check_schema(struct(value="string"))
     with pytest.raises(UsageError, match="no column 'size'"):
@@ -539,6 +542,6 @@ def test_columns_that_were_not_asked_for_are_not_gathered(numbered: Tier, monkey
 
 
 def test_names_of_columns() -> None:
-    assert tuple(DDL) == COLUMNS
-    sizes: Sequence[int] = np.diff([COLUMNS.index(name) for name in ("key", "value", "headers")]).tolist()
+    assert tuple(COLUMN_TYPES) == MESSAGE_COLUMNS
+    sizes: Sequence[int] = np.diff([MESSAGE_COLUMNS.index(name) for name in ("key", "value", "headers")]).tolist()
     assert list(sizes) == [1, 1]

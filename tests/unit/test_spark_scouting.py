@@ -14,20 +14,22 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import load
+from compactor.access.rounds import new_round
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.control import publication
 from compactor.control.leadership import Leadership
 from compactor.errors import BadData, Unavailable
 from compactor.round.compaction import RoundReport
 from compactor.round.engines import Engine
-from compactor.round.skip import filter_record
+from compactor.round.skip import sum_filter_records
 from compactor.spark.cluster import jobs
-from compactor.spark.cluster.executor import Cost
-from compactor.spark.round import indexing, worker
-from compactor.spark.round.bundles import bundle_from
+from compactor.spark.cluster.executor import TaskCost
+from compactor.spark.round import segment_index, worker
+from compactor.spark.round.bundles import decode_bundle
 from compactor.spark.round.exchange import read_tail
-from compactor.upkeep.retire import retire
+from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.keys import object_key
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
@@ -84,7 +86,7 @@ def skipped(report: RoundReport) -> list[str]:
 
 def filters_of(tier: Tier) -> Any:
     """Bytes left out: they depend on ids, which differ in length of digits only."""
-    record = filter_record(state_of(tier).runs)
+    record = sum_filter_records(state_of(tier).runs)
     return record.asked, record.skipped, record.useless, record.bytes_saved
 
 
@@ -92,9 +94,9 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
     it = Growing(tmp_path, 6)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new", "s2-k8")
-    read, cluster = Cost(), HereCluster()
+    read, cluster = TaskCost(), HereCluster()
     live = state_of(it.twins.remote).live
-    here = it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    here = new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     there = spread(it.twins.remote, cluster, cost=read)
     assert it.twins.difference() == ""
     assert reasons(there) == reasons(here)
@@ -107,9 +109,9 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
     assert scratch_of(it.twins.remote) == []
 
 
-def spread(tier: Tier, cluster: HereCluster, *, cost: Cost | None = None, now_ms: int = NOW_MS) -> RoundReport:
-    engine = Engine("spark", partial(spark_worker, cluster, tier, cost or Cost()))
-    return tier.round(NAME, now_ms, force=True, engine=engine).run(tier.open(NAME))
+def spread(tier: Tier, cluster: HereCluster, *, cost: TaskCost | None = None, now_ms: int = NOW_MS) -> RoundReport:
+    engine = Engine("spark", partial(spark_worker, cluster, tier, cost or TaskCost()))
+    return new_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open(NAME))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -148,10 +150,10 @@ class Breaking(HereCluster):
         super().__init__()
         self.step = step
 
-    def outcomes(self, what: str, *args: Any, **kwargs: Any) -> Any:
+    def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
         if self.step in what:
             raise Unavailable("Spark gave up: as it was told to", hint="")
-        return super().outcomes(what, *args, **kwargs)
+        return super().run_job(what, *args, **kwargs)
 
 
 @pytest.mark.parametrize("step", ["pass 1", "filters of", "offset map", "pass 2"])
@@ -161,7 +163,7 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     it = Growing(tmp_path, 5, transactions=True)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new", pid=5)
-    it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking(step))
     announced = step in ("offset map", "pass 2")
@@ -185,15 +187,15 @@ class Killed(HereCluster):
         super().__init__()
         self.bundles = bundles
 
-    def outcomes(self, what: str, *args: Any, **kwargs: Any) -> Any:
-        for number, outcome in enumerate(super().outcomes(what, *args, **kwargs)):
+    def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
+        for number, outcome in enumerate(super().run_job(what, *args, **kwargs)):
             if "pass 1" in what and number == self.bundles:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield outcome
 
 
 def killed_driver(settings: str, now_ms: int) -> None:
-    spread(open_tier(load(settings, {})), Killed(2), now_ms=now_ms)
+    spread(open_tier(load_settings(settings, {})), Killed(2), now_ms=now_ms)
 
 
 def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: Path) -> None:
@@ -204,9 +206,9 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
         it.tail(f"s2-k{number}=" + "v" * SIZE, "s1-k3" if number == 3 else "s0-k1=again")
     sizes = {segment.id: segment.size_bytes for segment in state_of(it.twins.remote).live[-6:]}
     shutil.copytree(tmp_path / "spark" / "a tier", tmp_path / "unbroken" / "a tier")
-    unbroken, whole, rest = open_tier(it.twins.settings("unbroken")), Cost(), Cost()
+    unbroken, whole, rest = open_tier(it.twins.settings("unbroken")), TaskCost(), TaskCost()
     assert spread(unbroken, HereCluster(), cost=whole).status == "cleaned"
-    it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     driver = multiprocessing.get_context("spawn").Process(target=killed_driver, args=(str(tmp_path / "spark" / "settings.toml"), NOW_MS))
     driver.start()
     driver.join()
@@ -214,13 +216,13 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     assert state_of(it.twins.remote).intent is None
     store = it.twins.remote.ports.control
     left = [
-        bundle_from(read_tail(store, info.key, info.size), info.key, info.size)
+        decode_bundle(read_tail(store, info.key, info.size), info.key, info.size)
         for info in store.list(f"partitions/{NAME}/scratch/")
         if "keys-" in info.key
     ]
     spared = sum(sizes[segment.id] for bundle in left for segment in bundle.segments)
     assert len(left) >= 2
-    retire(it.twins.remote.ports, it.twins.remote.open(NAME), it.twins.remote.lease, it.twins.remote.retention)
+    retire_partition(it.twins.remote.ports, it.twins.remote.open(NAME), it.twins.remote.lease, it.twins.remote.retention)
     assert spread(it.twins.remote, HereCluster(), cost=rest, now_ms=NOW_MS + 500).status == "cleaned"
     assert it.twins.difference() == "", "the tombstone's horizon, too: it follows from the time of the round"
     assert rest.bytes_fetched == whole.bytes_fetched - spared
@@ -234,7 +236,7 @@ def test_what_was_read_of_another_log_is_not_taken_up(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8=newer")
-    it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     cluster = HereCluster()
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert "keys of 2 segments" in cluster.said[0]
@@ -251,7 +253,7 @@ def test_a_round_over_another_log_has_a_time_of_its_own(tmp_path: Path) -> None:
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8")
     later = NOW_MS + 1_000_000
-    it.twins.local.round(NAME, later, force=True).run(it.twins.local.open(NAME))
+    new_round(it.twins.local, NAME, later, force=True).execute_round(it.twins.local.open(NAME))
     assert spread(it.twins.remote, HereCluster(), now_ms=later).status == "cleaned"
     assert it.twins.difference() == "", "the tombstone's horizon, too"
     assert scratch_of(it.twins.remote) == []
@@ -262,7 +264,7 @@ def test_survivors_whose_record_may_have_counted_stay(tmp_path: Path, monkeypatc
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     store = publication.store_survivors
 
     def unanswered(*args: Any) -> None:
@@ -284,13 +286,13 @@ def test_a_filter_that_goes_between_the_look_and_the_question_costs_a_read(tmp_p
     it.tail("s2-k7=new")
     before = state_of(it.twins.remote).live[0]
     gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.sidecars(NAME).key(before.id)
-    read = indexing.Index.read
+    read = segment_index.SegmentIndex.read_segments
 
     def read_and_lose(*args: Any) -> None:
         read(*args)
         gone.unlink(missing_ok=True)
 
-    monkeypatch.setattr(indexing.Index, "read", read_and_lose)
+    monkeypatch.setattr(segment_index.SegmentIndex, "read_segments", read_and_lose)
     report = spread(it.twins.remote, HereCluster())
     assert next(segment.why for segment in report.segments if segment.action == "rewritten") == "its filter cannot be read"
     assert report.filters.useless == 1
@@ -319,19 +321,19 @@ class Importing(HereCluster):
         self.step = step
         self.bring = bring
 
-    def outcomes(self, what: str, *args: Any, **kwargs: Any) -> Any:
+    def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
         if self.step in what:
             self.bring()
-        return super().outcomes(what, *args, **kwargs)
+        return super().run_job(what, *args, **kwargs)
 
 
 def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its new size keys would be cut into other ranges than they are."""
-    monkeypatch.setattr(worker, "ROW_KEY_BYTES", 400)
+    monkeypatch.setattr(worker, "KEY_BYTES", 400)
     it = Growing(tmp_path, 5, toml="\nmap_budget_bytes = 65536")
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    it.twins.local.round(NAME, NOW_MS, force=True).run(it.twins.local.open(NAME))
+    new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     cluster = Importing("filters of", lambda: it.tail(*(f"later-{number}=1" for number in range(700))))
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert it.twins.difference() == ""
@@ -351,7 +353,7 @@ def test_executors_of_another_version_are_met_before_the_plan(tmp_path: Path, mo
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    monkeypatch.setattr(jobs, "fingerprint", lambda: "another one")
+    monkeypatch.setattr(jobs, "executor_fingerprint", lambda: "another one")
     report = spread(it.twins.remote, HereCluster())
     assert (report.status, report.reason.partition(" for ")[0]) == ("quarantined", "version: the plan is")
     assert state_of(it.twins.remote).intent is None
@@ -365,11 +367,11 @@ def test_a_store_that_fails_while_scratch_is_deleted_hides_no_damage(tmp_path: P
     check = Leadership.check
 
     class Damaged(HereCluster):
-        def outcomes(self, what: str, *args: Any, **kwargs: Any) -> Any:
+        def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
             if "offset map" in what:
                 monkeypatch.setattr(Leadership, "check", unanswered)
                 raise BadData("damaged: as it was told to", segment="s")
-            return super().outcomes(what, *args, **kwargs)
+            return super().run_job(what, *args, **kwargs)
 
     def unanswered(leadership: Leadership, **_: object) -> None:
         monkeypatch.setattr(Leadership, "check", check)

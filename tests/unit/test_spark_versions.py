@@ -9,7 +9,7 @@ import pyspark
 import pytest
 
 from compactor.errors import UsageError
-from compactor.spark.cluster.session import not_ready
+from compactor.spark.cluster.session import executors_not_ready_error
 from compactor.spark.cluster.versions import check_java, check_pyspark
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
@@ -103,6 +103,6 @@ def test_commands_say_it_once_and_change_nothing(command: str, tmp_path: Path, m
     ],
 )
 def test_what_executors_lack_is_named(said: str, message: str) -> None:
-    found = not_ready(RuntimeError(said))
+    found = executors_not_ready_error(RuntimeError(said))
     assert found.message == message
     assert ("pip install pydantic" in found.hint) == ("pydantic" in said)

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compactor.bootstrap import Tier
+from compactor.access.rounds import compact, new_round
+from compactor.access.tier import Tier
 from compactor.errors import BadData, OutOfBudget, StoreError, Unavailable
 from compactor.round.engines import Engine
 from compactor.spark.cluster import jobs
-from compactor.spark.cluster.executor import Cost
-from compactor.spark.round import exchange, judging
-from compactor.spark.round.exchange import create_once, encode_kept, set_bits
-from compactor.spark.round.gate import GateBundle, Judged
-from compactor.upkeep.retire import retire
+from compactor.spark.cluster.executor import TaskCost
+from compactor.spark.round import exchange, gate_ranges
+from compactor.spark.round.exchange import create_scratch_once, decode_gaps, encode_survivors
+from compactor.spark.round.gate_rows import ExpectedSums, GateBundle
+from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
 from tests.support.keys import object_key
@@ -137,8 +138,8 @@ def test_the_gate_looks_up_every_key(tmp_path: Path) -> None:
         twins = Twins(tmp_path / gate, f"{SMALL}\nverify_before_publish = {gate}")
         growing(tmp_path / gate / "log", 2)
         twins.bring(tmp_path / gate / "log")
-        cost, cluster = Cost(), HereCluster()
-        twins.local.round(NAME, NOW_MS, force=True).run(twins.local.open(NAME))
+        cost, cluster = TaskCost(), HereCluster()
+        new_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
         _spark_round(twins, cost, cluster)
         assert twins.difference() == ""
         assert scratch_of(twins.remote) == []
@@ -160,7 +161,7 @@ class _Losing:
             lost = chosen[self.left]
             kept[lost >> 3] ^= 128 >> (lost & 7)
         self.left -= len(chosen)
-        return encode_kept(rows, kept)
+        return encode_survivors(rows, kept)
 
 
 @pytest.mark.parametrize("number", [0, 31, 77, 101])
@@ -170,8 +171,8 @@ def test_whatever_key_it_is_its_lost_record_is_missed(number: int, tmp_path: Pat
     twins.bring(folder)
     before = state_of(twins.remote)
     losing = _Losing(number)
-    monkeypatch.setattr("compactor.spark.round.mapping.encode_kept", losing)
-    report = _spark_round(twins, Cost())
+    monkeypatch.setattr("compactor.spark.round.pass_one_tasks.encode_survivors", losing)
+    report = _spark_round(twins, TaskCost())
     assert losing.left < 0, "there are as many keys"
     assert report.status == "quarantined"
     assert "the last record of a key is gone" in report.reason
@@ -184,15 +185,15 @@ def test_rows_of_the_gate_that_the_store_has_changed(tmp_path: Path, monkeypatch
     _, folder = growing(tmp_path / "log", 5)
     twins.bring(folder)
     before = state_of(twins.remote)
-    rows = GateBundle.rows
+    rows = GateBundle.read_rows
 
     def changed(self: GateBundle, *place: Any) -> Any:
         found = rows(self, *place).copy()
         found[0, 2] ^= np.uint64(1)
         return found
 
-    monkeypatch.setattr(GateBundle, "rows", changed)
-    report = _spark_round(twins, Cost())
+    monkeypatch.setattr(GateBundle, "read_rows", changed)
+    report = _spark_round(twins, TaskCost())
     assert report.status == "quarantined"
     assert "the gate's rows in a scratch object are not what was written" in report.reason
     assert state_of(twins.remote).live == before.live
@@ -203,7 +204,7 @@ def _nothing_survives(rows: Any, kept: Any) -> bytes:
 
 
 def _all_survive(rows: Any, kept: Any) -> bytes:
-    return encode_kept(rows, np.full_like(kept, 255))
+    return encode_survivors(rows, np.full_like(kept, 255))
 
 
 def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
@@ -214,9 +215,9 @@ def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
 @pytest.mark.parametrize(
     ("what", "wrong", "cause"),
     [
-        ("mapping.encode_kept", _nothing_survives, "the last record of a key is gone"),
-        ("mapping.encode_kept", _all_survive, "records are left that must not be"),
-        ("rewriting.decode_verdicts", _no_aborted_transactions, "the transaction index does not name the aborted transactions"),
+        ("pass_one_tasks.encode_survivors", _nothing_survives, "the last record of a key is gone"),
+        ("pass_one_tasks.encode_survivors", _all_survive, "records are left that must not be"),
+        ("rewrite_tasks.decode_verdicts", _no_aborted_transactions, "the transaction index does not name the aborted transactions"),
     ],
 )
 def test_the_gate_refuses_what_executors_got_wrong(
@@ -228,8 +229,8 @@ def test_the_gate_refuses_what_executors_got_wrong(
     twins.bring(folder)
     before = state_of(twins.remote)
     monkeypatch.setattr(f"compactor.spark.round.{what}", wrong)
-    engine = Engine("spark", partial(spark_worker, HereCluster(), twins.remote, Cost()))
-    report = twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    engine = Engine("spark", partial(spark_worker, HereCluster(), twins.remote, TaskCost()))
+    report = new_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
     assert report.status == "quarantined"
     assert "the gate refuses" in report.reason
     assert cause in report.reason
@@ -275,7 +276,7 @@ def test_a_range_whose_keys_exceed_the_budget_is_read_in_parts(tmp_path: Path) -
     generous.bring(tmp_path / "log")
     generous.round(HereCluster())
     twins.local = generous.local
-    cost = Cost()
+    cost = TaskCost()
     _spark_round(twins, cost)
     assert twins.difference() == ""
     assert cost.map_entries == 6000
@@ -296,22 +297,22 @@ def test_a_disk_budget_too_small_is_refused_in_words(tmp_path: Path) -> None:
     twins.toml = "[cleaner]\ndisk_budget_bytes = 60000"
     twins.remote = twins._tier("spark")
     with pytest.raises(OutOfBudget, match="disk budget"):
-        _spark_round(twins, Cost())
+        _spark_round(twins, TaskCost())
 
 
 @pytest.mark.parametrize(("gate", "least"), [("true", 16 + 24), ("false", 16)])
 def test_at_most_24_bytes_a_record_are_exchanged_and_as_many_for_the_gate(gate: str, least: int, tmp_path: Path) -> None:
     twins = Twins(tmp_path, f"[cleaner]\nverify_before_publish = {gate}")
     twins.bring(many_keys(tmp_path / "log", 20_000))
-    cost = Cost()
+    cost = TaskCost()
     report = _spark_round(twins, cost)
     assert cost.rows == report.records_read
     assert least <= cost.exchanged_bytes / cost.rows < least + 8
 
 
-def _spark_round(twins: Twins, cost: Cost, cluster: Any = None) -> Any:
+def _spark_round(twins: Twins, cost: TaskCost, cluster: Any = None) -> Any:
     engine = Engine("spark", partial(spark_worker, cluster or HereCluster(), twins.remote, cost))
-    return twins.remote.round(NAME, NOW_MS, force=True, engine=engine).run(twins.remote.open(NAME))
+    return new_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
 
 
 # ---- what goes wrong --------------------------------------------------------------------------------------------------------
@@ -326,7 +327,7 @@ def test_bad_data_decidingsegment_and_offset_and_leaves_everything_as_it_was(tmp
     data[5000] ^= 1
     path.chmod(0o644)
     path.write_bytes(data)
-    report = _spark_round(twins, Cost())
+    report = _spark_round(twins, TaskCost())
     assert report.status == "quarantined"
     assert before.live[1].id in report.segment
     after = state_of(twins.remote)
@@ -337,8 +338,8 @@ def test_bad_data_decidingsegment_and_offset_and_leaves_everything_as_it_was(tmp
 def test_an_executor_of_another_version_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twins = Twins(tmp_path)
     twins.bring(many_keys(tmp_path / "log", 3000))
-    monkeypatch.setattr(jobs, "fingerprint", lambda: "tiered-compactor=0 zstd=other")
-    report = _spark_round(twins, Cost())
+    monkeypatch.setattr(jobs, "executor_fingerprint", lambda: "tiered-compactor=0 zstd=other")
+    report = _spark_round(twins, TaskCost())
     assert report.status == "quarantined"
     assert "an executor is tiered-compactor=0 zstd=other" in report.reason
 
@@ -350,8 +351,8 @@ class Dying(HereCluster):
         super().__init__()
         self._what, self._after = what, after
 
-    def outcomes(self, what: str, *arguments: Any, **more: Any) -> Any:
-        for number, outcome in enumerate(super().outcomes(what, *arguments, **more)):
+    def run_job(self, what: str, *arguments: Any, **more: Any) -> Any:
+        for number, outcome in enumerate(super().run_job(what, *arguments, **more)):
             if self._what in what and number >= self._after:
                 raise Unavailable("the driver is gone")
             yield outcome
@@ -366,7 +367,7 @@ def test_a_driver_that_died_is_followed_by_one_that_goes_on(what: str, after: in
     with pytest.raises(Unavailable):
         twins.round(dying)
     cluster = HereCluster()
-    report = _spark_round(twins, Cost(), cluster)
+    report = _spark_round(twins, TaskCost(), cluster)
     assert report.status == "resumed"
     if what == "pass 1":
         before, again = (int(said.said[0].rpartition(" in ")[2].partition(" ")[0]) for said in (dying, cluster))
@@ -376,7 +377,7 @@ def test_a_driver_that_died_is_followed_by_one_that_goes_on(what: str, after: in
     assert ("pass 1" in done) == (what == "pass 1")  # what is there is not done again
     # An object whose writing nobody heard of any more is all that may be left.
     assert len(scratch_of(twins.remote)) <= 1
-    retire(twins.remote.ports, twins.remote.open(NAME), twins.remote.lease, twins.remote.retention)
+    retire_partition(twins.remote.ports, twins.remote.open(NAME), twins.remote.lease, twins.remote.retention)
     assert scratch_of(twins.remote) == []
 
 
@@ -385,11 +386,11 @@ def test_what_an_earlier_version_recorded_for_the_gate_is_not_taken_for_sums(tmp
     _, folder = growing(tmp_path / "log", 13)
     twins.bring(folder)
     with monkeypatch.context() as earlier:
-        earlier.setattr(judging, "JUDGED", "sample")
-        earlier.setattr(Judged, "arrays", lambda self: {"hashes": np.zeros(3, np.uint64)})
+        earlier.setattr(gate_ranges, "GATE_SUMS_NAME", "sample")
+        earlier.setattr(ExpectedSums, "to_arrays", lambda self: {"hashes": np.zeros(3, np.uint64)})
         with pytest.raises(Unavailable):
             twins.round(Dying("pass 2", 0))
-    assert _spark_round(twins, Cost(), HereCluster()).status == "resumed"
+    assert _spark_round(twins, TaskCost(), HereCluster()).status == "resumed"
     assert twins.difference() == ""
 
 
@@ -399,18 +400,18 @@ def test_a_local_run_finishes_what_spark_began(tmp_path: Path) -> None:
     twins.bring(folder)
     with pytest.raises(Unavailable):
         twins.round(Dying("pass 2", 1))
-    assert twins.remote.compact(NAME, NOW_MS).status == "resumed"
+    assert compact(twins.remote, NAME, NOW_MS).status == "resumed"
     assert twins.difference() == ""
 
 
 def test_two_attempts_at_one_object(tmp_path: Path) -> None:
     store = Twins(tmp_path).remote.ports.control
-    first = create_once(store, "scratch/a", b"the same")
-    assert create_once(store, "scratch/a", b"the same") == first
+    first = create_scratch_once(store, "scratch/a", b"the same")
+    assert create_scratch_once(store, "scratch/a", b"the same") == first
     (tmp_path / "file").write_bytes(b"the same")
-    assert create_once(store, "scratch/a", tmp_path / "file") == first
+    assert create_scratch_once(store, "scratch/a", tmp_path / "file") == first
     with pytest.raises(StoreError, match="exists already with other content"):
-        create_once(store, "scratch/a", b"another")
+        create_scratch_once(store, "scratch/a", b"another")
 
 
 # ---- bits -------------------------------------------------------------------------------------------------------------------
@@ -422,14 +423,14 @@ def test_ordinals_as_gaps(share: float) -> None:
     ordinals = np.flatnonzero(dice.random(300_000) < 0.3).astype(np.uint32)
     rows = np.column_stack([ordinals, ordinals, ordinals, ordinals])
     kept = dice.random(len(rows)) < share
-    encoded = encode_kept(rows, np.packbits(kept))
+    encoded = encode_survivors(rows, np.packbits(kept))
     assert len(encoded) <= kept.sum() * 2 + 8
     bitmap = np.zeros(300_000 // 8 + 1, np.uint8)
-    assert set_bits(np.frombuffer(encoded, np.uint8), bitmap)
+    assert decode_gaps(np.frombuffer(encoded, np.uint8), bitmap)
     assert np.array_equal(np.flatnonzero(np.unpackbits(bitmap)), ordinals[kept])
 
 
 def test_gaps_that_do_not_fit_are_noticed() -> None:
-    encoded = encode_kept(np.full((1, 4), 23, np.uint32), np.array([128], np.uint8))
-    assert not set_bits(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
-    assert not set_bits(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))
+    encoded = encode_survivors(np.full((1, 4), 23, np.uint32), np.array([128], np.uint8))
+    assert not decode_gaps(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
+    assert not decode_gaps(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from compactor.stages import Recorder, StageCost, WorkStage, measured, recorded_by
+from compactor.profiling import Recorder, StageCost, WorkStage, measure_stage, record_costs
 
 
 def recorder() -> Recorder:
@@ -16,19 +16,19 @@ def recorder() -> Recorder:
     return Recorder(lambda: float(next(cpu)), lambda: float(next(wall)))
 
 
-@measured(WorkStage.DEFLATE, len)
+@measure_stage(WorkStage.DEFLATE, len)
 def deflated(data: bytes) -> bytes:
     return data[:1]
 
 
-@measured(WorkStage.ENCODE, lambda data: 2 * len(data))
+@measure_stage(WorkStage.ENCODE, lambda data: 2 * len(data))
 def encoded(data: bytes) -> bytes:
     return deflated(data)
 
 
 def test_what_is_inside_counts_for_itself_only() -> None:
     found = recorder()
-    with recorded_by(found):
+    with record_costs(found):
         assert encoded(b"abc") == b"a"
     assert found.costs[WorkStage.ENCODE] == StageCost(2, 20, 6)  # before and behind the inner stage
     assert found.costs[WorkStage.DEFLATE] == StageCost(1, 10, 3)
@@ -37,19 +37,19 @@ def test_what_is_inside_counts_for_itself_only() -> None:
 
 def test_nobody_records() -> None:
     found = recorder()
-    with recorded_by(found):
+    with record_costs(found):
         pass
     assert encoded(b"abc") == b"a"
     assert set(map(repr, found.costs.values())) == {repr(StageCost())}
 
 
 def test_a_failure_is_time_without_bytes() -> None:
-    @measured(WorkStage.PARSE, lambda: 7)
+    @measure_stage(WorkStage.PARSE, lambda: 7)
     def parse() -> None:
         raise ValueError("torn")
 
     found = recorder()
-    with recorded_by(found):
+    with record_costs(found):
         with pytest.raises(ValueError, match="torn"):
             parse()
         deflated(b"")
@@ -61,12 +61,12 @@ def test_threads_have_stages_of_their_own() -> None:
     found = Recorder(lambda: 0.0, lambda: 0.0)
     inside, go_on = threading.Event(), threading.Event()
 
-    @measured(WorkStage.FETCH, lambda: 5)
+    @measure_stage(WorkStage.FETCH, lambda: 5)
     def fetch() -> None:
         inside.set()
         go_on.wait(10)
 
-    with recorded_by(found):
+    with record_costs(found):
         other = threading.Thread(target=fetch)
         other.start()
         inside.wait(10)

@@ -14,11 +14,11 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from compactor.model.ids import TopicPartition
-from compactor.service.pages.agent_pages import AgentPages
-from compactor.service.pages.console import Console, Face
-from compactor.service.pages.daemon_pages import DaemonPages
-from compactor.service.pages.documents import (
-    SCHEMA,
+from compactor.web.agent_pages import AgentPages
+from compactor.web.console import RequestRouter, ServicePages
+from compactor.web.daemon_pages import DaemonPages
+from compactor.web.documents import (
+    DOCUMENT_SCHEMA_VERSION,
     AgentTotals,
     DaemonTotals,
     PartitionDocument,
@@ -42,13 +42,15 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
 def examples() -> dict[str, Any]:
     status, agent = console_samples.daemon_status(3, trouble=False), console_samples.agent_status(4)
     daemon = DaemonPages(lambda: status, lambda name: console_samples.picture(), "/etc/tiered-compactor.toml")
-    pages: dict[str, tuple[Face, str]] = {
+    pages: dict[str, tuple[ServicePages, str]] = {
         "`/api/status` of a daemon": (daemon, "/api/status?per_page=1"),
         "`/api/partitions/T-P` of a daemon": (daemon, "/api/partitions/orders-17"),
         "`/api/status` of an agent": (AgentPages(lambda: agent), "/api/status?per_page=1"),
         "`/api/partitions/T-P` of an agent": (AgentPages(lambda: agent), "/api/partitions/payments_settled-0"),
     }
-    return {title: shortened(json.loads(Console(face, lambda: 0, 1000).answer(target).body)) for title, (face, target) in pages.items()}
+    return {
+        title: shortened(json.loads(RequestRouter(face, lambda: 0, 1000).respond(target).body)) for title, (face, target) in pages.items()
+    }
 
 
 def shortened(value: Any) -> Any:
@@ -116,7 +118,7 @@ def described() -> str:
 def test_the_page_describes_what_is_given() -> None:
     head, _, rest = PAGE.read_text().partition(BEGIN)
     assert BEGIN + rest == described(), "run python -m tests.unit.test_status_api"
-    assert f"`schema_version` {SCHEMA}" in head
+    assert f"`schema_version` {DOCUMENT_SCHEMA_VERSION}" in head
 
 
 def test_examples_of_the_page_are_whole_documents() -> None:
@@ -124,14 +126,14 @@ def test_examples_of_the_page_are_whole_documents() -> None:
     kinds = list(DOCUMENTS.values())
     assert len(blocks) == len(kinds)
     for block, kind in zip(blocks, kinds, strict=True):
-        assert kind.model_validate_json(block).model_dump(mode="json")["schema_version"] == SCHEMA
+        assert kind.model_validate_json(block).model_dump(mode="json")["schema_version"] == DOCUMENT_SCHEMA_VERSION
 
 
 def test_a_partition_that_is_not_there_is_not_found() -> None:
-    pages = Console(DaemonPages(lambda: console_samples.daemon_status(3), lambda name: None), lambda: 0, 1000)
+    pages = RequestRouter(DaemonPages(lambda: console_samples.daemon_status(3), lambda name: None), lambda: 0, 1000)
     for path in ("orders-99", "no partition", "orders-x", "..%2f..", str(TopicPartition("orders", 1))):
-        assert pages.answer(f"/api/partitions/{path}").code == 404
-        assert pages.answer(f"/partitions/{path}").code == 404
+        assert pages.respond(f"/api/partitions/{path}").code == 404
+        assert pages.respond(f"/partitions/{path}").code == 404
 
 
 if __name__ == "__main__":

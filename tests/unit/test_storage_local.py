@@ -9,19 +9,22 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.errors import AlreadyExists, CompactorError, NotFound, OutOfBudget, Refused, Unavailable
+from compactor.errors import AlreadyExists, CompactorError, CopyDiffers, NotFound, OutOfBudget, Refused, Unavailable
 from compactor.storage.counting import Counters
-from compactor.storage.factory import local_path, open_store
-from compactor.storage.keys import RESERVED, key_fault
+from compactor.storage.factory import open_store
+from compactor.storage.keys import RESERVED, key_problem
 from compactor.storage.local import LocalStore
-from compactor.storage.port import CopiedRange, FileRange, Piece
+from compactor.storage.port import ComposeSource, CopiedRange, FileRange
 from compactor.storage.reserve import RESERVE_BYTES
+from compactor.storage.schemes import local_path
 
 
 def keys(store: LocalStore, prefix: str = "", after: str = "") -> list[str]:
@@ -244,19 +247,50 @@ class TestCompose:
     def _counters(self) -> None:
         self.counters = Counters()
 
-    def pieces(self, store: LocalStore, tmp_path: Path) -> list[Piece]:
+    def pieces(self, store: LocalStore, tmp_path: Path) -> list[ComposeSource]:
         (tmp_path / "local").write_bytes(b"0123456789")
         etag = store.head("source").etag
         return [CopiedRange("source", 3, 2_000_000, etag), FileRange(tmp_path / "local", 2, 5), CopiedRange("source", 7, 9, etag)]
 
     EXPECTED = (bytes(range(256)) * 10_000)[3:2_000_003] + b"23456" + bytes(range(7, 16))
 
-    def test_copied_bytes_are_neither_read_nor_written(self, store: LocalStore, tmp_path: Path) -> None:
-        pieces, before = self.pieces(store, tmp_path), self.counters.usage()
+    @pytest.mark.parametrize("is_known", [True, False])
+    def test_copied_bytes_are_read_back_and_not_written(self, store: LocalStore, tmp_path: Path, is_known: bool) -> None:
+        """If the CRC-32C of a range is not known, the source is read too."""
+        pieces = self.pieces(store, tmp_path)
+        if is_known:
+            pieces = [replace(one, crc32c=self.crc_of(one)) if isinstance(one, CopiedRange) else one for one in pieces]
+        before = self.counters.usage()
         store.compose("k", pieces)
         used = self.counters.usage().since(before)
-        assert (used.requests, used.bytes_read, used.bytes_written) == ({"put": 1, "copy": 2}, 0, 5)
+        read = 2_000_009 if is_known else 2 * 2_000_009
+        assert (used.requests, used.bytes_read, used.bytes_written) == ({"put": 1, "copy": 2}, read, 5)
         assert store.get("k") == self.EXPECTED
+
+    def crc_of(self, piece: CopiedRange) -> int:
+        return int(google_crc32c.value((bytes(range(256)) * 10_000)[piece.start : piece.start + piece.length]))
+
+    @pytest.mark.parametrize("is_known", [True, False])
+    @pytest.mark.parametrize("zeros", [1, 4_096, 2_000_000])
+    def test_a_file_system_that_copies_zeros_makes_no_object(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zeros: int, is_known: bool
+    ) -> None:
+        """As OpenZFS 2.1.4 to 2.2.1 did with blocks that it had not written yet."""
+        real = os.copy_file_range
+
+        def zeroed(source: int, target: int, count: int, at: int, to: int) -> int:
+            done = real(source, target, count, at, to)
+            if count > 9:
+                os.pwrite(target, bytes(zeros), to + done - zeros)
+            return done
+
+        pieces = self.pieces(store, tmp_path)
+        if is_known:
+            pieces = [replace(one, crc32c=self.crc_of(one)) if isinstance(one, CopiedRange) else one for one in pieces]
+        monkeypatch.setattr(os, "copy_file_range", zeroed)
+        with pytest.raises(CopyDiffers, match="source: the store has copied other bytes"):
+            store.compose("k", pieces)
+        assert (keys(store), staged(tmp_path / "tier")) == (["source"], [])
 
     @pytest.mark.parametrize("code", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM])
     @pytest.mark.parametrize("first", [0, 1, 1_500_000])
@@ -277,7 +311,7 @@ class TestCompose:
         pieces, before = self.pieces(store, tmp_path), self.counters.usage()
         store.compose("k", pieces)
         used = self.counters.usage().since(before)
-        assert (used.bytes_read, used.bytes_written) == (2_000_009 - first, 2_000_014 - first)
+        assert (used.bytes_read - 2 * 2_000_009, used.bytes_written) == (2_000_009 - first, 2_000_014 - first)
         assert store.get("k") == self.EXPECTED
 
     def test_a_system_that_copies_nothing_or_knows_no_such_call(
@@ -313,8 +347,26 @@ class TestCompose:
 
         pieces = self.pieces(store, tmp_path)
         monkeypatch.setattr(os, "copy_file_range", stranger)
-        with pytest.raises(Unavailable, match="another object than the one to be copied"):
+        with pytest.raises(Unavailable, match="not the version that was to be copied"):
             store.compose("k", pieces)
+        assert (keys(store), staged(tmp_path / "tier")) == (["source"], [])
+
+    def test_a_source_that_is_written_to_right_after_it_was_copied(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The version before the copy is the right one, so only the second look at it tells."""
+        real = os.copy_file_range
+
+        def stranger(*arguments: int) -> int:
+            done = real(*arguments)
+            with open(tmp_path / "tier" / "source", "ab") as file:
+                file.write(b"more")
+            return done
+
+        pieces = self.pieces(store, tmp_path)
+        monkeypatch.setattr(os, "copy_file_range", stranger)
+        with pytest.raises(Unavailable, match="not the version that was to be copied"):
+            store.compose("k", pieces[:2])
         assert (keys(store), staged(tmp_path / "tier")) == (["source"], [])
 
     def test_a_source_that_is_replaced_while_it_is_copied_is_the_old_one(
@@ -334,7 +386,7 @@ class TestCompose:
     def test_a_local_file_that_is_too_short_or_absent(self, store: LocalStore, tmp_path: Path) -> None:
         pieces = self.pieces(store, tmp_path)
         (tmp_path / "local").write_bytes(b"0123")
-        with pytest.raises(Unavailable, match="shorter"):
+        with pytest.raises(Unavailable, match="ends before the range"):
             store.compose("k", pieces)
         (tmp_path / "local").unlink()
         with pytest.raises(Unavailable, match="local"):
@@ -476,12 +528,12 @@ def test_a_listing_is_the_sorted_keys(tmp_path_factory: pytest.TempPathFactory, 
     made = set()
     for name in names:
         path = root / name
-        if key_fault(name) or path.exists() or any(parent.is_file() for parent in path.parents):
+        if key_problem(name) or path.exists() or any(parent.is_file() for parent in path.parents):
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
         made.add(name)
-    if key_fault(prefix + "x"):
+    if key_problem(prefix + "x"):
         return
     expected = sorted((key for key in made if key.startswith(prefix) and key.encode() > after.encode()), key=lambda key: key.encode())
     assert keys(LocalStore(root), prefix, after) == expected

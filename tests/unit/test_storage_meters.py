@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
+from compactor.config.settings import LimitSettings
+from compactor.config.store_sections import S3
 from compactor.errors import NotFound, Refused, Unavailable
 from compactor.storage.counting import Counters, Usage
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectInfo
-from compactor.storage.retrying import Contact, Retrier, RetryingStore
-from compactor.storage.settings import Limits, Retries, S3Settings, Transfers
-from compactor.storage.throttled import Buckets, Throttled, TokenBucket
+from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
+from compactor.storage.settings import Retries, Transfers
+from compactor.storage.throttled import RateLimits, ThrottledMeter, TokenBucket
 from tests.support.memory_store import Clock as MemoryClock
 from tests.support.memory_store import MemoryStore
 
@@ -43,8 +45,8 @@ class Clock:
 
 class TestRetrier:
     def retrier(self, clock: Clock, fraction: float = 1.0, **policy: float) -> Retrier:
-        contact = Contact()
-        contact.hear()
+        contact = FirstContact()
+        contact.record_answer()
         return Retrier(Retries(**policy), clock.time, clock.sleep, lambda: fraction, contact)
 
     def test_pauses_double_up_to_the_cap_and_the_attempt_knows_its_number(self) -> None:
@@ -106,11 +108,11 @@ class TestRetrier:
 
 
 class TestAStoreThatNeverAnswered:
-    def retrier(self, clock: Clock, contact: Contact) -> Retrier:
+    def retrier(self, clock: Clock, contact: FirstContact) -> Retrier:
         return Retrier(Retries(deadline_s=120, first_answer_s=60), clock.time, clock.sleep, lambda: 1.0, contact)
 
     def test_is_waited_for_once_and_not_again_by_every_request(self) -> None:
-        clock, contact = Clock(), Contact()
+        clock, contact = Clock(), FirstContact()
         with pytest.raises(Unavailable, match="tried"):
             self.retrier(clock, contact).call(fail)
         assert 50 <= clock.now <= 60
@@ -122,7 +124,7 @@ class TestAStoreThatNeverAnswered:
         assert clock.now - before <= 60 - before + 8
 
     def test_once_it_has_answered_it_has_its_two_minutes(self) -> None:
-        clock, contact = Clock(), Contact()
+        clock, contact = Clock(), FirstContact()
         retrier = self.retrier(clock, contact)
         assert retrier.call(lambda _: "hello") == "hello"
         with pytest.raises(Unavailable):
@@ -130,7 +132,7 @@ class TestAStoreThatNeverAnswered:
         assert 100 <= clock.now <= 120
 
     def test_repetitions_are_said_from_the_second_on(self, caplog: pytest.LogCaptureFixture) -> None:
-        clock, contact = Clock(), Contact()
+        clock, contact = Clock(), FirstContact()
         failures = iter([True, True, True, False])
 
         def attempt(_: int) -> None:
@@ -219,8 +221,8 @@ class TestThrottle:
 
     def test_each_limit_is_its_own_and_zero_is_none(self, tmp_path: Path) -> None:
         clock, counters = Clock(), Counters()
-        buckets = Buckets(Limits(max_read_bytes_per_s=100, max_requests_per_s=1), clock.time, clock.sleep)
-        meter = Throttled(counters, buckets)
+        buckets = RateLimits(LimitSettings(max_read_bytes_per_s=100, max_requests_per_s=1), clock.time, clock.sleep)
+        meter = ThrottledMeter(counters, buckets)
         meter.wrote(10**9)
         assert clock.slept == []
         meter.read(300)
@@ -246,7 +248,7 @@ def test_a_directory_counts_what_it_does(tmp_path: Path) -> None:
 
 
 def test_settings_travel_and_stores_are_opened_where_they_arrive(tmp_path: Path) -> None:
-    settings = (S3Settings(endpoint_url="http://x", region="r"), Limits(max_requests_per_s=5), Retries(deadline_s=1), Transfers(threads=2))
+    settings = (S3(endpoint_url="http://x", region="r"), LimitSettings(max_requests_per_s=5), Retries(deadline_s=1), Transfers(threads=2))
     assert pickle.loads(pickle.dumps(settings)) == settings
     with pytest.raises(ValueError, match="greater than or equal"):
         Transfers(part_bytes=1000)

@@ -11,11 +11,13 @@ from typing import NoReturn
 
 import pytest
 
+from compactor.config.settings import Settings
+from compactor.config.store_sections import S3
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from compactor.storage.settings import Retries, S3Settings
+from compactor.storage.settings import Retries
 from tests.support.canned_s3 import Answer, Canned, answering, failure
 
 ONCE = Retries(deadline_s=0)
@@ -36,10 +38,17 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def s3(endpoint_url: str, region: str = "") -> Settings:
+    return Settings(s3=S3(endpoint_url=endpoint_url, region=region))
+
+
 @contextmanager
 def store_that_says(*answers: Answer, retries: Retries = ONCE) -> Iterator[tuple[ObjectStore, Canned]]:
     with answering(answers) as canned:
-        yield open_store("s3://bucket/pre fix", s3=S3Settings(endpoint_url=canned.url, region="eu-west-1"), retries=retries), canned
+        yield (
+            open_store("s3://bucket/pre fix", settings=s3(endpoint_url=canned.url, region="eu-west-1"), retries=retries),
+            canned,
+        )
 
 
 REFUSALS: list[tuple[Answer, str, str]] = [
@@ -259,7 +268,7 @@ def test_a_host_that_nobody_knows_is_said_at_once(monkeypatch: pytest.MonkeyPatc
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    store = open_store("s3://bucket/p", s3=S3Settings(endpoint_url="http://nobody.invalid:9000"), retries=Retries(deadline_s=60))
+    store = open_store("s3://bucket/p", settings=s3(endpoint_url="http://nobody.invalid:9000"), retries=Retries(deadline_s=60))
     with pytest.raises(Refused, match="nobody knows this host") as caught:
         store.get("k")
     assert "endpoint_url" in caught.value.hint
@@ -275,7 +284,7 @@ def test_a_dns_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     quick = Retries(deadline_s=0.3, base_s=0.01, cap_s=0.02)
-    store = open_store("s3://bucket/p", s3=S3Settings(endpoint_url="http://nobody.invalid:9000"), retries=quick)
+    store = open_store("s3://bucket/p", settings=s3(endpoint_url="http://nobody.invalid:9000"), retries=quick)
     with pytest.raises(Unavailable, match="tried"):
         store.get("k")
     assert len(asked) > 2
@@ -284,7 +293,7 @@ def test_a_dns_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPat
 def test_a_host_that_has_answered_before_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering([Answer(200, b"1", {"ETag": '"e"', "Connection": "close"}, said_length=1)]) as canned:
         quick = Retries(deadline_s=0.3, base_s=0.01, cap_s=0.02)
-        store = open_store("s3://bucket", s3=S3Settings(endpoint_url=canned.url.replace("127.0.0.1", "localhost")), retries=quick)
+        store = open_store("s3://bucket", settings=s3(endpoint_url=canned.url.replace("127.0.0.1", "localhost")), retries=quick)
         assert store.get("a") == b"1"
 
     def unknown(host: str, *_: object, **__: object) -> NoReturn:
@@ -298,14 +307,14 @@ def test_a_host_that_has_answered_before_may_come_back(monkeypatch: pytest.Monke
 def test_no_tls_where_tls_was_asked_for_is_said_at_once() -> None:
     with answering([Answer(200)]) as canned:
         endpoint = canned.url.replace("http://", "https://")
-        store = open_store("s3://bucket", s3=S3Settings(endpoint_url=endpoint), retries=Retries(deadline_s=60))
+        store = open_store("s3://bucket", settings=s3(endpoint_url=endpoint), retries=Retries(deadline_s=60))
         with pytest.raises(Refused, match="(?i)wrong_version_number|wrong version number") as caught:
             store.get("k")
     assert "no TLS" in caught.value.hint
 
 
 def test_nobody_listens() -> None:
-    store = open_store("s3://bucket/p", s3=S3Settings(endpoint_url="http://127.0.0.1:1"), retries=Retries(deadline_s=0.2, base_s=0.01))
+    store = open_store("s3://bucket/p", settings=s3(endpoint_url="http://127.0.0.1:1"), retries=Retries(deadline_s=0.2, base_s=0.01))
     with pytest.raises(Unavailable, match=r"Could not connect.*tried \d+ times") as caught:
         store.get("k")
     assert "endpoint_url" in caught.value.hint
@@ -338,7 +347,7 @@ def test_credentials_that_are_refused_in_the_middle() -> None:
     counters = Counters()
     answers = [Answer(200, b"1", {"ETag": '"e"'}), failure(403, "ExpiredToken", "The provided token has expired.")]
     with answering(answers) as canned:
-        store = open_store("s3://bucket", s3=S3Settings(endpoint_url=canned.url), retries=QUICK, counters=counters)
+        store = open_store("s3://bucket", settings=s3(endpoint_url=canned.url), retries=QUICK, counters=counters)
         assert store.get("a") == b"1"
         with pytest.raises(CompactorError, match="expired") as caught:
             store.get("b")

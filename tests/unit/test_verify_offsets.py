@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 
 from checkpoint.offsets import CleanerOffset
-from compactor.bootstrap import Tier
-from compactor.config import Settings, TierSettings
+from compactor.access.tier import Tier
+from compactor.config.settings import Settings, TierSettings
 from compactor.control import records
 from compactor.control.control_log import Snapshot
 from compactor.control.logs import open_catalog
 from compactor.control.state import PartitionState
+from compactor.upkeep.segment_check import SegmentProblem
 from compactor.upkeep.verify_offsets import (
-    OffsetFinding,
-    first_difference,
-    ungranted,
-    unresumable,
+    first_differing_field,
+    live_segment_problems,
+    ungranted_segments,
+    unresumable_intent,
     vector_problems,
     verify_checkpoints,
-    view_problems,
 )
-from compactor.views.checkpoints import read_only
+from compactor.views.checkpoints import read_only_tier
 from tests.support.crafted import ORDERS, Author, Crafted, kip_table, segment, vector
 
 
@@ -31,10 +31,10 @@ def crafted() -> Crafted:
     return kip_table()[0]
 
 
-def verify(crafted: Crafted) -> list[OffsetFinding]:
+def verify(crafted: Crafted) -> list[SegmentProblem]:
     ports = crafted.author("viewer").ports
     tier = Tier(Settings(tier=TierSettings(url="file:///nowhere")), ports, open_catalog(ports), crafted.counters)
-    return verify_checkpoints(read_only(tier), ORDERS)
+    return verify_checkpoints(read_only_tier(tier), ORDERS)
 
 
 def errors(crafted: Crafted) -> list[tuple[str, str]]:
@@ -45,7 +45,7 @@ def keep(crafted: Crafted, state: PartitionState) -> str:
     """Writes a snapshot as a damaged process might have."""
     key = f"partitions/{ORDERS}/snapshot/{state.slot:020d}.json"
     made = Snapshot[PartitionState](version=records.VERSION, log=str(ORDERS), state=state)
-    crafted.store.put(key, records.seal(made.model_dump_json().encode()))
+    crafted.store.put(key, records.seal_document(made.model_dump_json().encode()))
     return key
 
 
@@ -125,10 +125,10 @@ def test_cleaner_offsets_that_break_a_rule(broken: tuple[CleanerOffset, ...]) ->
 
 
 def test_segments_that_do_not_follow_each_other() -> None:
-    assert list(view_problems(state_of())) == []
-    assert list(view_problems(state_of(live=(segment("a", 0, 9), segment("b", 11, 20)))))
-    assert list(view_problems(state_of(live=(segment("a", 0, 9), segment("b", 5, 20)))))
-    assert list(view_problems(state_of(retiring=(segment("run-a-out", 0, 99),))))
+    assert list(live_segment_problems(state_of())) == []
+    assert list(live_segment_problems(state_of(live=(segment("a", 0, 9), segment("b", 11, 20)))))
+    assert list(live_segment_problems(state_of(live=(segment("a", 0, 9), segment("b", 5, 20)))))
+    assert list(live_segment_problems(state_of(retiring=(segment("run-a-out", 0, 99),))))
 
 
 def test_an_open_round_whose_source_is_gone_is_a_note() -> None:
@@ -139,17 +139,17 @@ def test_an_open_round_whose_source_is_gone_is_a_note() -> None:
     a.lead()
     a.announce("run-a", [only], 100)
     state = crafted.log().state
-    assert list(unresumable(state)) == []
+    assert list(unresumable_intent(state)) == []
     gone = state.model_copy(update={"live": ()})
-    (told,) = unresumable(gone)
+    (told,) = unresumable_intent(gone)
     assert "run-a" in told
     assert only in told
-    assert list(view_problems(gone)) == []
+    assert list(live_segment_problems(gone)) == []
 
 
 def test_what_an_epoch_is_not_granted_any_more() -> None:
-    assert list(ungranted(state_of())) == []
-    (told,) = ungranted(state_of(vector=vector((0, 50), (1, 155))))
+    assert list(ungranted_segments(state_of())) == []
+    (told,) = ungranted_segments(state_of(vector=vector((0, 50), (1, 155))))
     assert "run-a-out" in told
 
 
@@ -166,5 +166,5 @@ def test_times_that_only_a_snapshot_knows_make_no_difference() -> None:
             "leader": state.leader.model_copy(update={"since_ms": 5}),
         }
     )
-    assert first_difference(timed, state) == ""
-    assert first_difference(state.model_copy(update={"slot": 3}), state) == "slot"
+    assert first_differing_field(timed, state) == ""
+    assert first_differing_field(state.model_copy(update={"slot": 3}), state) == "slot"

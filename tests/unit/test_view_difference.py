@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from compactor.errors import BadData, UsageError
-from compactor.views.difference import OffsetChange, Past, difference, iso
-from compactor.views.kafka_files import CLEANER_OFFSETS, LEADER_EPOCHS, FileChange, KafkaOffset, compare, read_kafka_file
+from compactor.views.difference import OffsetChange, RecordedHistory, compare_points, iso_time
+from compactor.views.kafka_files import CLEANER_OFFSETS, LEADER_EPOCHS, FileChange, KafkaCleanerOffset, compare_kafka_files, read_kafka_file
 from tests.support.crafted import Crafted, kip_table, vector
 
 
@@ -19,12 +19,12 @@ def crafted() -> Crafted:
 
 class TestPoints:
     def test_a_run_alone_is_before_and_after_it(self, crafted: Crafted) -> None:
-        around = Past(crafted.log()).around("run-b")
+        around = RecordedHistory(crafted.log()).points_around_run("run-b")
         assert around is not None
         before, after = around
         assert (before.cleaner_offsets, after.cleaner_offsets) == (vector((0, 100)), vector((0, 100), (1, 155)))
         assert after.slot == before.slot + 1
-        found = difference(before, after)
+        found = compare_points(before, after)
         assert found.cleaner_offsets == (OffsetChange(1, None, 155),)
         assert found.segments is not None
         assert [(change.change, change.id) for change in found.segments] == [
@@ -32,54 +32,54 @@ class TestPoints:
         ]  # fmt: skip
 
     def test_slots_from_the_empty_log_on(self, crafted: Crafted) -> None:
-        past = Past(crafted.log())
-        assert past.point("0").cleaner_offsets == ()
-        assert past.point(str(past.now.slot)) == past.now
-        found = difference(past.point("0"), past.now)
+        past = RecordedHistory(crafted.log())
+        assert past.parse_point("0").cleaner_offsets == ()
+        assert past.parse_point(str(past.latest_point.slot)) == past.latest_point
+        found = compare_points(past.parse_point("0"), past.latest_point)
         assert found.cleaner_offsets == (OffsetChange(0, None, 100), OffsetChange(1, None, 155))
         assert found.fenced == 1
         assert found.leader == ("", "host-b:2 (epoch 1)")
 
     def test_times_in_milliseconds_and_in_words(self, crafted: Crafted) -> None:
-        past = Past(crafted.log())
+        past = RecordedHistory(crafted.log())
         start = crafted.clock.now_ms - 120_000
         between = start + 30_000
-        assert past.point(str(between)).cleaner_offsets == vector((0, 100))
-        assert past.point(iso(between)).slot == past.point(str(between)).slot
-        assert past.point(str(start - 1)).slot == 0
+        assert past.parse_point(str(between)).cleaner_offsets == vector((0, 100))
+        assert past.parse_point(iso_time(between)).slot == past.parse_point(str(between)).slot
+        assert past.parse_point(str(start - 1)).slot == 0
 
     def test_after_a_run(self, crafted: Crafted) -> None:
-        assert Past(crafted.log()).point("run-a").cleaner_offsets == vector((0, 100))
+        assert RecordedHistory(crafted.log()).parse_point("run-a").cleaner_offsets == vector((0, 100))
 
     @pytest.mark.parametrize("text", ["99", "yesterday", "run-z", "2026-13-45"])
     def test_what_is_no_point(self, crafted: Crafted, text: str) -> None:
         with pytest.raises(UsageError):
-            Past(crafted.log()).point(text)
+            RecordedHistory(crafted.log()).parse_point(text)
 
 
 class TestAfterACut:
     @pytest.fixture
-    def past(self, crafted: Crafted) -> Past:
+    def past(self, crafted: Crafted) -> RecordedHistory:
         assert crafted.author("cutter").log.cut(1)
         crafted.clock.now_ms += 60_000
         crafted.author("host-c:3").lead()
-        return Past(crafted.log())
+        return RecordedHistory(crafted.log())
 
-    def test_an_old_run_is_known_by_its_offsets(self, past: Past) -> None:
-        around = past.around("run-b")
+    def test_an_old_run_is_known_by_its_offsets(self, past: RecordedHistory) -> None:
+        around = past.points_around_run("run-b")
         assert around is not None
-        found = difference(*around)
+        found = compare_points(*around)
         assert found.cleaner_offsets == (OffsetChange(1, None, 155),)
         assert (found.segments, found.leader, found.fenced) == (None, None, None)
 
-    def test_old_slots_and_times_are_refused_with_what_there_is(self, past: Past, crafted: Crafted) -> None:
+    def test_old_slots_and_times_are_refused_with_what_there_is(self, past: RecordedHistory, crafted: Crafted) -> None:
         with pytest.raises(UsageError, match="holds slots"):
-            past.point("2")
+            past.parse_point("2")
         with pytest.raises(UsageError, match="does not reach back"):
-            past.point(str(crafted.clock.now_ms - 600_000))
+            past.parse_point(str(crafted.clock.now_ms - 600_000))
 
-    def test_what_came_after_it_is_compared_as_ever(self, past: Past) -> None:
-        found = difference(past.point(str(past.now.slot - 1)), past.now)
+    def test_what_came_after_it_is_compared_as_ever(self, past: RecordedHistory) -> None:
+        found = compare_points(past.parse_point(str(past.latest_point.slot - 1)), past.latest_point)
         assert found.leader == ("host-b:2 (epoch 1)", "host-c:3 (epoch 2)")
         assert found.segments == ()
 
@@ -99,7 +99,10 @@ class TestKafkaFiles:
 
     def test_they_are_told_apart_by_what_is_in_them(self, offsets: Path, epochs: Path, tmp_path: Path) -> None:
         found = read_kafka_file(offsets)
-        assert (found.kind, found.offsets) == (CLEANER_OFFSETS, (KafkaOffset("orders", 0, 99), KafkaOffset("orders", 1, 1234)))
+        assert (found.kind, found.offsets) == (
+            CLEANER_OFFSETS,
+            (KafkaCleanerOffset("orders", 0, 99), KafkaCleanerOffset("orders", 1, 1234)),
+        )
         copy = tmp_path / "what-i-copied.txt"
         copy.write_text(epochs.read_text())
         assert read_kafka_file(copy).kind == LEADER_EPOCHS
@@ -114,13 +117,13 @@ class TestKafkaFiles:
     def test_what_changed(self, offsets: Path, tmp_path: Path) -> None:
         later = tmp_path / "later"
         later.write_text("0\n2\norders 1 2000\npayments 0 7\n")
-        changes = compare(read_kafka_file(offsets), read_kafka_file(later))
+        changes = compare_kafka_files(read_kafka_file(offsets), read_kafka_file(later))
         assert set(changes) == {FileChange("orders-0", 99, None), FileChange("orders-1", 1234, 2000), FileChange("payments-0", None, 7)}
-        assert compare(read_kafka_file(offsets), read_kafka_file(offsets)) == ()
+        assert compare_kafka_files(read_kafka_file(offsets), read_kafka_file(offsets)) == ()
 
     def test_two_kinds_are_not_compared(self, offsets: Path, epochs: Path) -> None:
         with pytest.raises(UsageError):
-            compare(read_kafka_file(offsets), read_kafka_file(epochs))
+            compare_kafka_files(read_kafka_file(offsets), read_kafka_file(epochs))
 
     @pytest.mark.parametrize("text", ["0\n1\norders 0 x\n", "0\n2\norders 0 1\n", "7\n1\norders 0 1\n", "0\n2\n5 1\n4 2\n"])
     def test_what_kafka_would_refuse(self, tmp_path: Path, text: str) -> None:

@@ -1,1 +1,1 @@
-"""The equivalence gate: a second, simpler implementation that checks the first before anything is uploaded."""
+"""Equivalence gate: a second, simpler implementation of cleaning checks the output of the first one before anything is uploaded."""

@@ -1,1 +1,1 @@
-"""The offset map: which record of a key is its last, in memory or on local disk."""
+"""Offset maps: for each key its last record, in memory or on local disk."""

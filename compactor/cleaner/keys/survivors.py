@@ -1,6 +1,6 @@
-"""Pass 1, and the one question that pass 2 asks of it: which rows have a later record of the same key in the mapped range?
+"""Pass 1: which records have a later record of the same key in the mapped range?
 
-Two answers behind one port. ``scan_backwards``: the first record seen of a key survives, so a set of key hashes is enough, and the
+Two implementations of ``Survivors``. ``scan_backwards``: the first record seen of a key survives, so a set of key hashes is enough, and the
 answer for the dirty range is a bitmap. ``scan_bounded``: Kafka's own ascending map that stops when it holds N keys (kafka-rules 2.2).
 """
 
@@ -8,96 +8,71 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel
 from bloom.siphash import key_halves, siphash128
-from compactor.cleaner.keys.keysets import BoundedOffsetMap, KeySet
+from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet
 from compactor.cleaner.passes.chunks import FinishedChunks, clean_chunk
-from compactor.cleaner.passes.lanes import Lane, Lanes
-from compactor.cleaner.passes.retention import BatchFates, RoundRules, decide_batches
+from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Flags, Verdicts
+from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
+from compactor.cleaner.witness import Witness, WitnessRows
 from compactor.errors import OutOfBudget
+from compactor.kernels.common import Flags, Hashes
+from compactor.kernels.jit import kernel
+from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.encode import FILTER
 from compactor.records.rows import Chunk, Int32s, Rows, parse
-from compactor.stages import WorkStage, measured
-
-Hashes = npt.NDArray[np.uint64]
 
 _END = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCounts:
-    """Per batch of one segment, from pass 1: ``kept`` survivors and ``tombstones`` among them; kept is -1 where pass 1 cannot say."""
+class SurvivorCounts:
+    """Counts of pass 1 for each batch of a segment.
+
+    kept: number of survivors, -1 if unknown.
+    tombstones: whether there are tombstones among them.
+    """
 
     kept: Int32s
     tombstones: Flags
 
 
 class Survivors(Protocol):
-    """What pass 1 found."""
+    """Result of pass 1 as pass 2 uses it: which records have a later record of the same key."""
 
     @property
     def latest_offset(self) -> int:
-        """The last offset that the map covers; what lies above stays as it is."""
+        """Return the last offset that the offset map covers. Records after it stay."""
 
     @property
-    def keys(self) -> int: ...
+    def keys(self) -> int:
+        """Return the number of distinct keys in the map."""
 
     @property
-    def peak_bytes(self) -> int: ...
+    def peak_bytes(self) -> int:
+        """Return the memory of the map at its largest, in bytes."""
 
-    def counts(self, source: SourceSegment) -> KeptCounts | None:
-        """What is known of whole batches without looking at their records."""
+    def counts(self, source: SourceSegment) -> SurvivorCounts | None:
+        """Return the number of survivors per batch as far as known without reading records, or None."""
 
     def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
-        """One flag per row of the chunk."""
-
-
-class WitnessNote(Protocol):
-    """What a witness makes of one chunk; it lives in the lane."""
-
-    def detached(self) -> Self: ...
-
-
-class Witness(Protocol):
-    """Somebody else who wants to see what is inflated, so that it need not be inflated twice: the gate (compactor.cleaner.gate.judge).
-
-    ``begin`` and ``note`` are called in order and one at a time, the others from any lane.
-    """
-
-    @property
-    def on_disk(self) -> bool:
-        """It wants to see in pass 1 what lies outside the dirty range, too: nothing that it could ask later will be at hand."""
-
-    @property
-    def sees_again(self) -> bool:
-        """It wants to see the same once more, in the next scan."""
-
-    def begin(self, source: SourceSegment) -> None:
-        """The segment's bytes are there, and its chunks follow."""
-
-    def look(self, lane: Lane, source: SourceSegment, chunk: Chunk, *, below: bool = False) -> Any:
-        """Pass 1: every batch of the chunk that may enter the map; ``below``: that may be looked up in it. Returns WitnessNote."""
-
-    def note(self, source: SourceSegment, looked: Any) -> None:
-        """Takes what ``look`` returned."""
-
-    def expect(self, lane: Lane, source: SourceSegment, chunk: Chunk) -> None:
-        """Pass 2: batches whose records are looked at."""
+        """Return a flag per row of a chunk: whether the mapped range has a later record of its key."""
 
 
 @dataclass(frozen=True, slots=True)
-class PassOne:
-    """What both scans need: the log's segments, verdicts, range [first_dirty, end), hash key and limits.
+class KeyScan:
+    """Parameters of a scan for keys: segments, verdicts, range [first_dirty, end), hash key and limits.
 
-    ``rules``: given, compressed chunks of which the scan backwards already knows everything are cleaned at once, into ``finished``.
+    rules: if given, the scan backwards cleans compressed chunks at once when everything about them is known, and stores them in
+        ``finished``.
+    witness: receives the chunks that were decompressed.
     """
 
     sources: Sequence[SourceSegment]
@@ -110,45 +85,48 @@ class PassOne:
     rules: RoundRules | None = None
     witness: Witness | None = None
 
-    def dirty(self) -> list[tuple[SourceSegment, Flags]]:
-        """The segments that pass 1 reads, with the batches whose records may enter the map."""
+    def dirty_segments(self) -> list[tuple[SourceSegment, Flags]]:
+        """Return the segments that pass 1 reads, with the batches whose records may enter the map."""
         dirty = [source for source in self.sources if source.end > self.first_dirty and source.base < self.end]
-        return [(source, self.wanted(source)) for source in dirty]
+        return [(source, self.batches_to_map(source)) for source in dirty]
 
-    def wanted(self, source: SourceSegment) -> Flags:
-        """The batches of a segment whose records may enter the map."""
+    def batches_to_map(self, source: SourceSegment) -> Flags:
+        """Return which batches of a segment have records that may enter the map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
-    def below(self, source: SourceSegment) -> Flags:
-        """The batches whose records may be superseded although they lie below the dirty range."""
+    def batches_below(self, source: SourceSegment) -> Flags:
+        """Return which batches have records below the dirty range that may be superseded."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
 
-    def hashed(
-        self, lane: Lane, source: SourceSegment, first: int, last: int, wanted: Flags, *, backwards: bool, below: bool = False
-    ) -> list[Hashed]:
-        """Rows of one range that may enter the map, hashed; in descending order where ``backwards``. They live in the lane.
+    def hash_chunks(
+        self, buffers: ThreadBuffers, source: SourceSegment, first: int, last: int, wanted: Flags, *, backwards: bool, below: bool = False
+    ) -> list[HashedChunk]:
+        """Hash the keys of a range of batches, chunk by chunk. The results use the thread's buffers.
 
-        :param below: those below the dirty range instead, which are only looked up.
+        :param backwards: rows in descending order.
+        :param below: rows below the dirty range, which are only looked up, instead of those that may enter the map.
         """
         low, high = (-1, self.first_dirty) if below else (self.first_dirty, _END)
         found = []
-        for chunk in source.chunks(first, last, wanted, self.inflate_limit, lane.bodies, backwards=backwards):
-            rows, first_row = parse(source.table, chunk, lane.rows, source.name)
-            hashes, picked = _hashed(lane, chunk, rows, low, high, self.hash_key, backwards)
-            shown = self.witness is not None and (self.witness.on_disk if below else backwards)
-            looked = self.witness.look(lane, source, chunk, below=below) if self.witness is not None and shown else None
-            piece = Hashed(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, looked)
+        for chunk in source.chunks(first, last, wanted, self.inflate_limit, buffers.bodies, backwards=backwards):
+            rows, first_row = parse(source.table, chunk, buffers.rows, source.name)
+            hashes, picked = _hash_chunk(buffers, chunk, rows, low, high, self.hash_key, backwards)
+            shown = self.witness is not None and backwards and not below
+            looked = self.witness.read_chunk(buffers, source, chunk) if self.witness is not None and shown else None
+            piece = HashedChunk(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, looked)
             found.append(piece if chunk.last - chunk.first == last - first else piece.detached())
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Hashed:
-    """A chunk's rows that may enter the map: ``hashes`` of shape (n, 2) and ``picked``, their numbers among all rows.
+class HashedChunk:
+    """Key hashes of the records of a chunk.
 
-    ``rows`` is None where the range came in several chunks: only the arrays named here outlive the next one.
+    hashes: shape (n, 2).
+    picked: the rows of the hashes among all rows of the chunk.
+    rows: None if a range of batches came in several chunks, because only the other arrays outlive the next chunk.
     """
 
     chunk: Chunk
@@ -158,16 +136,16 @@ class Hashed:
     offset: Int64s
     value_length: Int32s
     rows: Rows | None
-    looked: WitnessNote | None
+    looked: WitnessRows | None
 
-    def detached(self) -> Hashed:
-        looked = None if self.looked is None else self.looked.detached()
+    def detached(self) -> HashedChunk:
+        """Return a copy that stays valid when the thread's buffers are reused."""
         hashes, picked, offset, value_length = self.hashes.copy(), self.picked.copy(), self.offset.copy(), self.value_length.copy()
-        return Hashed(self.chunk, self.first_row, hashes, picked, offset, value_length, None, looked)
+        return HashedChunk(self.chunk, self.first_row, hashes, picked, offset, value_length, None, self.looked)
 
 
-class SegmentBits:
-    """Which records of one dirty segment survive: packed bits, and where each batch's bits begin (-1: not in the map)."""
+class SurvivorBits:
+    """Bitmap of the surviving records of one dirty segment, with the position of each batch's first bit (-1: not in the map)."""
 
     def __init__(self, batches: int) -> None:
         self.begin = np.full(batches, -1, np.int64)
@@ -178,37 +156,39 @@ class SegmentBits:
         self.packed: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         """Complete after ``close``."""
 
-    @measured(WorkStage.DECIDE)
-    def add(self, hashed: Hashed, survives: Flags, first_dirty: int, source: SourceSegment, *, final: bool) -> None:
-        """``final``: nothing of these flags is still to be answered."""
+    @measure_stage(WorkStage.DECIDE)
+    def add(self, hashed: HashedChunk, survives: Flags, first_dirty: int, source: SourceSegment, *, final: bool) -> None:
+        """Add the flags of a chunk's rows. ``final``: the flags will not change, so that the survivors of whole batches can be counted."""
         chunk, first_row = hashed.chunk, hashed.first_row
         some = slice(chunk.first, chunk.last)
         self.begin[some] = np.where(chunk.wanted, 8 * self._size + first_row[:-1], -1)
         # Only where the map speaks for every record of the batch; legacy batches are always written anew.
         whole = chunk.wanted & (source.table.base_offset[some] >= first_dirty) & (source.table.magic[some] == 2) & final
-        _summary(first_row, survives, hashed.value_length, whole, self.kept[some], self.tombstones[some])
+        _count_survivors(first_row, survives, hashed.value_length, whole, self.kept[some], self.tombstones[some])
         self._parts.append(np.packbits(survives))
         self._size += len(self._parts[-1])
 
     def close(self) -> None:
+        """Join the bits of all chunks."""
         if self._parts:
             self.packed = np.concatenate(self._parts)
         self._parts = []
 
-    @measured(WorkStage.DECIDE)
+    @measure_stage(WorkStage.DECIDE)
     def superseded(self, chunk: Chunk, first_row: Int64s) -> Flags:
+        """Return a flag per row of the chunk: whether a later record has its key."""
         out = np.zeros(int(first_row[-1]), np.bool_)
-        _unpack(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
+        _unpack_superseded(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class _Scanned:
-    """A segment that is scanned. ``fates``: None where no chunk of it may be cleaned ahead."""
+    """State of the scan of one segment. ``decisions`` is None if none of its chunks may be cleaned at once."""
 
     source: SourceSegment
-    bits: SegmentBits
-    fates: BatchFates | None
+    bits: SurvivorBits
+    decisions: BatchDecisions | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,16 +200,16 @@ class _ScanJob:
 
 
 class BackwardSurvivors:
-    """Answers from bitmaps inside the dirty range and by probing the key set below it."""
+    """Survivors found by reading the log backwards: a bitmap answers for the dirty range, and the key set for offsets below it."""
 
-    def __init__(self, one: PassOne, keys: KeySet) -> None:
-        self._one = one
+    def __init__(self, key_scan: KeyScan, keys: KeySet) -> None:
+        self._scan = key_scan
         self._set = keys
-        self._bits: dict[int, SegmentBits] = {}
+        self._bits: dict[int, SurvivorBits] = {}
 
     @property
     def latest_offset(self) -> int:
-        return self._one.end - 1
+        return self._scan.end - 1
 
     @property
     def keys(self) -> int:
@@ -239,70 +219,77 @@ class BackwardSurvivors:
     def peak_bytes(self) -> int:
         return self._set.peak_bytes
 
-    def scan(self, source: SourceSegment, wanted: Flags, lanes: Lanes, *, ahead: bool = True) -> None:
-        """Reads one segment of ``PassOne.dirty``; to be called in descending order. Raises BadData; OutOfBudget where the set is full.
+    def scan(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, ahead: bool = True) -> None:
+        """Read one dirty segment; segments come in descending order. Raises BadData; OutOfBudget if the set is full.
 
-        :param ahead: compressed chunks may be cleaned at once: of the verdicts on their batches more is known than what is aborted.
+        :param ahead: compressed chunks may be cleaned at once, because the verdicts on their batches are known.
         """
-        self.scan_all([(source, wanted)], lanes, ahead=ahead)
+        self.scan_all([(source, wanted)], workers, ahead=ahead)
 
-    def scan_all(self, segments: Iterable[tuple[SourceSegment, Flags]], lanes: Lanes, *, ahead: bool = True) -> None:
-        """The same for many that are at hand: lanes go on in the next one while the last chunks of this one are under way."""
-        one = self._one
+    def scan_all(self, segments: Iterable[tuple[SourceSegment, Flags]], workers: WorkerThreads, *, ahead: bool = True) -> None:
+        """Read several dirty segments in descending order. Workers begin the next segment while the last chunks of one
+        are being processed.
+        """
+        key_scan = self._scan
         begun: list[_Scanned] = []
 
         def jobs() -> Iterator[_ScanJob]:
             for source, wanted in segments:
-                begun.append(self._begin(source, ahead))
+                begun.append(self._begin_segment(source, ahead))
                 for first, last in reversed(source.ranges()):
                     if wanted[first:last].any():
                         yield _ScanJob(begun[-1], first, last, wanted[first:last])
 
-        def prepare(lane: Lane, job: _ScanJob) -> tuple[_Scanned, list[Hashed]]:
-            return job.scanned, one.hashed(lane, job.scanned.source, job.first, job.last, job.wanted, backwards=True)
+        def prepare(buffers: ThreadBuffers, job: _ScanJob) -> tuple[_Scanned, list[HashedChunk]]:
+            return job.scanned, key_scan.hash_chunks(buffers, job.scanned.source, job.first, job.last, job.wanted, backwards=True)
 
-        def decide(prepared: tuple[_Scanned, list[Hashed]]) -> tuple[_Scanned, Hashed, Flags] | None:
+        def decide(prepared: tuple[_Scanned, list[HashedChunk]]) -> tuple[_Scanned, HashedChunk, Flags] | None:
             scanned, pieces = prepared
             marked = [(piece, *self._first_seen(piece)) for piece in pieces]
             for piece in pieces:
-                if one.witness is not None and piece.looked is not None:
-                    one.witness.note(scanned.source, piece.looked)
+                if key_scan.witness is not None and piece.looked is not None:
+                    key_scan.witness.add_chunk(scanned.source, piece.looked)
             for piece, survives, final in marked:
-                scanned.bits.add(piece, survives, one.first_dirty, scanned.source, final=final)
+                scanned.bits.add(piece, survives, key_scan.first_dirty, scanned.source, final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
 
-        for _ in lanes.run_in_steps(prepare, decide, self._clean_ahead, jobs()):
+        for _ in workers.run_in_steps(prepare, decide, self._clean_ahead, jobs()):
             pass
         for scanned in begun:
             scanned.bits.close()
 
-    def _begin(self, source: SourceSegment, ahead: bool) -> _Scanned:
-        one = self._one
-        if one.witness is not None:
-            one.witness.begin(source)
-        bits = self._bits.setdefault(source.ordinal, SegmentBits(len(source.table)))
-        fates = decide_batches(source.table, one.verdicts[source.ordinal], one.rules, source.name) if one.rules and ahead else None
-        return _Scanned(source, bits, fates)
+    def _begin_segment(self, source: SourceSegment, ahead: bool) -> _Scanned:
+        """Prepare the scan of a segment: an empty bitmap, and the decisions on its batches if chunks may be cleaned at once."""
+        key_scan = self._scan
+        if key_scan.witness is not None:
+            key_scan.witness.begin(source)
+        bits = self._bits.setdefault(source.ordinal, SurvivorBits(len(source.table)))
+        decisions = (
+            decide_batches(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
+            if key_scan.rules and ahead
+            else None
+        )
+        return _Scanned(source, bits, decisions)
 
-    def _clean_ahead(self, lane: Lane, decided: tuple[_Scanned, Hashed, Flags] | None) -> None:
-        """A compressed chunk of which everything is known is cleaned while it is inflated."""
-        one = self._one
-        if decided is None or one.rules is None or decided[0].fates is None or not one.finished.has_room:
+    def _clean_ahead(self, buffers: ThreadBuffers, decided: tuple[_Scanned, HashedChunk, Flags] | None) -> None:
+        """Clean a compressed chunk at once if its survivors and the decisions on its batches are known."""
+        key_scan = self._scan
+        if decided is None or key_scan.rules is None or decided[0].decisions is None or not key_scan.finished.has_room:
             return
         scanned, piece, survives = decided
-        source, fates, chunk, rows = scanned.source, decided[0].fates, piece.chunk, piece.rows
+        source, decisions, chunk, rows = scanned.source, decided[0].decisions, piece.chunk, piece.rows
         some = slice(chunk.first, chunk.last)
         if rows is None or not source.table.codec[some].any() or np.any(source.table.control[some] != NOT_CONTROL):
             return
-        if np.any((fates.action[some] == FILTER) != chunk.wanted):
+        if np.any((decisions.action[some] == FILTER) != chunk.wanted):
             return
-        if rows.offset.min(initial=one.end) < one.first_dirty:
+        if rows.offset.min(initial=key_scan.end) < key_scan.first_dirty:
             return  # older records are looked up when all keys are known
-        clean = clean_chunk(lane, source, chunk, rows, piece.first_row, ~survives, fates.part(some), one.rules)
-        one.finished.keep(source, chunk, clean)
+        clean = clean_chunk(buffers, source, chunk, rows, piece.first_row, ~survives, decisions.part(some), key_scan.rules)
+        key_scan.finished.keep(source, chunk, clean)
 
-    def _first_seen(self, hashed: Hashed) -> tuple[Flags, bool]:
-        """One flag per row of the chunk: it may enter the map and none of its key was seen before. And whether that is the last word."""
+    def _first_seen(self, hashed: HashedChunk) -> tuple[Flags, bool]:
+        """Return a flag per row of the chunk, set for the first record seen of its key, and whether the flags are final."""
         seen = np.empty(len(hashed.hashes), np.bool_)
         if self._set.insert_if_absent(hashed.hashes, seen) < len(seen):
             raise OutOfBudget(
@@ -313,38 +300,38 @@ class BackwardSurvivors:
         survives[hashed.picked] = seen
         return survives, True
 
-    def counts(self, source: SourceSegment) -> KeptCounts | None:
+    def counts(self, source: SourceSegment) -> SurvivorCounts | None:
         bits = self._bits.get(source.ordinal)
-        return None if bits is None else KeptCounts(bits.kept, bits.tombstones)
+        return None if bits is None else SurvivorCounts(bits.kept, bits.tombstones)
 
     def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         bits = self._bits.get(source.ordinal)
         superseded = bits.superseded(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
-        if source.base < self._one.first_dirty:
-            below = _below(rows.offset, rows.key_length, self._one.first_dirty)
+        if source.base < self._scan.first_dirty:
+            below = _rows_below(rows.offset, rows.key_length, self._scan.first_dirty)
             if len(below):
-                superseded[below] = self._met(source, chunk, rows, first_row, below)
+                superseded[below] = self._superseded_below(source, chunk, rows, first_row, below)
         return superseded
 
-    def _met(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
-        """Of the rows below the dirty range: whether it has their key."""
+    def _superseded_below(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
+        """Return for rows below the dirty range whether the dirty range has their key."""
         found = np.empty(len(below), np.bool_)
-        self._set.contains(_hashes_of(chunk, rows, below, self._one.hash_key), found)
+        self._set.contains(_hash_picked_rows(chunk, rows, below, self._scan.hash_key), found)
         return found
 
 
-def scan_backwards(one: PassOne, keys: KeySet, lanes: Lanes) -> BackwardSurvivors:
-    """Reads the dirty range from its end to its beginning. Raises BadData; OutOfBudget where the key set is full."""
-    found = BackwardSurvivors(one, keys)
-    found.scan_all(reversed(one.dirty()), lanes)
+def scan_backwards(key_scan: KeyScan, keys: KeySet, workers: WorkerThreads) -> BackwardSurvivors:
+    """Read the dirty range from its end to its beginning. Raises BadData; OutOfBudget if the key set is full."""
+    found = BackwardSurvivors(key_scan, keys)
+    found.scan_all(reversed(key_scan.dirty_segments()), workers)
     return found
 
 
 class BoundedSurvivors:
-    """Kafka's own map: a table from key to latest offset."""
+    """Survivors found with Kafka's own offset map: a table from key to latest offset, limited to a number of keys."""
 
-    def __init__(self, one: PassOne, table: BoundedOffsetMap) -> None:
-        self._one = one
+    def __init__(self, key_scan: KeyScan, table: BoundedOffsetMap) -> None:
+        self._scan = key_scan
         self._table = table
         self.latest_offset = -1
 
@@ -356,50 +343,50 @@ class BoundedSurvivors:
     def peak_bytes(self) -> int:
         return self._table.peak_bytes
 
-    def counts(self, source: SourceSegment) -> KeptCounts | None:
+    def counts(self, source: SourceSegment) -> SurvivorCounts | None:
         return None
 
     def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.latest_offset))
         latest = np.empty(len(keyed), np.int64)
-        self._table.latest(_hashes_of(chunk, rows, keyed, self._one.hash_key), latest)
+        self._table.latest(_hash_picked_rows(chunk, rows, keyed, self._scan.hash_key), latest)
         superseded = np.zeros(len(rows), np.bool_)
         superseded[keyed] = rows.offset[keyed] < latest
         return superseded
 
-    def fill(self, source: SourceSegment, hashed: Hashed) -> bool:
-        """Puts one chunk's rows; False once the map was full when a keyed record came, even one whose key is present."""
+    def fill(self, source: SourceSegment, hashed: HashedChunk) -> bool:
+        """Add the rows of a chunk to the map. Return False if the map was full when another record with a key came."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_until_full(hashed.hashes, offsets)
         chunk = hashed.chunk
         if taken == len(offsets):
-            self._pass(int(source.table.last_offset[chunk.last - 1]))
+            self._move_end(int(source.table.last_offset[chunk.last - 1]))
             return True
         # Batches before the one that holds the first row without room were read completely.
         batch = int(np.searchsorted(hashed.first_row, hashed.picked[taken], side="right")) - 1
         if chunk.first + batch:
-            self._pass(int(source.table.last_offset[chunk.first + batch - 1]))
+            self._move_end(int(source.table.last_offset[chunk.first + batch - 1]))
         if taken and hashed.picked[taken - 1] >= hashed.first_row[batch]:
             self.latest_offset = int(offsets[taken - 1])
         return False
 
-    def _pass(self, last_offset: int) -> None:
-        """Kafka sets it, whatever was put before: an old wrapper at offset 0 ends below the records in it."""
-        if last_offset >= self._one.first_dirty:
+    def _move_end(self, last_offset: int) -> None:
+        """Move the end of the mapped range. Kafka sets it even backwards: an old wrapper at offset 0 ends below its own records."""
+        if last_offset >= self._scan.first_dirty:
             self.latest_offset = last_offset
 
     def finish(self, source: SourceSegment) -> None:
-        """A segment read to its end counts up to the next one's base: offset gaps are jumped (KAFKA-8764)."""
-        self._pass(min(source.end, self._one.end) - 1)
+        """Move the end of the mapped range to the next segment's base: gaps between offsets are skipped (KAFKA-8764)."""
+        self._move_end(min(source.end, self._scan.end) - 1)
 
 
-def scan_bounded(one: PassOne, table: BoundedOffsetMap, lanes: Lanes) -> BoundedSurvivors:
-    """Reads the dirty range in order until the map is full. Raises BadData."""
-    found = BoundedSurvivors(one, table)
-    for source, wanted in one.dirty():
+def scan_bounded(key_scan: KeyScan, table: BoundedOffsetMap, workers: WorkerThreads) -> BoundedSurvivors:
+    """Read the dirty range in order until the map is full. Raises BadData."""
+    found = BoundedSurvivors(key_scan, table)
+    for source, wanted in key_scan.dirty_segments():
         # Chunks without a record that may enter count as read too, so they are not left out.
         jobs = [(source, first, last, wanted[first:last]) for first, last in source.ranges()]
-        for pieces in lanes.run(lambda lane, job: one.hashed(lane, *job, backwards=False), jobs):
+        for pieces in workers.run(lambda buffers, job: key_scan.hash_chunks(buffers, *job, backwards=False), jobs):
             for piece in pieces:
                 if not found.fill(source, piece):
                     return found
@@ -407,16 +394,19 @@ def scan_bounded(one: PassOne, table: BoundedOffsetMap, lanes: Lanes) -> Bounded
     return found
 
 
-@measured(WorkStage.HASH, lambda lane, chunk, rows, *_: int(np.maximum(rows.key_length, 0).sum()))
-def _hashed(lane: Lane, chunk: Chunk, rows: Rows, low: int, high: int, key: bytes, backwards: bool) -> tuple[Hashes, Int64s]:
-    """Keys of the rows with offsets [low, high), and these rows' numbers."""
-    hashes, picked = lane.hashes.take(_keyed(rows.offset, rows.key_length, low, high))
+@measure_stage(WorkStage.HASH, lambda buffers, chunk, rows, *_: int(np.maximum(rows.key_length, 0).sum()))
+def _hash_chunk(
+    buffers: ThreadBuffers, chunk: Chunk, rows: Rows, low: int, high: int, key: bytes, backwards: bool
+) -> tuple[Hashes, Int64s]:
+    """Return the hashes of keyed rows with offsets [low, high), and the numbers of these rows."""
+    hashes, picked = buffers.hashes.take(_count_keyed(rows.offset, rows.key_length, low, high))
     _hash_keyed(chunk.buf, rows.offset, rows.key_start, rows.key_length, low, high, *key_halves(key), backwards, hashes, picked)
     return hashes, picked
 
 
-@measured(WorkStage.HASH, lambda chunk, rows, picked, _: int(rows.key_length[picked].sum()))
-def _hashes_of(chunk: Chunk, rows: Rows, picked: Int64s, key: bytes) -> Hashes:
+@measure_stage(WorkStage.HASH, lambda chunk, rows, picked, _: int(rows.key_length[picked].sum()))
+def _hash_picked_rows(chunk: Chunk, rows: Rows, picked: Int64s, key: bytes) -> Hashes:
+    """Return the key hashes of some rows."""
     return _hash_rows(chunk.buf, picked, rows.key_start, rows.key_length, *key_halves(key))
 
 
@@ -424,7 +414,8 @@ def _hashes_of(chunk: Chunk, rows: Rows, picked: Int64s, key: bytes) -> Hashes:
 
 
 @kernel
-def _keyed(offset: Int64s, key_length: Int32s, low: int, high: int) -> int:
+def _count_keyed(offset: Int64s, key_length: Int32s, low: int, high: int) -> int:
+    """Return the number of keyed rows with offsets [low, high)."""
     count = 0
     for row in range(offset.size):
         if key_length[row] >= 0 and low <= offset[row] < high:
@@ -465,7 +456,8 @@ def _hash_rows(buf: Bytes, picked: Int64s, key_start: Int64s, key_length: Int32s
 
 
 @kernel
-def _below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
+def _rows_below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
+    """Return the keyed rows below the dirty range."""
     found = np.empty(offset.size, np.int64)
     count = 0
     for row in range(offset.size):
@@ -476,8 +468,8 @@ def _below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
 
 
 @kernel
-def _summary(first_row: Int64s, survives: Flags, value_length: Int32s, whole: Flags, kept: Int32s, tombstones: Flags) -> None:
-    """Survivors of each ``whole`` batch (-1 for the others), and whether tombstones are among them."""
+def _count_survivors(first_row: Int64s, survives: Flags, value_length: Int32s, whole: Flags, kept: Int32s, tombstones: Flags) -> None:
+    """Count the survivors of each ``whole`` batch (-1 for the others), and note whether tombstones are among them."""
     for batch in range(kept.size):
         count = 0
         null = False
@@ -489,7 +481,8 @@ def _summary(first_row: Int64s, survives: Flags, value_length: Int32s, whole: Fl
 
 
 @kernel
-def _unpack(packed: npt.NDArray[np.uint8], begin: Int64s, first_row: Int64s, superseded: Flags) -> None:
+def _unpack_superseded(packed: npt.NDArray[np.uint8], begin: Int64s, first_row: Int64s, superseded: Flags) -> None:
+    """Set a flag per row from the packed bits of its batch; rows of batches that are not in the map stay as they are."""
     for batch in range(begin.size):
         if begin[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):

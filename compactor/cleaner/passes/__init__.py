@@ -1,1 +1,1 @@
-"""The two passes over segments: sources in chunks, verdicts of transactions, what stays and what goes, new segments."""
+"""The two passes over segments: reading sources in chunks, transaction verdicts, retention rules, and writing new segments."""

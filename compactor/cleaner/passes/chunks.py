@@ -1,7 +1,7 @@
-"""One chunk cleaned: parsed rows and their survivors in, the bytes of new batches out.
+"""Cleaning of one chunk: takes parsed rows with their survivor flags, and returns the bytes of new batches.
 
-Pass 2 does this for every chunk. Pass 1 does it at once where it already knows what survives and inflated the chunk to know it: such
-results are kept for pass 2, so that nothing is inflated, parsed or looked up twice (see FinishedChunks).
+Pass 2 does this for every chunk. Pass 1 does it for a compressed chunk whose survivors it knows already, and stores the result
+(``FinishedChunks``), so that nothing is decompressed, parsed or looked up twice.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Final
 
 import numpy as np
 
-from compactor.cleaner.passes.lanes import Lane
-from compactor.cleaner.passes.retention import BatchFates, RoundRules, filter_rows
+from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, filter_rows
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Flags
+from compactor.cleaner.passes.worker_threads import ThreadBuffers
 from compactor.errors import BadData
+from compactor.kernels.common import Flags
+from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import Sums, chunk_sums
 from compactor.records.batches import NOT_CONTROL, Int64s
 from compactor.records.encode import COPY, Encoded, encode
 from compactor.records.rows import Chunk, Rows
-from compactor.stages import WorkStage, measured
 
 
 @dataclass(frozen=True, slots=True)
 class CleanChunk:
-    """What is to be written for a chunk, how many records it had and has, and its part of the balance (None: nobody asks)."""
+    """Cleaned batches of a chunk to be written, its number of records before and after, and its part of the balance (None: not wanted)."""
 
     encoded: Encoded
     records_read: int
@@ -34,7 +34,7 @@ class CleanChunk:
     sums: Sums | None = None
 
     def moved(self, data: memoryview) -> CleanChunk:
-        """The same with its bytes elsewhere: the lane may go on."""
+        """Return the chunk with its bytes copied into ``data``, so that the thread's buffers can be reused."""
         old = self.encoded
         if len(data):  # numpy lets other threads run meanwhile: memory that was never touched is slow
             np.copyto(np.frombuffer(data, np.uint8), np.frombuffer(old.data, np.uint8))
@@ -42,41 +42,56 @@ class CleanChunk:
         return CleanChunk(moved, self.records_read, self.records_kept, self.sums)
 
     def detached(self) -> CleanChunk:
+        """Return the chunk with a copy of its bytes."""
         return self.moved(memoryview(bytearray(len(self.encoded.data))))
 
 
 def clean_chunk(
-    lane: Lane,
+    buffers: ThreadBuffers,
     source: SourceSegment,
     chunk: Chunk,
     rows: Rows,
     first_row: Int64s,
     superseded: Flags,
-    fates: BatchFates,
+    decisions: BatchDecisions,
     rules: RoundRules,
 ) -> CleanChunk:
-    """Decides and writes a chunk's batches. ``fates``: of the chunk, from ``decide_batches``.
+    """Decide the batches of a chunk and encode them. The result uses the thread's buffers.
 
-    The result lives in the lane. Raises BadData where Kafka's builder would refuse a batch.
+    decisions: of the chunk's batches, from ``decide_batches``.
+
+    Raises BadData if Kafka would refuse a batch.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
         _check_wrapper_order(source, chunk, rows, first_row)
     _check_marker_values(source, chunk, rows, first_row)
-    copied = fates.action == COPY
-    action = fates.action.copy()
-    keep, horizon = filter_rows(source.table, chunk, rows, first_row, superseded, action, fates.retain_empty, rules, source.mtime_ms)
-    encoded = encode(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, lane.output, source.name)
+    copied = decisions.action == COPY
+    action = decisions.action.copy()
+    keep, horizon = filter_rows(source.table, chunk, rows, first_row, superseded, action, decisions.retain_empty, rules, source.mtime_ms)
+    encoded = encode(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, buffers.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     sums = None
     if rules.balance_key is not None:
         sums = chunk_sums(
-            rules.balance_key, source.buf, source.table, chunk, rows, first_row, fates.action, action, keep, superseded, fates.discarded
+            rules.balance_key,
+            source.buf,
+            source.table,
+            chunk,
+            rows,
+            first_row,
+            decisions.action,
+            action,
+            keep,
+            superseded,
+            decisions.discarded,
         )
     return CleanChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied].sum()), sums)
 
 
 def _check_marker_values(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
-    """Kafka's cleaner would take a control record without a value for a tombstone; its brokers cannot load such a log."""
+    """Raise BadData for a control record without a value: Kafka's cleaner would take it for a tombstone, and brokers cannot load such a
+    log.
+    """
     control = source.table.control[chunk.first : chunk.last] != NOT_CONTROL
     if not control.any():
         return
@@ -92,7 +107,7 @@ def _check_marker_values(source: SourceSegment, chunk: Chunk, rows: Rows, first_
 
 
 def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
-    """A v0/v1 wrapper tells its base offset only when inflated."""
+    """Raise BadData if the records of a v0/v1 wrapper are out of order: its header does not state its base offset."""
     table = source.table
     for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
         batch = chunk.first + i
@@ -120,9 +135,8 @@ def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_
 
 
 class FinishedChunks:
-    """Cleaned chunks that pass 1 leaves for pass 2, up to a budget in bytes. A chunk is known by its segment and first batch.
-
-    Chunks are kept by many threads, each in its lane.
+    """Chunks that pass 1 has cleaned for pass 2, within a budget in bytes. A chunk is identified by segment and first
+    batch. Thread-safe.
     """
 
     _BLOCK: Final = 1 << 25  # large pages are cheaper to get; the memory goes back when the last chunk in a block is written
@@ -135,11 +149,12 @@ class FinishedChunks:
 
     @property
     def has_room(self) -> bool:
+        """Return whether the budget has bytes left."""
         return self._left > 0
 
-    @measured(WorkStage.KEEP, lambda self, source, chunk, clean: len(clean.encoded.data))
+    @measure_stage(WorkStage.KEEP, lambda self, source, chunk, clean: len(clean.encoded.data))
     def keep(self, source: SourceSegment, chunk: Chunk, clean: CleanChunk) -> None:
-        """Keeps a copy if there is room for it; the first chunk that finds none is the last to be made ahead."""
+        """Store a copy of a cleaned chunk if the budget allows it."""
         size = len(clean.encoded.data)
         with self._dealing:
             self._left -= size
@@ -150,11 +165,12 @@ class FinishedChunks:
             mine, self._block = self._block[:size], self._block[size:]
         self._chunks[source.ordinal, chunk.first] = clean.moved(mine)
 
-    def forget(self) -> None:
-        """Nobody takes them any more."""
+    def clear(self) -> None:
+        """Drop all chunks, and store none from now on."""
         self._left = 0
         self._block = memoryview(bytearray())
         self._chunks.clear()
 
     def take(self, source: SourceSegment, first: int) -> CleanChunk | None:
+        """Remove and return the chunk that begins at batch ``first``, or return None."""
         return self._chunks.pop((source.ordinal, first), None)

@@ -1,4 +1,4 @@
-"""What metadata says of a segment's content, read off its batches."""
+"""Facts about a segment's content for its metadata, read from its batches."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bloom.sidecar import NEVER_MS, Due
+from bloom.sidecar import RecordsDue
 from checkpoint.lineage import EpochEntry
 from compactor.cleaner.passes.source import SourceSegment
+from compactor.constants import NEVER_MS, NO_TIMESTAMP
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable
 from compactor.records.rows import RowBuffers, parse
-
-NEVER = -1
-NO_TIMESTAMP = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Milliseconds and counts. ``max_timestamp_ms`` without control records, whose clock is the broker's; -1 for none."""
+    """Timestamps and number of records of a segment.
+
+    max_timestamp_ms: without control records, whose timestamps come from the broker's clock; -1 for none.
+    first_timestamp_ms: of the first batch; -1 for none.
+    """
 
     max_timestamp_ms: int
     first_timestamp_ms: int
@@ -27,6 +29,7 @@ class Content:
 
 
 def content_of(table: BatchTable) -> Content:
+    """Return timestamps and number of records of a segment."""
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2))]
     return Content(
         max_timestamp_ms=int(data.max(initial=-1)),
@@ -35,11 +38,13 @@ def content_of(table: BatchTable) -> Content:
     )
 
 
-def due_ms(source: SourceSegment, inflate_limit: int) -> int:
-    """When the first delete horizon passes that something waits for: a marker, or a tombstone (not every dated batch has one left)."""
+def first_due_ms(source: SourceSegment, inflate_limit: int) -> int:
+    """Return the earliest time at which a delete horizon of a marker or tombstone passes, in milliseconds, or -1. Reads the records of
+    batches with a horizon.
+    """
     table = source.table
     due = _first_marker_ms(table)
-    maybe = _dated(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
+    maybe = _has_horizon(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
     buffers = RowBuffers()
     for first, last in source.ranges():
         wanted = maybe[first:last]
@@ -51,37 +56,41 @@ def due_ms(source: SourceSegment, inflate_limit: int) -> int:
             if len(tombstones):
                 batches = np.unique(np.searchsorted(first_row, tombstones, side="right") - 1) + chunk.first
                 due = min(due, int(np.min(table.base_timestamp[batches])))
-    return due if due != NEVER_MS else NEVER
+    return due if due != NEVER_MS else NO_TIMESTAMP
 
 
-def due_as_seen(table: BatchTable, seen: Due) -> int:
-    """The same where a sidecar's maker has seen the tombstones."""
+def first_due_ms_of(table: BatchTable, seen: RecordsDue) -> int:
+    """Return the earliest time at which a delete horizon passes, in milliseconds, or -1, using the tombstones that were counted for a
+    sidecar.
+    """
     due = min(_first_marker_ms(table), seen.earliest_tombstone_horizon_ms)
-    return due if due != NEVER_MS else NEVER
+    return due if due != NEVER_MS else NO_TIMESTAMP
 
 
-def _dated(table: BatchTable) -> npt.NDArray[np.bool_]:
+def _has_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
     dated: npt.NDArray[np.bool_] = ((table.attributes & np.int16(HORIZON)) != 0) & (table.magic == 2) & (table.count > 0)
     return dated
 
 
 def _first_marker_ms(table: BatchTable) -> int:
-    return int(table.base_timestamp[_dated(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
+    return int(table.base_timestamp[_has_horizon(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
 
 
-def last_record(source: SourceSegment, inflate_limit: int) -> int:
-    """The offset of its last record, control records included; NEVER for none. A batch may reach beyond its last record. Raises BadData."""
+def last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
+    """Return the offset of the last record, including control records, or -1. A batch may end after its last record. Raises BadData."""
     table, buffers = source.table, RowBuffers()
     for batch in np.flatnonzero((table.count > 0) | (table.magic < 2))[::-1].tolist():
         for chunk in source.chunks(batch, batch + 1, np.ones(1, np.bool_), inflate_limit):
             rows, _ = parse(table, chunk, buffers, source.name)
             if len(rows):
                 return int(rows.offset.max())
-    return NEVER
+    return -1
 
 
 def negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
-    """Records with a negative timestamp that is not -1, Kafka's word for none: no cleaner writes a batch anew that keeps one."""
+    """Return the number of records with a negative timestamp other than -1 (no timestamp). Cleaners refuse to rewrite a batch that keeps
+    one.
+    """
     buffers, found = RowBuffers(), 0
     for first, last in source.ranges():
         for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
@@ -91,7 +100,7 @@ def negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
 
 
 def lineage_of(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
-    """The leader epochs that the batches name, each with its first offset; v0/v1 batches name none and count as epoch 0."""
+    """Return the leader epochs of the batches, each with its first offset. v0/v1 batches have none and count as epoch 0."""
     found: list[EpochEntry] = []
     for table in tables:
         epochs = np.maximum(table.leader_epoch, 0)
@@ -104,7 +113,9 @@ def lineage_of(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
 
 
 def epochs_within(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
-    """A segment's part of the lineage; its first epoch begins where the segment does. At least one entry."""
+    """Return the part of a lineage that belongs to a segment. It has at least one entry, and the first one begins at the segment's start
+    offset.
+    """
     inside = [entry for entry in lineage if start_offset < entry.start_offset <= end_offset]
     before = [entry for entry in lineage if entry.start_offset <= start_offset]
     first = before[-1].epoch if before else max(0, inside[0].epoch - 1 if inside else 0)

@@ -1,4 +1,4 @@
-"""Which neighbouring segments become one (Kafka: Cleaner.groupSegmentsBySize; docs/kafka-rules.md 3)."""
+"""Grouping of neighbouring segments into one new segment (Kafka: Cleaner.groupSegmentsBySize; docs/kafka-rules.md 3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compactor.model.policy import MAX32
 
 
 class Groupable(Protocol):
-    """Sizes in bytes; ``base`` is the segment's base offset. The sums are those of the inputs."""
+    """A segment that can be grouped: its base offset, and its size and the sizes of its indexes in bytes."""
 
     @property
     def base(self) -> int: ...
@@ -24,7 +24,8 @@ class Groupable(Protocol):
 S = TypeVar("S", bound=Groupable)
 
 
-def _always(current: list[S], segment: S) -> bool:
+def _join_any(current: list[S], segment: S) -> bool:
+    """Return True: every segment may join a group."""
     return True
 
 
@@ -33,23 +34,26 @@ def group(
     segment_bytes: int,
     segment_index_bytes: int,
     first_uncleanable: int,
-    joins: Callable[[list[S], S], bool] = _always,
+    joins: Callable[[list[S], S], bool] = _join_any,
 ) -> list[list[S]]:
-    """Greedy, in order. A segment larger than ``segment_bytes`` is a group of its own; an empty one joins whatever its offsets.
+    """Return groups of neighbouring segments, greedily and in order.
 
-    ``joins``: asked besides whether a segment may join a group.
+    A segment larger than ``segment_bytes`` is a group of its own; an empty one joins whatever its offsets.
+
+    :param joins: asked in addition whether a segment may join a group.
     """
     groups: list[list[S]] = []
     for i, segment in enumerate(segments):
         last = (segments[i + 1].base if i + 1 < len(segments) else first_uncleanable) - 1
-        if groups and _fits(groups[-1], segment, last, segment_bytes, segment_index_bytes) and joins(groups[-1], segment):
+        if groups and _fits_limits(groups[-1], segment, last, segment_bytes, segment_index_bytes) and joins(groups[-1], segment):
             groups[-1].append(segment)
         else:
             groups.append([segment])
     return groups
 
 
-def _fits(current: list[S], segment: S, last: int, segment_bytes: int, segment_index_bytes: int) -> bool:
+def _fits_limits(current: list[S], segment: S, last: int, segment_bytes: int, segment_index_bytes: int) -> bool:
+    """Return whether a group with one more segment stays within the limits. ``last``: last offset of that segment."""
     return (
         sum(s.size for s in current) + segment.size <= segment_bytes
         and sum(s.index_bytes for s in current) + segment.index_bytes <= segment_index_bytes

@@ -1,7 +1,8 @@
-"""What became of transactions: data is decided by the first marker of its producer behind it (Kafka: CleanedTransactionMetadata).
+"""Outcomes of transactions: whether data is committed or aborted is decided by the next marker of its producer (Kafka:
+CleanedTransactionMetadata).
 
-One fold from the end, for everybody who asks: the cleaner's verdicts, pass 1 of a long log, readers of a part of the log, searches. (The
-gate has a rule of its own: what checks must not share the mistakes of what is checked.)
+One fold from the end of the log is used by the cleaner, by pass 1 of a long log, by readers and by searches. The gate has a rule of its
+own, because a check must not share the mistakes of what it checks.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel
+from compactor.kernels.common import Flags
+from compactor.kernels.jit import kernel
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable, Int64s
 
-Flags = npt.NDArray[np.bool_]
 Kinds = npt.NDArray[np.int8]
 
 UNDECIDED: Final = -1
@@ -22,9 +23,9 @@ UNDECIDED: Final = -1
 
 
 def outcomes_backwards(table: BatchTable, known: dict[int, int]) -> Kinds:
-    """ABORT, COMMIT or UNDECIDED per batch, for a log that is read from its end: ``known`` has each producer's next marker.
+    """Return ABORT, COMMIT or UNDECIDED for each batch of a segment. Segments of a log are passed from the last to the first.
 
-    It is brought on to the beginning of these batches.
+    :param known: outcome of the next marker after the segment by producer id; updated to the segment's start.
     """
     kinds = np.full(len(table), UNDECIDED, np.int8)
     transactional = table.is_transactional
@@ -39,7 +40,10 @@ def outcomes_backwards(table: BatchTable, known: dict[int, int]) -> Kinds:
 
 @kernel
 def fold_outcomes(control: Kinds, transactional: Flags, producer: Int64s, outcome: Int64s) -> Kinds:
-    """Per batch the outcome of its data. ``outcome``: of each producer's first marker behind these batches; changed in place."""
+    """Return the outcome of each batch's data.
+
+    :param outcome: by producer, outcome of its first marker after these batches; updated.
+    """
     kinds = np.full(control.size, UNDECIDED, np.int8)
     for i in range(control.size - 1, -1, -1):
         if control[i] == ABORT or control[i] == COMMIT:

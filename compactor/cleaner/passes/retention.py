@@ -1,4 +1,4 @@
-"""What stays and goes, of batches and of records (Kafka: Cleaner.cleanInto, MemoryRecords.filterTo; docs/kafka-rules.md 4.2, 4.4)."""
+"""Retention rules: which batches and records stay (Kafka: Cleaner.cleanInto, MemoryRecords.filterTo; docs/kafka-rules.md 4.2, 4.4)."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel
-from compactor.cleaner.passes.transactions import Flags, Verdicts
+from compactor.cleaner.passes.transactions import Verdicts
 from compactor.errors import BadData
+from compactor.kernels.common import NO_HORIZON, Flags
+from compactor.kernels.jit import kernel
+from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import BalanceKey
 from compactor.records.batches import EMPTIED, HORIZON, MALFORMED, NOT_CONTROL, BatchTable, Int64s
-from compactor.records.encode import COPY, DROP, EMPTY, FILTER, NO_HORIZON, REWRITE, Actions
+from compactor.records.encode import COPY, DROP, EMPTY, FILTER, REWRITE, Actions
 from compactor.records.producers import ProducerStates
 from compactor.records.rows import Chunk, Int32s, Rows
-from compactor.stages import WorkStage, measured
 
 LAST_MS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRules:
-    """What the rules depend on besides the batches. Milliseconds and offsets; ``latest_offset``: last offset that the map covers.
+    """Values on which the retention rules depend, besides batches and records. Times are in milliseconds.
 
-    ``balance_key``: what comes and goes is summed up under it; None: nobody asks.
+    latest_offset: last offset that the offset map covers.
+    legacy_horizon_ms: tombstones of v0/v1 stay in segments that were modified after this time.
+    balance_key: key of the balance's sums; None for no balance.
     """
 
     now_ms: int
@@ -37,29 +40,34 @@ class RoundRules:
 
     @property
     def delete_horizon_ms(self) -> int:
-        """What tombstones and markers get in this round. A retention without end stays one (Kafka's sum wraps to a time long past)."""
+        """Return the delete horizon of tombstones and markers that get one in this round. It is unlimited if the retention is, as Kafka's
+        sum overflows then.
+        """
         return min(self.now_ms + self.delete_retention_ms, LAST_MS)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFates:
-    """Per batch: ``action``, DROP, COPY or EMPTY where the header says enough, FILTER where the records decide.
+class BatchDecisions:
+    """Decisions of the batch headers, per batch.
 
-    ``retain_empty``: the batch is the last of a live producer or ends at the high watermark, so its header stays (KAFKA-8335,
-    KAFKA-20452). ``discarded``: the transaction fold says that it goes.
+    action: DROP, COPY or EMPTY if the header is enough, FILTER if the records decide.
+    retain_empty: the header stays, because the batch is the last of a live producer or ends at the high watermark (KAFKA-8335,
+        KAFKA-20452).
+    discarded: the transaction fold says that the batch must be removed.
     """
 
     action: Actions
     retain_empty: Flags
     discarded: Flags
 
-    def part(self, some: slice) -> BatchFates:
-        return BatchFates(self.action[some], self.retain_empty[some], self.discarded[some])
+    def part(self, some: slice) -> BatchDecisions:
+        """Return the decisions on some of the batches."""
+        return BatchDecisions(self.action[some], self.retain_empty[some], self.discarded[some])
 
 
-@measured(WorkStage.DECIDE)
-def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> BatchFates:
-    """What the headers say. Raises BadData for a marker that cannot be read."""
+@measure_stage(WorkStage.DECIDE)
+def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> BatchDecisions:
+    """Decide about each batch of a segment as far as its header allows. Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
     if len(malformed):
         at = int(malformed[0])
@@ -84,12 +92,12 @@ def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, seg
         last_data >= 0, table.last_offset == last_data, (table.control != NOT_CONTROL) & (table.producer_epoch == epoch)
     )
     retain_empty = is_last | (table.last_offset + 1 == rules.high_watermark)
-    action = _decide(table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, rules.now_ms)
-    return BatchFates(action, retain_empty, verdicts.discardable)
+    action = _decide_by_headers(table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, rules.now_ms)
+    return BatchDecisions(action, retain_empty, verdicts.discardable)
 
 
 @kernel
-def _decide(
+def _decide_by_headers(
     control: npt.NDArray[np.int8], attributes: npt.NDArray[np.int16], horizon: Int64s, discardable: Flags, retain_empty: Flags, now: int
 ) -> Actions:
     action = np.empty(control.size, np.uint8)
@@ -107,7 +115,7 @@ def _decide(
     return action
 
 
-@measured(WorkStage.DECIDE, lambda table, chunk, *_: chunk.body_bytes)
+@measure_stage(WorkStage.DECIDE, lambda table, chunk, *_: chunk.body_bytes)
 def filter_rows(
     table: BatchTable,
     chunk: Chunk,
@@ -119,15 +127,15 @@ def filter_rows(
     rules: RoundRules,
     mtime_ms: int,
 ) -> tuple[Flags, Int64s]:
-    """Decides the chunk's FILTER batches by their records: (keep per row, horizon per batch). ``action`` is settled in place.
+    """Decide the FILTER batches of a chunk by their records; ``action`` is changed in place. Returns (keep per row, horizon per batch).
 
-    :param superseded: one flag per row: a later record of the key exists in the mapped range.
-    :param mtime_ms: of the segment: a v0/v1 tombstone stays only where this lies above the legacy horizon.
+    :param superseded: a flag per row: a later record of the key exists in the mapped range.
+    :param mtime_ms: modification time of the segment: a v0/v1 tombstone stays only if it is above the legacy horizon.
     """
     some = slice(chunk.first, chunk.last)
     keep = np.zeros(len(rows), np.bool_)
     horizon = np.full(len(action), NO_HORIZON, np.int64)
-    _filter(
+    _filter_records(
         table.control[some],
         table.attributes[some],
         table.base_timestamp[some],
@@ -150,7 +158,7 @@ def filter_rows(
 
 
 @kernel
-def _filter(
+def _filter_records(
     control: npt.NDArray[np.int8],
     attributes: npt.NDArray[np.int16],
     base_timestamp: Int64s,

@@ -11,28 +11,32 @@ from typing import BinaryIO
 
 import numpy as np
 
-from compactor.cleaner.keys.survivors import KeptCounts, Survivors, Witness
+from compactor.cleaner.keys.survivors import SurvivorCounts, Survivors
 from compactor.cleaner.passes.chunks import CleanChunk, FinishedChunks, clean_chunk
-from compactor.cleaner.passes.lanes import DRAINED, Drain, Lane, Lanes
-from compactor.cleaner.passes.retention import BatchFates, RoundRules, decide_batches
+from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Flags, Verdicts
+from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.worker_threads import BARRIER, Barrier, ThreadBuffers, WorkerThreads
+from compactor.cleaner.row_spool import NO_LIMIT, DiskReservation
+from compactor.cleaner.witness import Witness
 from compactor.errors import BadData
-from compactor.model.balance import Sum
+from compactor.kernels.common import Flags
+from compactor.model.balance import DigestSum
+from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import Sums, content_sum, no_sums
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, Encoded, empty_batch
 from compactor.records.indexes import build
 from compactor.records.rows import Chunk, parse
-from compactor.stages import WorkStage, measured
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedSegment:
-    """A new segment: ``<20 digits>.log`` with ``.index``, ``.timeindex`` and, where anything is in it, ``.txnindex``.
+    """A new segment: files ``<20 digits>.log``, ``.index``, ``.timeindex`` and, unless empty, ``.txnindex``.
 
-    ``anew``: which of its batches are no copies; ``sources``, ``sums``: of its sources' batches, and of what became of those that do not
-    stay as they are.
+    anew: which of its batches are not copies of a source batch.
+    sources: sum of the sources' batches.
+    sums: sums of the batches that are not copied unchanged, by account.
     """
 
     base: int
@@ -43,12 +47,14 @@ class CleanedSegment:
     records_read: int
     records_kept: int
     anew: Flags
-    sources: Sum
+    sources: DigestSum
     sums: Sums
 
 
 @dataclass(slots=True)
 class _Progress:
+    """State of writing a group's new segment: what was written so far."""
+
     sizes: list[Int64s] = field(default_factory=list)
     last_offsets: list[Int64s] = field(default_factory=list)
     max_timestamps: list[Int64s] = field(default_factory=list)
@@ -56,7 +62,7 @@ class _Progress:
     written: int = 0
     records_read: int = 0
     records_kept: int = 0
-    sources: Sum = field(default_factory=Sum)
+    sources: DigestSum = field(default_factory=DigestSum)
     sums: Sums = field(default_factory=no_sums)
     leader_epoch: int = -1
     end_epoch: int = -1
@@ -71,12 +77,12 @@ class _Progress:
         self.written += int(encoded.size.sum())
 
 
-Member = Callable[[], AbstractContextManager[tuple[SourceSegment, Verdicts]]]
+GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Verdicts]]]
 
 
 @dataclass(frozen=True, slots=True)
-class AtHand:
-    """A member that has its bytes, and keeps them: the next one is begun while its last chunks are under way."""
+class OpenMember:
+    """A group member whose bytes stay available until its last chunk is written, while the next member is begun already."""
 
     source: SourceSegment
     verdicts: Verdicts
@@ -87,17 +93,17 @@ class AtHand:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Batches [first, last) of a source, and what their headers say of them."""
+    """Batches [first, last) of a source, with the decisions on them."""
 
     source: SourceSegment
     first: int
     last: int
-    fates: BatchFates
+    decisions: BatchDecisions
 
 
 @dataclass(frozen=True, slots=True)
 class RewritePass:
-    """What all groups of a round share."""
+    """Pass 2 of a round, for all of its groups."""
 
     survivors: Survivors
     rules: RoundRules
@@ -109,22 +115,23 @@ class RewritePass:
     def rewrite(
         self,
         base: int,
-        group: Sequence[Member],
+        group: Sequence[GroupMember],
         folder: Path,
-        lanes: Lanes,
+        workers: WorkerThreads,
         *,
         end_offset: int | None = None,
         end_epoch: int = -1,
-        room: Callable[[int], None] = lambda size: None,
+        disk: DiskReservation = NO_LIMIT,
     ) -> CleanedSegment:
-        """Writes the group's new segment into ``folder``, under ``base``, its first source's base offset.
+        """Write a group's new segment into ``folder``.
 
-        :param group: sources and verdicts, entered one after the other; a source has its bytes while it is.
-        :param room: asked for the bytes of each write before it is done; what it raises ends the pass.
-        :param end_offset: a published segment must end here (inclusive; I1): where its last batch would end below, a filler
-            batch is added. None: as Kafka's cleaner leaves it, be it empty.
-        :param end_epoch: the leader epoch there: that of the filler where the last source, which may be cut, has no batch that tells it.
-        :raises BadData: a source that cannot be cleaned; what was written so far stays for the caller to remove.
+        :param base: base offset of the first source.
+        :param group: sources and verdicts; each is entered when its turn comes, and has its bytes until it is left.
+        :param end_offset: last offset of a published segment, inclusive (coverage, I1): a filler batch is added if the last batch would end
+            before it. None: the segment may end earlier, or be empty, as with Kafka's cleaner.
+        :param end_epoch: leader epoch of the filler if no batch of the last source tells it.
+        :param disk: gives the bytes of each write before it is done.
+        :raises BadData: a source cannot be cleaned; what was written so far is left to the caller.
         """
         done = _Progress(end_epoch=end_epoch)
         log = folder / f"{base:020d}.log"
@@ -133,17 +140,17 @@ class RewritePass:
             def append(cleaned: tuple[SourceSegment, list[CleanChunk]]) -> None:
                 source, pieces = cleaned
                 for piece in pieces:
-                    _append(file, piece, source, done, room)
+                    _append_chunk(file, piece, source, done, disk)
 
-            # Whatever happens, no lane is at work any more when a source loses its bytes.
+            # Whatever happens, no buffers is at work any more when a source loses its bytes.
             with (
                 closing(self._ranges(group, done)) as ranges,
-                closing(lanes.run_in_steps(self._clean_range, append, lambda lane, _: None, ranges)) as written,
+                closing(workers.run_in_steps(self._clean_range, append, lambda buffers, _: None, ranges)) as written,
             ):
                 for _ in written:
                     pass
             if end_offset is not None:
-                _fill(file, done, base, end_offset, room)
+                _append_filler(file, done, base, end_offset, disk)
         sizes, lasts, maxima = (
             np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps)
         )
@@ -152,7 +159,7 @@ class RewritePass:
         for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", done.txnindex)):
             if data or kind != "txnindex":
                 paths[kind] = folder / f"{base:020d}.{kind}"
-                room(len(data))
+                disk.take(len(data))
                 paths[kind].write_bytes(data)
         for path in paths.values():
             os.utime(path, ns=(done.mtime_ms * 1_000_000,) * 2)
@@ -161,32 +168,34 @@ class RewritePass:
             np.concatenate(done.anew), done.sources, done.sums,
         )  # fmt: skip
 
-    def _ranges(self, group: Sequence[Member], done: _Progress) -> Generator[_Range | Drain, None, None]:
-        """Every range of every source, in order; a source is left when all its ranges were written."""
+    def _ranges(self, group: Sequence[GroupMember], done: _Progress) -> Generator[_Range | Barrier, None, None]:
+        """Yield every range of every source in order. A source is left when all its ranges were written."""
         for member in group:
             with member() as (source, verdicts):
                 if self.witness is not None:
                     self.witness.begin(source)
-                fates = decide_batches(source.table, verdicts, self.rules, source.name)
+                decisions = decide_batches(source.table, verdicts, self.rules, source.name)
                 counts = self.survivors.counts(source)
                 if counts is not None:
-                    _settle_known(source.table, fates, counts, self.rules.now_ms)
+                    _apply_known_counts(source.table, decisions, counts, self.rules.now_ms)
                 if self.rules.balance_key is not None:
                     done.sources = done.sources.plus(content_sum(source.buf, self.rules.balance_key))
                 done.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else done.end_epoch
                 done.mtime_ms = source.mtime_ms
                 done.txnindex += verdicts.txn_entries.tobytes()
                 for first, last in source.ranges():
-                    yield _Range(source, first, last, fates.part(slice(first, last)))
-                if not isinstance(member, AtHand):
-                    yield DRAINED
+                    yield _Range(source, first, last, decisions.part(slice(first, last)))
+                if not isinstance(member, OpenMember):
+                    yield BARRIER
 
-    def _clean_range(self, lane: Lane, job: _Range) -> tuple[SourceSegment, list[CleanChunk]]:
-        return job.source, self._cleaned(lane, job.source, job.first, job.last, job.fates)
+    def _clean_range(self, buffers: ThreadBuffers, job: _Range) -> tuple[SourceSegment, list[CleanChunk]]:
+        return job.source, self._clean_chunks(buffers, job.source, job.first, job.last, job.decisions)
 
-    def _cleaned(self, lane: Lane, source: SourceSegment, first: int, last: int, fates: BatchFates) -> list[CleanChunk]:
-        """The chunks of one range: as pass 1 left it, from the batch headers alone, or read now."""
-        action = fates.action
+    def _clean_chunks(
+        self, buffers: ThreadBuffers, source: SourceSegment, first: int, last: int, decisions: BatchDecisions
+    ) -> list[CleanChunk]:
+        """Return the cleaned chunks of one range of batches: taken from pass 1, made from the batch headers alone, or read now."""
+        action = decisions.action
         finished = self.finished.take(source, first)
         if finished is not None:
             return [finished]
@@ -197,29 +206,32 @@ class RewritePass:
             nowhere = np.zeros(last - first, np.int64)
             chunk = Chunk(first, last, source.buf[:0], nowhere, nowhere, wanted)
             none = np.empty(0, np.bool_)
-            return [clean_chunk(lane, source, chunk, lane.rows.take(0), np.zeros(last - first + 1, np.int64), none, fates, self.rules)]
+            return [
+                clean_chunk(buffers, source, chunk, buffers.rows.take(0), np.zeros(last - first + 1, np.int64), none, decisions, self.rules)
+            ]
         found = []
-        for chunk in source.chunks(first, last, wanted, self.inflate_limit, lane.bodies):
+        for chunk in source.chunks(first, last, wanted, self.inflate_limit, buffers.bodies):
             some = slice(chunk.first - first, chunk.last - first)
-            rows, first_row = parse(source.table, chunk, lane.rows, source.name)
+            rows, first_row = parse(source.table, chunk, buffers.rows, source.name)
             if self.witness is not None:
-                self.witness.expect(lane, source, chunk)
+                self.witness.expect_chunk(buffers, source, chunk)
             superseded = self.survivors.superseded(source, chunk, rows, first_row)
-            clean = clean_chunk(lane, source, chunk, rows, first_row, superseded, fates.part(some), self.rules)
-            # The lane is used again for the next chunk of this range.
+            clean = clean_chunk(buffers, source, chunk, rows, first_row, superseded, decisions.part(some), self.rules)
+            # The buffers is used again for the next chunk of this range.
             found.append(clean if chunk.last == last else clean.detached())
         return found
 
 
-def _append(file: BinaryIO, piece: CleanChunk, source: SourceSegment, done: _Progress, room: Callable[[int], None]) -> None:
+def _append_chunk(file: BinaryIO, piece: CleanChunk, source: SourceSegment, done: _Progress, disk: DiskReservation) -> None:
+    """Write a cleaned chunk. Raises BadData if the segment would exceed 2 GiB."""
     if done.written + len(piece.encoded.data) > MAX_SEGMENT:
         raise BadData(
             "the cleaned segment would exceed 2 GiB",
             segment=source.name,
             hint="Lower segment_bytes; recompression at the default level can make batches larger",
         )
-    room(len(piece.encoded.data))
-    _write(file, piece.encoded.data)
+    disk.take(len(piece.encoded.data))
+    _write_all(file, piece.encoded.data)
     done.add(piece.encoded)
     done.records_read += piece.records_read
     done.records_kept += piece.records_kept
@@ -227,20 +239,23 @@ def _append(file: BinaryIO, piece: CleanChunk, source: SourceSegment, done: _Pro
         done.sums += piece.sums
 
 
-def _fill(file: BinaryIO, done: _Progress, base: int, end_offset: int, room: Callable[[int], None]) -> None:
+def _append_filler(file: BinaryIO, done: _Progress, base: int, end_offset: int, disk: DiskReservation) -> None:
+    """Write a filler (an empty batch) if the segment would end before ``end_offset``."""
     last = max((int(lasts[-1]) for lasts in reversed(done.last_offsets) if len(lasts)), default=base - 1)
     if last >= end_offset:
         return
     filler = empty_batch(end_offset, end_offset, done.leader_epoch)
-    room(len(filler))
-    _write(file, memoryview(filler))
+    disk.take(len(filler))
+    _write_all(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
     done.add(Encoded(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
-def _settle_known(table: BatchTable, fates: BatchFates, counts: KeptCounts, now_ms: int) -> None:
-    """Batches whose fate pass 1 already tells: nothing survives, or everything and no tombstone is due. They are not read again."""
-    action, retain_empty = fates.action, fates.retain_empty
+def _apply_known_counts(table: BatchTable, decisions: BatchDecisions, counts: SurvivorCounts, now_ms: int) -> None:
+    """Decide the batches for which pass 1 knows enough, so that they are not read again: nothing survives, or everything does and no
+    tombstone is due.
+    """
+    action, retain_empty = decisions.action, decisions.retain_empty
     open_ = (action == FILTER) & (counts.kept >= 0)
     nothing = open_ & (counts.kept == 0)
     action[nothing & retain_empty] = EMPTY
@@ -249,8 +264,8 @@ def _settle_known(table: BatchTable, fates: BatchFates, counts: KeptCounts, now_
     action[open_ & (counts.kept > 0) & (counts.kept == table.count) & (~counts.tombstones | waiting)] = COPY
 
 
-@measured(WorkStage.WRITE, lambda file, data: len(data))
-def _write(file: BinaryIO, data: memoryview) -> None:
-    """All of it, past Python's buffer: chunks are large."""
+@measure_stage(WorkStage.WRITE, lambda file, data: len(data))
+def _write_all(file: BinaryIO, data: memoryview) -> None:
+    """Write all of ``data``, past Python's buffer because chunks are large."""
     while data:
         data = data[os.write(file.fileno(), data) :]

@@ -1,4 +1,4 @@
-"""One sealed segment as the cleaner reads it: mapped bytes, batch table, and its batches in chunks, checked and inflated."""
+"""One sealed segment as the cleaner reads it: its mapped bytes, its batch table, and its batches in chunks, verified and decompressed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from compactor.errors import BadData
+from compactor.kernels.common import Flags
+from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (
     HEADER,
@@ -28,9 +29,6 @@ from compactor.records.batches import (
 from compactor.records.bulk import BatchUnreadable, inflate_into
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.rows import Chunk, RowBuffers, parse, plain_chunk
-from compactor.stages import WorkStage, measured
-
-Mask = npt.NDArray[np.bool_]
 
 PLAIN_CHUNK: Final = 1 << 22
 """Bytes of uncompressed batches handled at once: small enough to stay in the processor's cache, large enough to hide Python."""
@@ -43,10 +41,12 @@ INFLATED_CHUNK: Final = 1 << 26
 
 @dataclass(slots=True)
 class SourceSegment:
-    """``base``: the segment's base offset; ``end``: the next segment's base (exclusive bound of its offsets).
+    """A segment to be cleaned: its bytes and batch table.
 
-    ``index_bytes`` and ``timeindex_bytes`` are the sizes that grouping adds up (8 and 12 bytes an entry). ``is_last``: no other segment
-    says where it ends.
+    base: base offset of the segment.
+    end: base offset of the next segment: exclusive bound of the offsets.
+    index_bytes, timeindex_bytes: sizes of the indexes, which grouping adds up; 8 and 12 bytes per entry.
+    is_last: whether no other segment determines where this one ends.
     """
 
     ordinal: int
@@ -60,7 +60,7 @@ class SourceSegment:
     timeindex_bytes: int = 0
     txn_entries: TxnEntries = field(default_factory=lambda: np.empty(0, TXN_ENTRY))
     is_last: bool = False
-    verified: Mask = field(init=False)
+    verified: Flags = field(init=False)
 
     def __post_init__(self) -> None:
         self.verified = np.zeros(len(self.table), np.bool_)
@@ -70,9 +70,10 @@ class SourceSegment:
         return len(self.buf)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The batches in runs of one kind (magic, compressed or not) and of bounded size, in file order.
+        """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order.
 
-        Markers, which nobody compresses, are taken along with the compressed batches around them where they would cut these into crumbs.
+        Markers, which are never compressed, join the compressed batches around them if they would otherwise cut these into many small
+        ranges.
         """
         table = self.table
         if not len(table):
@@ -102,24 +103,29 @@ class SourceSegment:
 
     @property
     def most_records(self) -> int:
-        """An upper bound, of which no more is touched than there are: wrappers do not say how many messages they hold, and a header may
-        claim more than its bytes can give; codecs seldom shrink more than tenfold, and no record takes less than 7 bytes."""
+        """Return an upper bound of the number of records.
+
+        Wrappers do not state how many messages they hold, and a header may claim more than its bytes can hold. Codecs seldom shrink more
+        than tenfold, and a record takes at least 7 bytes.
+        """
         table = self.table
         return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
 
     def verify(self, first: int, last: int) -> None:
-        """CRCs of these batches, once. Raises BadData."""
+        """Verify the CRCs of batches [first, last) unless that was done before. Raises BadData."""
         if not self.verified[first:last].all():
             check_crcs(self.buf, self.table, first, last, self.name)
             self.verified[first:last] = True
 
     def chunks(
-        self, first: int, last: int, wanted: Mask, limit: int, bodies: codecs.ByteBuffer | None = None, *, backwards: bool = False
+        self, first: int, last: int, wanted: Flags, limit: int, bodies: codecs.ByteBuffer | None = None, *, backwards: bool = False
     ) -> Iterator[Chunk]:
-        """The batches [first, last) of one range as chunks; bodies of the ``wanted`` ones only (a flag per batch of the range).
+        """Yield the batches [first, last) of one range as chunks, with the bodies of the wanted batches.
 
-        :param bodies: where bodies are inflated to; a chunk is valid until the next one is asked for.
-        :raises BadData: a wrong CRC, a body that cannot be inflated or grows beyond ``limit``.
+        :param wanted: a flag per batch of the range.
+        :param limit: most bytes that one body may inflate to.
+        :param bodies: buffer for inflated bodies; a chunk is valid until the next one is asked for.
+        :raises BadData: a CRC does not match, or a body cannot be inflated or exceeds ``limit``.
         """
         self.verify(first, last)
         if not self.table.codec[first:last].any():
@@ -136,34 +142,37 @@ class SourceSegment:
         for one, two in [(middle, last), (first, middle)] if backwards else [(first, middle), (middle, last)]:
             yield from self.chunks(one, two, wanted[one - first : two - first], limit, bodies, backwards=backwards)
 
-    @measured(WorkStage.INFLATE, lambda self, first, last, wanted, limit, bodies: bodies.size)
-    def _inflate(self, first: int, last: int, wanted: Mask, limit: int, bodies: codecs.ByteBuffer) -> Int64s | None:
-        """Inflates the wanted batches into ``bodies``: where each one's records end; None where they are too many bytes to hold."""
+    @measure_stage(WorkStage.INFLATE, lambda self, first, last, wanted, limit, bodies: bodies.size)
+    def _inflate(self, first: int, last: int, wanted: Flags, limit: int, bodies: codecs.ByteBuffer) -> Int64s | None:
+        """Inflate the wanted batches into ``bodies``. Return where each body ends, or None if all together are too large."""
         bodies.clear()
         table, some = self.table, slice(first, last)
         start, end = table.position[some] + HEADER, table.position[some] + table.size[some]
         if table.magic[first] < 2:
             for batch in np.flatnonzero(wanted).tolist():
-                start[batch], end[batch] = self._wrapped(first + batch)
+                start[batch], end[batch] = self._wrapper_body(first + batch)
         most = INFLATED_CHUNK if last - first > 1 else np.iinfo(np.int64).max
         try:
             ends = inflate_into(self.buf, table.codec[some], start, end, wanted, bodies, limit, most, table.magic[some])
         except BatchUnreadable as error:
-            raise self._bad(first + error.batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low") from None
+            raise self._data_error(
+                first + error.batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low"
+            ) from None
         return ends if bodies.size <= most else None
 
-    def _wrapped(self, batch: int) -> tuple[int, int]:
-        """Where the value of a v0/v1 wrapper lies: key length (null), value length, value."""
+    def _wrapper_body(self, batch: int) -> tuple[int, int]:
+        """Return start and end of the value of a v0/v1 wrapper, which holds its messages."""
         position, size, magic = int(self.table.position[batch]), int(self.table.size[batch]), int(self.table.magic[batch])
         at = position + 18 + 8 * magic
         key = int.from_bytes(self.buf[at : at + 4].tobytes(), "big", signed=True)
         start = at + 8 + max(key, 0)
         length = int.from_bytes(self.buf[start - 4 : start].tobytes(), "big", signed=True) if start <= position + size else -1
         if length < 0 or start + length > position + size:
-            raise self._bad(batch, "a compressed message without a value")
+            raise self._data_error(batch, "a compressed message without a value")
         return start, start + length
 
-    def _bad(self, batch: int, cause: str, *, hint: str = "") -> BadData:
+    def _data_error(self, batch: int, cause: str, *, hint: str = "") -> BadData:
+        """Return the error for a batch that cannot be read."""
         offset = self.table.last_offset[batch] if self.table.magic[batch] < 2 else self.table.base_offset[batch]
         return BadData(cause, segment=self.name, position=int(self.table.position[batch]), offset=int(offset), hint=hint)
 
@@ -180,9 +189,11 @@ def open_source(
     txn_entries: TxnEntries | None = None,
     read: Callable[[Path], Bytes] = map_file,
 ) -> SourceSegment:
-    """Maps a segment and reads its batch headers. ``end`` None: the segment is the last one. Raises BadData.
+    """Map a segment and read its batch headers. Raises BadData.
 
-    :param read: how to get at its bytes, where they must not be mapped: those of a file that shrinks meanwhile end the process.
+    :param end: base offset of the next segment, None for the last segment.
+    :param previous_last: last offset of the segment before.
+    :param read: how to read the bytes if they must not be mapped, because the file may shrink.
     """
     buf = read(path)
     table = scan_batches(buf, path.name, max(previous_last, base - 1))
@@ -199,12 +210,12 @@ def open_source(
         ordinal, path.name, base, end if end is not None else max(last + 1, base + 1), mtime_ms, buf, table,
         txn_entries=txn_entries if txn_entries is not None else np.empty(0, TXN_ENTRY), is_last=end is None,
     )  # fmt: skip
-    read_packed_markers(source, limit)
+    read_compressed_markers(source, limit)
     return source
 
 
 def cut_source(source: SourceSegment, first: int, last: int, base: int, end: int) -> SourceSegment:
-    """Its batches [first, last) as a segment of their own that covers [base, end)."""
+    """Return the batches [first, last) of a segment as a segment of their own that covers the offsets [base, end)."""
     table = source.table
     columns = {column.name: getattr(table, column.name)[first:last] for column in fields(BatchTable)}
     begin = int(table.position[first]) if first < len(table) else source.size
@@ -218,9 +229,9 @@ def cut_source(source: SourceSegment, first: int, last: int, base: int, end: int
 
 
 def cut_after(source: SourceSegment, end_offset: int) -> SourceSegment:
-    """What it has up to this offset, which is not its last. Raises BadData where a batch with records lies across it.
+    """Return a segment without the batches after ``end_offset``, which must be before its last offset.
 
-    A header without records that reaches across is left out: it stands for nothing but an end, and the end is here.
+    A header without records that ends after it is left out. Raises BadData if a batch with records crosses it.
     """
     table = source.table
     last = int(np.searchsorted(table.last_offset, end_offset, side="right"))
@@ -235,8 +246,8 @@ def cut_after(source: SourceSegment, end_offset: int) -> SourceSegment:
     return cut_source(source, 0, last, source.base, end_offset + 1)
 
 
-def read_packed_markers(source: SourceSegment, limit: int) -> None:
-    """Control batches that are compressed: nobody writes them, but Kafka reads them."""
+def read_compressed_markers(source: SourceSegment, limit: int) -> None:
+    """Fill in the kind of compressed control batches. Nobody writes them, but Kafka reads them."""
     table = source.table
     for batch in np.flatnonzero(table.control == PACKED).tolist():
         wanted = np.ones(1, np.bool_)

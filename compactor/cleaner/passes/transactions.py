@@ -1,7 +1,8 @@
-"""Transactions as one ordered fold over batch headers (Kafka: CleanedTransactionMetadata; docs/kafka-rules.md 2.5 and 4.3).
+"""Transaction verdicts of all batches, as one ordered fold over batch headers (Kafka: CleanedTransactionMetadata; docs/kafka-rules.md 2.5
+and 4.3).
 
-Run once, before the passes: it gives every batch its verdict, so that everything after it is free of order. Outcomes come from
-the control records; the transaction index is only carried along.
+The fold runs once, before the passes. With its verdicts, everything after it can process segments in any order. Outcomes come from the
+control records; the transaction index is only carried along.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bloom.jit import kernel
 from compactor.cleaner.passes.outcomes import UNDECIDED, fold_outcomes
 from compactor.cleaner.passes.source import SourceSegment
+from compactor.kernels.common import Flags
+from compactor.kernels.jit import kernel
 from compactor.records.batches import ABORT, COMMIT, EMPTIED, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
-
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """One flag per batch of one segment.
+    """Verdicts of the transaction fold on the batches of one segment.
 
-    ``aborted``: data of a transaction whose marker is ABORT. ``discardable``: aborted data, or a marker whose transaction has no
-    data left in the log. ``indexed``: an ABORT marker that stays in the transaction index because its data was still seen.
+    aborted: data of a transaction whose marker is ABORT.
+    discardable: aborted data, or a marker whose transaction has no data left in the log.
+    indexed: an ABORT marker that stays in the transaction index because data of its transaction is left.
+    txn_entries: the new transaction index.
     """
 
     aborted: Flags
@@ -37,10 +39,10 @@ class Verdicts:
 
 
 def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) -> list[Verdicts]:
-    """Verdicts for all batches of a log, from its first segment on. Segments behind the round's range tell outcomes only.
+    """Return the transaction verdicts on all batches of a log, from its first segment on. Segments after the round's range are only read
+    for outcomes.
 
-    :param opened: producer id -> first offset of a transaction that was open already where these segments begin (for the continuation
-        of a log whose earlier segments are not at hand).
+    :param opened: first offset by producer id, for transactions that were open where these segments begin.
     """
     before = opened or {}
     # Batches without a part in a transaction need no verdict: most logs have no others.
@@ -48,11 +50,11 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
     transactional = [(table.attributes & np.int16(TRANSACTIONAL)) != 0 for table in tables]
     involved = [np.flatnonzero((table.control != NOT_CONTROL) | flags) for table, flags in zip(tables, transactional, strict=True)]
     picked = list(zip(tables, involved, strict=True))
-    pid = _joined([table.producer_id[some] for table, some in picked], np.int64)
+    pid = _concatenated([table.producer_id[some] for table, some in picked], np.int64)
     ids = np.union1d(pid, np.array(list(before), np.int64))
     open_since = np.array([before.get(each, -1) for each in ids.tolist()], np.int64)
-    control = _joined([table.control[some] for table, some in picked], np.int8)
-    in_transaction = _joined([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_)
+    control = _concatenated([table.control[some] for table, some in picked], np.int8)
+    in_transaction = _concatenated([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_)
     producer = np.searchsorted(ids, pid)
     outcome = np.full(len(ids), UNDECIDED, np.int64)
     aborted = fold_outcomes(control, in_transaction, producer, outcome) == ABORT
@@ -64,8 +66,8 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
         outcome,
         open_since,
         np.argsort(open_since)[np.count_nonzero(open_since < 0) :],
-        _joined([table.base_offset[some] for table, some in picked], np.int64),
-        _joined([table.last_offset[some] for table, some in picked], np.int64),
+        _concatenated([table.base_offset[some] for table, some in picked], np.int64),
+        _concatenated([table.last_offset[some] for table, some in picked], np.int64),
     )
     verdicts = []
     at = 0
@@ -73,34 +75,37 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
         mine = slice(at, at + len(some))
         at = mine.stop
         marks = np.flatnonzero(indexed[mine])
-        entries = _entries(source, some[marks], first_offset[mine][marks], stable[mine][marks])
-        spread = [_spread(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
+        entries = _txn_entries(source, some[marks], first_offset[mine][marks], stable[mine][marks])
+        spread = [_flags_of_all(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
         verdicts.append(Verdicts(spread[0], spread[1], spread[2], entries))
     return verdicts
 
 
-def _joined(columns: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
+def _concatenated(columns: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.concatenate(columns) if columns else np.empty(0, dtype)
 
 
-def _spread(size: int, where: Int64s, flags: Flags) -> Flags:
+def _flags_of_all(size: int, where: Int64s, flags: Flags) -> Flags:
+    """Return flags of ``size`` batches, given the flags of those with the numbers ``where``; the others are False."""
     whole = np.zeros(size, np.bool_)
     whole[where] = flags
     return whole
 
 
-def _entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, stable: Int64s) -> TxnEntries:
-    """Index entries of the markers that stay: the segment's own bytes where it has them, else made from the headers."""
+def _txn_entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, stable: Int64s) -> TxnEntries:
+    """Return the transaction index entries of the markers that stay: the segment's own entries if it has them, otherwise made from the
+    headers.
+    """
     entries = np.zeros(len(markers), TXN_ENTRY)
     entries["producer_id"] = source.table.producer_id[markers]
     entries["first_offset"] = first_offset
     entries["last_offset"] = source.table.last_offset[markers]
     entries["last_stable_offset"] = stable
-    return with_given(entries, source.txn_entries)
+    return with_given_entries(entries, source.txn_entries)
 
 
-def with_given(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
-    """Index entries with the segment's own bytes where it has them; in place."""
+def with_given_entries(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
+    """Replace entries of a transaction index, in place, by the segment's own entries where it has them."""
     given = given[np.argsort(given["last_offset"], kind="stable")]
     if len(given):
         at = np.minimum(np.searchsorted(given["last_offset"], entries["last_offset"]), len(given) - 1)
@@ -110,10 +115,11 @@ def with_given(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
     return entries
 
 
-def txnindex_misfit(given: TxnEntries, source: SourceSegment) -> str:
-    """Why these entries cannot be a segment's transaction index, or nothing. Readers would hide what was committed, or show what was not.
+def txn_index_mismatch(given: TxnEntries, source: SourceSegment) -> str:
+    """Return why ``given`` cannot be the transaction index of a segment, or an empty string.
 
-    An entry whose data was cleaned away is in order; where data is left, it covers that data, and none of the transaction before.
+    With an invalid index, readers would hide committed records or return aborted ones. An entry must cover the data of its transaction that
+    is left, and none of the transaction before.
     """
     if not len(given):
         return ""
@@ -131,13 +137,13 @@ def txnindex_misfit(given: TxnEntries, source: SourceSegment) -> str:
     (told,) = fold([replace(source, ordinal=0, txn_entries=given[:0])])
     begun = table.base_offset.copy()
     begun[told.indexed] = told.txn_entries["first_offset"]
-    if np.any(first > begun[marker]) or np.any(first <= _marker_before(table)[marker]):
+    if np.any(first > begun[marker]) or np.any(first <= _previous_marker(table)[marker]):
         return "an entry does not cover its transaction, or covers another one"
     return ""
 
 
-def _marker_before(table: BatchTable) -> Int64s:
-    """Of each marker, the offset of its producer's marker before it, or -1."""
+def _previous_marker(table: BatchTable) -> Int64s:
+    """Return for each marker the offset of the previous marker of its producer, or -1."""
     markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
     by_producer = markers[np.argsort(table.producer_id[markers], kind="stable")]
     same = table.producer_id[by_producer[1:]] == table.producer_id[by_producer[:-1]]
@@ -158,9 +164,12 @@ def _fold(
     base: Int64s,
     last: Int64s,
 ) -> tuple[Flags, Flags, Int64s, Int64s]:
-    """``open_since``: per producer where its open transaction began, or -1; ``opened``: those that have one, in that order.
+    """Compute (discardable, indexed, first offset, last stable offset) per batch.
 
-    ``aborted``: per batch, as its marker has it; ``outcome``: of each producer's first marker.
+    aborted: per batch, by its marker.
+    outcome: per producer, of its first marker.
+    open_since: per producer, where its open transaction began, or -1.
+    opened: producers with an open transaction, in the order in which these began.
     """
     batches = control.size
     producers = open_since.size

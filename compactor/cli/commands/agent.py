@@ -1,4 +1,4 @@
-"""``agent``: beside a broker, uploads what it has sealed, until SIGTERM. SIGHUP rereads the configuration."""
+"""Command ``agent``: runs beside a broker and uploads sealed segments until SIGTERM. SIGHUP rereads the configuration."""
 
 from __future__ import annotations
 
@@ -10,52 +10,61 @@ from compactor.cli.output import Output
 from compactor.errors import UsageError
 
 if TYPE_CHECKING:
-    from compactor.config import Settings
+    from compactor.config.settings import Settings
 
 BROKER_SECONDS = 5.0
-"""So long one question to the brokers may take; the agent asks again by itself."""
+"""Timeout of one request to the brokers. The agent retries by itself."""
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.runs(run)
+    parser.set_command(run_agent)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
-    serving.prepare()
+def run_agent(args: argparse.Namespace, out: Output) -> int:
+    serving.prepare_process()
     from dataclasses import replace
 
     from compactor import extras
-    from compactor.bootstrap import connection_of
-    from compactor.metadata_topic.leaders import KafkaLeaders
-    from compactor.service.agent import Agent
-    from compactor.service.agent_notices import noticed
-    from compactor.service.pages.agent_pages import AgentPages
-    from compactor.service.pages.console import Console
-    from compactor.service.pages.server import served
+    from compactor.agent.agent import Agent
+    from compactor.agent.file_events import watch_new_segments
+    from compactor.bootstrap import kafka_connection
+    from compactor.brokers.metadata_topic.leaders import KafkaLeaders
+    from compactor.web.agent_pages import AgentPages
+    from compactor.web.console import RequestRouter
+    from compactor.web.server import serve_pages
 
-    extras.need("kafka", "agent")
-    in_force = _checked(frame.settings(args))
-    opened = tiers.opened(args, local_state=True)
-    tell = serving.JOURNAL
-    brokers = KafkaLeaders(replace(connection_of(in_force), timeout_s=BROKER_SECONDS))
+    extras.require_extra("kafka", "agent")
+    in_force = _validate_agent_settings(frame.load_command_settings(args))
+    opened = tiers.open_configured_tier(args, local_state=True)
+    tell = serving.SERVICE_JOURNAL
+    brokers = KafkaLeaders(replace(kafka_connection(in_force), timeout_s=BROKER_SECONDS))
     agent = Agent(opened, brokers, tell=tell)
     settings = in_force.agent
-    pages = Console(AgentPages(agent.status, getattr(args, "config", "")), agent.silent_ms, settings.interval_ms)
-    with served(settings.listen, pages, "agent.listen") as address, noticed(settings.log_dirs, agent.wake, tell):
+    pages = RequestRouter(AgentPages(agent.status, getattr(args, "config", "")), agent.loop_age_ms, settings.interval_ms)
+    with serve_pages(settings.listen, pages, "agent.listen") as address, watch_new_segments(settings.log_dirs, agent.request_scan, tell):
         tell(f"{opened.ports.holder} uploads to {opened.ports.layout.url}; status at http://{address}/")
-        return serving.serve("agent", agent, in_force, lambda: _checked(frame.settings(args)), lambda: agent.status().running, out)
+        return serving.run_service(
+            "agent",
+            agent,
+            in_force,
+            lambda: _validate_agent_settings(frame.load_command_settings(args)),
+            lambda: agent.status().running,
+            out,
+        )
 
 
-def _checked(settings: Settings) -> Settings:
-    """Raises UsageError where there is nothing to do with them."""
+def _validate_agent_settings(settings: Settings) -> Settings:
+    """Return the settings if the agent can work with them. Raises UsageError."""
+    from compactor.tier.kinds import owned_root_settings, tier_kind
+
     agent = settings.agent
     if not agent.log_dirs:
         raise UsageError("no log directory is named", hint='Set log_dirs under [agent] to the broker\'s log.dirs, ["/var/lib/kafka"]')
     if not agent.topics:
         raise UsageError("no topic is named", hint='Set topics under [agent], for example ["orders-.*"]')
-    if settings.tier.kind != "object-log" or settings.tier.layout != "native":
+    if not tier_kind(settings).owns_root:
         raise UsageError(
             f"the agent fills a tier of its own, not one of kind {settings.tier.kind} with layout {settings.tier.layout}",
-            hint='Set kind = "object-log" and layout = "native"; what brokers tier by themselves needs no agent',
+            hint=f"Set {owned_root_settings()}; what brokers tier by themselves needs no agent",
         )
     return settings

@@ -1,40 +1,40 @@
-"""``bloom show`` and ``bloom rebuild``: the sidecars that let a round leave segments alone."""
+"""Command ``bloom show`` / ``bloom rebuild``: shows or rebuilds the sidecars that let a round skip segments."""
 
 from __future__ import annotations
 
 import argparse
 
 from compactor.cli import frame, tiers
-from compactor.cli.output import Output, Table, size
+from compactor.cli.output import Output, Table, format_size
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    show = parser.subcommand("show", "what the sidecars say, and what filters have done so far")
+    show = parser.add_subcommand("show", "what the sidecars say, and what filters have done so far")
     show.add_argument("partition", metavar="TOPIC-PARTITION")
-    tiers.now_argument(show)
-    show.runs(run_show)
-    rebuild = parser.subcommand("rebuild", "read live segments and write their sidecars anew")
+    tiers.add_now_argument(show)
+    show.set_command(show_sidecars_command)
+    rebuild = parser.add_subcommand("rebuild", "read live segments and write their sidecars anew")
     rebuild.add_argument("partition", metavar="TOPIC-PARTITION")
     rebuild.add_argument("--missing", action="store_true", help="only where there is none that can be used")
-    rebuild.runs(run_rebuild)
+    rebuild.set_command(rebuild_sidecars_command)
 
 
-def run_show(args: argparse.Namespace, out: Output) -> None:
-    from compactor.upkeep.filters import show
+def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
+    from compactor.upkeep.filters import sidecars_json
 
-    opened = tiers.viewed(args)
+    opened = tiers.open_read_only(args)
     (name,) = opened.partitions([args.partition])
-    document = show(opened, name, tiers.now_ms(args))
+    document = sidecars_json(opened, name, tiers.cleaner_clock_ms(args))
     rows = []
     for segment in document["segments"]:
         about = segment["sidecar"]
-        place = (segment["id"], f"{segment['start_offset']} - {segment['end_offset']}", size(segment["bytes"]), segment["clean"])
+        place = (segment["id"], f"{segment['start_offset']} - {segment['end_offset']}", format_size(segment["bytes"]), segment["clean"])
         if about is None:
             rows.append((*place, "", "", "", "", segment["problem"]))
         else:
             made_for = about["made_for_keys"]
             promise = f"{made_for} keys at {about['rate_per_key']:.1g}" if made_for is not None else "none"
-            rows.append((*place, about["keys"], size(about["bytes"]), about["bits_per_key"], promise, about["due"]))
+            rows.append((*place, about["keys"], format_size(about["bytes"]), about["bits_per_key"], promise, about["due"]))
     columns = ("id", "offsets", "size", "clean", "keys", "sidecar", "bits a key", "filter made for", "read anyway because")
     told = [f"off: {document['reason']}"] if document["reason"] else []
     if document["asked"]:
@@ -42,19 +42,19 @@ def run_show(args: argparse.Namespace, out: Output) -> None:
             f"{document['asked']} filters asked, {document['skipped']} reads spared, {document['useless']} useless "
             f"({100 * document['useless_rate']:.2g} % of the segments without a dirty key; 1 % is promised)"
         )
-    out.result(document, Table("", columns, rows), summary="\n".join(told))
+    out.print_result(document, Table("", columns, rows), summary="\n".join(told))
 
 
-def run_rebuild(args: argparse.Namespace, out: Output) -> None:
+def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
     from compactor.local.budget import Budget
-    from compactor.round.compaction import disk_budget
-    from compactor.upkeep.filters import rebuild
+    from compactor.round.compaction import disk_budget_bytes
+    from compactor.upkeep.filters import rebuild_sidecars
 
-    opened = tiers.keeping(args)
+    opened = tiers.open_for_control_writes(args)
     (name,) = opened.partitions([args.partition])
-    budget = Budget(disk_budget(opened.cleaner_for(name.topic), opened.state_dir))
+    budget = Budget(disk_budget_bytes(opened.cleaner_for(name.topic), opened.state_dir))
     with out.progress("reading", unit="bytes") as progress:
-        made = rebuild(opened, name, budget, unusable_only=args.missing, on_segment=progress.advance)
+        made = rebuild_sidecars(opened, name, budget, unusable_only=args.missing, on_segment=progress.advance)
     document = {
         "topic": name.topic,
         "partition": name.partition,
@@ -63,5 +63,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> None:
         "bytes_read": made.bytes_read,
         "bytes_written": made.bytes_written,
     }
-    told = f"{len(made.written)} sidecars written ({size(made.bytes_written)}), {made.kept} kept; {size(made.bytes_read)} read"
-    out.result(document, summary=told)
+    told = (
+        f"{len(made.written)} sidecars written ({format_size(made.bytes_written)}), {made.kept} kept; {format_size(made.bytes_read)} read"
+    )
+    out.print_result(document, summary=told)

@@ -1,4 +1,4 @@
-"""``cat TOPIC-PARTITION``: its records as the tier has them, one a line."""
+"""Command ``cat TOPIC-PARTITION``: prints the records of a partition, one per line."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ LAST = 2**63 - 1
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("partition", metavar="TOPIC-PARTITION")
-    parser.add_argument("--from", metavar="N", dest="first", type=frame.whole(), default=0, help="first offset")
-    parser.add_argument("--to", metavar="N", dest="last", type=frame.whole(), default=LAST, help="last offset, inclusive")
+    parser.add_argument("--from", metavar="N", dest="first", type=frame.whole_number(), default=0, help="first offset")
+    parser.add_argument("--to", metavar="N", dest="last", type=frame.whole_number(), default=LAST, help="last offset, inclusive")
     parser.add_argument("--key", metavar="K", help="only records with this key: text, or base64:...")
     parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
     parser.add_argument("--view", choices=("all", "latest"), default="all", help="latest: the last value of each key, deletes left out")
     parser.add_argument("--format", choices=("json", "raw"), default="json", help="raw: values only, a newline after each")
-    parser.runs(run)
+    parser.set_command(print_records)
 
 
-def run(args: argparse.Namespace, out: Output) -> None:
+def print_records(args: argparse.Namespace, out: Output) -> None:
     from compactor.consumer.ranges import read_blocks
     from compactor.views.explain import parse_key
 
-    opened = tiers.viewed(args)
+    opened = tiers.open_read_only(args)
     (name,) = opened.partitions([args.partition])
     blocks = read_blocks(
         opened,
@@ -43,32 +43,33 @@ def run(args: argparse.Namespace, out: Output) -> None:
         latest_only=args.view == "latest",
         key=None if args.key is None else parse_key(args.key),
     )
-    out.stream(_json_lines(blocks) if args.format == "json" else _raw_lines(blocks))
+    out.write_chunks(_json_lines(blocks) if args.format == "json" else _raw_lines(blocks))
 
 
 def _json_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
+    """Yield the records as JSON lines, block by block."""
     for block in blocks:
         lines = []
         for message in block.messages():
             kind, time = message.timestamp()
             line: dict[str, Any] = {"offset": message.offset(), "timestamp": time if kind and time != -1 else None}
-            line |= _text("key", message.key()) | _text("value", message.value())
-            line["headers"] = [{"key": key, **_text("value", value)} for key, value in message.headers() or ()]
+            line |= _json_field("key", message.key()) | _json_field("value", message.value())
+            line["headers"] = [{"key": key, **_json_field("value", value)} for key, value in message.headers() or ()]
             line["leader_epoch"] = message.leader_epoch()
             lines.append(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
         yield "".join(lines).encode()
 
 
 def _raw_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
-    """As kcat does: a null is nothing."""
-    from compactor.consumer.messages import strings
+    """Yield the values, a newline after each, as kcat prints them. A null is printed as an empty line."""
+    from compactor.consumer.messages import byte_strings
 
     for block in blocks:
-        yield b"".join((value or b"") + b"\n" for value in strings(block.values))
+        yield b"".join((value or b"") + b"\n" for value in byte_strings(block.values))
 
 
-def _text(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Text where it is UTF-8, else base64 under another name."""
+def _json_field(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Return bytes for JSON: as text if they are UTF-8, else in base64 under another name."""
     if data is None:
         return {name: None}
     try:

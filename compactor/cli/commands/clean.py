@@ -1,4 +1,4 @@
-"""``clean LOG_DIR OUT_DIR``: one Kafka log directory, offline, with the results of Kafka's own cleaner; no tier involved."""
+"""Command ``clean LOG_DIR OUT_DIR``: cleans one Kafka log directory offline, with the results of Kafka's own cleaner. Uses no tier."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame
-from compactor.cli.output import Output, Table, size
-from compactor.cli.profile import Profile, add_argument
-from compactor.cli.warming import warm_up
+from compactor.cli.kernels import compile_kernels
+from compactor.cli.output import Output, Table, format_size
+from compactor.cli.profile import CommandProfile, add_profile_argument
 
 if TYPE_CHECKING:
     from compactor.cleaner.offline import CleanSummary
@@ -28,22 +28,27 @@ def add_arguments(parser: frame.Parser) -> None:
     )
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; gets the rewritten segments")
     for name, text in _OFFSETS:
-        parser.add_argument(f"--{name}", type=frame.whole(), metavar="N", help=text)
+        parser.add_argument(f"--{name}", type=frame.whole_number(), metavar="N", help=text)
     help_text = "the cleaner's clock: milliseconds, a time, '2h ago', 'in 3d' (default: the clock)"
-    parser.add_argument("--now", "--at", type=frame.moment, metavar="TIME", help=help_text)
-    parser.add_argument("--delete-retention-ms", type=frame.whole(), metavar="N", default=86_400_000, help="default 86400000, a day")
-    parser.add_argument("--segment-bytes", type=frame.whole(14, 2**31 - 1), metavar="N", default=1 << 30, help="default 1073741824")
-    parser.add_argument("--segment-index-bytes", type=frame.whole(4, 2**31 - 1), metavar="N", default=10 << 20, help="default 10485760")
-    parser.add_argument("--index-interval-bytes", type=frame.whole(0, 2**31 - 1), metavar="N", default=4096, help="default 4096")
+    parser.add_argument("--now", "--at", type=frame.parse_time_ms, metavar="TIME", help=help_text)
+    parser.add_argument("--delete-retention-ms", type=frame.whole_number(), metavar="N", default=86_400_000, help="default 86400000, a day")
+    parser.add_argument("--segment-bytes", type=frame.whole_number(14, 2**31 - 1), metavar="N", default=1 << 30, help="default 1073741824")
     parser.add_argument(
-        "--map-entries", type=frame.whole(1, 2**31), metavar="N", help="stop the map as Kafka does when it holds N keys (default: no limit)"
+        "--segment-index-bytes", type=frame.whole_number(4, 2**31 - 1), metavar="N", default=10 << 20, help="default 10485760"
     )
-    parser.add_argument("--threads", type=frame.whole(1, 256), metavar="N", default=1, help="default 1")
-    add_argument(parser)
-    parser.runs(clean)
+    parser.add_argument("--index-interval-bytes", type=frame.whole_number(0, 2**31 - 1), metavar="N", default=4096, help="default 4096")
+    parser.add_argument(
+        "--map-entries",
+        type=frame.whole_number(1, 2**31),
+        metavar="N",
+        help="stop the map as Kafka does when it holds N keys (default: no limit)",
+    )
+    parser.add_argument("--threads", type=frame.whole_number(1, 256), metavar="N", default=1, help="default 1")
+    add_profile_argument(parser)
+    parser.set_command(run_clean)
 
 
-def clean(args: argparse.Namespace, out: Output) -> None:
+def run_clean(args: argparse.Namespace, out: Output) -> None:
     import secrets
 
     from compactor.cleaner.offline import CleanRequest, clean_directory
@@ -61,20 +66,22 @@ def clean(args: argparse.Namespace, out: Output) -> None:
         threads=args.threads,
         hash_key=secrets.token_bytes(16),
     )
-    warm_up(out, load=args.profile)
+    compile_kernels(out, load=args.profile)
     marks: dict[str, tuple[float, float]] = {}
-    profile = Profile(args)
-    with out.progress("cleaning") as progress, profile.recording():
+    profile = CommandProfile(args)
+    with out.progress("cleaning") as progress, profile.record_costs():
 
         def on_phase(phase: str) -> None:
             marks[phase] = (time.perf_counter(), time.process_time())
-            progress.at(phase)
+            progress.begin_step(phase)
 
         summary = clean_directory(args.log_dir, args.out_dir, request, on_phase)
-    out.result(_document(summary, marks, profile), _table(summary), *profile.tables(), summary=_closing(summary))
+    out.print_result(
+        _clean_document(summary, marks, profile), _clean_table(summary), *profile.cost_tables(), summary=_clean_summary(summary)
+    )
 
 
-def _document(summary: CleanSummary, marks: dict[str, tuple[float, float]], profile: Profile) -> dict[str, object]:
+def _clean_document(summary: CleanSummary, marks: dict[str, tuple[float, float]], profile: CommandProfile) -> dict[str, object]:
     begin, middle, end = marks["index"], marks["rewrite"], marks["done"]
     return {
         "next_dirty_offset": summary.next_dirty_offset,
@@ -91,16 +98,15 @@ def _document(summary: CleanSummary, marks: dict[str, tuple[float, float]], prof
         },
         "map_entries": summary.map_entries,
         "map_bytes": summary.map_bytes,
-        "profile": profile.document(),
+        "profile": profile.costs_document(),
     }
 
 
-def _table(summary: CleanSummary) -> Table:
-    return Table("segments written", ("base offset", "size"), [(base, size(written)) for base, written in summary.segments])
+def _clean_table(summary: CleanSummary) -> Table:
+    return Table("segments written", ("base offset", "size"), [(base, format_size(written)) for base, written in summary.segments])
 
 
-def _closing(summary: CleanSummary) -> str:
-    return (
-        f"{summary.records_kept:,} of {summary.records_read:,} records kept, {size(summary.bytes_read)} -> {size(summary.bytes_written)}; "
-        f"next dirty offset {summary.next_dirty_offset}"
-    )
+def _clean_summary(summary: CleanSummary) -> str:
+    sizes = f"{format_size(summary.bytes_read)} -> {format_size(summary.bytes_written)}"
+    records = f"{summary.records_kept:,} of {summary.records_read:,} records kept"
+    return f"{records}, {sizes}; next dirty offset {summary.next_dirty_offset}"

@@ -1,4 +1,4 @@
-"""``completion bash|zsh|tcsh``: a script that completes commands and options in a shell."""
+"""Command ``completion bash|zsh|tcsh``: prints a script that completes commands and options in a shell."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument(
         "shell", choices=SHELLS, help="for bash: `tiered-compactor completion bash > /etc/bash_completion.d/tiered-compactor`"
     )
-    parser.runs(run)
+    parser.set_command(print_completion)
 
 
-def run(args: argparse.Namespace, out: Output) -> None:
+def print_completion(args: argparse.Namespace, out: Output) -> None:
     import shtab
 
-    from compactor.cli.main import COMMANDS, every_command
+    from compactor.cli.main import COMMANDS, build_parser
 
-    parser = every_command({command.name for command in COMMANDS})
-    out.stream([shtab.complete(parser, args.shell).encode(), b"\n"])
+    parser = build_parser({command.name for command in COMMANDS})
+    out.write_chunks([shtab.complete(parser, args.shell).encode(), b"\n"])

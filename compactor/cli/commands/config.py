@@ -1,4 +1,4 @@
-"""``config show`` and ``config check``."""
+"""Command ``config show`` / ``config check``: the settings with their sources, and whether they work."""
 
 from __future__ import annotations
 
@@ -15,60 +15,82 @@ from compactor.cli.output import Output, Table
 from compactor.errors import BadData, CompactorError, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from compactor.config import Settings
+    from compactor.config.settings import Settings
 
 _SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private", re.IGNORECASE)
-"""librdkafka properties whose values are not shown."""
+"""Names of librdkafka properties whose values are not shown."""
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    showing = parser.subcommand("show", "every setting in force, and where it comes from")
+    showing = parser.add_subcommand("show", "every setting in force, and where it comes from")
     showing.add_argument("--topic", metavar="T", help="how this topic is cleaned; its own settings count where brokers have it")
-    showing.runs(show)
-    parser.subcommand("check", "whether the settings work: tries the tier and the directory for local state").runs(check)
+    showing.set_command(show_settings)
+    parser.add_subcommand("check", "whether the settings work: tries the tier and the directory for local state").set_command(
+        check_settings
+    )
 
 
-def show(args: argparse.Namespace, out: Output) -> None:
-    settings = frame.settings(args)
-    rows = _rows(settings) if args.topic is None else _rows_for(args, args.topic)
+def show_settings(args: argparse.Namespace, out: Output) -> None:
+    settings = frame.load_command_settings(args)
+    rows = _setting_rows(settings) if args.topic is None else _topic_setting_rows(args, args.topic)
     document = {
         "ok": True,
         "problems": [],
         "settings": [{"key": key, "value": value, "source": source} for key, value, source in rows],
     }
-    table = Table("", ("setting", "value", "from"), [(key, _text(value), source) for key, value, source in rows])
-    out.result(document, table)
+    table = Table("", ("setting", "value", "from"), [(key, _format_value(value), source) for key, value, source in rows])
+    out.print_result(document, table)
 
 
-def check(args: argparse.Namespace, out: Output) -> int:
-    """Tries everything, also after something failed. Settings that are wrong in themselves end it before, as everywhere."""
-    settings = frame.settings(args)
+def check_settings(args: argparse.Namespace, out: Output) -> int:
+    """Check everything that the settings name, also after something failed. Settings that are invalid by themselves are refused before."""
+    from compactor.tier.kinds import MetadataSource, tier_kind
+
+    checks = {
+        MetadataSource.CONTROL_LOG: _check_compactor_managed,
+        MetadataSource.METADATA_TOPIC: _check_broker_managed,
+        MetadataSource.LISTING: _check_listed,
+    }
+    settings = frame.load_command_settings(args)
     with out.progress("trying the tier"):
-        if settings.tier.kind == "kafka":
-            problems = [*_try_directory(settings), *_try_brokers(settings), *_try_stores(settings)]
-        else:
-            whose = _try_identity(settings)
-            # Nothing is tried out in another tier's data.
-            tried = [] if whose else [*_try_stores(settings), *_try_patterns(settings)]
-            problems = [*_try_directory(settings), *whose, *tried, *_without_effect(settings)]
+        problems = [*_check_state_dir(settings), *checks[tier_kind(settings).metadata](settings)]
     ok = all(problem["severity"] != "error" for problem in problems)
     columns = ("severity", "kind", "object", "detail", "hint")
     tables = [Table("", columns, [[problem[column] for column in columns] for problem in problems])] if problems else []
     verdict = f"{settings.tier_url} and {settings.tier.state_dir} {'can be used' if ok else 'cannot be used like this'}"
-    out.result({"ok": ok, "problems": problems}, *tables, summary=verdict)
+    out.print_result({"ok": ok, "problems": problems}, *tables, summary=verdict)
     if any(problem["kind"] == "identity" for problem in problems):
         return UsageError.exit_code
     return 0 if ok else StoreError.exit_code
 
 
-def _without_effect(settings: Settings) -> list[dict[str, str]]:
+def _check_compactor_managed(settings: Settings) -> list[dict[str, str]]:
+    """Return the problems of a compactor-managed tier. Nothing is tried out in another tier's data."""
+    problems = _check_tier_identity(settings)
+    tried = [] if problems else [*_check_stores(settings), *_check_topic_patterns(settings)]
+    return [*problems, *tried, *_find_ineffective_settings(settings)]
+
+
+def _check_broker_managed(settings: Settings) -> list[dict[str, str]]:
+    """Return the problems of a broker-managed tier."""
+    return [*_check_brokers(settings), *_check_stores(settings)]
+
+
+def _check_listed(settings: Settings) -> list[dict[str, str]]:
+    """Return the problems of a listed tier."""
+    return [*_check_listed_tier(settings), *_check_topic_patterns(settings), *_find_ineffective_settings(settings)]
+
+
+def _find_ineffective_settings(settings: Settings) -> list[dict[str, str]]:
+    """Return notes about settings that have no effect on this kind of tier."""
     if not settings.publish.metadata_records_per_hour:
         return []
     detail, key = "no broker is told anything of a tier of kind object-log", "publish.metadata_records_per_hour"
     return [{"severity": "note", "kind": "settings", "object": key, "detail": detail, "hint": "Take it out of the configuration"}]
 
 
-def _try_directory(settings: Settings) -> list[dict[str, str]]:
+def _check_state_dir(settings: Settings) -> list[dict[str, str]]:
+    """Check that state_dir exists or can be created, and is writable."""
     directory = Path(settings.tier.state_dir).absolute()
     existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
@@ -78,51 +100,60 @@ def _try_directory(settings: Settings) -> list[dict[str, str]]:
     return [{"severity": "error", "kind": "state-dir", "object": settings.tier.state_dir, "detail": detail, "hint": hint}]
 
 
-def _try_stores(settings: Settings) -> list[dict[str, str]]:
+def _check_stores(settings: Settings) -> list[dict[str, str]]:
+    """Check each store to which this program writes, with a small object that is deleted again."""
     from compactor.storage.factory import open_store
     from compactor.storage.probe import probe
+    from compactor.tier.kinds import tier_kind
 
     # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
-    # Segments of brokers and of Pinterest's uploader are left alone: there reading is all that is tried.
+    # Where brokers keep their segments, reading is all that is tried.
     tier = settings.tier
-    only_read = tier.layout == "pinterest"
-    stores = [] if tier.kind == "kafka" or only_read else [(settings.tier_url, ".tiered-compactor/probe/")]
-    if tier.control_url and not only_read:
+    stores = [(settings.tier_url, ".tiered-compactor/probe/")] if tier_kind(settings).owns_root else []
+    if tier.control_url:
         stores.append((tier.control_url, "probe/"))
-    if tier.pinterest.target and not only_read:
+    if tier.pinterest.target:
         stores.append((tier.pinterest.target, ".tiered-compactor/probe/"))
-    problems = _try_listing(settings) if only_read else []
+    problems: list[dict[str, str]] = []
     for url, prefix in stores:
-        store = open_store(url, s3=settings.s3, limits=settings.limits)
-        problems += [{"object": url, **finding.model_dump()} for finding in probe(store, _now_ms, prefix)]
+        store = open_store(url, settings=settings, limits=settings.limits)
+        problems += [{"object": url, **finding.model_dump()} for finding in probe(store, _system_clock_ms, prefix)]
     return problems
 
 
-def _try_patterns(settings: Settings) -> list[dict[str, str]]:
-    """Overrides that no topic has: regular expressions are easily mistaken for what shells have."""
+def _check_topic_patterns(settings: Settings) -> list[dict[str, str]]:
+    """Return warnings about [topics] tables that match no topic. Regular expressions are easily mistaken for shell patterns."""
     from compactor.bootstrap import open_tier
-    from compactor.views.checkpoints import read_only
+    from compactor.views.checkpoints import read_only_tier
 
     try:
-        topics = {name.topic for name in read_only(open_tier(settings)).partitions()}
+        topics = {name.topic for name in read_only_tier(open_tier(settings)).partitions()}
     except CompactorError:
         return []  # trying the store says it better
     unmatched = [pattern for pattern in settings.topics if topics and not any(re.fullmatch(pattern, topic) for topic in topics)]
     detail = "no topic of the tier matches"
     return [
-        {"severity": "warning", "kind": "topics", "object": f"[topics.{json.dumps(pattern)}]", "detail": detail, "hint": _meant(pattern)}
+        {
+            "severity": "warning",
+            "kind": "topics",
+            "object": f"[topics.{json.dumps(pattern)}]",
+            "detail": detail,
+            "hint": _pattern_hint(pattern),
+        }
         for pattern in unmatched
     ]
 
 
-def _meant(pattern: str) -> str:
+def _pattern_hint(pattern: str) -> str:
+    """Return a hint for a pattern that matches nothing."""
     wildcard = re.sub(r"(?<=[\w-])\*", ".*", pattern)
     if wildcard != pattern:
         return f"It is a regular expression over whole names: for names that begin so write {json.dumps(wildcard)}"
     return "It is a regular expression over whole names; `topics` lists them"
 
 
-def _try_listing(settings: Settings) -> list[dict[str, str]]:
+def _check_listed_tier(settings: Settings) -> list[dict[str, str]]:
+    """Check that a listed tier can be read."""
     from compactor.bootstrap import open_tier
 
     try:
@@ -140,83 +171,97 @@ def _try_listing(settings: Settings) -> list[dict[str, str]]:
     return [{"severity": "warning", "kind": "empty", "object": settings.tier_url, "detail": detail, "hint": hint}]
 
 
-def _try_brokers(settings: Settings) -> list[dict[str, str]]:
-    from compactor.bootstrap import connection_of, open_tier
-    from compactor.metadata_topic.admin import KafkaAdmin
-    from compactor.upkeep.broker_check import check_budget, check_cluster, check_names, check_reading, check_topics
-    from compactor.views.checkpoints import read_only
+def _check_brokers(settings: Settings) -> list[dict[str, str]]:
+    """Check the brokers, the metadata topic, the topics' settings and access to the brokers' objects."""
+    from compactor.bootstrap import kafka_connection, open_tier
+    from compactor.brokers.metadata_topic.admin import KafkaAdmin
+    from compactor.tier.kinds import control_url
+    from compactor.upkeep.brokers.check import (
+        check_cluster,
+        check_metadata_record_budget,
+        check_metadata_topic_reading,
+        check_object_access,
+        check_topics,
+    )
+    from compactor.views.checkpoints import read_only_tier
 
     found = []
     servers = settings.kafka.bootstrap_servers.strip()
-    admin = KafkaAdmin(connection_of(settings)) if servers else None
+    admin = KafkaAdmin(kafka_connection(settings)) if servers else None
     if admin is not None:
-        found += check_cluster(admin, servers, write=bool(settings.control_url))
+        found += check_cluster(admin, servers, write=bool(control_url(settings)))
     if any(finding.severity == "error" for finding in found):
         return [finding._asdict() for finding in found]
     try:
-        opened = read_only(open_tier(settings))
+        opened = read_only_tier(open_tier(settings))
     except CompactorError as error:
         kind = "metadata" if isinstance(error, BadData | StoreError) else "settings"
         return [{"severity": "error", "kind": kind, "object": "[kafka]", "detail": error.message, "hint": error.hint}]
-    names, problems = check_names(opened)
+    names, problems = check_metadata_topic_reading(opened)
     found += problems
     if admin is not None:
         found += check_topics(admin, sorted({name.topic for name in names}))
-    found += check_reading(opened, names) if names else []
-    found += check_budget(opened, names)
+    found += check_object_access(opened, names) if names else []
+    found += check_metadata_record_budget(opened, names)
     return [finding._asdict() for finding in found]
 
 
-def _try_identity(settings: Settings) -> list[dict[str, str]]:
-    """Whether tier and control store belong together. Where neither holds anything yet, nothing is said."""
+def _check_tier_identity(settings: Settings) -> list[dict[str, str]]:
+    """Check that tier and control store belong together. An empty tier with an empty control store passes."""
     from compactor.bootstrap import open_tier
+    from compactor.tier.kinds import control_url
 
     opened = open_tier(settings)
     try:
         state = opened.catalog.refresh()
         opened.ownership.check(opened.ports, state)
-        opened.ownership.before_creation(opened.ports, state)
+        opened.ownership.require_free_root(opened.ports, state)
     except StoreError:
         return []  # trying the store says it better
     except CompactorError as error:
         kind = "identity" if isinstance(error, UsageError) else "control-log"
-        return [{"severity": "error", "kind": kind, "object": settings.control_url, "detail": error.message, "hint": error.hint}]
+        return [{"severity": "error", "kind": kind, "object": control_url(settings), "detail": error.message, "hint": error.hint}]
     return []
 
 
-def _now_ms() -> int:
+def _system_clock_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _rows(settings: Settings) -> list[tuple[str, object, str]]:
-    from compactor.config import SECTIONS, keys_of, topic_key
+def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
+    """Return key, value and source of all settings."""
+    from compactor.config.settings import SECTION_TYPES, setting_keys, topic_override_key
 
     rows: list[tuple[str, object, str]] = []
-    for section, kind in SECTIONS.items():
-        for key, value in settings.section(section).model_dump(mode="json", include=set(keys_of(kind))).items():
-            shown = _without_secrets(value) if isinstance(value, dict) else value
-            rows.append((f"{section}.{key}", shown, settings.where(f"{section}.{key}")))
+    for section, kind in SECTION_TYPES.items():
+        for key, value in settings.section(section).model_dump(mode="json", include=set(setting_keys(kind))).items():
+            shown = _hide_secrets(value) if isinstance(value, dict) else value
+            rows.append((f"{section}.{key}", shown, settings.source_of(f"{section}.{key}")))
     for pattern, cleaner in settings.topics.items():
         values = cleaner.model_dump(mode="json")
-        dotted = {topic_key(pattern, key): values[key] for key in settings.overridden(pattern)}
-        rows += [(key, value, settings.where(key)) for key, value in dotted.items()]
+        dotted = {topic_override_key(pattern, key): values[key] for key in settings.overridden_keys(pattern)}
+        rows += [(key, value, settings.source_of(key)) for key, value in dotted.items()]
     return rows
 
 
-def _rows_for(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
-    """[cleaner] as it holds for one topic. Brokers are asked for the topic's own settings where they write the tier."""
+def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
+    """Return key, value and source of the cleaner settings of one topic. On a broker-managed tier the topic's own settings in Kafka
+    count too.
+    """
     from compactor.cli import tiers
 
-    opened = tiers.opened(args)
-    if opened.brokers is not None and topic not in opened.brokers.topic_ids():
+    opened = tiers.open_configured_tier(args)
+    chosen = opened.metadata.topic_settings(topic)
+    if chosen is None:
         raise UsageError(f"the tier has no topic {topic}", hint="`topics` lists what it holds")
     values = opened.cleaner_for(topic).model_dump(mode="json")
-    return [(f"cleaner.{key}", value, opened.settings.source_for(topic, key, opened.chosen(topic))) for key, value in values.items()]
+    return [(f"cleaner.{key}", value, opened.settings.source_for(topic, key, chosen)) for key, value in values.items()]
 
 
-def _without_secrets(properties: dict[str, object]) -> dict[str, object]:
+def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:
+    """Return properties with the values of secret ones hidden."""
     return {name: "(not shown)" if _SECRET.search(name) else value for name, value in properties.items()}
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""``daemon``: run and retire over and over, until SIGTERM. SIGHUP rereads the configuration."""
+"""Command ``daemon``: runs rounds and deletes replaced segments continuously until SIGTERM. SIGHUP rereads the configuration."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ from compactor.errors import StoreError, UsageError
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.runs(run)
+    parser.set_command(run_daemon)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
-    serving.prepare()
-    from compactor.service.daemon import Daemon
-    from compactor.service.pages.console import Console
-    from compactor.service.pages.daemon_pages import DaemonPages
-    from compactor.service.pages.server import served
+def run_daemon(args: argparse.Namespace, out: Output) -> int:
+    serving.prepare_process()
+    from compactor.daemon.daemon import Daemon
     from compactor.views.prices import prices_for
+    from compactor.web.console import RequestRouter
+    from compactor.web.daemon_pages import DaemonPages
+    from compactor.web.server import serve_pages
 
-    tell = serving.JOURNAL
-    opened = tiers.opened(args, local_state=True, writes="daemon")
+    tell = serving.SERVICE_JOURNAL
+    opened = tiers.open_configured_tier(args, local_state=True, writes="daemon")
     try:
-        opened.identity()
+        opened.identity.read()
     except (UsageError, StoreError) as error:
         tell(f"{error.message}; waiting for it", level=logging.WARNING)
-    daemon = Daemon(opened, tell=tell)
+    daemon = Daemon(opened, log=tell)
     settings = opened.settings.daemon
-    pages = DaemonPages(daemon.status, daemon.picture, getattr(args, "config", ""), prices_for(opened.settings.tier_url))
-    with served(settings.listen, Console(pages, daemon.silent_ms, settings.interval_ms)) as address:
-        tell(f"{opened.ports.holder} watches {opened.ports.layout.url}; status at http://{address}/")
-        return serving.serve(
-            "daemon", daemon, opened.settings, lambda: frame.settings(args), lambda: [job.name for job in daemon.status().running], out
+    pages = DaemonPages(daemon.status, daemon.partition_details, getattr(args, "config", ""), prices_for(opened.settings.tier_url))
+    with serve_pages(settings.listen, RequestRouter(pages, daemon.loop_age_ms, settings.interval_ms)) as address:
+        tell(f"{opened.ports.holder} schedules {opened.ports.layout.url}; status at http://{address}/")
+        return serving.run_service(
+            "daemon",
+            daemon,
+            opened.settings,
+            lambda: frame.load_command_settings(args),
+            lambda: [job.name for job in daemon.status().running],
+            out,
         )

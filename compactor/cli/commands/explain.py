@@ -1,4 +1,6 @@
-"""``explain TOPIC-PARTITION [--key K | --offset N]``: why it is not cleaned, what became of a key or an offset."""
+"""Command ``explain TOPIC-PARTITION [--key K | --offset N]``: explains why a partition is not cleaned, or what became of a key or an
+offset.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +9,25 @@ import argparse
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table
 
-MOST_ROWS = 60
-"""More lines than this nobody reads."""
+MAX_EVENT_ROWS = 60
+"""Largest number of facts in the table. JSON has all of them."""
 
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("partition", metavar="TOPIC-PARTITION")
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--key", metavar="K", help="text, or base64:...; reads every segment")
-    asked.add_argument("--offset", metavar="N", type=frame.whole(), help="reads the segments from there on")
-    tiers.now_argument(parser)
-    parser.runs(run)
+    asked.add_argument("--offset", metavar="N", type=frame.whole_number(), help="reads the segments from there on")
+    tiers.add_now_argument(parser)
+    parser.set_command(run_explain)
 
 
-def run(args: argparse.Namespace, out: Output) -> None:
+def run_explain(args: argparse.Namespace, out: Output) -> None:
     from compactor.views import explain as explaining
 
-    opened = tiers.viewed(args)
+    opened = tiers.open_read_only(args)
     (name,) = opened.partitions([args.partition])
-    now = tiers.now_ms(args)
+    now = tiers.cleaner_clock_ms(args)
     with out.progress(f"reading {name}", unit="bytes") as progress:
         if args.key is not None:
             found = explaining.explain_key(opened, name, explaining.parse_key(args.key), now, progress.advance)
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
         "answer": found.answer,
         "facts": [{"kind": fact.kind, "text": fact.text, **fact.values} for fact in found.facts],
     }
-    rows = [(fact.kind.replace("_", " "), fact.text) for fact in found.facts[:MOST_ROWS]]
-    if len(found.facts) > MOST_ROWS:
-        rows.append(("", f"and {len(found.facts) - MOST_ROWS} more; --output json has all"))
-    out.result(document, *([Table(found.answer, ("", ""), rows)] if rows else []), summary="" if rows else found.answer)
+    rows = [(fact.kind.replace("_", " "), fact.text) for fact in found.facts[:MAX_EVENT_ROWS]]
+    if len(found.facts) > MAX_EVENT_ROWS:
+        rows.append(("", f"and {len(found.facts) - MAX_EVENT_ROWS} more; --output json has all"))
+    out.print_result(document, *([Table(found.answer, ("", ""), rows)] if rows else []), summary="" if rows else found.answer)

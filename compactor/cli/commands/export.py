@@ -1,4 +1,4 @@
-"""``export TOPIC-PARTITION DIR``: the current readable view as a Kafka log directory."""
+"""Command ``export TOPIC-PARTITION DIR``: writes a partition's current view as a Kafka log directory."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import argparse
 from pathlib import Path
 
 from compactor.cli import frame, tiers
-from compactor.cli.output import Output, Table, size
+from compactor.cli.output import Output, Table, format_size
 
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("partition", metavar="TOPIC-PARTITION")
     parser.add_argument("folder", metavar="DIR", type=Path, help="must not exist")
-    parser.runs(run)
+    parser.set_command(run_export)
 
 
-def run(args: argparse.Namespace, out: Output) -> None:
+def run_export(args: argparse.Namespace, out: Output) -> None:
     from compactor.transfer.export import export_partition
 
-    opened = tiers.opened(args)
+    opened = tiers.open_configured_tier(args)
     (name,) = opened.partitions([args.partition])
     with out.progress(f"exporting {name}", unit="bytes") as progress:
-        report = export_partition(opened, name, args.folder, progress.advance, lambda size: progress.at(progress.title, size))
-    row = (str(name), report.segments, size(report.bytes), report.start_offset, report.end_offset)
-    out.result(tiers.plain(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))
+        report = export_partition(opened, name, args.folder, progress.advance, lambda size: progress.begin_step(progress.title, size))
+    row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
+    out.print_result(tiers.report_document(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))

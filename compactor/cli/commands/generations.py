@@ -1,4 +1,4 @@
-"""``generations write / list / retire``: compacted partitions for consumers of Pinterest's layout."""
+"""Command ``generations write / list / retire``: compacted partitions for consumers of Pinterest's layout."""
 
 from __future__ import annotations
 
@@ -6,79 +6,81 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from compactor.cli import frame, tiers
-from compactor.cli.output import Output, Table, size
+from compactor.cli.output import Output, Table, format_size
 from compactor.errors import CompactorError, UsageError
 
 if TYPE_CHECKING:
     from compactor.model.ids import TopicPartition
-    from compactor.transfer.generations import GenerationReport
+    from compactor.outputs.pinterest import GenerationReport
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    write = parser.subcommand("write", "bring them up to what the tier's readers read")
-    tiers.partitions_argument(write)
-    topics_argument(write)
-    write.runs(run_write)
-    listing = parser.subcommand("list", "the current generation of each partition, and those that wait for their end")
-    topics_argument(listing)
-    listing.runs(run_list)
-    retire = parser.subcommand("retire", "delete those that were superseded long enough ago")
-    topics_argument(retire)
+    write = parser.add_subcommand("write", "bring them up to what the tier's readers read")
+    tiers.add_partitions_argument(write)
+    add_topics_argument(write)
+    write.set_command(write_generations_command)
+    listing = parser.add_subcommand("list", "the current generation of each partition, and those that wait for their end")
+    add_topics_argument(listing)
+    listing.set_command(list_generations_command)
+    retire = parser.add_subcommand("retire", "delete those that were superseded long enough ago")
+    add_topics_argument(retire)
     retire.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
-    retire.runs(run_retire)
+    retire.set_command(retire_generations_command)
 
 
-def topics_argument(parser: frame.Parser) -> None:
+def add_topics_argument(parser: frame.Parser) -> None:
     parser.add_argument("--topics", metavar="REGEX", help="only topics whose whole name matches")
 
 
-def run_write(args: argparse.Namespace, out: Output) -> int:
-    from compactor.transfer.generation_upkeep import write_generations
-    from compactor.transfer.generations import GenerationReport, target_of
-    from compactor.transfer.import_root import of_topics
+def write_generations_command(args: argparse.Namespace, out: Output) -> int:
+    from compactor.outputs.pinterest import GenerationReport, configured_target
+    from compactor.outputs.upkeep import write_generations
+    from compactor.transfer.import_root import topic_filter
 
     if args.partitions and args.topics is not None:
         raise UsageError("partitions and --topics exclude each other", hint="Name one or the other")
-    wanted = of_topics(args.topics)
-    opened = tiers.opened(args)
-    target = target_of(opened)
+    wanted = topic_filter(args.topics)
+    opened = tiers.open_configured_tier(args)
+    target = configured_target(opened)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
 
-    def note(name: TopicPartition, done: GenerationReport | CompactorError) -> None:
+    def record_outcome(name: TopicPartition, done: GenerationReport | CompactorError) -> None:
         if isinstance(done, CompactorError):
-            outcomes.failed(str(name), done)
+            outcomes.record_failure(str(name), done)
         else:
-            outcomes.ok()
+            outcomes.record_success()
 
     names = [name for name in opened.partitions(args.partitions) if wanted(name)]
     if not names:
         out.note(f"warning: no topic of the tier matches {args.topics!r} as a whole" if args.topics else "warning: there is no partition")
     with out.progress("writing", unit="bytes") as progress:
-        found = write_generations(opened, target, names, on_bytes=progress.advance, on_partition=note)
+        found = write_generations(opened, target, names, on_bytes=progress.advance, on_partition=record_outcome)
     done = [report for report in found if isinstance(report, GenerationReport)]
-    rows = [(f"{r.topic}-{r.partition}", r.status, r.generation, r.objects, size(r.bytes), r.start_offset, r.end_offset) for r in done]
+    rows = [
+        (f"{r.topic}-{r.partition}", r.status, r.generation, r.objects, format_size(r.bytes), r.start_offset, r.end_offset) for r in done
+    ]
     columns = ("partition", "status", "generation", "objects", "size", "start offset", "end offset")
-    out.result({"partitions": [tiers.plain(report) for report in done]}, Table("", columns, rows))
+    out.print_result({"partitions": [tiers.report_document(report) for report in done]}, Table("", columns, rows))
     return outcomes.exit_code()
 
 
-def run_list(args: argparse.Namespace, out: Output) -> int:
-    from compactor.transfer.generation_upkeep import generations_of, names_in
-    from compactor.transfer.generations import target_of
-    from compactor.transfer.import_root import of_topics
+def list_generations_command(args: argparse.Namespace, out: Output) -> int:
+    from compactor.outputs.pinterest import configured_target
+    from compactor.outputs.upkeep import partition_generations, partitions_with_generations
+    from compactor.transfer.import_root import topic_filter
 
-    wanted = of_topics(args.topics)
-    opened = tiers.viewed(args)
-    target = target_of(opened)
+    wanted = topic_filter(args.topics)
+    opened = tiers.open_read_only(args)
+    target = configured_target(opened)
     outcomes = tiers.PartitionOutcomes(out, named=False)
     found: list[dict[str, Any]] = []
-    for name in filter(wanted, names_in(target)):
+    for name in filter(wanted, partitions_with_generations(target)):
         try:
-            known = generations_of(target, name)
+            known = partition_generations(target, name)
         except CompactorError as error:
-            outcomes.failed(str(name), error)
+            outcomes.record_failure(str(name), error)
             continue
-        outcomes.ok()
+        outcomes.record_success()
         current, earlier = known.current, known.earlier
         if current is None:
             continue
@@ -90,34 +92,34 @@ def run_list(args: argparse.Namespace, out: Output) -> int:
             found.append({**about, "generation": current.name, "current": True, "objects": len(objects), "bytes": total})
     rows = [
         (f"{r['topic']}-{r['partition']}", r["generation"], "current" if r["current"] else "superseded",
-         r["objects"] if r["current"] else "", size(r["bytes"]) if r["current"] else "")
+         r["objects"] if r["current"] else "", format_size(r["bytes"]) if r["current"] else "")
         for r in found
     ]  # fmt: skip
-    out.result({"generations": found}, Table("", ("partition", "generation", "", "objects", "size"), rows))
+    out.print_result({"generations": found}, Table("", ("partition", "generation", "", "objects", "size"), rows))
     return outcomes.exit_code()
 
 
-def run_retire(args: argparse.Namespace, out: Output) -> int:
-    from compactor.transfer.generation_upkeep import RetiredGeneration, names_in, retire_generations
-    from compactor.transfer.generations import target_of
-    from compactor.transfer.import_root import of_topics
+def retire_generations_command(args: argparse.Namespace, out: Output) -> int:
+    from compactor.outputs.pinterest import configured_target
+    from compactor.outputs.upkeep import RetiredGeneration, partitions_with_generations, retire_generations
+    from compactor.transfer.import_root import topic_filter
 
-    wanted = of_topics(args.topics)
-    opened = tiers.viewed(args) if args.dry_run else tiers.opened(args)
-    target = target_of(opened)
+    wanted = topic_filter(args.topics)
+    opened = tiers.open_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
+    target = configured_target(opened)
     outcomes = tiers.PartitionOutcomes(out, named=False)
     found: list[RetiredGeneration] = []
-    for name in filter(wanted, names_in(target)):
+    for name in filter(wanted, partitions_with_generations(target)):
         try:
             found += retire_generations(target, name, dry_run=args.dry_run)
-            outcomes.ok()
+            outcomes.record_success()
         except CompactorError as error:
-            outcomes.failed(str(name), error)
+            outcomes.record_failure(str(name), error)
     gone, kept = [one for one in found if one.deleted], [one for one in found if not one.deleted]
-    document = {"deleted": [tiers.plain(one) for one in gone], "waiting": [tiers.plain(one) for one in kept]}
+    document = {"deleted": [tiers.report_document(one) for one in gone], "waiting": [tiers.report_document(one) for one in kept]}
     rows = [
-        (f"{one.topic}-{one.partition}", one.generation, "deleted" if one.deleted else "waits", one.objects, size(one.bytes))
+        (f"{one.topic}-{one.partition}", one.generation, "deleted" if one.deleted else "waits", one.objects, format_size(one.bytes))
         for one in found
     ]
-    out.result(document, Table("", ("partition", "generation", "", "objects", "size"), rows))
+    out.print_result(document, Table("", ("partition", "generation", "", "objects", "size"), rows))
     return outcomes.exit_code()

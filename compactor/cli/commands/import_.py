@@ -1,4 +1,6 @@
-"""``import LOG_DIR``, ``import LOG_ROOT``, ``import --from-tier``: what the tier does not have yet of a partition, or of all of them."""
+"""Command ``import``: imports new sealed segments from a log directory, from all directories of a LOG_ROOT, or from another tier
+(``--from-tier``).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compactor.cli import frame, tiers
-from compactor.cli.output import Output, Table, size
-from compactor.cli.warming import warm_up
+from compactor.cli.kernels import compile_kernels
+from compactor.cli.output import Output, Table, format_size
 from compactor.errors import UsageError
 
 if TYPE_CHECKING:
     from compactor.model.ids import TopicPartition
-    from compactor.transfer.import_ import ImportOptions
+    from compactor.transfer.import_options import ImportOptions
     from compactor.transfer.import_root import PartitionImport
 
 
@@ -30,23 +32,29 @@ def add_arguments(parser: frame.Parser) -> None:
         "--from-tier", metavar="CONFIG", help="in the place of a directory: the configuration of another tier, whose partitions are taken"
     )
     parser.add_argument("--topic", metavar="T", help="default: by the directory's name")
-    parser.add_argument("--partition", type=frame.whole(0, 2**31 - 1), metavar="P", help="default: by the directory's name")
+    parser.add_argument("--partition", type=frame.whole_number(0, 2**31 - 1), metavar="P", help="default: by the directory's name")
     parser.add_argument("--topics", metavar="REGEX", help="of a LOG_ROOT or another tier: topics whose whole name matches")
     parser.add_argument("--live", action="store_true", help="a broker is at work there: its newest segment is left out")
     parser.add_argument("--allow-gaps", action="store_true", help="a cleaner took away what is missing between segments")
     parser.add_argument(
         "--accept-truncation", action="store_true", help="the tier discards what the broker has discarded after an unclean election"
     )
-    parser.runs(run)
+    parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="with --accept-truncation: also where a round beyond the cut cannot be undone, so that some keys lose their last value",
+    )
+    parser.set_command(run_import)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.transfer.import_ import ImportOptions
+def run_import(args: argparse.Namespace, out: Output) -> int:
+    from compactor.tier.kinds import tier_kind
+    from compactor.transfer.import_options import ImportOptions
     from compactor.transfer.import_root import is_log_root
 
-    if frame.settings(args).tier.kind == "kafka":
+    if tier_kind(frame.load_command_settings(args)).is_broker_managed:
         raise UsageError("nothing is imported into a tier that brokers write: they tier it", hint="Import into a tier of kind object-log")
-    options = ImportOptions(live=args.live, gaps=args.allow_gaps, accept_truncation=args.accept_truncation)
+    options = ImportOptions(live=args.live, gaps=args.allow_gaps, accept_truncation=args.accept_truncation, accept_loss=args.accept_loss)
     if args.from_tier is not None:
         return _import_tier(args, out, options)
     if args.log_dir is None:
@@ -71,32 +79,36 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def _import_directory(args: argparse.Namespace, out: Output, options: ImportOptions) -> None:
-    from compactor.transfer.import_ import ImportProgress, import_directory
+    """Import one partition's directory and print the result."""
+    from compactor.transfer.import_ import import_directory
+    from compactor.transfer.import_options import ImportProgress
 
-    name = _name(args, out)
-    opened = tiers.opened(args)
-    opened.check_place()  # also where nothing is new
+    name = _partition_to_import(args, out)
+    opened = tiers.open_configured_tier(args)
+    opened.identity.check_location()  # also where nothing is new
     policy = opened.cleaner_for(name.topic).policy()
-    warm_up(out)
+    compile_kernels(out)
     with out.progress("importing", unit="bytes") as bar:
-        progress = ImportProgress(lambda step, size: bar.at(f"{step} {name}", size), bar.advance)
+        progress = ImportProgress(lambda step, size: bar.begin_step(f"{step} {name}", size), bar.advance)
         report = import_directory(opened, args.log_dir, name, policy, progress, options)
     for note in report.notes:
         out.note(f"note: {note}")
     if not report.segments:
         out.note(f"{name}: the tier has all of this directory; nothing to do")
-    document = {key: value for key, value in tiers.plain(report).items() if key != "notes"}
-    row = (str(name), report.segments, size(report.bytes), report.start_offset, report.end_offset)
-    out.result(document, Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))
+    document = {key: value for key, value in tiers.report_document(report).items() if key != "notes"}
+    row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
+    out.print_result(document, Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))
 
 
-def _name(args: argparse.Namespace, out: Output) -> TopicPartition:
-    """By the options, else by the directory's name."""
+def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartition:
+    """Return the partition to import as: the options, or else the partition after which the directory is named. Raises UsageError if
+    neither says it.
+    """
     from compactor.errors import UsageError
     from compactor.model.ids import TopicPartition
-    from compactor.transfer.import_root import named_by
+    from compactor.transfer.import_root import partition_of_directory
 
-    told = named_by(args.log_dir)
+    told = partition_of_directory(args.log_dir)
     if told is None and (args.topic is None or args.partition is None):
         raise UsageError(
             f"{args.log_dir} is neither a <topic>-<partition> directory nor one with such directories in it",
@@ -111,64 +123,65 @@ def _name(args: argparse.Namespace, out: Output) -> TopicPartition:
 
 
 def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
-    from compactor.transfer.import_root import import_root, partition_dirs
+    """Import all partitions below a directory and print the results."""
+    from compactor.transfer.import_root import import_root, list_partition_directories
 
-    directories = partition_dirs(args.log_dir, args.topics)
+    directories = list_partition_directories(args.log_dir, args.topics)
     if not directories:
         out.note(f"warning: no topic in {args.log_dir} matches {args.topics!r} as a whole")
-    opened = tiers.opened(args)
-    return _told(out, len(directories), lambda tell: import_root(opened, directories, options, on_partition=tell))
+    opened = tiers.open_configured_tier(args)
+    return _import_and_report(out, len(directories), lambda tell: import_root(opened, directories, options, on_partition=tell))
 
 
 def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
     from compactor.bootstrap import open_tier
-    from compactor.config import load
-    from compactor.transfer.from_tier import import_tier, names_of
-    from compactor.views.checkpoints import read_only
+    from compactor.config.settings import load_settings
+    from compactor.transfer.from_tier import import_tier, partitions_to_import
+    from compactor.views.checkpoints import read_only_tier
 
     for given, name in ((args.log_dir, "a directory"), (args.topic, "--topic"), (args.partition, "--partition"), (args.live, "--live")):
         if given:
             raise UsageError(f"--from-tier and {name} exclude each other", hint="--topics chooses among the other tier's topics")
     # What the environment sets is this tier's.
-    source = read_only(open_tier(load(args.from_tier, {})))
-    target = tiers.opened(args)
-    names = names_of(source, args.topics)
-    return _told(out, len(names), lambda tell: import_tier(source, target, names, options, on_partition=tell))
+    source = read_only_tier(open_tier(load_settings(args.from_tier, {})))
+    target = tiers.open_configured_tier(args)
+    names = partitions_to_import(source, args.topics)
+    return _import_and_report(out, len(names), lambda tell: import_tier(source, target, names, options, on_partition=tell))
 
 
-def _told(out: Output, partitions: int, take: Callable[[Callable[[PartitionImport], None]], list[PartitionImport]]) -> int:
+def _import_and_report(out: Output, partitions: int, take: Callable[[Callable[[PartitionImport], None]], list[PartitionImport]]) -> int:
     """Many partitions: progress while they are taken, and what became of each."""
     outcomes = tiers.PartitionOutcomes(out, named=True)
-    warm_up(out)
+    compile_kernels(out)
 
-    def tell(done: PartitionImport) -> None:
+    def report_partition(done: PartitionImport) -> None:
         bar.advance()
         if done.error is not None:
-            outcomes.failed(str(done.name), done.error)
-        elif done.reason:
-            out.note(f"note: {done.reason}")
+            outcomes.record_failure(str(done.name), done.error)
+        elif done.failure_or_notes:
+            out.note(f"note: {done.failure_or_notes}")
 
     with out.progress("importing", partitions, "partitions") as bar:
-        done = take(tell)
-    rows = [_row(entry) for entry in done]
+        done = take(report_partition)
+    rows = [_import_row(entry) for entry in done]
     columns = ("topic", "partition", "status", "segments", "bytes", "start_offset", "end_offset", "reason")
-    shown = [tuple(size(row[c]) if c == "bytes" else row[c] for c in columns) for row in rows]
-    counts = {status: sum(entry.status == status for entry in done) for status in ("imported", "up_to_date", "refused")}
+    shown = [tuple(format_size(row[c]) if c == "bytes" else row[c] for c in columns) for row in rows]
+    counts = {status: sum(entry.import_status == status for entry in done) for status in ("imported", "up_to_date", "refused")}
     summary = f"{counts['imported']} imported, {counts['up_to_date']} up to date, {counts['refused']} refused"
     titles = ("topic", "partition", "status", "segments", "size", "start offset", "end offset", "reason")
-    out.result({"partitions": rows}, Table("", titles, shown), summary=summary)
+    out.print_result({"partitions": rows}, Table("", titles, shown), summary=summary)
     return outcomes.exit_code()
 
 
-def _row(entry: PartitionImport) -> dict[str, Any]:
+def _import_row(entry: PartitionImport) -> dict[str, Any]:
     report = entry.report
     return {
         "topic": entry.name.topic,
         "partition": entry.name.partition,
-        "status": entry.status,
+        "status": entry.import_status,
         "segments": report.segments if report else 0,
         "bytes": report.bytes if report else 0,
         "start_offset": report.start_offset if report else -1,
         "end_offset": report.end_offset if report else -1,
-        "reason": entry.reason,
+        "reason": entry.failure_or_notes,
     }

@@ -1,4 +1,4 @@
-"""``orphans find`` and ``orphans purge``: objects of a tier that brokers write which nothing names."""
+"""Command ``orphans find`` / ``orphans purge``: finds and deletes objects of a broker-managed tier that no metadata names."""
 
 from __future__ import annotations
 
@@ -6,52 +6,54 @@ import argparse
 from pathlib import Path
 
 from compactor.cli import frame, tiers
-from compactor.cli.output import Output, Table, size
+from compactor.cli.output import Output, Table, format_size
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    find = parser.subcommand("find", "list objects that no metadata names; deletes nothing")
-    tiers.partitions_argument(find)
+    find = parser.add_subcommand("find", "list objects that no metadata names; deletes nothing")
+    tiers.add_partitions_argument(find)
     find.add_argument("--to", metavar="FILE", type=Path, help="write the list there, to be read and given to `orphans purge`")
-    find.runs(run_find)
-    purge = parser.subcommand("purge", "delete of such a list what still is an orphan")
+    find.set_command(find_orphans_command)
+    purge = parser.add_subcommand("purge", "delete of such a list what still is an orphan")
     purge.add_argument("file", metavar="FILE", type=Path)
     purge.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
-    purge.runs(run_purge)
+    purge.set_command(purge_orphans_command)
 
 
-def run_find(args: argparse.Namespace, out: Output) -> None:
-    from compactor.upkeep.orphans import find, write
+def find_orphans_command(args: argparse.Namespace, out: Output) -> None:
+    from compactor.upkeep.orphans import find_orphans, write_orphan_list
 
-    opened = tiers.opened(args)
-    _ = opened.metadata
+    opened = tiers.open_configured_tier(args)
+    _ = opened.brokers
     names = opened.partitions(args.partitions)
     with out.progress("looking", len(names), "partitions") as progress:
-        found = find(opened, names, progress.advance)
+        found = find_orphans(opened, names, progress.advance)
     if args.to is not None:
-        write(found, args.to)
-    rows = [(one.partition, one.object, size(one.bytes), one.age_ms // 3_600_000, one.certainty, one.reason) for one in found.orphans]
-    total = size(sum(one.bytes for one in found.orphans))
+        write_orphan_list(found, args.to)
+    rows = [
+        (one.partition, one.object, format_size(one.bytes), one.age_ms // 3_600_000, one.certainty, one.reason) for one in found.orphans
+    ]
+    total = format_size(sum(one.bytes for one in found.orphans))
     where = f" {args.to} lists them" if args.to is not None else ""
     columns = ("partition", "object", "size", "hours old", "certainty", "because")
     tables = [Table("", columns, rows)] if rows else []
-    out.result(found.document(), *tables, summary=f"{len(rows)} orphans, {total}.{where}")
+    out.print_result(found.to_json(), *tables, summary=f"{len(rows)} orphans, {total}.{where}")
 
 
-def run_purge(args: argparse.Namespace, out: Output) -> None:
+def purge_orphans_command(args: argparse.Namespace, out: Output) -> None:
     from compactor.bootstrap import open_tier
-    from compactor.upkeep.orphans import purge, read
+    from compactor.upkeep.orphans import purge_orphans, read_orphan_list
 
-    wanted = read(args.file)
-    opened = tiers.opened(args)
-    _ = opened.metadata
+    wanted = read_orphan_list(args.file)
+    opened = tiers.open_configured_tier(args)
+    _ = opened.brokers
     data = open_tier(opened.settings).ports.data
     with out.progress("looking again"):
-        done = purge(opened, wanted, data, dry_run=args.dry_run)
+        done = purge_orphans(opened, wanted, data, dry_run=args.dry_run)
     freed = sum(one.bytes for one in done.deleted)
     kept = [{"object": name, "reason": why} for name, why in done.kept.items()]
     document = {"deleted": [one.object for one in done.deleted], "kept": kept, "bytes": freed}
     would = "would be " if args.dry_run else ""
     rows = [(would + "deleted", one.object, "") for one in done.deleted] + [("kept", name, why) for name, why in done.kept.items()]
     tables = [Table("", ("", "object", "because"), rows)] if rows else []
-    out.result(document, *tables, summary=f"{len(done.deleted)} objects {would}deleted, {len(done.kept)} kept; {size(freed)}")
+    out.print_result(document, *tables, summary=f"{len(done.deleted)} objects {would}deleted, {len(done.kept)} kept; {format_size(freed)}")

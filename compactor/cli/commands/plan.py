@@ -1,4 +1,4 @@
-"""``plan``: what `run` would do, per partition, and what it would cost."""
+"""Command ``plan``: shows for each partition what `run` would do and what that would cost."""
 
 from __future__ import annotations
 
@@ -9,42 +9,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
-from compactor.cli.output import Output, Table, size
+from compactor.cli.output import Output, Table, format_size
 
 if TYPE_CHECKING:
-    from compactor.bootstrap import Tier
+    from compactor.access.tier import Tier
     from compactor.views.forecast import Forecast
     from compactor.views.prices import PriceTable
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    tiers.partitions_argument(parser)
-    tiers.now_argument(parser)
+    tiers.add_partitions_argument(parser)
+    tiers.add_now_argument(parser)
     parser.add_argument("--force", action="store_true", help="as `run --force` would")
     parser.add_argument(
-        "--sample", type=frame.whole(1), metavar="BYTES", help="read so much of each partition and say what compaction saves at least"
+        "--sample",
+        type=frame.whole_number(1),
+        metavar="BYTES",
+        help="read so much of each partition and say what compaction saves at least",
     )
     parser.add_argument("--prices", type=Path, metavar="FILE", help="a TOML table of prices of your own (default: those of S3 Standard)")
-    parser.runs(run)
+    parser.set_command(run_plan)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.control.pauses import pause_of
+def run_plan(args: argparse.Namespace, out: Output) -> int:
+    from compactor.control.pauses import pause_reason
     from compactor.model.ids import TopicPartition
     from compactor.storage.probe import deletes_free_space
-    from compactor.views.forecast import forecast_of, known_of
+    from compactor.views.forecast import forecast_summary, read_sidecar_evidence
     from compactor.views.prices import prices_for
 
-    with tiers.opened(args, local_state=True) as opened:
+    with tiers.open_configured_tier(args, local_state=True) as opened:
         outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
         prices = prices_for(opened.settings.tier_url, args.prices)
-        summaries = tiers.summaries(opened, opened.partitions(args.partitions), out, outcomes)
+        summaries = tiers.read_partition_summaries(opened, opened.partitions(args.partitions), out, outcomes)
         frees = deletes_free_space(opened.ports.data)
-        now, found = tiers.now_ms(args), []
+        now, found = tiers.cleaner_clock_ms(args), []
         for summary in summaries:
-            known = known_of(opened, summary, now, force=args.force)
-            one = forecast_of(opened, summary, frees, now, force=args.force, known=known, prices=prices)
-            found.append(one if args.sample is None or not frees else _sampled(opened, one, args.sample, out, prices))
+            known = read_sidecar_evidence(opened, summary, now, force=args.force)
+            one = forecast_summary(opened, summary, frees, now, force=args.force, known=known, prices=prices)
+            found.append(one if args.sample is None or not frees else _with_sampled_saving(opened, one, args.sample, out, prices))
     rows = [
         (
             f"{f.topic}-{f.partition}",
@@ -52,11 +55,11 @@ def run(args: argparse.Namespace, out: Output) -> int:
             f.reason,
             f.live,
             f"about {f.skip}" if f.asked else f.skip,
-            size(f.bytes_to_read),
-            size(f.bytes_to_write),
+            format_size(f.bytes_to_read),
+            format_size(f.bytes_to_write),
             f.map_keys,
             f.map_engine if f.passes < 2 else f"{f.map_engine}, {f.passes} passes",
-            _saving(f),
+            _format_saving(f),
             f.cost_usd,
         )
         for f in found
@@ -70,33 +73,36 @@ def run(args: argparse.Namespace, out: Output) -> int:
         for f in found
         if f.negative_timestamps
     ]
-    if opened.listed is not None:
+    if not opened.kind.compacts:
         notes.append(f"a tier of layout {opened.settings.tier.layout} is only read: this is what a round would do once it was imported")
     for f in found:
-        why = pause_of(opened.catalog.state, TopicPartition(f.topic, f.partition)) if f.due else ""
+        why = pause_reason(opened.catalog.state, TopicPartition(f.topic, f.partition)) if f.due else ""
         notes += [f"{f.topic}-{f.partition}: no round is begun, it is {why}"] if why else []
-    notes += _money(found, prices)
-    out.result({"partitions": documents, "prices": prices.document()}, Table("", columns, rows), summary="\n".join(notes))
+    notes += _storage_cost_lines(found, prices)
+    out.print_result({"partitions": documents, "prices": prices.document()}, Table("", columns, rows), summary="\n".join(notes))
     return outcomes.exit_code()
 
 
-def _money(found: Sequence[Forecast], prices: PriceTable) -> list[str]:
+def _storage_cost_lines(found: Sequence[Forecast], prices: PriceTable) -> list[str]:
+    """Return a line about the cost of storage; none if the store costs nothing."""
     if not prices.stored_gib_month_usd or not found:
         return []
     stored, saved = sum(f.stored_usd_month for f in found), sum(f.expected_saving_usd_month or 0 for f in found)
     return [f"stored: {stored:.2f} USD a month, of which these rounds save {saved:.2f} ({prices})"]
 
 
-def _saving(f: Forecast) -> str:
+def _format_saving(f: Forecast) -> str:
+    """Return the expected saving as text; ``?`` if it is unknown."""
     if f.expected_saving_bytes is None:
         return "?"
     if f.expected_saving_error_bytes is None:
-        return size(f.expected_saving_bytes)
-    error = f" ± {size(f.expected_saving_error_bytes)}" if f.expected_saving_error_bytes else ""
-    return f"at least {size(f.expected_saving_bytes)}{error}"
+        return format_size(f.expected_saving_bytes)
+    error = f" ± {format_size(f.expected_saving_error_bytes)}" if f.expected_saving_error_bytes else ""
+    return f"at least {format_size(f.expected_saving_bytes)}{error}"
 
 
-def _sampled(opened: Tier, found: Forecast, sample_bytes: int, out: Output, prices: PriceTable) -> Forecast:
+def _with_sampled_saving(opened: Tier, found: Forecast, sample_bytes: int, out: Output, prices: PriceTable) -> Forecast:
+    """Return the forecast with a saving that is estimated from a sample of the partition's bytes."""
     from compactor.consumer.sampling import sample_saving
     from compactor.model.ids import TopicPartition
 

@@ -1,4 +1,4 @@
-"""``resume PATTERN``: rounds may be begun again over what ``pause`` kept them from."""
+"""Command ``resume PATTERN``: ends a pause, so that rounds may begin again."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from compactor.cli.output import Output
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("pattern", metavar="PATTERN", help="as `pause` was given it")
-    parser.runs(run)
+    parser.set_command(run_resume)
 
 
-def run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.control.pauses import matches, pause_of, resume
+def run_resume(args: argparse.Namespace, out: Output) -> None:
+    from compactor.control.pauses import pattern_matches, pause_reason, resume_rounds
 
-    opened = tiers.keeping(args)
+    opened = tiers.open_for_control_writes(args)
     names = opened.partitions()
-    resume(opened.catalog, args.pattern, opened.ports.holder)
-    still = [str(name) for name in names if matches(args.pattern, name) and pause_of(opened.catalog.state, name)]
+    resume_rounds(opened.catalog, args.pattern, opened.ports.holder)
+    still = [str(name) for name in names if pattern_matches(args.pattern, name) and pause_reason(opened.catalog.state, name)]
     summary = f"{args.pattern} is not paused any more"
     if still:
         summary += f"; {len(still)} of its partitions still are, by another pattern: {', '.join(still[:5])}"
-    out.result({"pattern": args.pattern, "still_paused": still}, summary=summary)
+    out.print_result({"pattern": args.pattern, "still_paused": still}, summary=summary)

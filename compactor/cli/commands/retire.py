@@ -1,4 +1,4 @@
-"""``retire``: deletes what is due and sweeps orphans."""
+"""Command ``retire``: deletes replaced segments whose grace is over, and sweeps orphans."""
 
 from __future__ import annotations
 
@@ -8,66 +8,73 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
-from compactor.cli.output import Output, Table, size
+from compactor.cli.output import Output, Table, format_size
+from compactor.constants import NEVER_MS
 from compactor.errors import CompactorError
 
 if TYPE_CHECKING:
-    from compactor.bootstrap import Tier
+    from compactor.access.tier import Tier
     from compactor.control.logs import PartitionLog
-    from compactor.control.records import LookedAt
+    from compactor.control.records import RetireInspection
     from compactor.model.ids import TopicPartition
     from compactor.upkeep.retire import RetireReport
 
-NEVER = 2**63 - 1
 NOTED_TOGETHER = 100
-"""Partitions whose control logs' ends are written down in one record of the tier-wide log."""
+"""Largest number of partitions whose inspections are recorded in one record of the catalog."""
 
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     parser.add_argument(
-        "--now", "--at", type=frame.moment, metavar="TIME", help="stands in for the store's clock; ahead of it only with --force-now"
+        "--now", "--at", type=frame.parse_time_ms, metavar="TIME", help="stands in for the store's clock; ahead of it only with --force-now"
     )
     parser.add_argument("--force-now", action="store_true", help="let --now shorten grace, and sweep orphans whatever their age")
     parser.add_argument("--all", action="store_true", help="look at every partition, also where the tier-wide log says that nothing is due")
-    parser.runs(run)
+    parser.set_command(run_retire)
 
 
 @dataclass
-class _Noted:
-    """What the tier-wide log is told after looks, many partitions at a time: bounds, and until when there is nothing to do."""
+class _InspectionRecorder:
+    """Collects the results of inspecting partitions and records them in the catalog, many partitions per record.
+
+    with_looks: also record until when a partition has nothing to delete. now_ms: the store's time of the inspection.
+    """
 
     opened: Tier
     with_looks: bool
     now_ms: int
     behind: list[PartitionLog] = field(default_factory=list)
-    looks: dict[str, LookedAt] = field(default_factory=dict)
+    looks: dict[str, RetireInspection] = field(default_factory=dict)
 
     def add(self, name: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
-        from compactor.control.records import LookedAt
+        """Add one partition's result, and record all collected results if there are NOTED_TOGETHER."""
+        from compactor.control.records import RetireInspection
 
         if log.state.slot > self.opened.floor(name):
             self.behind.append(log)
         if self.with_looks:
-            self.looks[self.opened.log_key(name)] = LookedAt(log.state.slot, report.next_ms, self.now_ms)
+            self.looks[self.opened.log_key(name)] = RetireInspection(log.state.slot, report.next_ms, self.now_ms)
         if max(len(self.behind), len(self.looks)) >= NOTED_TOGETHER:
             self.write()
 
     def write(self) -> None:
+        """Record the collected results in the catalog."""
         if self.behind:
-            self.opened.note_slots(self.behind)
+            self.opened.changes.publish_slots(self.behind)
         if self.looks:
-            self.opened.note_looks(self.looks)
+            self.opened.changes.publish_inspections(self.looks)
         self.behind.clear()
         self.looks.clear()
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.upkeep.attention import FULL_LOOKS, to_look_at
-    from compactor.upkeep.retire import Clock, retire
+def run_retire(args: argparse.Namespace, out: Output) -> int:
+    from compactor.access.rounds import new_round
+    from compactor.control.logs import collect_inbox
+    from compactor.upkeep.attention import FULL_LOOKS, partitions_to_inspect
+    from compactor.upkeep.retire import GraceClock, retire_partition
 
-    clock = Clock(args.now, args.force_now)
-    opened = tiers.opened(args, writes="retire")
+    clock = GraceClock(args.now, args.force_now)
+    opened = tiers.open_configured_tier(args, writes="retire")
     if args.now is not None and not args.force_now and args.now > opened.ports.clock_ms():
         out.note("note: --now lies ahead of the store's clock, which counts then: only --force-now shortens grace")
     outcomes = tiers.PartitionOutcomes(out, named=False)
@@ -76,27 +83,27 @@ def run(args: argparse.Namespace, out: Output) -> int:
     waiting: list[str] = []
     freed = 0
     every = opened.partitions()
-    usual = args.now is None and not args.dry_run and opened.brokers is None
+    usual = args.now is None and not args.dry_run and opened.kind.has_complete_log
     # Machines go by one another's looks: by the store's clock.
     now_ms = (opened.ports.control if usual else opened.ports).clock_ms()
     names = every
     if usual and not args.all:
-        opened.take_in_inbox()
-        names = to_look_at(opened.catalog.state, every, now_ms, opened.log_key)
-    noted = _Noted(opened, usual and len(every) > FULL_LOOKS, now_ms)
+        collect_inbox(opened.catalog)
+        names = partitions_to_inspect(opened.catalog.state, every, now_ms, opened.log_key)
+    noted = _InspectionRecorder(opened, usual and len(every) > FULL_LOOKS, now_ms)
     moments = [look.next_ms for look in opened.catalog.state.looks.values()]
     with out.progress("retiring", len(names), "partitions") as progress:
         for name in names:
             progress.advance()
             try:
                 # An open intent is resumed first, as `run` would.
-                work = opened.round(name, opened.ports.clock_ms())
+                work = new_round(opened, name, opened.ports.clock_ms())
                 log = opened.open(name, leads=True)
-                report = retire(opened.ports, log, opened.lease, opened.retention, clock=clock, dry_run=args.dry_run, work=work)
+                report = retire_partition(opened.ports, log, opened.lease, opened.retention, clock=clock, dry_run=args.dry_run, work=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-                outcomes.failed(str(name), error)
+                outcomes.record_failure(str(name), error)
                 continue
-            outcomes.ok()
+            outcomes.record_success()
             if not args.dry_run:
                 noted.add(name, log, report)
             deleted += report.deleted
@@ -105,21 +112,22 @@ def run(args: argparse.Namespace, out: Output) -> int:
             freed += report.bytes
             moments.append(report.next_ms)
     noted.write()
-    swept += _uploads(opened, args, outcomes)
+    swept += _sweep_unfinished_uploads(opened, args, outcomes)
     would = "to be " if args.dry_run else ""
     groups = ((would + "deleted", deleted), (would + "swept", swept), ("waiting", waiting))
-    rows = [(what, segment, count) for what, keys in groups for segment, count in _by_segment(keys).items()]
+    rows = [(what, segment, count) for what, keys in groups for segment, count in _count_by_segment(keys).items()]
     tables = [Table("", ("", "segment", "objects"), rows)] if rows else []
-    later = min((moment for moment in moments if now_ms < moment < NEVER), default=None)
-    summary = f"{len(deleted)} objects {would}deleted, {len(swept)} {would}swept, {len(waiting)} wait for grace; {size(freed)}"
-    summary += f". The next are due at {_iso(later)}" if later is not None else ""
+    later = min((moment for moment in moments if now_ms < moment < NEVER_MS), default=None)
+    summary = f"{len(deleted)} objects {would}deleted, {len(swept)} {would}swept, {len(waiting)} wait for grace; {format_size(freed)}"
+    summary += f". The next are due at {_format_time(later)}" if later is not None else ""
     summary += f". Looked at {len(names)} of {len(every)} partitions" if len(names) < len(every) else ""
     document = {"deleted": deleted, "swept": swept, "waiting": waiting, "bytes": freed, "next_ms": later, "looked_at": len(names)}
-    out.result(document, *tables, summary=summary)
+    out.print_result(document, *tables, summary=summary)
     return outcomes.exit_code()
 
 
-def _uploads(opened: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
+def _sweep_unfinished_uploads(opened: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
+    """Abort unfinished uploads of dead writers, and return their names."""
     from compactor.upkeep.uploads import sweep_uploads
 
     try:
@@ -128,16 +136,16 @@ def _uploads(opened: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOu
             now = args.now if args.force_now else min(now, args.now)
         return sweep_uploads(opened, now, dry_run=args.dry_run)
     except CompactorError as error:
-        outcomes.failed("unfinished uploads", error)
+        outcomes.record_failure("unfinished uploads", error)
         return ()
 
 
-def _iso(at_ms: int) -> str:
-    from compactor.views.difference import iso
+def _format_time(at_ms: int) -> str:
+    from compactor.views.difference import iso_time
 
-    return iso(at_ms)
+    return iso_time(at_ms)
 
 
-def _by_segment(keys: list[str]) -> Counter[str]:
-    """A segment's objects differ in their suffix."""
+def _count_by_segment(keys: list[str]) -> Counter[str]:
+    """Return the number of objects per segment. The objects of a segment differ in their suffix."""
     return Counter(key.rpartition(".")[0] for key in keys)

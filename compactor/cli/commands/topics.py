@@ -1,51 +1,77 @@
-"""``topics``: what the tier holds; ``topics delete``: takes a partition out; ``topics snapshot``: keeps a broker tier's metadata."""
+"""Command ``topics``: lists what the tier holds; ``delete`` removes a partition, ``delete-records`` its beginning, ``adopt`` declares a
+log's topic id, ``snapshot`` saves metadata.
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from compactor.cli import frame, tiers
-from compactor.cli.output import Output, Table, size
-from compactor.errors import UsageError
+from compactor.cli.output import Output, Table, format_size
+from compactor.errors import CompactorError, UsageError
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.runs(run)
-    delete = parser.subcommand("delete", "take a partition out of the tier", required=False)
+    parser.set_command(list_topics)
+    delete = parser.add_subcommand("delete", "take a partition out of the tier", required=False)
     delete.add_argument("partition", metavar="TOPIC-PARTITION")
-    delete.runs(run_delete)
-    snapshot = parser.subcommand("snapshot", "keep a broker tier's metadata, for readers without a broker", required=False)
-    snapshot.runs(run_snapshot)
+    delete.set_command(delete_topic_partition)
+    records = parser.add_subcommand("delete-records", "delete the records of a partition below an offset or a time", required=False)
+    records.add_argument("partition", metavar="TOPIC-PARTITION")
+    records.add_argument(
+        "--before", required=True, type=_bound, metavar="OFFSET|TIME", help="an offset, or a time: 2026-01-31T12:00:00Z, '30d ago'"
+    )
+    records.set_command(run_delete_records)
+    adopt = parser.add_subcommand("adopt", "declare that the tier's log is that of a topic, or continues at an offset", required=False)
+    adopt.add_argument("pattern", metavar="PATTERN", help="a topic, a TOPIC-PARTITION or a whole regular expression")
+    declared = adopt.add_mutually_exclusive_group(required=True)
+    declared.add_argument("--topic-id", type=_parse_topic_id, metavar="ID", help="the topic's id, as kafka-topics --describe prints it")
+    declared.add_argument(
+        "--seam",
+        type=frame.whole_number(0, 2**63 - 1),
+        metavar="OFFSET",
+        help="the tier's end + 1, where the next import continues the log",
+    )
+    adopt.set_command(adopt_topic_command)
+    snapshot = parser.add_subcommand("snapshot", "keep a broker tier's metadata, for readers without a broker", required=False)
+    snapshot.set_command(snapshot_metadata)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def list_topics(args: argparse.Namespace, out: Output) -> int:
     outcomes = tiers.PartitionOutcomes(out, named=False)
-    with tiers.opened(args, local_state=True) as opened:
-        found = [summary for summary in tiers.summaries(opened, opened.partitions(), out, outcomes) if summary.segments]
+    with tiers.open_configured_tier(args, local_state=True) as opened:
+        found = [summary for summary in tiers.read_partition_summaries(opened, opened.partitions(), out, outcomes) if summary.segments]
     fields = ("topic", "partition", "segments", "bytes", "start_offset", "end_offset")
-    partitions = [{field: getattr(summary, field) for field in fields} for summary in found]
-    rows = [(s.topic, s.partition, s.segments, size(s.bytes), s.start_offset, s.end_offset) for s in found]
-    out.result({"partitions": partitions}, Table("", ("topic", "partition", "segments", "size", "start offset", "end offset"), rows))
+    partitions = [{field: getattr(summary, field) for field in fields} | {"start_offset": summary.log_start} for summary in found]
+    rows = [(s.topic, s.partition, s.segments, format_size(s.bytes), s.log_start, s.end_offset) for s in found]
+    out.print_result({"partitions": partitions}, Table("", ("topic", "partition", "segments", "size", "start offset", "end offset"), rows))
     return outcomes.exit_code()
 
 
-def run_delete(args: argparse.Namespace, out: Output) -> None:
-    from compactor.control.deletion import delete_partition, give_up_log
+def _refuse_broker_managed(args: argparse.Namespace, what: str, hint: str) -> None:
+    """Raise UsageError if brokers decide what the tier has."""
+    from compactor.tier.kinds import tier_kind
+
+    settings = frame.load_command_settings(args)
+    if tier_kind(settings).is_broker_managed:
+        raise UsageError(f"the brokers say which {what} a tier of kind {settings.tier.kind} has", hint=hint)
+
+
+def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
+    from compactor.control.deletion import delete_partition, restart_lost_log
     from compactor.control.records import BadControlRecord
 
-    kind = frame.settings(args).tier.kind
-    if kind != "object-log":
-        raise UsageError(f"the brokers say which partitions a tier of kind {kind} has", hint="Delete the topic there")
-    with tiers.opened(args) as opened:
+    _refuse_broker_managed(args, "partitions", "Delete the topic there")
+    with tiers.open_configured_tier(args) as opened:
         (name,) = opened.partitions([args.partition])
         log = opened.open(name)
         try:
             before, _ = delete_partition(opened.ports, log, opened.lease)
         except BadControlRecord as error:
             out.note(f"{error.message}. What can still be read of this control log is given up")
-            opened.ports.own(anew=True)
-            before = give_up_log(log)
-        opened.note_change(log)
+            opened.ports.require_ownership(anew=True)
+            before = restart_lost_log(log)
+        opened.changes.publish([log])
     grace = opened.retention.grace_ms
     document = {
         "topic": name.topic,
@@ -57,27 +83,108 @@ def run_delete(args: argparse.Namespace, out: Output) -> None:
         "end_offset": before.end_offset,
         "objects_until_ms": opened.ports.clock_ms() + grace,
     }
-    rows = [(len(before.live), size(before.bytes), before.start_offset, before.end_offset)]
+    rows = [(len(before.live), format_size(before.bytes), before.start_offset, before.end_offset)]
     summary = f"Its objects are deleted by `retire` in {grace} ms. The name can be imported anew; an agent waits until it is told to"
     table = Table(f"{name} is deleted", ("segments", "size", "start offset", "end offset"), rows)
-    out.result(document, table, summary=summary)
+    out.print_result(document, table, summary=summary)
 
 
-def run_snapshot(args: argparse.Namespace, out: Output) -> None:
+def _bound(text: str) -> tuple[str, int]:
+    """Return what ``--before`` names: ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
+    if text.isascii() and text.isdigit():
+        return "offset", frame.whole_number(0, 2**63 - 1)(text)
+    return "time", frame.parse_time_ms(text)
+
+
+def run_delete_records(args: argparse.Namespace, out: Output) -> None:
+    from compactor.bootstrap import kafka_connection
+    from compactor.brokers.metadata_topic.admin import KafkaAdmin
+    from compactor.consumer.reading import offset_before_time
+    from compactor.upkeep.delete_records import delete_records
+
+    kind, bound = args.before
+    with tiers.open_configured_tier(args) as opened:
+        (name,) = opened.partitions([args.partition])
+        offset = bound if kind == "offset" else offset_before_time(opened, name, bound)
+        segments = removed = 0
+        if not opened.kind.compacts:
+            raise UsageError(f"a tier of layout {opened.settings.tier.layout} is only read", hint="Delete the records at their source")
+        if opened.kind.is_broker_managed:
+            start = KafkaAdmin(kafka_connection(opened.settings)).delete_records(name.topic, name.partition, offset)
+        else:
+            before, after = delete_records(opened, name, offset)
+            start, segments, removed = after.log_start, len(before.live) - len(after.live), before.bytes - after.bytes
+    document = {"topic": name.topic, "partition": name.partition, "log_start_offset": start, "segments": segments, "bytes": removed}
+    table = Table(
+        f"Records of {name} below the log start are deleted", ("log start", "segments", "size"), [(start, segments, format_size(removed))]
+    )
+    out.print_result(document, table)
+
+
+def _parse_topic_id(text: str) -> str:
+    """Return a topic id given as an argument. Raises ArgumentTypeError if it is not one."""
+    from compactor.tier.names import is_topic_id
+
+    if not is_topic_id(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a topic id; `kafka-topics --describe` prints it")
+    return text
+
+
+def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
+    from compactor.control.importing import adopt_topic
+    from compactor.control.pauses import pattern_matches
+    from compactor.control.records import TopicAdopted
+
+    _refuse_broker_managed(args, "topics", "There is nothing to adopt")
+    outcomes = tiers.PartitionOutcomes(out, named=True)
+    rows = []
+    with tiers.open_configured_tier(args) as opened:
+        opened.identity.check_owner()
+        names = [name for name in opened.partitions() if pattern_matches(args.pattern, name)]
+        if not names:
+            raise UsageError(f"{args.pattern!r} matches no partition of the tier", hint="`topics` lists what it holds")
+        if args.topic_id and len({name.topic for name in names}) > 1:
+            raise UsageError(f"{args.pattern!r} matches several topics, and a topic id is of one", hint="Name one topic")
+        for name in names:
+            log = opened.open(name)
+            before = log.refresh_and_check_gaps()
+            seam = -1 if args.seam is None else args.seam
+            body = TopicAdopted(
+                topic_id=args.topic_id or "", previous_id=before.topic_id, seam=seam, by=opened.ports.holder, why="topics adopt"
+            )
+            status, reason, after = "adopted", "", before
+            try:
+                after = adopt_topic(log, body)
+                status = "unchanged" if after.slot == before.slot else status
+                opened.changes.publish([log])
+                outcomes.record_success()
+            except CompactorError as error:
+                status, reason = "refused", outcomes.record_failure(str(name), error).message
+            adopted = {"topic_id": after.topic_id, "previous_id": before.topic_id, "seam": after.adopted_seam}
+            rows.append({"topic": name.topic, "partition": name.partition, "status": status, **adopted, "reason": reason})
+    columns = ("topic", "partition", "status", "topic_id", "previous_id", "seam", "reason")
+    out.print_result({"partitions": rows}, Table("", columns, [tuple(row[column] for column in columns) for row in rows]))
+    return outcomes.exit_code()
+
+
+def snapshot_metadata(args: argparse.Namespace, out: Output) -> None:
     from compactor.bootstrap import open_tier
-    from compactor.tier.metadata_snapshot import keep, taken
+    from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
+    from compactor.tier.kinds import control_url, tier_kind
 
-    settings = frame.settings(args)
-    if settings.tier.kind != "kafka":
+    settings = frame.load_command_settings(args)
+    if not tier_kind(settings).is_broker_managed:
         raise UsageError("a tier of this program's own has its metadata beside it", hint="A copy of the tier is complete")
     if not settings.kafka.bootstrap_servers.strip():
         raise UsageError("no broker is named to take a snapshot from", hint="Set bootstrap_servers under [kafka]")
-    if not settings.control_url:
+    if not control_url(settings):
         raise UsageError("there is no place for a snapshot", hint="Set control_url under [tier], outside of what brokers write")
     opened = open_tier(settings)
     with out.progress("reading the metadata topic"):
-        snapshot = taken(opened.metadata, url=settings.tier_url, layout=settings.tier.layout, now_ms=opened.ports.clock_ms())
-    key = keep(opened.ports.control, snapshot)
+        snapshot = take_metadata_snapshot(
+            opened.brokers, url=settings.tier_url, layout=settings.tier.layout, now_ms=opened.ports.clock_ms()
+        )
+    key = save_metadata_snapshot(opened.ports.control, snapshot)
     document = {
         "snapshot": f"{opened.ports.control.url}/{key}",
         "taken_ms": snapshot.taken_ms,
@@ -87,4 +194,4 @@ def run_snapshot(args: argparse.Namespace, out: Output) -> None:
         "segments": snapshot.segments,
     }
     told = f"{document['segments']} segments of {document['partitions']} partitions are kept in {document['snapshot']}"
-    out.result(document, summary=told)
+    out.print_result(document, summary=told)

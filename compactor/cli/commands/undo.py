@@ -1,4 +1,4 @@
-"""``undo RUN``: readers go back to what a round replaced."""
+"""Command ``undo RUN``: makes readers use the segments again that a round replaced."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from compactor.cli.output import Output, Table
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters")
     parser.add_argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: looked for among all)")
-    parser.runs(run)
+    parser.set_command(run_undo)
 
 
-def run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.control.undo import undo, was_reverted
-    from compactor.upkeep.taking_back import take_back
+def run_undo(args: argparse.Namespace, out: Output) -> None:
+    from compactor.control.undo import undo_round, was_reverted
+    from compactor.upkeep.taking_back import undo_round_by_copies
     from compactor.views.history import find_run
 
-    opened = tiers.opened(args, writes="undo")
+    opened = tiers.open_configured_tier(args, writes="undo")
     names = opened.partitions([args.partition] if args.partition else None)
     with out.progress("looking for the run", len(names), "partitions") as progress:
         before, run_id = find_run(opened, args.run_id, names, progress.advance)
@@ -29,15 +29,16 @@ def run(args: argparse.Namespace, out: Output) -> None:
         state = before
     else:
         log = opened.open(name, leads=True)
-        brokers = opened.brokers is not None
-        state = take_back(opened, log, run_id) if brokers else undo(opened.ports, log, opened.lease, run_id)
-        opened.note_change(log)
+        state = (
+            undo_round_by_copies(opened, log, run_id) if opened.kind.undo_copies else undo_round(opened.ports, log, opened.lease, run_id)
+        )
+        opened.changes.publish([log])
     document = {
         "topic": name.topic,
         "partition": name.partition,
         "run_id": run_id,
         "status": "reverted",
-        "cleaner_offsets": [tiers.plain(entry) for entry in state.vector],
+        "cleaner_offsets": [tiers.report_document(entry) for entry in state.vector],
         "first_dirty_offset": state.first_dirty_offset,
         "segments": len(state.live),
         "bytes": state.bytes,
@@ -50,4 +51,4 @@ def run(args: argparse.Namespace, out: Output) -> None:
         ("dirty from", before.first_dirty_offset, state.first_dirty_offset),
     ]
     summary = "Its outputs are deleted by `retire` once the grace period is over. The same round is due again, unless the settings change"
-    out.result(document, Table(f"{name}: run {run_id} is undone", ("", "before", "now"), rows), summary=summary)
+    out.print_result(document, Table(f"{name}: run {run_id} is undone", ("", "before", "now"), rows), summary=summary)

@@ -1,44 +1,71 @@
-"""``verify [TOPIC-PARTITION...]``: metadata against objects, indexes against logs, CRCs, gaps, overlaps, orphans."""
+"""Command ``verify [TOPIC-PARTITION...]``: checks metadata against objects, indexes against logs, CRCs, gaps, overlaps and orphans."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table
 from compactor.errors import BadData, UsageError
 
 if TYPE_CHECKING:
-    from compactor.bootstrap import Tier
+    from compactor.access.tier import Tier
+    from compactor.upkeep.segment_check import SegmentProblem
+
+Finding = TypeVar("Finding")
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    tiers.partitions_argument(parser)
+    tiers.add_partitions_argument(parser)
     parser.add_argument("--fast", action="store_true", help="a tier that brokers write: without reading segments")
     parser.add_argument("--deep", action="store_true", help="also add up what each segment holds, and compare it with what was recorded")
-    parser.runs(run)
+    parser.set_command(run_verify)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
-    from compactor.upkeep.verify_listed import verify_listed
+def run_verify(args: argparse.Namespace, out: Output) -> int:
+    from compactor.tier.kinds import MetadataSource
+
+    opened = tiers.open_read_only(args)
+    if args.fast and not opened.kind.is_broker_managed:
+        raise UsageError("--fast is for tiers that brokers write", hint="Leave it out: every live object is read")
+    checks = {
+        MetadataSource.CONTROL_LOG: _verify_control_logs,
+        MetadataSource.METADATA_TOPIC: _verify_brokers,
+        MetadataSource.LISTING: _verify_listing,
+    }
+    return checks[opened.kind.metadata](opened, args, out)
+
+
+def _verify_control_logs(opened: Tier, args: argparse.Namespace, out: Output) -> int:
     from compactor.upkeep.verify_tier import verify_catalog, verify_partition, verify_uploads
 
-    opened = tiers.viewed(args)
-    if opened.brokers is not None:
-        return _run_brokers(opened, args, out)
-    if args.fast:
-        raise UsageError("--fast is for tiers that brokers write", hint="Leave it out: every live object is read")
-    found = verify_catalog(opened) if opened.listed is None else []
+    found = verify_catalog(opened)
+    if not found:
+        found = _verify_each(opened, args, out, partial(verify_partition, deep=args.deep))
+    return _print_problems([*found, *verify_uploads(opened)], out)
+
+
+def _verify_listing(opened: Tier, args: argparse.Namespace, out: Output) -> int:
+    from compactor.upkeep.verify_listed import verify_listed_partition
+
+    return _print_problems(_verify_each(opened, args, out, verify_listed_partition), out)
+
+
+def _verify_each(opened: Tier, args: argparse.Namespace, out: Output, verify: Callable[..., list[Finding]]) -> list[Finding]:
+    """Verify one partition after the other. verify: (tier, partition, receives the number of bytes read) -> its problems."""
+    found: list[Finding] = []
     with out.progress("verifying", unit="bytes") as progress:
-        for name in [] if found else opened.partitions(args.partitions):
-            progress.at(f"verifying {name}")
-            if opened.listed is None:
-                found += verify_partition(opened, name, progress.advance, deep=args.deep)
-            else:
-                found += verify_listed(opened, name, progress.advance)
-    found += verify_uploads(opened) if opened.listed is None else []
+        for name in opened.partitions(args.partitions):
+            progress.begin_step(f"verifying {name}")
+            found += verify(opened, name, progress.advance)
+    return found
+
+
+def _print_problems(found: Sequence[SegmentProblem], out: Output) -> int:
     ok = not any(problem.severity == "error" for problem in found)
     for problem in found:
         if problem.severity == "error":
@@ -51,26 +78,23 @@ def run(args: argparse.Namespace, out: Output) -> int:
         if notes
         else []
     )
-    document = {"ok": ok, "problems": [tiers.plain(problem) for problem in found]}
-    out.result(document, *tables, summary="all is well" if ok else f"{len(rows)} problems")
+    document = {"ok": ok, "problems": [tiers.report_document(problem) for problem in found]}
+    out.print_result(document, *tables, summary="all is well" if ok else f"{len(rows)} problems")
     return 0 if ok else BadData.exit_code
 
 
-def _run_brokers(opened: Tier, args: argparse.Namespace, out: Output) -> int:
-    from compactor.upkeep.verify_brokers import verify_brokers_partition
+def _verify_brokers(opened: Tier, args: argparse.Namespace, out: Output) -> int:
+    """Verify a broker-managed tier and print the findings."""
+    from compactor.upkeep.brokers.verify import verify_broker_partition
 
-    found = []
-    with out.progress("verifying", unit="bytes") as progress:
-        for name in opened.partitions(args.partitions):
-            progress.at(f"verifying {name}")
-            found += verify_brokers_partition(opened, name, fast=args.fast, on_bytes=progress.advance)
+    found = _verify_each(opened, args, out, lambda *one: verify_broker_partition(*one, fast=args.fast))
     errors = [one for one in found if one.severity == "error"]
     for one in errors:
         out.note(f"error: {one.object or f'{one.topic}-{one.partition}'}: {one.detail}: {one.means}")
     rows = [(one.severity, one.kind, f"{one.topic}-{one.partition}", one.object, one.detail, one.means, one.todo) for one in found]
     columns = ("severity", "problem", "partition", "object", "what was found", "what it means for consumers", "what to do")
     tables = [Table("", columns, rows)] if rows else []
-    document = {"ok": not errors, "problems": [tiers.plain(one) for one in found]}
+    document = {"ok": not errors, "problems": [tiers.report_document(one) for one in found]}
     summary = f"{len(errors)} errors, {len(found) - len(errors)} warnings and notes" if found else "all is well"
-    out.result(document, *tables, summary=summary)
+    out.print_result(document, *tables, summary=summary)
     return BadData.exit_code if errors else 0

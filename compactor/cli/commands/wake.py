@@ -1,4 +1,6 @@
-"""``wake TOPIC-PARTITION...``: the daemons take them up at their next scan, whatever the dirty ratio says."""
+"""Command ``wake TOPIC-PARTITION...``: asks the daemons to run a round on these partitions at their next scan, whatever the dirty ratio
+is.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,18 @@ from compactor.cli.output import Output
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.add_argument("partitions", nargs="+", metavar="TOPIC-PARTITION")
-    parser.runs(run)
+    parser.set_command(run_wake)
 
 
-def run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.control.pauses import pause_of, want
+def run_wake(args: argparse.Namespace, out: Output) -> None:
+    from compactor.control.pauses import pause_reason, request_round
 
-    opened = tiers.keeping(args)
+    opened = tiers.open_for_control_writes(args)
     names = opened.partitions(args.partitions)
     for name in names:
-        if why := pause_of(opened.catalog.state, name):
+        if why := pause_reason(opened.catalog.state, name):
             out.note(f"note: {name} is {why}; it is taken up once that is over")
-        want(opened.catalog, name, opened.ports.holder)
+        request_round(opened.catalog, name, opened.ports.holder)
     told = f"{names[0]} is" if len(names) == 1 else f"{len(names)} partitions are"
     wait = f"within daemon.interval_ms ({opened.settings.daemon.interval_ms} ms)"
-    out.result({"wanted": [str(name) for name in names]}, summary=f"{told} taken up by a daemon {wait}, if one runs")
+    out.print_result({"wanted": [str(name) for name in names]}, summary=f"{told} taken up by a daemon {wait}, if one runs")

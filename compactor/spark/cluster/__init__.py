@@ -1,1 +1,1 @@
-"""Spark as a machine: sessions, jobs, executors, versions."""
+"""Spark runtime: sessions, jobs, the environment of tasks, and version checks."""

@@ -1,7 +1,7 @@
-"""What every task has on its executor: the round's settings and budgets, clients for the stores, a folder on the local disk.
+"""Environment of a task on an executor: the round's settings and budgets, store clients, and a folder on local disk.
 
-Settings are shipped, clients are not: each Python worker opens the stores itself and keeps them. A task holds no data that the driver sent;
-what it hands back is about a kilobyte. Nothing here writes metadata.
+Settings are sent to executors, clients are not: each Python worker opens the stores once and reuses them. A task receives no record data
+from the driver and returns about a kilobyte. Nothing here writes metadata.
 """
 
 from __future__ import annotations
@@ -16,23 +16,28 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
-from compactor.bootstrap import Tier, open_tier
-from compactor.config import Settings
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import Settings
 from compactor.local.staging import Budget, Staging
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.round.pass_two import LocalWorker
 from compactor.round.ports import WorkStats
-from compactor.round.rewrite import LocalWorker
-from compactor.round.skip import FilterRecord, filter_for
-from compactor.round.sources import Reading
+from compactor.round.skip import FilterRecord, design_filter
+from compactor.round.sources import StagedSegmentReader
 from compactor.tier.publishers.object_log import ObjectLogPublisher
 from compactor.tier.sidecars import Sidecars
 
 
 @dataclass(frozen=True)
-class Filters:
-    """What decides about the sidecars of new segments. ``log_prefix``: of the control log; ``probes``: keys that a round may bring."""
+class FilterSettings:
+    """Settings that decide whether and how new segments get Bloom filters.
+
+    log_prefix: key prefix of the partition's control log.
+    probes: number of keys that a later round is expected to look up.
+    """
 
     log_prefix: str
     record: FilterRecord
@@ -40,11 +45,15 @@ class Filters:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What all tasks of a round share. Budgets are one task's part of it; ``scratch``: prefix of this attempt's objects.
+class SharedSettings:
+    """Settings that all tasks of a round share.
 
-    ``gate``: whether there is one (compactor.spark.round.gate). ``filters``: for new segments, if any.
-    ``topic_id``: of brokers' topics, as objects are named by it.
+    scratch: key prefix of this attempt's scratch objects.
+    ranges: number of hash ranges that keys are divided into.
+    map_budget_bytes, disk_budget_bytes: budgets of one task.
+    gate: whether the gate checks the output (compactor.spark.round.gate_rows).
+    filters: settings for the filters of new segments; None if none are written.
+    topic_id: topic id in a broker-managed tier, because object keys contain it; otherwise empty.
     """
 
     settings: Settings
@@ -55,22 +64,28 @@ class Shared:
     map_budget_bytes: int
     disk_budget_bytes: int
     gate: bool
-    filters: Filters | None
+    filters: FilterSettings | None
     topic_id: str = ""
 
     @property
     def partition(self) -> str:
+        """Return the partition as ``topic-number``."""
         return f"{self.plan.topic}-{self.plan.partition}"
 
-    def reading(self, staging: Staging, segments: Sequence[RemoteLogSegmentMetadata]) -> Reading:
-        """These segments as sources, in their order."""
+    def open_segments(self, staging: Staging, segments: Sequence[RemoteLogSegmentMetadata]) -> StagedSegmentReader:
+        """Return a reader of these segments, in the given order."""
         name = TopicPartition(self.plan.topic, self.plan.partition)
-        return Reading(staging, name, segments, self.plan.policy.max_decompressed_batch_bytes)
+        return StagedSegmentReader(staging, name, segments, self.plan.policy.max_decompressed_batch_bytes)
 
 
 @dataclass
-class Cost:
-    """What a task used. Bytes; ``gate_keys``: whose last records the gate looked up; ``cpu_seconds``: of its Python process."""
+class TaskCost:
+    """Resources that tasks used.
+
+    gate_keys: number of keys whose last record the gate looked up.
+    cpu_seconds: CPU time of the Python processes.
+    exchanged_bytes: bytes that tasks passed to each other through scratch objects and the shuffle.
+    """
 
     bytes_fetched: int = 0
     peak_disk_bytes: int = 0
@@ -80,61 +95,71 @@ class Cost:
     rows: int = 0
     exchanged_bytes: int = 0
     gate_keys: int = 0
-    gate_disk_bytes: int = 0
+    gate_coverage: float = 0.0
     cpu_seconds: float = 0.0
     sidecar_bytes: int = 0
 
-    def add(self, other: Cost) -> None:
-        """Sums, and the highest of what does not add up."""
+    def add(self, other: TaskCost) -> None:
+        """Add the cost of another task: sums are added; of peaks and coverage the higher value is kept."""
         for name, value in other.__dict__.items():
             mine = getattr(self, name)
-            setattr(self, name, max(mine, value) if name.startswith("peak") else mine + value)
+            setattr(self, name, max(mine, value) if name.startswith(("peak", "gate_coverage")) else mine + value)
 
 
 @lru_cache(maxsize=4)
-def _opened(settings: str, topic: str, topic_id: str) -> Tier:
+def _open_tier(settings: str, topic: str, topic_id: str) -> Tier:
+    """Open a tier from settings in JSON; cached per process."""
     return open_tier(Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
 
 
-def tier_of(shared: Shared) -> Tier:
-    """This process's clients for a tier, opened once. No broker is asked anything: what has to be known of them travels."""
-    return _opened(shared.settings.model_dump_json(), shared.plan.topic * bool(shared.topic_id), shared.topic_id)
+def open_task_tier(shared: SharedSettings) -> Tier:
+    """Return this process's clients for the tier of a round.
+
+    Brokers are not contacted: what a task needs to know of them is in ``shared``.
+    """
+    return _open_tier(shared.settings.model_dump_json(), shared.plan.topic * bool(shared.topic_id), shared.topic_id)
 
 
 @contextmanager
-def workplace(shared: Shared, cost: Cost) -> Iterator[Staging]:
-    """A folder on this executor's local disk, within its budget, removed at the end."""
+def task_staging(shared: SharedSettings, cost: TaskCost) -> Iterator[Staging]:
+    """Provide a staging folder on the executor's local disk, limited to the task's disk budget, and delete it at the end. Fetched bytes and
+    peaks are added to ``cost``.
+    """
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
     os.makedirs(local, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"tiered-compactor-{os.getpid()}-", dir=local))
-    staging = Staging(folder / "staged", tier_of(shared).ports.layout, Budget(shared.disk_budget_bytes))
+    staging = Staging(folder / "staged", open_task_tier(shared).ports.layout, Budget(shared.disk_budget_bytes))
     try:
         yield staging
     finally:
         cost.bytes_fetched += staging.bytes_fetched
         cost.peak_disk_bytes = max(cost.peak_disk_bytes, staging.peak_bytes)
-        note_memory(cost)
+        record_peak_memory(cost)
         staging.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def note_memory(cost: Cost) -> None:
-    """The most that this process ever held; ru_maxrss counts kilobytes on Linux."""
+def record_peak_memory(cost: TaskCost) -> None:
+    """Record the highest memory use of this process so far. Linux reports ru_maxrss in kilobytes."""
     cost.peak_memory_bytes = max(cost.peak_memory_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-def sidecars_of(shared: Shared) -> Sidecars | None:
-    """Those of the partition; None where there are none to be used or written."""
+def open_sidecars(shared: SharedSettings) -> Sidecars | None:
+    """Return access to the partition's sidecars, or None if filters are switched off."""
     filters = shared.filters
-    return Sidecars(tier_of(shared).ports.control, filters.log_prefix, shared.hash_key) if filters else None
+    return Sidecars(open_task_tier(shared).ports.control, filters.log_prefix, shared.hash_key) if filters else None
 
 
-def local_worker(
-    shared: Shared, staging: Staging, stats: WorkStats | None = None, known: Mapping[tuple[str, str], bytes] | None = None
+def create_local_worker(
+    shared: SharedSettings, staging: Staging, stats: WorkStats | None = None, sent_files: Mapping[tuple[str, str], bytes] | None = None
 ) -> LocalWorker:
+    """Return a LocalWorker that cleans with the budgets of one task.
+
+    :param sent_files: segment files, by segment id and kind, whose content was sent along and need not be fetched.
+    """
     filters = shared.filters
     cleaner = shared.settings.cleaner_for(shared.plan.topic)
-    ports = tier_of(shared).ports
+    ports = open_task_tier(shared).ports
     return LocalWorker(
         layout=ports.layout,
         publisher=ObjectLogPublisher(),  # the driver introduces what a receipt names
@@ -144,13 +169,14 @@ def local_worker(
         threads=1,
         engine="auto" if cleaner.map_engine == "spark" else cleaner.map_engine,
         verify_before_publish=shared.gate,
-        sidecars=sidecars_of(shared),
-        filter_for=partial(filter_for, cleaner, filters.record, filters.probes) if filters else _no_filter,
+        sidecars=open_sidecars(shared),
+        filter_for=partial(design_filter, cleaner, filters.record, filters.probes) if filters else _no_filter,
         splices=cleaner.splice,
         stats=stats or WorkStats(),
-        known=known or {},
+        known=sent_files or {},
     )
 
 
 def _no_filter(records: int, segment_bytes: int) -> None:
-    return None
+    """Return None: new segments get no filter."""
+    return

@@ -1,9 +1,10 @@
-"""Spark jobs whose results arrive as their tasks end, and whose errors are values.
+"""Spark jobs that return each task's result as soon as the task ends, and that return errors as values.
 
-An error inside a task is no business of Spark's scheduler: bad data stays bad, a store was tried for minutes already, and a job that Spark
-gives up takes its other tasks with it. So tasks return what happened. What is left to Spark is what it is good at: executors that die.
+Spark should not retry our errors: corrupt data stays corrupt, stores were already retried for minutes, and a job that Spark aborts loses
+its other tasks. So a task returns its error as a value, and Spark only has to handle executors that die.
 
-Results travel in an accumulator: Spark applies each task's updates once, when the task has ended well, and long before its job ends.
+Results travel in an accumulator. Spark applies the updates of a task exactly once, when the task succeeds, which is long before its job
+ends.
 """
 
 from __future__ import annotations
@@ -25,60 +26,71 @@ from pyspark.traceback_utils import SCCallSiteSync
 
 from compactor.errors import CompactorError, OutOfBudget, StoreError, Unavailable
 from compactor.model.plan import CompactionPlan
-from compactor.round.rewrite import fingerprint
-from compactor.spark.cluster.executor import Cost
+from compactor.round.pass_two import executor_fingerprint
+from compactor.spark.cluster.executor import TaskCost
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import SparkSession
 
-Work = Callable[[int, Any, Cost], Any]
-"""(place of the item, item, where to note the cost) -> result. Pickled: a function of a module, or a value with ``__call__``."""
+TaskWork = Callable[[int, Any, TaskCost], Any]
+"""Function that a task calls for each item: (item index, item, cost to add to) -> result. It is pickled."""
 
-PARTS_PER_SLOT: Final = 3
-"""Parts of the shuffle; some are larger than others."""
+SHUFFLE_PARTS_PER_SLOT: Final = 3
+"""Shuffle partitions per slot. Several, because their sizes differ."""
 
-LOOK_S: Final = 2.0
-"""How often a driver that waits looks whether it still leads."""
+FENCING_CHECK_SECONDS: Final = 2.0
+"""Interval at which a waiting driver checks that it still leads."""
 
 
-def _nothing(*_: object) -> None:
-    return None
+def _ignore(*_: object) -> None:
+    """Do nothing; the default callback."""
+    return
 
 
 @dataclass(frozen=True)
-class JobWatch:
-    """Who wants to know how it goes. ``on_step``: what is done now, and in how many tasks; ``on_task``: one of them has ended."""
+class JobListener:
+    """Callbacks that report the progress of Spark jobs.
 
-    on_step: Callable[[str, int], None] = _nothing
-    on_task: Callable[[], None] = _nothing
+    on_step: called with the description of a new step and the number of its tasks.
+    on_task: called when a task has ended.
+    """
+
+    on_step: Callable[[str, int], None] = _ignore
+    on_task: Callable[[], None] = _ignore
 
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """What became of one item. ``index``: its place in the job; -1 for work that belongs to no single item."""
+    """Result of one item: a value or an error, and the cost.
+
+    index: index of the item in its job; -1 for work that belongs to no single item.
+    """
 
     index: int
     value: Any
     error: CompactorError | None
-    cost: Cost
+    cost: TaskCost
 
 
-class VersionDiffers(CompactorError):
-    """An executor would not make the same bytes (I7)."""
+class VersionMismatch(CompactorError):
+    """Error of an executor whose code or codec libraries differ from the plan's, so that it could write other bytes (I7: equal plans give
+    equal bytes).
+    """
 
 
-def attempt(index: int, work: Callable[[Cost], Any], plan: CompactionPlan | None = None) -> TaskOutcome:
-    """Runs in a task. Every error becomes a value that says in one line what is wrong."""
-    cost, begin = Cost(), time.process_time()
-    outcome = _attempt(index, work, plan, cost)
+def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None = None) -> TaskOutcome:
+    """Run ``work`` in a task and return its outcome. Every exception becomes an error with a one-line message."""
+    cost, begin = TaskCost(), time.process_time()
+    outcome = _run_work(index, work, plan, cost)
     cost.cpu_seconds += time.process_time() - begin
     return outcome
 
 
-def _attempt(index: int, work: Callable[[Cost], Any], plan: CompactionPlan | None, cost: Cost) -> TaskOutcome:
+def _run_work(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None, cost: TaskCost) -> TaskOutcome:
+    """Call ``work`` and convert its result or exception to a TaskOutcome."""
     try:
-        _same_version(plan)
+        _check_version(plan)
         return TaskOutcome(index, work(cost), None, cost)
     except CompactorError as error:
         return TaskOutcome(index, None, error, cost)
@@ -96,13 +108,14 @@ def _attempt(index: int, work: Callable[[Cost], Any], plan: CompactionPlan | Non
         return TaskOutcome(index, None, CompactorError(f"a bug on an executor: {type(error).__name__}: {error}{place}"), cost)
 
 
-def _same_version(plan: CompactionPlan | None) -> None:
-    if plan is not None and plan.fingerprint != fingerprint():
-        raise VersionDiffers(f"the plan is for {plan.fingerprint}, an executor is {fingerprint()}")
+def _check_version(plan: CompactionPlan | None) -> None:
+    """Raise VersionMismatch if the plan was made by another version than this executor runs."""
+    if plan is not None and plan.fingerprint != executor_fingerprint():
+        raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {executor_fingerprint()}")
 
 
-class _Funnel(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
-    """On an executor a list; on the driver the inboxes of its jobs."""
+class _OutcomeRouter(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
+    """Accumulator parameter that collects outcomes in a list on executors and delivers them to the queue of their job on the driver."""
 
     def __init__(self) -> None:
         self.inboxes: dict[int, queue.SimpleQueue[TaskOutcome]] = {}
@@ -112,11 +125,13 @@ class _Funnel(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
         return {"inboxes": {}, "on_driver": False}
 
     def zero(self, value: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
+        """Return an empty list."""
         return []
 
     def addInPlace(  # noqa: N802, Spark's name
         self, value1: list[tuple[int, TaskOutcome]], value2: list[tuple[int, TaskOutcome]]
     ) -> list[tuple[int, TaskOutcome]]:
+        """Merge two lists of outcomes on an executor; deliver ``value2`` to the queues of its jobs on the driver."""
         if not self.on_driver:
             return [*value1, *value2]
         for job, outcome in value2:
@@ -127,170 +142,177 @@ class _Funnel(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
 
 
 @dataclass(frozen=True)
-class Task:
-    """What runs on the executors: each item of a partition in turn."""
+class JobTask:
+    """Function that runs on executors for each partition of an RDD and processes its items one after the other."""
 
     job: int
-    work: Work
+    work: TaskWork
     plan: CompactionPlan | None
-    funnel: Accumulator[list[tuple[int, TaskOutcome]]]
+    accumulator: Accumulator[list[tuple[int, TaskOutcome]]]
 
     def __call__(self, items: Iterable[tuple[int, Any]]) -> None:
         for index, item in items:
-            self.deliver(attempt(index, partial(self.work, index, item), self.plan))
+            self.deliver(run_task(index, partial(self.work, index, item), self.plan))
 
     def deliver(self, outcome: TaskOutcome) -> None:
-        self.funnel.add([(self.job, outcome)])
+        """Send an outcome to the driver."""
+        self.accumulator.add([(self.job, outcome)])
 
 
 @dataclass
 class Cluster:
-    """One Spark application, for jobs from several threads."""
+    """A running Spark application that accepts jobs from several threads."""
 
     spark: SparkSession
-    funnel: _Funnel = field(default_factory=_Funnel)
+    router: _OutcomeRouter = field(default_factory=_OutcomeRouter)
 
     def __post_init__(self) -> None:
         self._context = self.spark.sparkContext
-        self._accumulator = self._context.accumulator([], self.funnel)
+        self._accumulator = self._context.accumulator([], self.router)
         self._numbers = itertools.count()
         self._over = threading.Event()
 
     @property
     def slots(self) -> int:
-        """Tasks that run at a time, now: executors come and go."""
+        """Return the number of tasks that can run at the same time now. It changes as executors come and go."""
         return max(1, self._context.defaultParallelism)
 
     @property
     def slots_per_executor(self) -> int:
+        """Return the number of tasks that run at the same time on one executor, rounded up."""
         executors = max(1, int(self._context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
         return -(-self.slots // executors)
 
-    def break_off(self) -> None:
-        """Whoever waits for a job is told that it is over, and the jobs are cancelled."""
+    def cancel_jobs(self) -> None:
+        """Cancel all jobs; every thread that waits for one gets Unavailable."""
         self._over.set()
 
-    def require(self) -> None:
-        """Raises Unavailable where that was said."""
+    def check_not_cancelled(self) -> None:
+        """Raise Unavailable if ``cancel_jobs`` was called."""
         if self._over.is_set():
             raise Unavailable("the job was broken off", hint="Run it again: what is open is taken up")
 
-    def items(self, items: Sequence[Any]) -> RDD[tuple[int, Any]]:
-        """Each item with its place, and each for a task of its own."""
+    def distribute(self, items: Sequence[Any]) -> RDD[tuple[int, Any]]:
+        """Return an RDD of (index, item) with one task per item."""
         return self._context.parallelize(list(enumerate(items)), len(items))
 
-    def exchanged(
-        self, what: str, items: Sequence[Any], answer: Callable[[Any], Iterator[tuple[int, Any]]], beside: Sequence[Any]
+    def shuffle(
+        self, description: str, items: Sequence[Any], answer: Callable[[Any], Iterator[tuple[int, Any]]], targets: Sequence[Any]
     ) -> RDD[tuple[int, Any]]:
-        """Each item's answers, (place, answer), brought together by place through the shuffle, with what lies ``beside``: one per place.
+        """Return an RDD that groups the answers of all items by target index, together with the target itself.
 
-        ``what``: what the stage that answers is called.
+        :param description: name of the answering stage in the Spark UI.
+        :param answer: function that returns (target index, answer) pairs for one item.
+        :param targets: the targets; each is grouped with its own answers.
         """
-        parts = min(len(beside), self.slots * PARTS_PER_SLOT)
-        with stages_called(self._context, what):
-            given = self._context.parallelize(list(enumerate(beside)), parts)
+        parts = min(len(targets), self.slots * SHUFFLE_PARTS_PER_SLOT)
+        with named_stages(self._context, description):
+            target_rdd = self._context.parallelize(list(enumerate(targets)), parts)
             answers = self._context.parallelize(list(items), max(1, len(items))).flatMap(answer)
-            return answers.union(given).groupByKey(parts, _same)
+            return answers.union(target_rdd).groupByKey(parts, _identity)
 
-    def outcomes(
+    def run_job(
         self,
-        what: str,
+        description: str,
         rdd: RDD[tuple[int, Any]],
-        work: Work,
+        work: TaskWork,
         count: int,
         *,
         plan: CompactionPlan | None = None,
-        check: Callable[[], object] = _nothing,
-        watch: JobWatch | None = None,
+        check: Callable[[], object] = _ignore,
+        job_listener: JobListener | None = None,
     ) -> Iterator[TaskOutcome]:
-        """Runs ``work`` over an RDD of (place, item) with ``count`` different places; an outcome for each as its task ends.
+        """Run ``work`` over an RDD of (index, item) with ``count`` different indexes, and yield one outcome per index as its task ends.
 
-        :param what: what the Spark UI says of it: which partition, and what is done.
-        :param plan: an executor whose code would make other bytes of it refuses (VersionDiffers).
-        :param check: called every few seconds; raises Fenced.
-        :raises Unavailable: Spark gives up. The outcomes that came before were right.
+        :param description: description in the Spark UI: the partition and the step.
+        :param plan: executors whose version would write other bytes for this plan return VersionMismatch.
+        :param check: called every few seconds while waiting; raises Fenced.
+        :raises Unavailable: if Spark aborts the job; outcomes yielded before are valid.
         """
-        self.require()
-        watch = watch or JobWatch()
-        watch.on_step(what, count)
-        with _Running(self, what, rdd, work, plan) as running:
+        self.check_not_cancelled()
+        job_listener = job_listener or JobListener()
+        job_listener.on_step(description, count)
+        with _RunningJob(self, description, rdd, work, plan) as running:
             seen: set[int] = set()
             while len(seen) < count:
-                outcome = running.next(check)
+                outcome = running.next_outcome(check)
                 if outcome.index not in seen:
                     seen.add(outcome.index)
-                    watch.on_task()
+                    job_listener.on_task()
                     yield outcome
 
 
-def _same(place: int) -> int:
+def _identity(place: int) -> int:
+    """Return the shuffle partition of a target: its own index."""
     return place
 
 
 @contextmanager
-def stages_called(context: SparkContext, what: str) -> Iterator[None]:
-    """Names the stages of this thread's jobs, which PySpark would call by the line of its own that started them."""
-    with _naming:
+def named_stages(context: SparkContext, description: str) -> Iterator[None]:
+    """Name the Spark stages that this thread starts. PySpark would otherwise name them after its own source lines."""
+    with _naming_lock:
         SCCallSiteSync._spark_stack_depth += 1
-    context.setLocalProperty("callSite.short", what)
+    context.setLocalProperty("callSite.short", description)
     try:
         yield
     finally:
         context.setLocalProperty("callSite.short", None)  # type: ignore[arg-type]
-        with _naming:
+        with _naming_lock:
             SCCallSiteSync._spark_stack_depth -= 1
 
 
-_naming = threading.Lock()
+_naming_lock = threading.Lock()
 
 
-class _Running:
-    """One job in a thread of its own; cancelled where its consumer leaves early."""
+class _RunningJob:
+    """A Spark job that runs in its own thread and is cancelled if its consumer stops early."""
 
-    def __init__(self, cluster: Cluster, what: str, rdd: RDD[tuple[int, Any]], work: Work, plan: CompactionPlan | None) -> None:
+    def __init__(self, cluster: Cluster, description: str, rdd: RDD[tuple[int, Any]], work: TaskWork, plan: CompactionPlan | None) -> None:
         self._cluster = cluster
         self._context = rdd.context
         self._number = next(cluster._numbers)
         self._group = f"tiered-compactor-{self._number}"
         self._inbox: queue.SimpleQueue[TaskOutcome] = queue.SimpleQueue()
         self._error: BaseException | None = None
-        task = Task(self._number, work, plan, cluster._accumulator)
+        task = JobTask(self._number, work, plan, cluster._accumulator)
 
         def run() -> None:
+            """Run the job and keep its exception for ``next_outcome``."""
             try:
-                self._context.setJobGroup(self._group, what, interruptOnCancel=True)
-                with stages_called(self._context, what):
-                    rdd.setName(what).foreachPartition(task)
+                self._context.setJobGroup(self._group, description, interruptOnCancel=True)
+                with named_stages(self._context, description):
+                    rdd.setName(description).foreachPartition(task)
             except BaseException as error:  # noqa: BLE001 - raised again where the results are awaited
                 self._error = error
 
-        self._thread: threading.Thread = InheritableThread(target=run, name=what, daemon=True)
+        self._thread: threading.Thread = InheritableThread(target=run, name=description, daemon=True)
 
     def __enter__(self) -> Self:
-        self._cluster.funnel.inboxes[self._number] = self._inbox
+        self._cluster.router.inboxes[self._number] = self._inbox
         self._thread.start()
         return self
 
-    def next(self, check: Callable[[], object]) -> TaskOutcome:
+    def next_outcome(self, check: Callable[[], object]) -> TaskOutcome:
+        """Wait for the next outcome, calling ``check`` regularly. Raises Unavailable if the job ended without one."""
         while True:
             over = not self._thread.is_alive()
             try:
-                return self._inbox.get(timeout=0 if over else LOOK_S)
+                return self._inbox.get(timeout=0 if over else FENCING_CHECK_SECONDS)
             except queue.Empty:
                 if over:
-                    raise given_up(self._error) from None
-            self._cluster.require()
+                    raise job_aborted_error(self._error) from None
+            self._cluster.check_not_cancelled()
             check()
 
     def __exit__(self, *_: object) -> None:
         if self._thread.is_alive():
             self._context.cancelJobGroup(self._group)
         self._thread.join()
-        del self._cluster.funnel.inboxes[self._number]
+        del self._cluster.router.inboxes[self._number]
 
 
-def given_up(error: BaseException | None) -> CompactorError:
-    """What Spark says when it aborts a job, as one line without its stack traces."""
+def job_aborted_error(error: BaseException | None) -> CompactorError:
+    """Return an error with the reason for which Spark aborted a job, on one line without stack traces."""
     lines = [line.strip() for line in str(error or "the job ended without a result").splitlines() if line.strip()]
     cause = next((line for line in lines if "aborted" in line or "cancelled" in line), lines[0])
     return Unavailable(

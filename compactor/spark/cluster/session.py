@@ -1,4 +1,4 @@
-"""A Spark session for our own jobs: quiet, with everything that they need set, and with clear words where it cannot be had."""
+"""Starts or joins a Spark session for our jobs, sets the options they need, and reports clearly why Spark cannot start."""
 
 from __future__ import annotations
 
@@ -21,28 +21,32 @@ from compactor.spark.cluster.versions import check_java, check_pyspark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from compactor.config import Settings, Spark
+    from compactor.config.settings import Settings, SparkSettings
     from compactor.spark.cluster.jobs import Cluster
 
 _LOCAL = re.compile(r"local\[(\d+|\*)\]")
 _MISSING = re.compile(r"No module named '([\w.]+)'")
-OURS: Final = ("compactor", "bloom", "checkpoint")
-PACKAGES: Final = {"pydantic_core": "pydantic", "pybloom_live": "pybloom-live"}
-"""What is called otherwise where it is installed."""
+OWN_PACKAGES: Final = ("compactor", "bloom", "checkpoint")
+DISTRIBUTION_NAMES: Final = {"pydantic_core": "pydantic", "pybloom_live": "pybloom-live"}
+"""Import names of packages that are installed under another name."""
 
-LOCAL_TRIES: Final = 4
-SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit, which has started the JVM already."""
+LOCAL_TASK_ATTEMPTS: Final = 4
+SUBMIT_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
+"""Environment variable that spark-submit sets, because it has started the JVM already."""
 
-SOCKET_DIR: Final = 60
-"""The longest directory that Spark takes for its Unix sockets."""
+MAX_SOCKET_DIR_BYTES: Final = 60
+"""Longest directory path, in bytes, that Spark accepts for its Unix sockets."""
 
-INSTALL: Final = 'Install the same tiered-compactor on all of them, or send it along (docs/spark.md, "On a cluster")'
+INSTALL_HINT: Final = 'Install the same tiered-compactor on all of them, or send it along (docs/spark.md, "On a cluster")'
 
 
 @dataclass(frozen=True)
-class Started:
-    """``seconds``: from nothing to a session that runs tasks, shown apart from the work. ``ui``: Spark's web pages, if it has any."""
+class StartedCluster:
+    """A Spark application that is ready to run tasks.
+
+    seconds: time from the start until executors were ready; reported apart from the work.
+    ui: URL of Spark's web pages; empty if there are none.
+    """
 
     cluster: Cluster
     master: str
@@ -51,10 +55,12 @@ class Started:
 
 
 @contextmanager
-def cluster(settings: Settings, app_name: str = "tiered-compactor") -> Iterator[Started]:
-    """A cluster for jobs: the session that there is (spark-submit, a notebook), else one on ``[spark] master``, which ends with the block.
+def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Iterator[StartedCluster]:
+    """Provide a cluster for the duration of a ``with`` block: the existing session (spark-submit, a notebook), else a new one on ``[spark]
+    master`` that is stopped at the end of the block.
 
-    Raises UsageError: no Java or an old one, a PySpark that is not supported, a master that cannot be reached.
+    :raises UsageError: if Java is missing or too old, PySpark is not supported, the master cannot be reached, or executors run another
+        version.
     """
     check_pyspark()
     from pyspark import SparkContext
@@ -64,85 +70,89 @@ def cluster(settings: Settings, app_name: str = "tiered-compactor") -> Iterator[
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     given = SparkContext._active_spark_context is not None
     folder = Path(settings.tier.state_dir) / "spark"
-    if given or SUBMITTED in os.environ:
+    if given or SUBMIT_VARIABLE in os.environ:
         session: SparkSession = SparkSession.builder.appName(app_name).getOrCreate()
     else:
         check_java()
-        session = _own_session(settings.spark, app_name, folder)
+        session = _start_session(settings.spark, app_name, folder)
     try:
-        yield _warmed_up(session, begin)
+        yield _run_first_job(session, begin)
     finally:
         if not given:
             session.stop()
             shutil.rmtree(_local_dir(folder, os.getpid()), ignore_errors=True)
 
 
-def _warmed_up(session: SparkSession, begin: float) -> Started:
-    """After a first job: executors have registered and can import what they will run."""
-    from compactor.spark.cluster.jobs import Cluster, stages_called
+def _run_first_job(session: SparkSession, begin: float) -> StartedCluster:
+    """Run a first job so that executors are registered, have loaded the kernels and are known to run the driver's version. Raises
+    UsageError otherwise.
+    """
+    from compactor.spark.cluster.jobs import Cluster, named_stages
 
     context = session.sparkContext
     context.setJobDescription("first job: are the executors ready?")
     try:
         wanted = max(2, context.defaultParallelism)
         # With a shuffle, as the JVM loads what that needs when it is first asked.
-        with stages_called(context, "are the executors ready?"):
-            answers = context.parallelize(range(wanted), wanted).map(_warm).groupByKey(wanted).map(_version)
-            differing = set(answers.collect()) - {_ready()}
-    except _errors() as error:
-        raise not_ready(error) from None
+        with named_stages(context, "are the executors ready?"):
+            answers = context.parallelize(range(wanted), wanted).map(_load_kernels).groupByKey(wanted).map(_first_version)
+            differing = set(answers.collect()) - {_own_version()}
+    except _spark_errors() as error:
+        raise executors_not_ready_error(error) from None
     finally:
         context.setJobDescription(None)  # type: ignore[arg-type]
     if differing:
-        raise UsageError(f"the executors run {min(differing)}, the driver {_ready()}", hint=INSTALL)
-    return Started(Cluster(session), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
+        raise UsageError(f"the executors run {min(differing)}, the driver {_own_version()}", hint=INSTALL_HINT)
+    return StartedCluster(Cluster(session), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
 
 
-def not_ready(error: Exception) -> UsageError:
-    """What the first job says of executors that cannot run the others: which package they lack, if it is that."""
+def executors_not_ready_error(error: Exception) -> UsageError:
+    """Return the UsageError for a first job that failed, naming the Python package that executors lack if that is the cause."""
     missing = _MISSING.search(str(error))
     if missing is None:
-        return UsageError(f"Spark's executors do not run our tasks: {first_line(error)}", hint=INSTALL)
+        return UsageError(f"Spark's executors do not run our tasks: {first_error_line(error)}", hint=INSTALL_HINT)
     package = missing[1].partition(".")[0]
-    if package in OURS:
-        return UsageError(f"the executors' Python has no tiered-compactor: it finds no {package}", hint=INSTALL)
-    hint = (
-        f"Install it for the Python that executors use (PYSPARK_PYTHON, spark.pyspark.python): pip install {PACKAGES.get(package, package)}"
-    )
+    if package in OWN_PACKAGES:
+        return UsageError(f"the executors' Python has no tiered-compactor: it finds no {package}", hint=INSTALL_HINT)
+    distribution = DISTRIBUTION_NAMES.get(package, package)
+    hint = f"Install it for the Python that executors use (PYSPARK_PYTHON, spark.pyspark.python): pip install {distribution}"
     return UsageError(f"the executors' Python lacks the package {package}", hint=hint)
 
 
-def _warm(place: int) -> tuple[int, str]:
-    """On an executor: kernels are loaded before anybody looks at the clock, as `run` does it."""
-    from compactor.cleaner.warm import warm_up
-    from compactor.spark.round.mapping import warm_up as warm_up_map
+def _load_kernels(place: int) -> tuple[int, str]:
+    """Load the compiled kernels in an executor's Python worker before any work is timed. Return (place, version)."""
+    from compactor.cleaner.precompile import precompile
+    from compactor.spark.round.pass_one_tasks import load_kernels
 
-    warm_up()
-    warm_up_map()
+    precompile()
+    load_kernels()
     # Spark collects garbage after each task: a twentieth of a second, if it has to look at everything that was imported.
     gc.collect()
     gc.freeze()
-    return place, _ready()
+    return place, _own_version()
 
 
-def _version(gathered: tuple[int, Iterable[str]]) -> str:
+def _first_version(gathered: tuple[int, Iterable[str]]) -> str:
+    """Return one of the versions that arrived for a shuffle key."""
     return next(iter(gathered[1]))
 
 
-def _ready() -> str:
-    from compactor.round.rewrite import fingerprint
+def _own_version() -> str:
+    """Return the version of our code and the codec libraries in this process."""
+    from compactor.round.pass_two import executor_fingerprint
 
-    return fingerprint()
+    return executor_fingerprint()
 
 
-def _own_session(settings: Spark, app_name: str, folder: Path) -> SparkSession:
+def _start_session(settings: SparkSettings, app_name: str, folder: Path) -> SparkSession:
+    """Start a new Spark session with the properties from the settings. Raises UsageError if Spark does not start."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     master = settings.master
     folder.mkdir(parents=True, exist_ok=True)
-    _sweep(folder)
+    _delete_abandoned_dirs(folder)
     conf = SparkConf().setAppName(app_name)
     conf.set("spark.ui.showConsoleProgress", "false")
     conf.set("spark.ui.port", "0")
@@ -152,14 +162,14 @@ def _own_session(settings: Spark, app_name: str, folder: Path) -> SparkSession:
     conf.set("spark.python.unix.domain.socket.enabled", "true")
     local = _LOCAL.fullmatch(master)
     # Locally Spark tries a task once; a killed Python worker deserves what a killed executor gets.
-    conf.setMaster(f"local[{local[1]},{LOCAL_TRIES}]" if local else master)
+    conf.setMaster(f"local[{local[1]},{LOCAL_TASK_ATTEMPTS}]" if local else master)
     if master.startswith("local"):
         # Nothing has to reach this machine from outside, Spark's web pages included.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # The JVM hands out tasks and little else: an optimizer and a parallel collector take more from the tasks than they give.
         conf.set("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         local_dir.mkdir(parents=True, exist_ok=True)
-        short = [place for place in (str(local_dir), tempfile.gettempdir()) if len(os.fsencode(place)) <= SOCKET_DIR]
+        short = [place for place in (str(local_dir), tempfile.gettempdir()) if len(os.fsencode(place)) <= MAX_SOCKET_DIR_BYTES]
         conf.set("spark.python.unix.domain.socket.enabled", str(bool(short)).lower())
         if short:
             conf.set("spark.python.unix.domain.socket.dir", short[0])
@@ -171,30 +181,34 @@ def _own_session(settings: Spark, app_name: str, folder: Path) -> SparkSession:
             gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
         SparkContext(conf=conf, gateway=gateway)
         return SparkSession.builder.getOrCreate()
-    except _errors() as error:
-        raise UsageError(f"Spark did not start on {master}: {first_line(error)}", hint=f"Check [spark] master; {log} says more") from None
+    except _spark_errors() as error:
+        raise UsageError(
+            f"Spark did not start on {master}: {first_error_line(error)}", hint=f"Check [spark] master; {log} says more"
+        ) from None
 
 
-def _errors() -> tuple[type[Exception], ...]:
+def _spark_errors() -> tuple[type[Exception], ...]:
+    """Return the exception types that Spark raises if it cannot start or run a job."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     return PySparkException, Py4JError, OSError, RuntimeError, ValueError
 
 
-def first_line(error: BaseException) -> str:
-    """What Spark says, without its stack traces."""
+def first_error_line(error: BaseException) -> str:
+    """Return the first meaningful line of a Spark error, without stack traces."""
     lines = [line.strip() for line in str(getattr(error, "desc", None) or error).splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", ":", "An error occurred while calling"))]
     return (told or lines or [type(error).__name__])[0][:400]
 
 
 def _local_dir(folder: Path, pid: int) -> Path:
+    """Return the local directory of the driver process ``pid``."""
     return folder / f"local-{pid}"
 
 
-def _sweep(folder: Path) -> None:
-    """What drivers left that were killed."""
+def _delete_abandoned_dirs(folder: Path) -> None:
+    """Delete the local directories of drivers that no longer run."""
     for left in folder.glob("local-*"):
         pid = left.name.removeprefix("local-")
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():

@@ -1,4 +1,4 @@
-"""What must be there before anything of Spark is touched: a Java that runs it, a PySpark that we know. One clear line where it is not."""
+"""Checks for supported versions of Java and PySpark, made before Spark is started so that the error is one clear line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 from compactor.errors import UsageError
-from compactor.extras import need
+from compactor.extras import require_extra
 
 OLDEST_JAVA = 17
 OLDEST_PYSPARK = (4, 1)
@@ -17,7 +17,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def check_java() -> None:
-    """Raises UsageError where Spark would find no Java, or one that cannot load its classes."""
+    """Raise UsageError if no Java is found or if it is older than OLDEST_JAVA."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     hint = "Install a JRE (Debian, Ubuntu: apt install default-jre-headless) or set JAVA_HOME"
@@ -37,9 +37,9 @@ def check_java() -> None:
 
 
 def check_pyspark() -> None:
-    """Raises UsageError where PySpark is missing or of a version that we do not support."""
+    """Raise UsageError if PySpark is not installed or its version is not supported."""
     supported = f"{OLDEST_PYSPARK[0]}.{OLDEST_PYSPARK[1]} to {NEXT_PYSPARK[0] - 1}.x"
-    need("spark", "Spark")
+    require_extra("spark", "Spark")
     import pyspark
 
     numbers = re.match(r"(\d+)\.(\d+)", pyspark.__version__)

@@ -1,1 +1,1 @@
-"""A round spread over executors: pass 1 exchanged by hash ranges, pass 2 by groups, many small partitions in one job."""
+"""Distributed cleaning round: pass 1 exchanges keys by hash range, pass 2 rewrites groups, and small partitions share Spark jobs."""

@@ -1,15 +1,15 @@
-"""What executors hand to each other through the tier's scratch prefix: key rows in, survivors out. Never a key, never a value.
+"""Formats of the scratch objects through which executors exchange key rows and survivors. They never contain a key or a value.
 
-    keys of a bundle           [range 0 | range 1 | ..] of its dirty rows   [range 0 | ..] of its clean rows   [directory]   [tail]
-    row, 16 bytes              tag:4 hash:8 ordinal:4   (the 96 bits of a hash that are the key, see bloom.siphash)
-    directory                  for each range, and behind the last: the first of its dirty rows and of its clean rows, 8 bytes each
-    answer of one range        for one bundle: the gaps between the ordinals of its survivors, ascending, as varints
-    survivors of a bundle      for each segment: bitmap, verdicts of its batches, and what pass 2 need not look up again   [tail]
-    tail                       arrays that say what lies before them; then their size and their CRC
+    keys of a bundle         [range 0 | range 1 | ..] its dirty rows   [range 0 | ..] its clean rows   [directory]   [tail]
+    row, 16 bytes            tag:4 hash:8 ordinal:4   (96 bits of a key's hash, see bloom.siphash)
+    directory                for each range and for the end: the numbers of the first dirty row and the first clean row, 8 bytes each
+    answer of one range      for one bundle: the gaps between the ordinals of its survivors, ascending, as varints
+    survivors of a bundle    for each segment: a bitmap, the verdicts of its batches, and other facts that pass 2 needs   [tail]
+    tail                     arrays that describe what precedes them, then their size and CRC
 
-A *bundle* is some segments that one task read, newest first. An *ordinal* counts the records of a bundle from its end: that of a record is
-the first ordinal of its segment (a multiple of 8), plus the number of records behind it in the segment. Rows of a range lie in the order of
-the scan, so their ordinals ascend.
+A *bundle* is a set of segments that one task reads, newest first. An *ordinal* numbers the records of a bundle backwards, from the
+last record: it is the first ordinal of the segment (a multiple of 8) plus the number of later records in the segment. The rows of a
+range are stored in scan order, so their ordinals ascend.
 """
 
 from __future__ import annotations
@@ -27,35 +27,39 @@ from typing import Any, BinaryIO, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.filter import Hashes
-from bloom.jit import kernel
 from bloom.siphash import siphash128, tag_of
-from compactor.cleaner.keys.buckets import BLOCK_ROWS, ROW_BYTES, keys_of, scatter
-from compactor.cleaner.keys.survivors import KeptCounts
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, keys_of
+from compactor.cleaner.keys.survivors import SurvivorCounts
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.row_spool import scatter
 from compactor.control.records import ScratchObject
 from compactor.errors import AlreadyExists, BadData, NotFound, StoreError
+from compactor.kernels.common import Flags, Hashes
+from compactor.kernels.jit import kernel
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.indexes import TXN_ENTRY
 from compactor.records.rows import Chunk, Int32s, Rows
 from compactor.storage.port import ObjectStore
 
-Flags = npt.NDArray[np.bool_]
 Arrays = dict[str, npt.NDArray[Any]]
 
-KeyRows = npt.NDArray[np.uint32]
+ExchangeRows = npt.NDArray[np.uint32]
 
-MAX_OFFSET: Final = 2**63 - 1
-ENTRY_BYTES: Final = 16
-MOST_GAP_BYTES: Final = 5
-_END: Final = struct.Struct("<QI")
-_GONE: Final = "Run it again: what is gone is read anew"
+BLOCK_ROWS: Final = 1 << 20
+ROW_DIRECTORY_ENTRY_BYTES: Final = 16
+MAX_GAP_BYTES: Final = 5
+_TAIL_FOOTER: Final = struct.Struct("<QI")
+_GONE_HINT: Final = "Run it again: what is missing is read from the segments again"
 
 
 @dataclass(frozen=True)
 class KeyBundle:
-    """Where the rows of some segments' keys lie. All ordinals are below ``ordinals``; ``size``: bytes of the object."""
+    """Location of the key rows of one bundle.
+
+    size: bytes of the object.
+    ordinals: all ordinals are below this.
+    """
 
     key: str
     size: int
@@ -64,31 +68,34 @@ class KeyBundle:
     dirty_rows: int
     clean_rows: int
 
-    row_bytes: ClassVar[int] = ROW_BYTES
+    row_bytes: ClassVar[int] = KEY_ROW_BYTES
 
-    def directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
-        """Where each of the ranges [first, last) begins, and where the last one ends: (dirty row, clean row) each."""
-        position = (self.dirty_rows + self.clean_rows) * ROW_BYTES + first * ENTRY_BYTES
-        found = np.frombuffer(self._get(store, position, (last - first + 1) * ENTRY_BYTES), np.int64).reshape(-1, 2)
+    def read_directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Read the row numbers (dirty, clean) at which the ranges [first, last) and their end begin. Raises BadData if they are
+        inconsistent.
+        """
+        position = (self.dirty_rows + self.clean_rows) * KEY_ROW_BYTES + first * ROW_DIRECTORY_ENTRY_BYTES
+        found = np.frombuffer(self._read_exactly(store, position, (last - first + 1) * ROW_DIRECTORY_ENTRY_BYTES), np.int64).reshape(-1, 2)
         if (np.diff(found, axis=0) < 0).any() or found[-1, 0] > self.dirty_rows or found[-1, 1] > self.dirty_rows + self.clean_rows:
             raise BadData("the directory of a scratch object is damaged", segment=self.key, hint="Run it again")
         return found
 
-    def rows(self, store: ObjectStore, begin: int, end: int) -> KeyRows:
-        """Rows as (tag, low, high, ordinal)."""
-        return np.frombuffer(self._get(store, begin * ROW_BYTES, (end - begin) * ROW_BYTES), np.uint32).reshape(-1, 4)
+    def read_rows(self, store: ObjectStore, begin: int, end: int) -> ExchangeRows:
+        """Read the rows [begin, end), each as (tag, low, high, ordinal)."""
+        return np.frombuffer(self._read_exactly(store, begin * KEY_ROW_BYTES, (end - begin) * KEY_ROW_BYTES), np.uint32).reshape(-1, 4)
 
     def dirty_keys(self, store: ObjectStore) -> Iterator[Hashes]:
-        """The keys of all dirty rows, repeated ones too: what filters are asked about."""
+        """Yield the key hashes of all dirty rows in blocks, including repeated ones."""
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
-            yield keys_of(self.rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
+            yield keys_of(self.read_rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
     def tail(self, store: ObjectStore) -> Arrays:
-        """What pass 1 found out about the segments (compactor.spark.round.bundles)."""
+        """Read what pass 1 stored about the segments (compactor.spark.round.bundles)."""
         return read_tail(store, self.key, self.size)
 
-    def _get(self, store: ObjectStore, position: int, size: int) -> bytes:
-        data = get_scratch(store, self.key, position, size)
+    def _read_exactly(self, store: ObjectStore, position: int, size: int) -> bytes:
+        """Read ``size`` bytes. Raises BadData if the object is shorter."""
+        data = read_scratch_bytes(store, self.key, position, size)
         if len(data) != size:
             raise BadData("a scratch object is shorter than when it was written", segment=self.key, hint="Run it again")
         return data
@@ -96,7 +103,7 @@ class KeyBundle:
 
 @dataclass(frozen=True)
 class ScratchPart:
-    """Bytes [position, position + size) of a scratch object, and their SHA-256."""
+    """Bytes [position, position + size) of a scratch object, with their SHA-256."""
 
     key: str
     position: int
@@ -105,10 +112,14 @@ class ScratchPart:
 
 
 class RowSorter:
-    """Rows in the order of the scan -> rows by range, those of a range in their old order. What does not fit a block goes to ``spool``."""
+    """Sorts rows by hash range, keeping the scan order within each range. Rows that do not fit into memory are spooled to disk."""
 
     def __init__(self, spool: Path, ranges: int, reserve: Callable[[int], None]) -> None:
-        """``reserve``: called with bytes before they are written to the disk (I10)."""
+        """Create an empty sorter.
+
+        :param spool: path of the spool file.
+        :param reserve: called with a number of bytes before they are written to disk (I10: disk use stays within its budget).
+        """
         self._ranges = ranges
         self._reserve = reserve
         self._spool_path = spool
@@ -120,26 +131,33 @@ class RowSorter:
 
     @property
     def rows(self) -> int:
+        """Return the number of rows added so far."""
         return self._flushed + self._fill
 
-    def add(
+    def add_chunk(
         self, chunk: Chunk, rows: Rows, first_row: Int64s, begin: Int64s, halves: tuple[np.uint64, np.uint64], low: int, end: int
     ) -> None:
-        """Keyed rows of a chunk with low <= offset < end, backwards. ``begin``: ordinal of each batch's last row."""
+        """Add the rows with keys of a chunk whose offsets are in [low, end), from the last to the first.
+
+        :param begin: ordinal of each batch's last row.
+        :param halves: the two halves of the hash key.
+        """
         row = len(rows)
         while row:
-            row, self._fill = _pack(
+            row, self._fill = _pack_key_rows(
                 chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, begin, *halves, low, end, row, self._buffer, self._fill
             )
             if row:
                 self._flush()
 
-    def write(self, file: BinaryIO) -> Int64s:
-        """Appends all rows; returns where each range begins, and their number: one more than there are ranges. To be called once."""
+    def write_sorted(self, file: BinaryIO) -> Int64s:
+        """Append all rows to ``file``. Return the row number at which each range begins, and the number of rows at the end. Call it only
+        once.
+        """
         if self._spool is None:
             begins, data = self._sorted()
             self._reserve(data.nbytes)
-            file.write(_bytes(data))
+            file.write(_as_bytes(data))
             return begins
         self._flush()
         self._spool.flush()
@@ -149,7 +167,7 @@ class RowSorter:
         total = np.zeros(self._ranges + 1, np.int64)
         for number in range(self._ranges):
             for start, block in zip(starts, self._blocks, strict=False):
-                file.write(_bytes(spooled[start + block[number] : start + block[number + 1]]))
+                file.write(_as_bytes(spooled[start + block[number] : start + block[number + 1]]))
                 total[number + 1] += block[number + 1] - block[number]
         self._spool.close()
         del spooled
@@ -157,72 +175,81 @@ class RowSorter:
         return np.cumsum(total)
 
     def _flush(self) -> None:
+        """Sort the buffer and append it to the spool."""
         begins, data = self._sorted()
         if self._spool is None:
             self._spool = self._spool_path.open("wb")
         self._reserve(data.nbytes)
-        self._spool.write(_bytes(data))
+        self._spool.write(_as_bytes(data))
         self._blocks.append(begins)
         self._flushed += self._fill
         self._fill = 0
 
     def _sorted(self) -> tuple[Int64s, npt.NDArray[np.uint32]]:
+        """Return where each range begins in the sorted buffer, and the sorted rows."""
         out = np.empty((self._fill, 4), np.uint32)
         return scatter(self._buffer, self._fill, self._ranges, 0, self._ranges, out), out
 
 
-def _bytes(rows: npt.NDArray[np.uint32]) -> memoryview:
+def _as_bytes(rows: npt.NDArray[np.uint32]) -> memoryview:
+    """Return the memory of rows as bytes."""
     return rows.reshape(-1).view(np.uint8).data
 
 
-def wanted_batches(source: SourceSegment, aborted: Flags) -> Flags:
-    """Batches whose records may enter the map or be looked up in it."""
+def mappable_batches(source: SourceSegment, aborted: Flags) -> Flags:
+    """Return which batches have records that may enter the offset map or be looked up in it."""
     wanted: Flags = (source.table.control == NOT_CONTROL) & ~aborted
     return wanted
 
 
-def ordinals(counts: Int64s) -> Int64s:
-    """The ordinal of each batch's last row, from the rows per batch."""
+def last_row_ordinals(counts: Int64s) -> Int64s:
+    """Return the ordinal of each batch's last row, given the number of rows in each batch."""
     return np.concatenate((np.cumsum(counts[::-1])[::-1][1:], np.zeros(min(1, len(counts)), np.int64)))
 
 
 class StoredSurvivors:
-    """Survivors (cleaner.survivors) of the segments of one group, as the second stage wrote them."""
+    """Survivors (cleaner.keys.survivors) of the segments of one group, read from scratch objects."""
 
     def __init__(self, latest_offset: int) -> None:
         self.latest_offset = latest_offset
         self.keys = 0
         self.peak_bytes = 0
-        self._segments: dict[int, tuple[Bytes, Int64s, KeptCounts]] = {}
+        self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCounts]] = {}
 
     def add(self, source: SourceSegment, verdicts: Verdicts, arrays: Arrays) -> None:
-        """``arrays``: as ``encode_survivors`` got them; without a bitmap nothing in the segment is superseded."""
+        """Add the survivors of one segment.
+
+        :param arrays: the arrays that ``write_survivors`` stored. Without a bitmap no record of the segment is superseded.
+        """
         if "bitmap" not in arrays:
             return
         table = source.table
-        wanted = wanted_batches(source, verdicts.aborted)
+        wanted = mappable_batches(source, verdicts.aborted)
         counts = table.count.astype(np.int64) if not len(arrays["counts"]) else arrays["counts"].astype(np.int64)
         counts[~wanted] = 0
-        begin = ordinals(counts)
+        begin = last_row_ordinals(counts)
         kept = np.full(len(table), -1, np.int32)
         known = wanted & (table.magic == 2)
-        _count_bits(arrays["bitmap"], begin, counts, known, kept)
+        _count_survivors(arrays["bitmap"], begin, counts, known, kept)
         begin[~wanted] = -1
-        self._segments[source.ordinal] = (arrays["bitmap"], begin, KeptCounts(kept, arrays["tombstones"].astype(np.bool_)))
+        self._segments[source.ordinal] = (arrays["bitmap"], begin, SurvivorCounts(kept, arrays["tombstones"].astype(np.bool_)))
 
-    def counts(self, source: SourceSegment) -> KeptCounts | None:
-        found = self._segments.get(source.ordinal)
-        return found[2] if found else None
+    def counts(self, source: SourceSegment) -> SurvivorCounts | None:
+        """Return the number of surviving records of each batch, or None if nothing in the segment is superseded."""
+        stored = self._segments.get(source.ordinal)
+        return stored[2] if stored else None
 
     def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+        """Return for each row of a chunk whether a newer record has its key."""
         out = np.zeros(len(rows), np.bool_)
-        found = self._segments.get(source.ordinal)
-        if found:
-            _superseded(found[0], found[1][chunk.first : chunk.last], first_row, out)
+        stored = self._segments.get(source.ordinal)
+        if stored:
+            _mark_superseded(stored[0], stored[1][chunk.first : chunk.last], first_row, out)
         return out
 
 
 def encode_verdicts(verdicts: Verdicts) -> Arrays:
+    """Return transaction verdicts as arrays for a scratch object."""
     return {
         "aborted": np.packbits(verdicts.aborted),
         "discardable": np.packbits(verdicts.discardable),
@@ -232,37 +259,47 @@ def encode_verdicts(verdicts: Verdicts) -> Arrays:
 
 
 def decode_verdicts(arrays: Arrays, batches: int) -> Verdicts:
+    """Restore the verdicts of a segment with ``batches`` batches."""
     flags = {name: np.unpackbits(arrays[name], count=batches).astype(np.bool_) for name in ("aborted", "discardable", "indexed")}
     return Verdicts(**flags, txn_entries=np.frombuffer(arrays["txn_entries"].tobytes(), TXN_ENTRY))
 
 
-def encode_kept(rows: KeyRows, kept: Bytes) -> bytes:
-    """The ordinals of some rows, which ascend: those whose bit is set in ``kept``."""
+def encode_survivors(rows: ExchangeRows, kept: Bytes) -> bytes:
+    """Encode the ordinals of surviving rows.
+
+    :param rows: rows with ascending ordinals.
+    :param kept: bitmap with one bit per row, set if the row survives.
+    """
     chosen = rows[np.unpackbits(kept, count=len(rows)).astype(np.bool_), 3]
-    out = np.empty(MOST_GAP_BYTES * len(chosen), np.uint8)
-    return out[: gaps(chosen, out)].tobytes()
+    out = np.empty(MAX_GAP_BYTES * len(chosen), np.uint8)
+    return out[: encode_gaps(chosen, out)].tobytes()
 
 
 def pack_arrays(arrays: Arrays, *, dense: bool = False) -> bytes:
-    """The same bytes for the same arrays. ``dense``: there is nothing in them that a compressor could find."""
+    """Serialize arrays; equal arrays give equal bytes.
+
+    :param dense: do not compress, because the content would not shrink.
+    """
     out = io.BytesIO()
     save = np.savez if dense else np.savez_compressed
     save(out, **arrays)
     return out.getvalue()
 
 
-def unpack_arrays(data: bytes, where: str) -> Arrays:
+def unpack_arrays(data: bytes, key: str) -> Arrays:
+    """Restore the arrays that ``pack_arrays`` serialized. Raises BadData if they cannot be read."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
             return {name: loaded[name] for name in loaded.files}
     except (ValueError, OSError, KeyError, EOFError) as error:
-        raise BadData(f"a scratch object cannot be read: {error}", segment=where, hint="Run it again") from error
+        raise BadData(f"a scratch object cannot be read: {error}", segment=key, hint="Run it again") from error
 
 
-def create_once(store: ObjectStore, key: str, data: bytes | Path) -> ScratchObject:
-    """Creates a scratch object; one that exists with equal digest is done (a task that was tried again, or speculation).
+def create_scratch_once(store: ObjectStore, key: str, data: bytes | Path) -> ScratchObject:
+    """Create a scratch object. If it exists with the same digest, a retried or speculative task has written it already, which is no
+    error.
 
-    Raises StoreError where it exists with other content: two executors did not do the same.
+    :raises StoreError: if it exists with other content, which means that two executors produced different results.
     """
     if isinstance(data, Path):
         with data.open("rb") as file:
@@ -287,39 +324,45 @@ def create_once(store: ObjectStore, key: str, data: bytes | Path) -> ScratchObje
     return ScratchObject(key=key, size=size, sha256=sha256)
 
 
-def get_scratch(store: ObjectStore, key: str, position: int = 0, size: int | None = None) -> bytes:
-    """Raises StoreError, also where the object is gone: that of a round which somebody else has taken over is no loss."""
+def read_scratch_bytes(store: ObjectStore, key: str, position: int = 0, size: int | None = None) -> bytes:
+    """Read a scratch object or a part of it. Raises StoreError, also if the object no longer exists: another compactor may have taken
+    over and deleted it.
+    """
     try:
         return store.get(key, position, size)
     except NotFound:
-        raise StoreError(f"the scratch object {store.url}/{key} is gone", hint=_GONE) from None
+        raise StoreError(f"the scratch object {store.url}/{key} is gone", hint=_GONE_HINT) from None
 
 
-def is_a(kind: str, key: str) -> bool:
-    """Whether a scratch object is of a kind, by its own name: a topic may be called anything."""
+def is_scratch_kind(kind: str, key: str) -> bool:
+    """Return whether the last part of a scratch key contains ``kind``. The rest of the key is ignored, because a topic may have any
+    name.
+    """
     return kind in key.rpartition("/")[2]
 
 
-def read_scratch(store: ObjectStore, scratch: ScratchObject | ScratchPart) -> Arrays:
-    """Raises BadData where it is not what was recorded."""
+def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchPart) -> Arrays:
+    """Read the arrays of a scratch object or of a part of one. Raises BadData if its size or digest is not the recorded one."""
     position = scratch.position if isinstance(scratch, ScratchPart) else 0
-    data = get_scratch(store, scratch.key, position, scratch.size)
+    data = read_scratch_bytes(store, scratch.key, position, scratch.size)
     if len(data) != scratch.size or hashlib.sha256(data).hexdigest() != scratch.sha256:
         raise BadData("a scratch object is not what was recorded", segment=scratch.key, hint="Run it again")
     return unpack_arrays(data, scratch.key)
 
 
 def pack_tail(arrays: Arrays) -> bytes:
-    """To be the last bytes of an object."""
+    """Serialize arrays as the last bytes of an object."""
     data = pack_arrays(arrays)
-    return data + _END.pack(len(data), zlib.crc32(data))
+    return data + _TAIL_FOOTER.pack(len(data), zlib.crc32(data))
 
 
 def read_tail(store: ObjectStore, key: str, size: int) -> Arrays:
-    """Of an object of so many bytes. Raises BadData where it is damaged, StoreError where it is gone."""
-    end = get_scratch(store, key, max(0, size - _END.size), _END.size)
-    length, crc = _END.unpack(end) if len(end) == _END.size else (size + 1, 0)
-    data = get_scratch(store, key, size - _END.size - length, length) if length + _END.size <= size else b""
+    """Read the arrays at the end of an object of ``size`` bytes. Raises BadData if they are damaged, StoreError if the object no longer
+    exists.
+    """
+    end = read_scratch_bytes(store, key, max(0, size - _TAIL_FOOTER.size), _TAIL_FOOTER.size)
+    length, crc = _TAIL_FOOTER.unpack(end) if len(end) == _TAIL_FOOTER.size else (size + 1, 0)
+    data = read_scratch_bytes(store, key, size - _TAIL_FOOTER.size - length, length) if length + _TAIL_FOOTER.size <= size else b""
     if not data or zlib.crc32(data) != crc:
         raise BadData("the end of a scratch object is damaged", segment=key, hint="Run it again")
     return unpack_arrays(data, key)
@@ -329,11 +372,13 @@ def read_tail(store: ObjectStore, key: str, size: int) -> Arrays:
 
 
 @kernel
-def _pack(
+def _pack_key_rows(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, begin: Int64s, k0: np.uint64, k1: np.uint64,
     low: int, end: int, stop: int, buffer: npt.NDArray[np.uint32], fill: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """Rows below ``stop``, backwards. Returns the row above which all are done (0: all), and how full the buffer is."""
+    """Write rows before row ``stop`` into the buffer, from the last to the first. Return the row to continue before (0: all are done),
+    and the buffer's fill level.
+    """
     for batch in range(begin.size - 1, -1, -1):
         if first_row[batch] >= stop:
             continue
@@ -351,8 +396,8 @@ def _pack(
 
 
 @kernel
-def gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
-    """Ascending ordinals as the gaps between them in seven bits a byte; returns the bytes used."""
+def encode_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
+    """Write the gaps between ascending ordinals as varints to ``out``. Return the number of bytes written."""
     at = 0
     previous = np.int64(-1)
     for i in range(ordinals.size):
@@ -368,8 +413,8 @@ def gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
 
 
 @kernel
-def set_bits(data: Bytes, bitmap: Bytes) -> bool:
-    """Sets the bits that ``gaps`` wrote down; False where the data does not fit the bitmap."""
+def decode_gaps(data: Bytes, bitmap: Bytes) -> bool:
+    """Set the bits of the ordinals that ``encode_gaps`` wrote. Return False if the data does not fit the bitmap."""
     place = np.int64(-1)
     gap = np.int64(0)
     shift = 0
@@ -387,8 +432,8 @@ def set_bits(data: Bytes, bitmap: Bytes) -> bool:
 
 
 @kernel
-def tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) -> None:
-    """Which batches of a chunk hold a record without value."""
+def mark_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) -> None:
+    """Set ``out`` for each batch of a chunk that contains a record without a value."""
     for batch in range(out.size):
         for row in range(first_row[batch], first_row[batch + 1]):
             if value_length[row] < 0:
@@ -397,9 +442,10 @@ def tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) -> No
 
 
 @kernel
-def _count_bits(bitmap: Bytes, begin: Int64s, counts: Int64s, known: Flags, kept: Int32s) -> None:
+def _count_survivors(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flags, kept: Int32s) -> None:
+    """Count the surviving rows of each counted batch into ``kept``."""
     for batch in range(begin.size):
-        if known[batch]:
+        if counted[batch]:
             count = 0
             for bit in range(begin[batch], begin[batch] + counts[batch]):
                 count += (bitmap[bit >> 3] >> (7 - (bit & 7))) & 1
@@ -407,7 +453,8 @@ def _count_bits(bitmap: Bytes, begin: Int64s, counts: Int64s, known: Flags, kept
 
 
 @kernel
-def _superseded(bitmap: Bytes, begin: Int64s, first_row: Int64s, out: Flags) -> None:
+def _mark_superseded(bitmap: Bytes, begin: Int64s, first_row: Int64s, out: Flags) -> None:
+    """Set ``out`` for each row whose bit in the bitmap is not set."""
     for batch in range(begin.size):
         if begin[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):

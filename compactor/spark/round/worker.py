@@ -1,10 +1,12 @@
-"""A Worker (round.ports) whose work is done by Spark's executors: map_engine = "spark".
+"""Worker (round.ports) that spreads one round over Spark executors: ``map_engine = "spark"``.
 
-    headers and keys of bundles of segments -> transactions folded here -> keys of the rest -> ranges answered, survivors gathered
-        -> groups rewritten and uploaded, a receipt each
+    pass 1    headers and keys of bundles of segments -> transactions folded on the driver -> keys of segments with transactions
+    map       survivors found for each hash range -> survivors written for each bundle
+    pass 2    groups rewritten and uploaded, one receipt each
 
-The exchange (16 bytes a record, the answers in Spark's shuffle, the survivors) lies in the partition's scratch prefix. The driver sees
-headers that decide about transactions, and otherwise kilobytes. Every result is the same as the local engine's, byte for byte (I7).
+Key rows (16 bytes a record) and survivors are exchanged through the partition's scratch prefix, answers of ranges through Spark's
+shuffle. The driver only receives the batch headers that decide about transactions, and kilobytes otherwise. The output equals that of
+the local engine, byte for byte (I7).
 """
 
 from __future__ import annotations
@@ -15,217 +17,248 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bloom.sidecar import Sidecar
-from compactor.bootstrap import Tier
-from compactor.cleaner.gate.judge import GateFailed
-from compactor.cleaner.gate.table import KEY_BYTES as GATE_KEY_BYTES
-from compactor.config import Cleaner
+from compactor.access.tier import Tier
+from compactor.cleaner.gate.gate import GateFailed
+from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES
+from compactor.config.settings import Cleaner
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, OutOfBudget, StoreError
+from compactor.kernels.common import KEY_BYTES
 from compactor.local.staging import group_room
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.engines import DraftAt
-from compactor.round.plan import RoundFacts, draft
-from compactor.round.ports import Check, WorkSession, WorkStats
-from compactor.round.skip import CleanVerdicts, filter_record, filter_stats, keys_to_come
-from compactor.spark.cluster.executor import Cost, Filters, Shared
-from compactor.spark.cluster.jobs import Cluster, JobWatch, TaskOutcome, VersionDiffers, attempt
-from compactor.spark.cluster.steps import TaskSteps
-from compactor.spark.round.bundles import PartsOf
-from compactor.spark.round.exchange import ScratchPart, is_a, read_tail
-from compactor.spark.round.indexing import Index
-from compactor.spark.round.judging import JUDGED, ToJudge, gather_judged, judge
-from compactor.spark.round.leftovers import adopt, begun_ms, kin_of, left_behind, scouted_place
-from compactor.spark.round.mapping import (
-    SURVIVORS,
-    Exchange,
-    GatherBundle,
-    Gathered,
-    answer_ranges,
-    gather_survivors,
+from compactor.round.plan import RoundFacts, draft_plan
+from compactor.round.ports import LeadershipCheck, WorkSession, WorkStats
+from compactor.round.skip import CleanVerdicts, expected_round_keys, filter_history_stats, sum_filter_records
+from compactor.spark.cluster.executor import FilterSettings, SharedSettings, TaskCost
+from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome, VersionMismatch, run_task
+from compactor.spark.cluster.round_jobs import RoundJobs
+from compactor.spark.round.bundles import SurvivorParts
+from compactor.spark.round.exchange import ScratchPart, is_scratch_kind, read_tail
+from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateInput, sum_gate_ranges, write_expected_sums
+from compactor.spark.round.leftover_bundles import adopt_bundles, claim_leftovers, list_bundles, resumed_time_ms, unannounced_prefix
+from compactor.spark.round.pass_one_tasks import (
+    SURVIVORS_PREFIX,
+    BundleToGather,
+    GatheredObject,
+    RangeInput,
+    find_survivors,
+    write_survivors,
 )
-from compactor.spark.round.rewriting import ToRewrite, rewrite_group
-from compactor.spark.round.scouting import Scouting, scout
+from compactor.spark.round.prepare import PreparedPassOne, prepare_pass_one
+from compactor.spark.round.rewrite_tasks import GroupWork, rewrite_group
+from compactor.spark.round.segment_index import SegmentIndex
 from compactor.storage.port import ObjectInfo
 from compactor.tier.sidecars import Sidecars
 
-ROW_KEY_BYTES: Final = 20
-MOST_SET_BYTES: Final = 128 << 20
-MOST_RANGES: Final = 4096
+MAX_KEY_SET_BYTES: Final = 128 << 20
+MAX_RANGES: Final = 4096
 RANGE_TASKS_PER_SLOT: Final = 3
-"""A task looks into the directory of every bundle once, whatever the number of its ranges."""
+"""Range tasks per slot. A task reads the directory of every bundle once, whatever its number of ranges."""
 
 
 @dataclass
 class SparkWorker:
-    """``stats`` is filled in with what the round cost, which is added to ``cost``."""
+    """RemoteWorker that runs the rounds of one partition on a Spark cluster.
+
+    ``check_clean_segments`` keeps the pass 1 results of dirty segments. The next call of the worker uses them if its plan matches;
+    otherwise ``close`` deletes them.
+
+    stats: set to what the round cost.
+    cost: the round's cost is added to it.
+    """
 
     cluster: Cluster
     tier: Tier
     cleaner: Cleaner
     stats: WorkStats = field(default_factory=WorkStats)
-    cost: Cost = field(default_factory=Cost)
-    watch: JobWatch = field(default_factory=JobWatch)
-    _used: Cost = field(default_factory=Cost, init=False)
-    _scouting: Scouting | None = field(default=None, init=False)
+    cost: TaskCost = field(default_factory=TaskCost)
+    job_listener: JobListener = field(default_factory=JobListener)
+    _used: TaskCost = field(default_factory=TaskCost, init=False)
+    _prepared: PreparedPassOne | None = field(default=None, init=False)
 
-    def begun_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
-        """As RemoteWorker (round.engines)."""
-        return begun_ms(self.tier.ports.control, self.tier.open(state.name), state.live, now_ms, draft_at)
+    def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
+        """Return the start time of an interrupted pass 1 whose results can be reused, or ``now_ms`` if there is none."""
+        return resumed_time_ms(self.tier.ports.control, self.tier.open(state.name), state.live, now_ms, draft_at)
 
-    def scout(self, facts: RoundFacts, check: Check) -> CleanVerdicts:
-        """As RemoteWorker (round.engines)."""
-        self.close()
-        state, plan = facts.state, draft(facts)
-        place = self.place(plan, state)
-        steps = self.steps(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
-        left = kin_of(steps, self.tier.open(state.name), place)
+    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
+        """Run pass 1 over the dirty segments and return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
+        OutOfBudget.
+        """
+        self.delete_unused_results()
+        state, plan = facts.state, draft_plan(facts)
+        place = self.unannounced_scratch(plan, state)
+        jobs = self.create_jobs(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
+        left = claim_leftovers(jobs, self.tier.open(state.name), place)
         sidecars = self.sidecars(state)
         if sidecars is None or not facts.assessment.clean:
-            steps.forget([info.key for info in left])
+            jobs.delete_scratch([info.key for info in left])
             return CleanVerdicts()
         try:
-            self._scouting = scout(steps, state, facts.assessment, sidecars, filter_record(state.runs), left)
-        except VersionDiffers:
+            self._prepared = prepare_pass_one(jobs, state, facts.assessment, sidecars, sum_filter_records(state.runs), left)
+        except VersionMismatch:
             return CleanVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
         finally:
-            note(self.stats, self._used)
-        return self._scouting.scouted if self._scouting else CleanVerdicts()
+            copy_cost(self.stats, self._used)
+        return self._prepared.verdicts if self._prepared else CleanVerdicts()
 
-    def close(self) -> None:
-        """Of a plan that did not come. Where somebody else leads by now, it is his to take up."""
-        scouting, self._scouting = self._scouting, None
-        if scouting is not None:
+    def delete_unused_results(self) -> None:
+        """Delete the results of ``check_clean_segments`` that no plan used. If another compactor leads now, they are left for it."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
             with suppress(CompactorError):
-                scouting.steps.check()
-                scouting.steps.forget(scouting.scratch)
+                prepared.jobs.check()
+                prepared.jobs.delete_scratch(prepared.scratch_keys)
 
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        scouting = None
-        if self._scouting is not None and self._scouting.is_for(plan):
-            scouting, self._scouting = self._scouting, None
+        """Run the tasks of an announced plan and yield a receipt or failure for each."""
+        prepared = None
+        if self._prepared is not None and self._prepared.matches_plan(plan):
+            prepared, self._prepared = self._prepared, None
         try:
-            yield from _Round(self, plan, tasks, session, scouting).run()
-        except VersionDiffers as error:
+            yield from _AnnouncedPlan(self, plan, tasks, session, prepared).run()
+        except VersionMismatch as error:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
         finally:
-            note(self.stats, self._used)
+            copy_cost(self.stats, self._used)
             self.cost.add(self._used)
-            self._used = Cost()
+            self._used = TaskCost()
 
-    def steps(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: Check) -> TaskSteps:
-        shared = shared_by(self.cluster, self.tier, self.cleaner, plan, scratch, state)
-        return TaskSteps(self.cluster, self.tier.ports.control, shared, self._used, self.watch, check)
+    def create_jobs(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: LeadershipCheck) -> RoundJobs:
+        """Return the job runner for one plan."""
+        shared = shared_settings(self.cluster, self.tier, self.cleaner, plan, scratch, state)
+        return RoundJobs(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
 
-    def place(self, plan: CompactionPlan, state: PartitionState) -> str:
-        """Where what is read before this plan lies."""
-        return scouted_place(self.tier.open(state.name), plan, state.live)
+    def unannounced_scratch(self, plan: CompactionPlan, state: PartitionState) -> str:
+        """Return the key prefix of scratch objects that are written before this plan is announced."""
+        return unannounced_prefix(self.tier.open(state.name), plan, state.live)
 
     def sidecars(self, state: PartitionState) -> Sidecars | None:
+        """Return access to the partition's sidecars, or None if filters are switched off."""
         return self.tier.sidecars(state.name) if self.cleaner.bloom else None
 
 
-def note(stats: WorkStats, cost: Cost) -> None:
-    """What executors used, as a round reports it."""
+def copy_cost(stats: WorkStats, cost: TaskCost) -> None:
+    """Copy the cost of executors into the statistics that the round reports."""
     stats.bytes_fetched = cost.bytes_fetched
     stats.peak_disk_bytes = cost.peak_disk_bytes
     stats.peak_map_bytes = cost.peak_map_bytes
     stats.map_entries = cost.map_entries
     stats.gate_keys = cost.gate_keys
-    stats.gate_disk_bytes = cost.gate_disk_bytes
+    stats.gate_coverage = cost.gate_coverage
     stats.sidecar_bytes_written = cost.sidecar_bytes
 
 
-def shared_by(cluster: Cluster, tier: Tier, cleaner: Cleaner, plan: CompactionPlan, scratch: str, state: PartitionState) -> Shared:
-    """A round's settings as its tasks get them; budgets are shared out among the tasks that run on one executor at a time.
+def shared_settings(
+    cluster: Cluster, tier: Tier, cleaner: Cleaner, plan: CompactionPlan, scratch: str, state: PartitionState
+) -> SharedSettings:
+    """Return the settings that all tasks of a round share. Budgets are divided by the number of tasks that run on one executor at a
+    time.
 
-    Only dirty keys are kept in memory, by the map and by the gate: clean records are looked up there.
+    Only dirty keys are kept in memory, by the map and by the gate; clean records are looked up there.
     """
     each = cluster.slots_per_executor
-    records = sum(max(segment.records, 1) for segment in _dirty(state.live, plan))
+    records = sum(max(segment.records, 1) for segment in _dirty_segments(state.live, plan))
     disk = 3 * cleaner.segment_bytes if cleaner.disk_budget_bytes == "auto" else cleaner.disk_budget_bytes // each
     budget = max(cleaner.map_budget_bytes // each, 1 << 16)
     gate = cleaner.verify_before_publish
-    sets = -(-records * max(ROW_KEY_BYTES, GATE_KEY_BYTES * gate) // min(budget, MOST_SET_BYTES))
+    sets = -(-records * max(KEY_BYTES, GATE_KEY_BYTES * gate) // min(budget, MAX_KEY_SET_BYTES))
     even = -(-sets // cluster.slots) * cluster.slots
-    ranges = tier.settings.spark.partitions or min(MOST_RANGES, max(cluster.slots, even))
+    ranges = tier.settings.spark.partitions or min(MAX_RANGES, max(cluster.slots, even))
     # What grows with the log travels with the task that needs it, not with all of them.
     lean = plan.model_copy(update={"tasks": (), "skipped": (), "read": ()})
     filters = None
     if cleaner.bloom:
-        filters = Filters(tier.open(state.name).prefix, filter_record(state.runs), keys_to_come(cleaner, state.runs, 0))
-    return Shared(tier.settings, tier.hash_key(), lean, scratch, ranges, budget, disk, gate, filters, tier.topic_id(state.name))
+        filters = FilterSettings(tier.open(state.name).prefix, sum_filter_records(state.runs), expected_round_keys(cleaner, state.runs, 0))
+    hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.name)
+    return SharedSettings(tier.settings, hash_key, lean, scratch, ranges, budget, disk, gate, filters, topic_id)
 
 
-def _dirty(live: Sequence[RemoteLogSegmentMetadata], plan: CompactionPlan) -> list[RemoteLogSegmentMetadata]:
-    """Those that have a part in the dirty range."""
+def _dirty_segments(live: Sequence[RemoteLogSegmentMetadata], plan: CompactionPlan) -> list[RemoteLogSegmentMetadata]:
+    """Return the live segments that overlap the plan's dirty range."""
     return [segment for segment in live if segment.end_offset >= plan.first_dirty_offset and segment.start_offset < plan.end_offset]
 
 
-class _Round:
-    """The rest of one announced plan. ``scouting``: its pass 1 so far, if this process has it."""
+class _AnnouncedPlan:
+    """Work on one announced plan, from pass 1 to the receipts.
+
+    prepared: results of pass 1 that ``check_clean_segments`` left; None if this process has none.
+    """
 
     def __init__(
-        self, worker: SparkWorker, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, scouting: Scouting | None
+        self,
+        worker: SparkWorker,
+        plan: CompactionPlan,
+        tasks: Sequence[CompactionTask],
+        session: WorkSession,
+        prepared: PreparedPassOne | None,
     ) -> None:
         self._worker = worker
         self._plan = plan
         self._tasks = tasks
         self._session = session
-        self._scouting = scouting
+        self._prepared = prepared
         self._live = session.state.live
         self._superseded: set[str] = set()
         epoch = session.state.leader.epoch if session.state.leader else plan.leader_epoch
         # An attempt's objects have its epoch in their names: a zombie's deletions are its own affair.
-        steps = worker.steps(plan, session.state, session.scratch_key(f"{epoch}-"), session.check)
-        if scouting is not None:
+        jobs = worker.create_jobs(plan, session.state, session.scratch_key(f"{epoch}-"), session.check_leadership)
+        if prepared is not None:
             # The log may have grown since, and other sizes would be cut into other ranges.
-            steps = replace(steps, shared=replace(scouting.steps.shared, plan=steps.shared.plan, scratch=steps.shared.scratch))
-        self._steps = steps
+            jobs = replace(jobs, shared=replace(prepared.jobs.shared, plan=jobs.shared.plan, scratch=jobs.shared.scratch))
+        self._jobs = jobs
 
     @property
-    def _is_mapped(self) -> bool:
-        """Whether there is a dirty range at all."""
+    def _has_dirty_range(self) -> bool:
+        """Return whether the dirty range contains any offset."""
         return self._plan.first_dirty_offset < self._plan.end_offset
 
     def run(self) -> Iterator[CompactionReceipt | CompactionFailure]:
-        self._check_disk()
-        stored = self._stored()
+        """Run what an earlier attempt has not finished and yield a receipt or failure for each task."""
+        self._check_disk_share()
+        stored = self._read_stored_survivors()
         by_id = {segment.id: segment for segment in self._live}
         sources = [by_id[name] for task in self._tasks for name in task.sources]
-        wanted = {source.id for source in sources} | ({JUDGED} if self._is_mapped and self._steps.shared.gate else set())
+        wanted = {source.id for source in sources} | ({GATE_SUMS_NAME} if self._has_dirty_range and self._jobs.shared.gate else set())
         if not wanted <= stored.keys():
-            stored = self._map(sources)
+            stored = self._run_pass_one(sources)
         else:
-            self._forget([info.key for info in self._left_behind()])  # bundles whose survivors were recorded by one that died then
+            self._delete_scratch(
+                [info.key for info in self._list_leftovers()]
+            )  # bundles whose survivors were recorded by one that died then
         items = [
-            ToRewrite(task, tuple(by_id[name] for name in task.sources), tuple(stored[name] for name in task.sources), stored.get(JUDGED))
+            GroupWork(
+                task, tuple(by_id[name] for name in task.sources), tuple(stored[name] for name in task.sources), stored.get(GATE_SUMS_NAME)
+            )
             # Newest first: of them the most is kept, and tasks that take long are not to be the last.
             for task in sorted(self._tasks, key=lambda task: -task.end_offset)
         ]
-        yield from (result for _, result in self._steps.each(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
-        if self._scouting is not None:
-            self._worker.stats.filters = filter_stats(self._scouting.scouted, self._plan, self._session.state, self._superseded)
+        yield from (result for _, result in self._jobs.run_items(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
+        if self._prepared is not None:
+            self._worker.stats.filters = filter_history_stats(self._prepared.verdicts, self._plan, self._session.state, self._superseded)
 
-    def _stored(self) -> dict[str, ScratchPart | ScratchObject]:
-        """What an earlier attempt recorded: the survivors of each segment, by id, and what the gate says must be left."""
+    def _read_stored_survivors(self) -> dict[str, ScratchPart | ScratchObject]:
+        """Return what an earlier attempt recorded: the survivors of each segment by id, and under GATE_SUMS_NAME the sums that the gate
+        expects.
+        """
         store = self._worker.tier.ports.control
         found: dict[str, ScratchPart | ScratchObject] = {}
-        for item in self._session.survivors:
-            if is_a(SURVIVORS, item.key):
-                found |= parts_in(item.key, PartsOf.of(read_tail(store, item.key, item.size)))
-            elif is_a(JUDGED, item.key):  # else another version's, which says nothing here
-                found[JUDGED] = item
+        for item in self._session.stored_survivors:
+            if is_scratch_kind(SURVIVORS_PREFIX, item.key):
+                found |= survivor_parts(item.key, SurvivorParts.from_arrays(read_tail(store, item.key, item.size)))
+            elif is_scratch_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
+                found[GATE_SUMS_NAME] = item
         return found
 
-    def _check_disk(self) -> None:
-        """Raises OutOfBudget before anything is done where one task's share of the disk is too small for it."""
-        by_id, share = {segment.id: segment for segment in self._live}, self._steps.shared.disk_budget_bytes
+    def _check_disk_share(self) -> None:
+        """Raise OutOfBudget if the share of the disk budget of one task is too small for a group. Called before any work begins."""
+        by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
         interval = self._plan.policy.index_interval_bytes
         need = max(group_room([by_id[name] for name in task.sources], interval, most_bytes=task.most_bytes) for task in self._tasks)
         if need > share:
@@ -236,131 +269,137 @@ class _Round:
                 hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
             )
 
-    def _map(self, sources: Sequence[RemoteLogSegmentMetadata]) -> dict[str, ScratchPart | ScratchObject]:
-        """Pass 1 and the second stage; recorded, so that nobody has to do it again.
+    def _run_pass_one(self, sources: Sequence[RemoteLogSegmentMetadata]) -> dict[str, ScratchPart | ScratchObject]:
+        """Run pass 1 and find the survivors; record them so that later attempts skip this step.
 
-        A bundle is done when its object is there: where the store or Spark fails, bundles stay for the next attempt.
+        A bundle is complete once its object exists. If the store or Spark fails, bundles are kept for the next attempt.
         """
-        index = self._scouting.index if self._scouting else Index(self._live, self._stand_ins())
-        adopted = list(self._scouting.left) if self._scouting else self._adopt(index)
+        index = self._prepared.index if self._prepared else SegmentIndex(self._live, self._load_sidecars())
+        adopted = list(self._prepared.leftover_keys) if self._prepared else self._adopt_leftovers(index)
         written: list[ScratchObject] = []
         found: dict[str, ScratchPart | ScratchObject] = {}
         stay: Collection[str] = ()
         try:
-            index.read(self._steps, self._rows_wanted(sources), {source.id for source in sources})
-            for gathered in self._gathered(sources, index):
+            index.read_segments(self._jobs, self._segments_needing_keys(sources), {source.id for source in sources})
+            for gathered in self._gather_survivors(sources, index):
                 written.append(gathered.written)
-                found |= parts_in(gathered.written.key, gathered.parts) if gathered.parts else {JUDGED: gathered.written}
+                found |= survivor_parts(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
                 self._superseded.update(gathered.superseded)
             stay = [stored.key for stored in written]  # the log may have them from here on, also where an error says that nobody knows
             self._session.store_survivors(written)
         except (StoreError, OutOfBudget):
-            stay = {*stay, *index.scratch, *adopted}
+            stay = {*stay, *index.scratch_keys, *adopted}
             raise
         finally:
-            self._forget([key for key in dict.fromkeys((*adopted, *index.scratch, *(stored.key for stored in written))) if key not in stay])
+            self._delete_scratch(
+                [key for key in dict.fromkeys((*adopted, *index.scratch_keys, *(stored.key for stored in written))) if key not in stay]
+            )
         return found
 
-    def _adopt(self, index: Index) -> list[str]:
-        """Takes up the bundles that earlier attempts at this plan left behind; keys of all such objects."""
-        left = self._left_behind()
-        self._steps = adopt(self._steps, index, left)
+    def _adopt_leftovers(self, index: SegmentIndex) -> list[str]:
+        """Reuse bundles that earlier attempts at this plan left. Return the keys of all objects they left, used or not."""
+        left = self._list_leftovers()
+        self._jobs = adopt_bundles(self._jobs, index, left)
         return [info.key for info in left]
 
-    def _left_behind(self) -> list[ObjectInfo]:
-        """Of whatever attempt at this plan, before it was announced and after."""
+    def _list_leftovers(self) -> list[ObjectInfo]:
+        """Return the bundles of all attempts at this plan, from before and after its announcement."""
         store = self._worker.tier.ports.control
-        places = (self._session.scratch_key(""), self._worker.place(self._plan, self._session.state))
-        return [info for place in places for info in left_behind(store, place)]
+        places = (self._session.scratch_key(""), self._worker.unannounced_scratch(self._plan, self._session.state))
+        return [info for place in places for info in list_bundles(store, place)]
 
-    def _stand_ins(self) -> dict[str, Sidecar]:
-        """Of what is not read: what the plan leaves out, and what lies behind its range."""
+    def _load_sidecars(self) -> dict[str, Sidecar]:
+        """Return the sidecars of segments that are not read: those that the plan skips, and those after its range."""
         plan = self._plan
         skipped = {segment.id for segment in plan.skipped}
         names = [segment.id for segment in self._live if segment.id in skipped or segment.start_offset >= plan.end_offset]
         heads = self._worker.sidecars(self._session.state)
         return {name: head.sidecar for name, head in heads.heads(names).items() if head.sidecar} if heads else {}
 
-    def _rows_wanted(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
-        """Segments whose keys are wanted: sources, and everything dirty."""
-        if not self._is_mapped:
+    def _segments_needing_keys(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
+        """Return the ids of segments whose keys are needed: all dirty segments and all sources."""
+        if not self._has_dirty_range:
             return set()
-        return {segment.id for segment in (*_dirty(self._live, self._plan), *sources)}
+        return {segment.id for segment in (*_dirty_segments(self._live, self._plan), *sources)}
 
-    def _gathered(self, sources: Sequence[RemoteLogSegmentMetadata], index: Index) -> Iterator[Gathered]:
-        """The second stage: ranges are answered newest first, and each bundle's answers come together through Spark's shuffle.
+    def _gather_survivors(self, sources: Sequence[RemoteLogSegmentMetadata], index: SegmentIndex) -> Iterator[GatheredObject]:
+        """Find the survivors of all hash ranges and write them, one object per bundle. With the gate, also write the sums that it
+        expects, as one object.
 
-        And what the gate says must be left, in one object.
+        Ranges are answered from the newest record to the oldest; Spark's shuffle brings the answers of each bundle together.
         """
-        ids, shared, cluster = {source.id for source in sources}, self._steps.shared, self._worker.cluster
-        exchange = index.exchange(ids)
-        beside: list[GatherBundle | ToJudge] = list(index.to_gather(ids))
-        targets = {place: number for number, place in enumerate(sorted(exchange.asked))}
-        to_judge = index.to_judge() if index.gate_bundles else None
-        if to_judge is not None:
-            beside.append(to_judge)
-        ranges = shared.ranges if exchange.asked else 0
+        ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
+        range_input = index.range_input(ids)
+        beside: list[BundleToGather | GateInput] = list(index.gather_items(ids))
+        targets = {place: number for number, place in enumerate(sorted(range_input.wanted_bundles))}
+        gate_input = index.gate_input() if index.gate_bundles else None
+        if gate_input is not None:
+            beside.append(gate_input)
+        ranges = shared.ranges if range_input.wanted_bundles else 0
         tasks = min(ranges, cluster.slots * RANGE_TASKS_PER_SLOT)
         runs = [range(ranges * task // tasks, ranges * (task + 1) // tasks) for task in range(tasks)]
-        step = f"offset map, {ranges} ranges of keys in {len(exchange.bundles)} bundles{', and for the gate' if to_judge else ''}"
-        answers = cluster.exchanged(
+        step = f"offset map, {ranges} ranges of keys in {len(range_input.bundles)} bundles{', and for the gate' if gate_input else ''}"
+        answers = cluster.shuffle(
             f"{shared.partition}: {ranges} ranges answered",
             runs,
-            RangeAnswers(shared, exchange, targets, to_judge, len(beside) - 1),
+            RangeTask(shared, range_input, targets, gate_input, len(beside) - 1),
             beside,
         )
-        yield from (gathered for _, gathered in self._steps.run(step, answers, _Gather(shared), len(beside)))
+        yield from (gathered for _, gathered in self._jobs.run_step(step, answers, _GatherTask(shared), len(beside)))
 
-    def _forget(self, keys: Sequence[str]) -> None:
-        """What this attempt wrote and nobody needs now goes, if it still leads. A store that does not answer hides no earlier error."""
+    def _delete_scratch(self, keys: Sequence[str]) -> None:
+        """Delete scratch objects of this attempt if it still leads. A StoreError is ignored so that it does not hide an earlier error."""
         if keys:
             with suppress(StoreError):
-                self._session.check()
-                self._steps.forget(keys)
+                self._session.check_leadership()
+                self._jobs.delete_scratch(keys)
 
 
-def parts_in(key: str, found: PartsOf) -> dict[str, ScratchPart | ScratchObject]:
-    """The survivors of each segment, by id."""
-    return {name: ScratchPart(key, *part) for name, part in found.parts.items()}
+def survivor_parts(key: str, parts: SurvivorParts) -> dict[str, ScratchPart | ScratchObject]:
+    """Return where the survivors of each segment are stored in the scratch object ``key``, by segment id."""
+    return {name: ScratchPart(key, *part) for name, part in parts.parts.items()}
 
 
 @dataclass(frozen=True)
-class RangeAnswers:
-    """Some ranges -> (place of what is gathered, an answer). ``targets``: by bundle. An error goes to all of them.
+class RangeTask:
+    """Task that answers some hash ranges for all bundles and returns (target index, answer) pairs. An error is sent to every target.
 
-    ``to_judge``: the gate's place is behind those of all others (``gate_place``).
+    targets: target index of each bundle.
+    gate_input: what the gate's part of the task reads; None without a gate.
+    gate_place: target index of the gate's answers.
     """
 
-    shared: Shared
-    exchange: Exchange
+    shared: SharedSettings
+    range_input: RangeInput
     targets: Mapping[int, int]
-    to_judge: ToJudge | None
+    gate_input: GateInput | None
     gate_place: int
 
     def __call__(self, ranges: range) -> Iterator[tuple[int, bytes | TaskOutcome]]:
         pairs: list[tuple[int, bytes]] = []
-        outcome = attempt(-1, lambda cost: pairs.extend(self._answers(ranges, cost)), self.shared.plan)
-        places = [*sorted(self.targets.values()), *([self.gate_place] if self.to_judge is not None else [])]
+        outcome = run_task(-1, lambda cost: pairs.extend(self._answer(ranges, cost)), self.shared.plan)
+        places = [*sorted(self.targets.values()), *([self.gate_place] if self.gate_input is not None else [])]
         if outcome.error is not None:
             yield from ((place, outcome) for place in places)
             return
         yield places[0], outcome
         yield from pairs
 
-    def _answers(self, ranges: range, cost: Cost) -> Iterator[tuple[int, bytes]]:
-        yield from ((self.targets[place], answer) for place, answer in answer_ranges(self.shared, ranges, self.exchange, cost))
-        if self.to_judge is not None:
-            yield self.gate_place, judge(self.shared, ranges, self.to_judge, cost)
+    def _answer(self, ranges: range, cost: TaskCost) -> Iterator[tuple[int, bytes]]:
+        """Yield the answers of the cleaner's ranges, then that of the gate."""
+        yield from ((self.targets[place], answer) for place, answer in find_survivors(self.shared, ranges, self.range_input, cost))
+        if self.gate_input is not None:
+            yield self.gate_place, sum_gate_ranges(self.shared, ranges, self.gate_input, cost)
 
 
 @dataclass(frozen=True)
-class _Gather:
-    """What is to be gathered at a place, and all answers for it -> what was written down."""
+class _GatherTask:
+    """Task that combines the answers of all ranges for one target and writes them as one scratch object."""
 
-    shared: Shared
+    shared: SharedSettings
 
-    def __call__(self, place: int, answers: Iterable[bytes | TaskOutcome | GatherBundle | ToJudge], cost: Cost) -> Gathered:
-        what: GatherBundle | ToJudge | None = None
+    def __call__(self, place: int, answers: Iterable[bytes | TaskOutcome | BundleToGather | GateInput], cost: TaskCost) -> GatheredObject:
+        what: BundleToGather | GateInput | None = None
         some: list[bytes] = []
         for answer in answers:
             if isinstance(answer, bytes):
@@ -371,8 +410,8 @@ class _Gather:
                     raise answer.error
             else:
                 what = answer
-        if isinstance(what, ToJudge):
-            return Gathered(gather_judged(self.shared, what, some, cost))
+        if isinstance(what, GateInput):
+            return GatheredObject(write_expected_sums(self.shared, what, some, cost))
         if what is None:
             raise CompactorError("answers came for nobody", hint="This is a bug; please report it")
-        return gather_survivors(self.shared, what, some, cost)
+        return write_survivors(self.shared, what, some, cost)

@@ -1,1 +1,1 @@
-"""SegmentLayout, by the name that ``tier.layout`` has for it. They know nothing of each other."""
+"""Implementations of SegmentLayout, one per value of ``tier.layout``. They do not depend on each other."""

@@ -1,4 +1,4 @@
-"""Without a broker: readers fold the control log, so that its own record is what switches them over."""
+"""Publisher of compactor-managed tiers: readers fold the control log, so that its own records switch them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from compactor.tier.ports import Announced, SegmentRef, Wait
 
 
 class ObjectLogPublisher:
-    """SegmentPublisher. Who reads knows nothing but the control log: there is nobody else to tell."""
+    """SegmentPublisher whose readers know nothing but the control log."""
 
-    late_ms = 0
+    late_ms: int = 0
 
     def permit(self, name: TopicPartition) -> None:
-        """Always."""
+        """Permit every round."""
 
     def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
         return None
 
-    def forgo(self, name: TopicPartition, *, due: bool) -> None:
-        """Nothing is counted."""
+    def release(self, name: TopicPartition) -> None:
+        """Do nothing."""
 
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """The announced plan has named the id already."""
+        """Do nothing: the announced plan names the id already."""
 
     def publish(
         self,
@@ -37,7 +37,7 @@ class ObjectLogPublisher:
         backwards: bool = False,
         resumed: bool = False,
     ) -> None:
-        """One record does it: there is nothing that could be begun and not done."""
+        """Append *round published*, the one record that switches all readers."""
         record(())
 
     def restore(
@@ -46,12 +46,12 @@ class ObjectLogPublisher:
         record()
 
     def withdraw(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
-        """The record that closed the plan has said it already."""
+        """Do nothing: the record that closed the plan has withdrawn them already."""
 
     def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """The control log's own record follows."""
+        """Do nothing: the control log's own record follows."""
 
-    def strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
+    def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
         return None
 
     def cut_off(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:

@@ -1,1 +1,1 @@
-"""Whether a key is gone from a tier: what still holds it, what has to pass until it is gone, and a report that can be filed."""
+"""Report and bring forward the erasure of keys: which objects still hold a key, and what has to happen until it is gone."""

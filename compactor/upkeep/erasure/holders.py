@@ -1,21 +1,25 @@
-"""What may hold a key: the values that a survey comes to. Pure."""
+"""Holders of erased keys: objects that may hold a key, and what must happen until a live segment no longer holds it. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
+from compactor.config.settings import Cleaner
+from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.views.search import Sighting
+from compactor.round.plan import assess_round
+from compactor.views.search import FoundRecord
 
 ANY_KEY = -1
-"""In the place of a key's number: the object could not be looked into, and may hold each of them."""
+"""Key number of an object that could not be read and may hold any of the keys."""
+READ_ONLY = "its tier is only read: nothing is compacted there"
 
 
 class HolderState(StrEnum):
-    """What an object that holds a key is to its tier."""
+    """State of an object that holds a key."""
 
     LIVE = "live"
     REPLACED = "replaced"
@@ -34,13 +38,16 @@ class HolderState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Holder:
-    """An object that holds a key, or could. ``key``: its number among those that were asked for, or ANY_KEY.
+class KeyHolder:
+    """An object that holds a key, or may hold it.
 
-    ``what``: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed
-    hash, or unknown. ``until_ms``: no earlier than that it can be gone; None where no time is known. ``waits_for``: what has to happen.
-    ``sha256``: of the plain log, where it was recorded (not of one that was put together of copies). ``run_id``: of the round that took
-    it from readers.
+    key: number of the key in the question, or ANY_KEY.
+    what: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash,
+        or unknown.
+    waits_for: what has to happen until the object is gone.
+    until_ms: earliest time at which it can be gone, in milliseconds; None if no time is known.
+    sha256: recorded digest of the segment's log; empty if none was recorded.
+    run_id: the round that replaced or wrote the segment.
     """
 
     partition: str
@@ -59,22 +66,25 @@ class Holder:
     run_id: str = ""
 
     @property
-    def certain(self) -> bool:
-        """Whether a record with the key was seen in it."""
+    def has_found_record(self) -> bool:
+        """Return whether a record with the key was found in the object."""
         return self.records > 0
 
 
 @dataclass(frozen=True)
-class NotCovered:
-    """Where the key may be all the same, and why nothing is said about it."""
+class UncoveredPlace:
+    """A place where the key may also be, and the reason why the survey does not cover it."""
 
     what: str
     why: str
 
 
 @dataclass(frozen=True)
-class Removal:
-    """A round that took records of a key from readers. ``at_ms``: by the store's clock."""
+class KeyRemoval:
+    """A round after which readers no longer get a record of a key.
+
+    at_ms: publication time by the store's clock.
+    """
 
     partition: str
     run_id: str
@@ -82,58 +92,147 @@ class Removal:
 
 
 @dataclass(frozen=True)
-class PartitionSurvey:
-    """One partition, as of ``slot`` of its control log. ``removals``: by number of the key. ``replaced``: id of a segment -> the round that
-    took it from readers, as far as the log still has its record; asked for where an earlier report is at hand.
+class PartitionKeySurvey:
+    """Holders of the keys in one partition, as of ``slot`` of its control log.
 
-    ``movable``: ids of live segments that a round would free of a key now. ``listed``: all objects that were there.
+    removals: rounds that took records of a key from readers, by key number.
+    movable: ids of live segments that a round would free of a key now, or bring a step nearer to it.
+    filtered: number of live segments that were not read because their Bloom filter has none of the keys.
     """
 
     name: TopicPartition
     slot: int
-    holders: tuple[Holder, ...]
-    removals: Mapping[int, tuple[Removal, ...]]
+    holders: tuple[KeyHolder, ...]
+    removals: Mapping[int, tuple[KeyRemoval, ...]]
     movable: frozenset[str]
-    listed: frozenset[str]
-    not_covered: tuple[NotCovered, ...]
+    not_covered: tuple[UncoveredPlace, ...]
     segments: int
     filtered: int
     bytes: int = 0
-    replaced: Mapping[str, Removal] = field(default_factory=dict)
 
 
 @dataclass
-class Found:
-    """What one segment has of one key. ``newest``: its last record, ``latest``: the last one that counts, if any does."""
+class KeyRecords:
+    """Records of one key in one segment.
+
+    newest: the last one.
+    latest: the last one that counts (is committed); None if none does.
+    """
 
     segment: RemoteLogSegmentMetadata
     key: int
-    newest: Sighting
-    latest: Sighting | None = None
+    newest: FoundRecord
+    latest: FoundRecord | None = None
     records: int = 0
     first_offset: int = -1
 
 
-def by_segment(sightings: Iterable[Sighting], keys: Sequence[bytes]) -> list[Found]:
-    """:param sightings: newest first."""
+def records_by_segment(sightings: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecords]:
+    """Group records by segment and key.
+
+    :param sightings: newest first.
+    """
     numbers = {key: number for number, key in enumerate(keys)}
-    found: dict[tuple[str, int], Found] = {}
+    found: dict[tuple[str, int], KeyRecords] = {}
     for one in sightings:
         if one.key is not None and not one.control:
             key = numbers[one.key]
-            entry = found.setdefault((one.segment.id, key), Found(one.segment, key, one))
+            entry = found.setdefault((one.segment.id, key), KeyRecords(one.segment, key, one))
             entry.records += 1
             entry.first_offset = one.offset
-            if entry.latest is None and one.counts:
+            if entry.latest is None and one.sets_value:
                 entry.latest = one
     return list(found.values())
 
 
-def held(partition: str, place: str, state: HolderState, one: Found, what: str, waits_for: str, **more: int | str | None) -> Holder:
-    """The holder that a segment with sightings is."""
-    log = one.segment.files.get("log")
-    return Holder(
-        partition, place, state, one.key, what, waits_for,
-        segment=one.segment.id, records=one.records, first_offset=one.first_offset, last_offset=one.newest.offset,
-        bytes=one.segment.size_bytes, sha256=log.sha256 if log else "", **more,  # type: ignore[arg-type]
-    )  # fmt: skip
+def latest_records(found: Iterable[KeyRecords]) -> Mapping[int, FoundRecord]:
+    """Return the newest record that counts, by key number.
+
+    :param found: newest segment first.
+    """
+    latest: dict[int, FoundRecord] = {}
+    for one in found:
+        if one.latest is not None:
+            latest.setdefault(one.key, one.latest)
+    return latest
+
+
+@dataclass(frozen=True)
+class KeyStatus:
+    """Records that a live segment has of a key, and what must happen to remove them.
+
+    what: as in ``KeyHolder``.
+    movable: whether a round that is forced now would free the segment of the key, or bring it a step nearer.
+    """
+
+    what: str
+    waits_for: str
+    until_ms: int | None = None
+    movable: bool = False
+
+
+@dataclass(frozen=True)
+class ErasureRules:
+    """The cleaner's rules for one key, as of one state of the partition.
+
+    end: first offset that a round would not clean.
+    compacts: whether the tier can be compacted at all.
+    """
+
+    state: PartitionState
+    cleaner: Cleaner
+    now_ms: int
+    end: int
+    compacts: bool
+
+    @staticmethod
+    def for_partition(state: PartitionState, cleaner: Cleaner, now_ms: int, *, compacts: bool) -> ErasureRules:
+        """Return the rules for a state of the partition.
+
+        :param compacts: whether the tier can be compacted at all.
+        """
+        return ErasureRules(state, cleaner, now_ms, assess_round(state, cleaner, now_ms, force=True).end, compacts)
+
+    def key_status(self, one: KeyRecords, latest: FoundRecord | None) -> KeyStatus:
+        """Return what a segment has of the key, and what must happen to remove it.
+
+        :param latest: the newest record of the partition that counts for this key; None if there is none.
+        """
+        here = latest if latest is not None and latest.segment.id == one.segment.id else None
+        if here is not None and not here.is_tombstone:
+            return KeyStatus("value", "a tombstone of the key: this is its latest value")
+        what = "tombstone" if here is not None else {"abort": "aborted", "open": "undecided"}.get(one.newest.outcome, "superseded")
+        if not self.compacts:
+            return KeyStatus(what, READ_ONLY)
+        if reason := self._reason_not_cleaned(one.segment):
+            return KeyStatus(what, reason)
+        if here is not None:
+            return self._tombstone_status(here)
+        if what == "undecided":
+            return KeyStatus(what, "the end of its transaction, and a round after that")
+        return KeyStatus(what, f"the next round{self._quarantine_text()}, and grace after it", movable=True)
+
+    def _tombstone_status(self, here: FoundRecord) -> KeyStatus:
+        after = f"a round{self._quarantine_text()}, and grace after it"
+        if here.horizon_ms is None:
+            more = f"a round, which gives it a delete horizon (delete_retention_ms, {self.cleaner.delete_retention_ms} ms ahead)"
+            return KeyStatus("tombstone", f"{more}; then {after}", self.now_ms + self.cleaner.delete_retention_ms, movable=True)
+        passed = here.horizon_ms <= self.now_ms
+        text = "its delete horizon has passed; " if passed else "its delete horizon, so that slow readers see it; then "
+        return KeyStatus("tombstone", text + after, None if passed else here.horizon_ms, movable=passed)
+
+    def _reason_not_cleaned(self, segment: RemoteLogSegmentMetadata) -> str:
+        """Return why no round cleans this segment now, or an empty string."""
+        state = self.state
+        if segment.start_offset < self.end:
+            return ""
+        if state.mirrored and segment.id == state.live[-1].id:
+            return "the next segment of its partition: the newest one is the brokers', and nobody touches it"
+        undecided = state.live[-1].open_txn_offset
+        if 0 <= undecided <= segment.end_offset:
+            return f"the end of the transaction that is open since offset {undecided}"
+        return f"min_compaction_lag_ms ({self.cleaner.min_compaction_lag_ms} ms)"
+
+    def _quarantine_text(self) -> str:
+        why = self.state.quarantine
+        return f" (the partition is quarantined: {why.reason})" if why else ""

@@ -1,5 +1,5 @@
-"""Aiven's RemoteStorageManager (tiered-storage-for-apache-kafka 1.0 and newer): three objects a segment, chunked, compressed, encrypted.
+"""Layout of Aiven's RemoteStorageManager (tiered-storage-for-apache-kafka 1.0 and newer): three objects per segment.
 
-``.log`` the log in chunks, ``.indexes`` all other files one behind the other, ``.rsm-manifest`` where what lies and under which key.
-Uploaded in this order: a manifest says that the segment is whole.
+``.log`` holds the log in chunks, which may be compressed and encrypted; ``.indexes`` all other files, concatenated; ``.rsm-manifest``
+describes both. They are uploaded in this order, so that a manifest proves that the segment is complete.
 """

@@ -1,6 +1,6 @@
-"""Where the chunks of a log lie in the object that holds them (FixedSizeChunkIndex, VariableSizeChunkIndex, ChunkSizesBinaryCodec).
+"""Positions of a log's chunks within the stored object (FixedSizeChunkIndex, VariableSizeChunkIndex, ChunkSizesBinaryCodec).
 
-``fixed``: all chunks but the last become equally long. ``variable``: the length of each is listed, in a codec of its own.
+``fixed``: all stored chunks but the last have the same length. ``variable``: the length of each chunk is listed in a binary codec.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, Final, NamedTuple
 
 import zstandard
 
-INT32: Final = 2**31 - 1
+MAX_INT32: Final = 2**31 - 1
 _MAX_CODEC_BYTES: Final = 10 << 20  # VariableSizeChunkIndex reads no more
 
 
-class Misfit(ValueError):
-    """What is wrong with what was read, in words. Whoever knows the object turns it into BadData."""
+class InvalidDataError(ValueError):
+    """Stored data that is corrupt or inconsistent. Callers that know the object's key convert it to BadData."""
 
 
 class StoredChunk(NamedTuple):
-    """``size`` bytes of the log from ``start``; ``stored_size`` bytes of the object from ``stored_start``."""
+    """Position of a chunk: ``size`` bytes of the log from ``start``, and ``stored_size`` bytes of the object from ``stored_start``."""
 
     start: int
     size: int
@@ -35,7 +35,11 @@ class StoredChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkIndex:
-    """``lengths``: as stored; one for all but the last and one for the last (``fixed``), or one for each."""
+    """Chunk size, log size and stored chunk lengths of one log.
+
+    chunk_size, file_size: bytes of the plain log.
+    lengths: stored lengths; if ``fixed``, one for all chunks but the last and one for the last, otherwise one for each.
+    """
 
     chunk_size: int
     file_size: int
@@ -43,23 +47,25 @@ class ChunkIndex:
     fixed: bool
 
     def __post_init__(self) -> None:
-        if not 0 < self.chunk_size <= INT32 or not 0 <= self.file_size <= INT32:
-            raise Misfit(f"chunks of {self.chunk_size} bytes and a file of {self.file_size}")
+        if not 0 < self.chunk_size <= MAX_INT32 or not 0 <= self.file_size <= MAX_INT32:
+            raise InvalidDataError(f"chunks of {self.chunk_size} bytes and a file of {self.file_size}")
         if not self.fixed and len(self.lengths) != self.count:
-            raise Misfit(f"{len(self.lengths)} chunks are listed, {self.file_size} bytes have {self.count}")
-        if any(not 0 <= length <= INT32 for length in self.lengths):
-            raise Misfit("a chunk has an impossible length")
+            raise InvalidDataError(f"{len(self.lengths)} chunks are listed, {self.file_size} bytes have {self.count}")
+        if any(not 0 <= length <= MAX_INT32 for length in self.lengths):
+            raise InvalidDataError("a chunk has an impossible length")
 
     @property
     def count(self) -> int:
+        """Return the number of chunks."""
         return -(-self.file_size // self.chunk_size)
 
     @property
     def stored_size(self) -> int:
-        """Of the whole object."""
+        """Return the size of the whole stored object."""
         return self._stored_start(self.count)
 
     def chunk(self, number: int) -> StoredChunk:
+        """Return the position of chunk ``number``, counted from 0."""
         start = number * self.chunk_size
         last = number == self.count - 1
         size = self.file_size - start if last else self.chunk_size
@@ -67,18 +73,19 @@ class ChunkIndex:
         return StoredChunk(start, size, self._stored_start(number), stored)
 
     def numbers(self, start: int, end: int) -> range:
-        """The chunks that hold bytes [start, end) of the log; ``start`` < ``end``, inside the file."""
+        """Return the numbers of the chunks that hold bytes [start, end) of the log. ``start`` must be less than ``end``."""
         return range(start // self.chunk_size, -(-end // self.chunk_size))
 
     def check_unpacked(self, overhead: int) -> None:
-        """Nothing was compressed: each chunk is stored in as many bytes as it has, and ``overhead``. Raises Misfit."""
+        """Raise InvalidDataError unless every chunk is stored with its own size plus ``overhead``, as in an uncompressed log."""
         full = self.chunk_size + overhead
         last = self.file_size - (self.count - 1) * self.chunk_size + overhead
         expected = (full, last) if self.fixed else (full,) * (self.count - 1) + (last,)
         if self.count and self.lengths != expected:
-            raise Misfit("the lengths of chunks do not fit a log that is not compressed")
+            raise InvalidDataError("the lengths of chunks do not fit a log that is not compressed")
 
     def _stored_start(self, number: int) -> int:
+        """Return the position of a chunk in the stored object."""
         if not self.fixed:
             return self._starts[number]
         full, last = self.lengths
@@ -89,28 +96,29 @@ class ChunkIndex:
         return tuple(accumulate(self.lengths, initial=0))
 
     def to_json(self) -> dict[str, Any]:
-        """In the plug-in's order of fields."""
+        """Return the JSON fields in the plug-in's order."""
         common = {"originalChunkSize": self.chunk_size, "originalFileSize": self.file_size}
         if self.fixed:
             full, last = self.lengths
             return {"type": "fixed", **common, "transformedChunkSize": full, "finalTransformedChunkSize": last}
-        packed = zstandard.ZstdCompressor(write_content_size=True).compress(encode_sizes(self.lengths))
+        packed = zstandard.ZstdCompressor(write_content_size=True).compress(encode_chunk_sizes(self.lengths))
         return {"type": "variable", **common, "transformedChunks": base64.b64encode(packed).decode()}
 
 
-def fixed_index(chunk_size: int, file_size: int, overhead: int) -> ChunkIndex:
-    """Of a log that is not compressed. ``overhead``: bytes that encryption adds to a chunk."""
+def fixed_chunk_index(chunk_size: int, file_size: int, overhead: int) -> ChunkIndex:
+    """Return the chunk index of an uncompressed log. overhead: bytes that encryption adds to each chunk."""
     count = -(-file_size // chunk_size)
     last = file_size - (count - 1) * chunk_size if count else 0
     return ChunkIndex(chunk_size, file_size, (chunk_size + overhead, last + overhead), fixed=True)
 
 
-def variable_index(chunk_size: int, file_size: int, lengths: Sequence[int]) -> ChunkIndex:
+def variable_chunk_index(chunk_size: int, file_size: int, lengths: Sequence[int]) -> ChunkIndex:
+    """Return the chunk index of a compressed log. lengths: stored length of each chunk."""
     return ChunkIndex(chunk_size, file_size, tuple(lengths), fixed=False)
 
 
-def encode_sizes(values: Sequence[int]) -> bytes:
-    """The plug-in's codec: each value but the last as its distance from the smallest, in as few bytes as the largest distance needs."""
+def encode_chunk_sizes(values: Sequence[int]) -> bytes:
+    """Encode chunk sizes in the plug-in's codec: every value but the last as difference from the smallest, in as few bytes as needed."""
     if len(values) < 2:
         return struct.pack(f">{1 + len(values)}i", len(values), *values)
     *most, last = values
@@ -120,44 +128,44 @@ def encode_sizes(values: Sequence[int]) -> bytes:
     return struct.pack(">iib", len(values), base, width) + distances + struct.pack(">i", last)
 
 
-def decode_sizes(data: bytes) -> tuple[int, ...]:
-    """Raises Misfit where the bytes are not exactly one list."""
+def decode_chunk_sizes(data: bytes) -> tuple[int, ...]:
+    """Decode chunk sizes. Raises InvalidDataError if the bytes are not exactly one list."""
     try:
         (count,) = struct.unpack_from(">i", data)
         if count < 2:
             if count < 0 or len(data) != 4 + 4 * count:
-                raise Misfit("the list of chunks has another length than it says")
+                raise InvalidDataError("the list of chunks has another length than it says")
             return struct.unpack_from(f">{count}i", data, 4)
         base, width = struct.unpack_from(">ib", data, 4)
         if not 1 <= width <= 4 or len(data) != 13 + (count - 1) * width:
-            raise Misfit("the list of chunks has another length than it says")
+            raise InvalidDataError("the list of chunks has another length than it says")
         most = (base + int.from_bytes(data[at : at + width], "big") for at in range(9, 9 + (count - 1) * width, width))
         return (*most, *struct.unpack_from(">i", data, len(data) - 4))
     except struct.error:
-        raise Misfit("the list of chunks is cut off") from None
+        raise InvalidDataError("the list of chunks is cut off") from None
 
 
-def read_lengths(text: str) -> tuple[int, ...]:
-    """``transformedChunks``: base64 of a zstd frame around the codec. Raises Misfit."""
-    packed = strict_base64(text, "transformedChunks")
+def decode_chunk_lengths(text: str) -> tuple[int, ...]:
+    """Decode ``transformedChunks``, base64 of a zstd frame around the codec. Raises InvalidDataError."""
+    packed = decode_strict_base64(text, "transformedChunks")
     try:
         size = zstandard.frame_content_size(packed)
         if not 0 <= size <= _MAX_CODEC_BYTES:
-            raise Misfit("the list of chunks does not say its size, or is larger than the plug-in reads")
+            raise InvalidDataError("the list of chunks does not say its size, or is larger than the plug-in reads")
         unpacked = zstandard.ZstdDecompressor().decompress(packed, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise Misfit(f"the list of chunks cannot be decompressed: {error}") from None
+        raise InvalidDataError(f"the list of chunks cannot be decompressed: {error}") from None
     if len(unpacked) != size:
-        raise Misfit("the list of chunks is cut off")
-    return decode_sizes(unpacked)
+        raise InvalidDataError("the list of chunks is cut off")
+    return decode_chunk_sizes(unpacked)
 
 
-def strict_base64(text: str, what: str) -> bytes:
-    """As the plug-in writes it: the standard alphabet, padded, no bits left over. Raises Misfit."""
+def decode_strict_base64(text: str, what: str) -> bytes:
+    """Decode standard, padded base64 without unused bits. Raises InvalidDataError. what: field name for the message."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise Misfit(f"{what} is not base64") from None
+        raise InvalidDataError(f"{what} is not base64") from None
     if base64.b64encode(data).decode() != text:
-        raise Misfit(f"{what} is not base64 as it is written")
+        raise InvalidDataError(f"{what} is not base64 as it is written")
     return data

@@ -1,8 +1,8 @@
-"""What the plug-in puts into RemoteLogSegmentMetadata.CustomMetadata: tagged fields as in Kafka's protocol (SegmentCustomMetadataSerde).
+"""Custom metadata of the plug-in in RemoteLogSegmentMetadata: tagged fields as in Kafka's protocol (SegmentCustomMetadataSerde).
 
-``remote_size``: bytes of the three objects together, as a zigzag varlong. ``object_prefix``, ``object_key``: compact strings, the
-prefix and the key without suffix under which ``.log`` and ``.indexes`` were uploaded; they go before what is configured now.
-The manifest's key does not: the plug-in always makes it from its configuration. Fields of other tags are kept as they are.
+``remote_size``: total bytes of the three objects, as a zigzag varlong. ``object_prefix``, ``object_key``: compact strings, prefix and key
+without suffix under which ``.log`` and ``.indexes`` were uploaded; they take precedence over the configuration. The manifest's key is
+always derived from the configuration. Fields with other tags are preserved.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import base64
 import binascii
 from dataclasses import dataclass, field
 
-from compactor.tier.layouts.aiven.chunk_index import Misfit
+from compactor.tier.layouts.aiven.chunk_index import InvalidDataError
 
 _REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
 
 
 @dataclass(frozen=True)
 class CustomMetadata:
-    """None: the field is not there."""
+    """Fields of the custom metadata; None for absent ones. unknown: tag and bytes of other fields."""
 
     remote_size: int | None = None
     object_prefix: str | None = None
@@ -26,48 +26,49 @@ class CustomMetadata:
     unknown: tuple[tuple[int, bytes], ...] = field(default=())
 
     def encode(self) -> str:
-        """As base64; empty where there is no field, as the plug-in then writes none."""
+        """Encode as base64, or as an empty string if there are no fields."""
         fields = dict(self.unknown)
         if self.remote_size is not None:
-            fields[_REMOTE_SIZE] = _uvarint(self.remote_size << 1 if self.remote_size >= 0 else (-self.remote_size << 1) - 1)
+            fields[_REMOTE_SIZE] = _encode_uvarint(self.remote_size << 1 if self.remote_size >= 0 else (-self.remote_size << 1) - 1)
         for tag, text in ((_OBJECT_PREFIX, self.object_prefix), (_OBJECT_KEY, self.object_key)):
             if text is not None:
-                fields[tag] = _uvarint(len(text.encode()) + 1) + text.encode()
+                fields[tag] = _encode_uvarint(len(text.encode()) + 1) + text.encode()
         if not fields:
             return ""
-        parts = (_uvarint(tag) + _uvarint(len(data)) + data for tag, data in sorted(fields.items()))
-        return base64.b64encode(_uvarint(len(fields)) + b"".join(parts)).decode()
+        parts = (_encode_uvarint(tag) + _encode_uvarint(len(data)) + data for tag, data in sorted(fields.items()))
+        return base64.b64encode(_encode_uvarint(len(fields)) + b"".join(parts)).decode()
 
     @staticmethod
     def decode(text: str) -> CustomMetadata:
-        """Raises Misfit."""
+        """Decode base64. Raises InvalidDataError if the bytes are corrupt."""
         if not text:
             return CustomMetadata()
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
-            raise Misfit("the custom metadata is not base64") from None
+            raise InvalidDataError("the custom metadata is not base64") from None
         fields: dict[int, bytes] = {}
-        count, at = _read_uvarint(data, 0)
+        count, at = _decode_uvarint(data, 0)
         last = -1
         for _ in range(count):
-            tag, at = _read_uvarint(data, at)
-            size, at = _read_uvarint(data, at)
+            tag, at = _decode_uvarint(data, at)
+            size, at = _decode_uvarint(data, at)
             if tag <= last or at + size > len(data):
-                raise Misfit("the custom metadata is cut off or out of order")
+                raise InvalidDataError("the custom metadata is cut off or out of order")
             fields[tag], at, last = data[at : at + size], at + size, tag
         if at != len(data):
-            raise Misfit("the custom metadata goes on behind its last field")
+            raise InvalidDataError("the custom metadata goes on behind its last field")
         known = (_REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY)
         return CustomMetadata(
-            _varlong(fields[_REMOTE_SIZE]) if _REMOTE_SIZE in fields else None,
-            _string(fields[_OBJECT_PREFIX]) if _OBJECT_PREFIX in fields else None,
-            _string(fields[_OBJECT_KEY]) if _OBJECT_KEY in fields else None,
+            _decode_varlong(fields[_REMOTE_SIZE]) if _REMOTE_SIZE in fields else None,
+            _decode_string(fields[_OBJECT_PREFIX]) if _OBJECT_PREFIX in fields else None,
+            _decode_string(fields[_OBJECT_KEY]) if _OBJECT_KEY in fields else None,
             tuple((tag, data) for tag, data in fields.items() if tag not in known),
         )
 
 
-def _uvarint(value: int) -> bytes:
+def _encode_uvarint(value: int) -> bytes:
+    """Encode an unsigned varint."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -75,7 +76,8 @@ def _uvarint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def _read_uvarint(data: bytes, at: int) -> tuple[int, int]:
+def _decode_uvarint(data: bytes, at: int) -> tuple[int, int]:
+    """Decode an unsigned varint at position ``at``, and return it with the position behind it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -84,22 +86,24 @@ def _read_uvarint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value, at
-    raise Misfit("the custom metadata is cut off")
+    raise InvalidDataError("the custom metadata is cut off")
 
 
-def _varlong(data: bytes) -> int:
-    value, at = _read_uvarint(data, 0)
+def _decode_varlong(data: bytes) -> int:
+    """Decode a zigzag varlong."""
+    value, at = _decode_uvarint(data, 0)
     if at != len(data):
-        raise Misfit("the custom metadata's remote size is not one number")
+        raise InvalidDataError("the custom metadata's remote size is not one number")
     return value >> 1 ^ -(value & 1)
 
 
-def _string(data: bytes) -> str:
-    length, at = _read_uvarint(data, 0)
+def _decode_string(data: bytes) -> str:
+    """Decode a compact string."""
+    length, at = _decode_uvarint(data, 0)
     try:
         text = data[at:].decode()
     except UnicodeDecodeError:
-        raise Misfit("the custom metadata holds no text where a key is due") from None
+        raise InvalidDataError("the custom metadata holds no text where a key is due") from None
     if length - 1 != len(data) - at:
-        raise Misfit("the custom metadata holds a text of another length than it says")
+        raise InvalidDataError("the custom metadata holds a text of another length than it says")
     return text

@@ -1,7 +1,7 @@
-"""``.rsm-manifest``: one JSON object (SegmentManifestV1). What the plug-in would refuse we refuse, and what does not fit together, too.
+"""Segment manifest ``.rsm-manifest``: one JSON object (SegmentManifestV1). Manifests that the plug-in would refuse are refused here,
+too.
 
-``remoteLogSegmentMetadata`` is for people: the plug-in writes it and never reads it, and anything may stand in it. Where it names the
-segment, it has to be the right one.
+``remoteLogSegmentMetadata`` is informational: the plug-in writes it and never reads it. If it identifies a segment, that must match.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.layouts.aiven.chunk_index import INT32, ChunkIndex, Misfit, read_lengths, strict_base64
-from compactor.tier.layouts.aiven.transform import OVERHEAD
+from compactor.tier.layouts.aiven.chunk_index import MAX_INT32, ChunkIndex, InvalidDataError, decode_chunk_lengths, decode_strict_base64
+from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD
 
-MAX_BYTES: Final = 64 << 20
+MAX_MANIFEST_BYTES: Final = 64 << 20
 
-_INDEXES: Final = {
+_INDEX_NAMES: Final = {
     "index": "offset",
     "timeindex": "timestamp",
     "snapshot": "producerSnapshot",
@@ -27,23 +27,24 @@ _INDEXES: Final = {
     "txnindex": "transaction",
 }
 """Our kind of file -> its name in the manifest, in the order in which they lie in the ``.indexes`` object."""
-INDEX_KINDS: Final = tuple(_INDEXES)
+INDEX_KINDS: Final = tuple(_INDEX_NAMES)
 OPTIONAL_KIND: Final = "txnindex"
 
 
 class IndexSpan(NamedTuple):
-    """Bytes of the ``.indexes`` object: what is stored, encryption included."""
+    """Position and stored size of an index file in the ``.indexes`` object, encryption included."""
 
     position: int
     size: int
 
     @property
     def end(self) -> int:
+        """Return the position behind the file, exclusive."""
         return self.position + self.size
 
 
 class SegmentKey(NamedTuple):
-    """``data_key``: id of the key pair, a colon, base64 of what its public key made of the data key. ``aad``: base64."""
+    """Wrapped data key of a segment. data_key: key pair id, a colon, base64. aad: associated data as base64."""
 
     data_key: str
     aad: str
@@ -51,6 +52,8 @@ class SegmentKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
+    """Decoded manifest of a segment. about: the informational description of the segment."""
+
     chunks: ChunkIndex
     indexes: Mapping[str, IndexSpan]
     compressed: bool
@@ -59,25 +62,25 @@ class Manifest:
 
     @property
     def overhead(self) -> int:
-        """Bytes that encryption adds to a chunk."""
-        return OVERHEAD if self.key else 0
+        """Return the bytes that encryption adds to a chunk."""
+        return ENCRYPTION_OVERHEAD if self.key else 0
 
     @property
     def indexes_size(self) -> int:
-        """Of the ``.indexes`` object."""
+        """Return the size of the ``.indexes`` object."""
         return max((span.end for span in self.indexes.values()), default=0)
 
     def sizes(self) -> dict[str, int]:
-        """Kind -> bytes of the plain file."""
+        """Return the size of each plain file by kind."""
         plain = {kind: span.size and span.size - self.overhead for kind, span in self.indexes.items()}
         return {"log": self.chunks.file_size, **plain}
 
     def encode(self) -> bytes:
-        """As the plug-in writes it, to the byte."""
+        """Encode as JSON, byte for byte as the plug-in does."""
         document: dict[str, Any] = {
             "version": "1",
             "chunkIndex": self.chunks.to_json(),
-            "segmentIndexes": {name: self.indexes[kind]._asdict() if kind in self.indexes else None for kind, name in _INDEXES.items()},
+            "segmentIndexes": {name: self.indexes[kind]._asdict() if kind in self.indexes else None for kind, name in _INDEX_NAMES.items()},
             "compression": self.compressed,
         }
         if self.key:
@@ -88,33 +91,33 @@ class Manifest:
 
     @staticmethod
     def decode(data: bytes) -> Manifest:
-        """Raises Misfit."""
-        document = _parsed(data)
+        """Decode JSON. Raises InvalidDataError for everything that the plug-in refuses or that is inconsistent."""
+        document = _parse_document(data)
         if document.get("version") not in ("1", 1) or isinstance(document.get("version"), bool):
-            raise Misfit(f"it has layout version {document.get('version')!r}; this program knows version 1")
+            raise InvalidDataError(f"it has layout version {document.get('version')!r}; this program knows version 1")
         required = ("version", "chunkIndex", "segmentIndexes", "compression")
         _check_fields("the manifest", document, required, ("encryption", "remoteLogSegmentMetadata"))
-        key = _key(document["encryption"]) if document.get("encryption") is not None else None
-        chunks = _chunk_index(_table(document, "chunkIndex"))
+        key = _read_segment_key(document["encryption"]) if document.get("encryption") is not None else None
+        chunks = _read_chunk_index(_read_object(document, "chunkIndex"))
         compressed = document["compression"]
         if not isinstance(compressed, bool):
-            raise Misfit("compression is neither true nor false")
-        overhead = OVERHEAD if key else 0
+            raise InvalidDataError("compression is neither true nor false")
+        overhead = ENCRYPTION_OVERHEAD if key else 0
         if not compressed:
             chunks.check_unpacked(overhead)
         about = document.get("remoteLogSegmentMetadata")
-        spans = _spans(_table(document, "segmentIndexes"), overhead)
+        spans = _read_index_spans(_read_object(document, "segmentIndexes"), overhead)
         return Manifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
     def check_is_of(self, name: TopicPartition, topic_id: str, segment: RemoteLogSegmentMetadata) -> None:
-        """Whether it is this segment's. Raises Misfit."""
+        """Raise InvalidDataError if the manifest belongs to another segment."""
         if segment.size_bytes != self.chunks.file_size:
-            raise Misfit(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")
-        own = about_segment(name, topic_id, segment)
-        ours = dict(_leaves(own))
-        for path, value in _leaves(self.about):
+            raise InvalidDataError(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")
+        own = segment_description(name, topic_id, segment)
+        ours = dict(_flatten_fields(own))
+        for path, value in _flatten_fields(self.about):
             if path in _IDENTIFYING and value != ours[path]:
-                raise Misfit(f"it is another segment's: {'.'.join(path)} is {value!r}, not {ours[path]!r}")
+                raise InvalidDataError(f"it is another segment's: {'.'.join(path)} is {value!r}, not {ours[path]!r}")
 
 
 _ID = "remoteLogSegmentId"
@@ -130,12 +133,12 @@ _IDENTIFYING: Final = frozenset(
 )
 
 
-def about_segment(
+def segment_description(
     name: TopicPartition, topic_id: str, segment: RemoteLogSegmentMetadata, *, has_transactions: bool = False
 ) -> dict[str, Any]:
-    """``remoteLogSegmentMetadata``, in the plug-in's order.
+    """Return ``remoteLogSegmentMetadata`` in the plug-in's order of fields.
 
-    The same for each attempt to write a segment: as its time stands that of the last append.
+    It is the same for each attempt to upload a segment, because its time is that of the last append.
     """
     partition = {"topicId": topic_id, "topicPartition": {"topic": name.topic, "partition": name.partition}}
     return {
@@ -150,99 +153,101 @@ def about_segment(
     }
 
 
-def _leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+def _flatten_fields(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Return all fields of nested objects with their paths."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for name, value in table.items():
-        found += _leaves(value, (*path, name)) if isinstance(value, dict) else [((*path, name), value)]
+        found += _flatten_fields(value, (*path, name)) if isinstance(value, dict) else [((*path, name), value)]
     return found
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_BYTES:
-        raise Misfit(f"it is larger than {MAX_BYTES} bytes")
+def _parse_document(data: bytes) -> dict[str, Any]:
+    """Parse a JSON object without duplicate fields. Raises InvalidDataError."""
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise InvalidDataError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
-        document = json.loads(data.decode(), object_pairs_hook=_no_name_twice)
+        document = json.loads(data.decode(), object_pairs_hook=_reject_duplicate_fields)
     except (ValueError, RecursionError) as error:
-        raise Misfit(f"it is not JSON: {error}") from None
+        raise InvalidDataError(f"it is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise Misfit("it is no JSON object")
+        raise InvalidDataError("it is no JSON object")
     return document
 
 
-def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise Misfit("a field stands there twice")
+        raise InvalidDataError("a field stands there twice")
     return table
 
 
 def _check_fields(what: str, table: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
     for name in required:
         if name not in table:
-            raise Misfit(f"{what} lacks {name}")
+            raise InvalidDataError(f"{what} lacks {name}")
     for name in table:
         if name not in required and name not in optional:
-            raise Misfit(f"{what} has an unknown field {name!r}")
+            raise InvalidDataError(f"{what} has an unknown field {name!r}")
 
 
-def _table(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _read_object(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = document[name]
     if not isinstance(value, dict):
-        raise Misfit(f"{name} is no object")
+        raise InvalidDataError(f"{name} is no object")
     return value
 
 
-def _number(table: Mapping[str, Any], name: str) -> int:
+def _read_int32(table: Mapping[str, Any], name: str) -> int:
     value = table[name]
-    if type(value) is not int or not 0 <= value <= INT32:
-        raise Misfit(f"{name} is {value!r}, not a number from 0 to {INT32}")
+    if type(value) is not int or not 0 <= value <= MAX_INT32:
+        raise InvalidDataError(f"{name} is {value!r}, not a number from 0 to {MAX_INT32}")
     return value
 
 
-def _text(table: Mapping[str, Any], name: str) -> str:
+def _read_text(table: Mapping[str, Any], name: str) -> str:
     value = table[name]
     if not isinstance(value, str):
-        raise Misfit(f"{name} is no text")
+        raise InvalidDataError(f"{name} is no text")
     return value
 
 
-def _chunk_index(table: Mapping[str, Any]) -> ChunkIndex:
+def _read_chunk_index(table: Mapping[str, Any]) -> ChunkIndex:
     common = ("type", "originalChunkSize", "originalFileSize")
     if table.get("type") == "fixed":
         _check_fields("chunkIndex", table, (*common, "transformedChunkSize", "finalTransformedChunkSize"))
-        lengths = (_number(table, "transformedChunkSize"), _number(table, "finalTransformedChunkSize"))
+        lengths = (_read_int32(table, "transformedChunkSize"), _read_int32(table, "finalTransformedChunkSize"))
     elif table.get("type") == "variable":
         _check_fields("chunkIndex", table, (*common, "transformedChunks"))
-        lengths = read_lengths(_text(table, "transformedChunks"))  # type: ignore[assignment]
+        lengths = decode_chunk_lengths(_read_text(table, "transformedChunks"))  # type: ignore[assignment]
     else:
-        raise Misfit(f"the chunk index is of an unknown type {table.get('type')!r}")
-    return ChunkIndex(_number(table, "originalChunkSize"), _number(table, "originalFileSize"), lengths, table["type"] == "fixed")
+        raise InvalidDataError(f"the chunk index is of an unknown type {table.get('type')!r}")
+    return ChunkIndex(_read_int32(table, "originalChunkSize"), _read_int32(table, "originalFileSize"), lengths, table["type"] == "fixed")
 
 
-def _spans(table: Mapping[str, Any], overhead: int) -> dict[str, IndexSpan]:
-    _check_fields("segmentIndexes", table, tuple(_INDEXES.values()))
+def _read_index_spans(table: Mapping[str, Any], overhead: int) -> dict[str, IndexSpan]:
+    _check_fields("segmentIndexes", table, tuple(_INDEX_NAMES.values()))
     found: dict[str, IndexSpan] = {}
-    for kind, name in _INDEXES.items():
+    for kind, name in _INDEX_NAMES.items():
         if table[name] is None and kind == OPTIONAL_KIND:
             continue
-        entry = _table(table, name)
+        entry = _read_object(table, name)
         _check_fields(name, entry, ("position", "size"))
-        found[kind] = IndexSpan(_number(entry, "position"), _number(entry, "size"))
+        found[kind] = IndexSpan(_read_int32(entry, "position"), _read_int32(entry, "size"))
         if 0 < found[kind].size <= overhead:
-            raise Misfit(f"the {kind} is too short to be encrypted")
+            raise InvalidDataError(f"the {kind} is too short to be encrypted")
     if any(behind.position != before.end for before, behind in pairwise([IndexSpan(0, 0), *found.values()])):
-        raise Misfit("the index files do not lie one behind the other")
+        raise InvalidDataError("the index files do not lie one behind the other")
     return found
 
 
-def _key(table: object) -> SegmentKey:
+def _read_segment_key(table: object) -> SegmentKey:
     if not isinstance(table, dict):
-        raise Misfit("encryption is no object")
+        raise InvalidDataError("encryption is no object")
     _check_fields("encryption", table, ("dataKey", "aad"))
-    key = SegmentKey(_text(table, "dataKey"), _text(table, "aad"))
+    key = SegmentKey(_read_text(table, "dataKey"), _read_text(table, "aad"))
     pair, colon, wrapped = key.data_key.partition(":")
     if not pair or not colon:
-        raise Misfit("the data key does not say which key pair it is for")
-    strict_base64(wrapped, "dataKey")
-    strict_base64(key.aad, "aad")
+        raise InvalidDataError("the data key does not say which key pair it is for")
+    decode_strict_base64(wrapped, "dataKey")
+    decode_strict_base64(key.aad, "aad")
     return key

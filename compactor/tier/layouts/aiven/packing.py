@@ -1,7 +1,7 @@
-"""A segment's files as the three objects that hold them. The same files and settings give the same bytes, whoever packs them.
+"""Conversion of a segment's files to the three objects of the plug-in. Equal files and settings always give equal bytes.
 
-The log is read twice where it is encrypted: the keys depend on all of it. What is compressed or encrypted is staged beside the log, so
-packing needs that much disk; a log that is stored as it is needs none.
+An encrypted log is read twice, because its keys depend on its content. Compressed or encrypted data is staged beside the log, which needs
+as much disk; a log that is stored as it is needs none.
 """
 
 from __future__ import annotations
@@ -14,32 +14,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from compactor.config import Aiven
+from compactor.config.settings import AivenSettings
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.contents import FileContent, opened, pieces, size_of
-from compactor.tier.layouts.aiven.chunk_index import ChunkIndex, fixed_index, variable_index
+from compactor.tier.contents import FileContent, content_size, open_content, read_pieces
+from compactor.tier.layouts.aiven.chunk_index import ChunkIndex, fixed_chunk_index, variable_chunk_index
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
-from compactor.tier.layouts.aiven.encryption import KeyRing, Sealed, iv
+from compactor.tier.layouts.aiven.encryption import KeyRing, SealedSegmentKey, chunk_iv
 from compactor.tier.layouts.aiven.keys import INDEXES, LOG, MANIFEST, ObjectKeys
-from compactor.tier.layouts.aiven.manifest import INDEX_KINDS, OPTIONAL_KIND, IndexSpan, Manifest, SegmentKey, about_segment
-from compactor.tier.layouts.aiven.transform import IV_BYTES, OVERHEAD, TAG_BYTES, compress
+from compactor.tier.layouts.aiven.manifest import INDEX_KINDS, OPTIONAL_KIND, IndexSpan, Manifest, SegmentKey, segment_description
+from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES, TAG_BYTES, compress_chunk
 
-_HEAD_BYTES: Final = 23
+_BATCH_HEADER_BYTES: Final = 23
 _ZSTD_BOUND: Final = 512
 _LOG, _INDEX_FILES = 0, 1  # streams of encryption.iv
 
 
 @dataclass(frozen=True)
 class PackedSegment:
-    """``objects``: suffix -> content, in the order of upload."""
+    """Objects of a segment by suffix, in the order of upload."""
 
     objects: Mapping[str, FileContent]
 
 
 class Packer:
-    def __init__(self, settings: Aiven, keys: ObjectKeys, ring: KeyRing) -> None:
+    """Compresses and encrypts segments according to [tier.aiven]."""
+
+    def __init__(self, settings: AivenSettings, keys: ObjectKeys, ring: KeyRing) -> None:
         self._settings = settings
         self._keys = keys
         self._ring = ring
@@ -48,36 +50,38 @@ class Packer:
     def packed(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> Iterator[PackedSegment]:
-        """Inside the block the objects are there to be read. Raises BadData for a segment that the plug-in could not have."""
+        """Pack a segment; its objects can be read within the ``with`` block. Raises BadData if the plug-in could not store the segment."""
         log = contents["log"]
-        self._check(name, segment, contents)
-        if not self._settings.active_key_pair and not self._compresses(log):
-            chunks = fixed_index(self._settings.chunk_size, size_of(log), 0)
-            yield self._whole(name, segment, log, contents, chunks, None)
+        self._check_files(name, segment, contents)
+        if not self._settings.active_key_pair and not self._is_compression_needed(log):
+            chunks = fixed_chunk_index(self._settings.chunk_size, content_size(log), 0)
+            yield self._pack_objects(name, segment, log, contents, chunks, None)
             return
         staged = None if isinstance(log, bytes) else log.with_name(f"{log.name}.packed")
         try:
             with io.BytesIO() if staged is None else staged.open("w+b") as file:
-                chunks, sealed = self._write(file, segment, contents)
+                chunks, sealed = self._write_chunks(file, segment, contents)
                 file.flush()
                 body = file.getvalue() if isinstance(file, io.BytesIO) else staged
                 assert body is not None  # noqa: S101 - a file has a path
-                yield self._whole(name, segment, body, contents, chunks, sealed)
+                yield self._pack_objects(name, segment, body, contents, chunks, sealed)
         finally:
             if staged is not None:
                 staged.unlink(missing_ok=True)
 
     def room(self, log_bytes: int) -> int:
-        """Bytes of disk that packing a log of this size may stage."""
+        """Return the bytes of disk that packing a log of this size may need."""
         if not self._settings.active_key_pair and self._settings.compression == "none":
             return 0
         chunks = -(-log_bytes // self._settings.chunk_size)
-        return log_bytes + log_bytes // 255 + chunks * (OVERHEAD + _ZSTD_BOUND)  # ZSTD_compressBound, where nothing can be compressed
+        return (
+            log_bytes + log_bytes // 255 + chunks * (ENCRYPTION_OVERHEAD + _ZSTD_BOUND)
+        )  # ZSTD_compressBound, where nothing can be compressed
 
     def custom_metadata(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> CustomMetadata:
-        """What metadata has to say of the segment, before anything is uploaded. Compresses the log if the size depends on it."""
+        """Return a segment's custom metadata before it is uploaded. Compresses the log if the size depends on it."""
         fields = self._settings.custom_metadata_fields
         return CustomMetadata(
             self._remote_size(name, segment, contents) if "REMOTE_SIZE" in fields else None,
@@ -86,75 +90,81 @@ class Packer:
         )
 
     def _remote_size(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> int:
-        self._check(name, segment, contents)
+        """Return the total size of the three objects."""
+        self._check_files(name, segment, contents)
         log, pair = contents["log"], self._settings.active_key_pair
-        overhead = OVERHEAD if pair else 0
-        if self._compresses(log):
-            lengths = [len(compress(chunk)) + overhead for chunk in pieces(log, self._settings.chunk_size)]
-            chunks = variable_index(self._settings.chunk_size, size_of(log), lengths)
+        overhead = ENCRYPTION_OVERHEAD if pair else 0
+        if self._is_compression_needed(log):
+            lengths = [len(compress_chunk(chunk)) + overhead for chunk in read_pieces(log, self._settings.chunk_size)]
+            chunks = variable_chunk_index(self._settings.chunk_size, content_size(log), lengths)
         else:
-            chunks = fixed_index(self._settings.chunk_size, size_of(log), overhead)
-        manifest = self._manifest(name, segment, contents, chunks, self._ring.placeholder(pair) if pair else None)
+            chunks = fixed_chunk_index(self._settings.chunk_size, content_size(log), overhead)
+        manifest = self._build_manifest(name, segment, contents, chunks, self._ring.placeholder(pair) if pair else None)
         return chunks.stored_size + manifest.indexes_size + len(manifest.encode())
 
-    def _check(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> None:
+    def _check_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> None:
+        """Raise BadData if the log is empty or a required file is missing."""
         where = self._keys.key(name, segment, LOG)
-        if not size_of(contents["log"]):
+        if not content_size(contents["log"]):
             raise BadData("a log without a byte cannot be tiered: brokers never get past it", segment=where)
         missing = [kind for kind in INDEX_KINDS if kind not in contents and kind != OPTIONAL_KIND]
         if missing:
             raise BadData(f"the segment has no {missing[0]}, without which brokers cannot use it", segment=where)
 
-    def _compresses(self, log: FileContent) -> bool:
+    def _is_compression_needed(self, log: FileContent) -> bool:
+        """Return whether the log is to be compressed."""
         how = self._settings.compression
         return how == "zstd" or (how == "heuristic" and not _is_compressed(log))
 
-    def _write(
+    def _write_chunks(
         self, file: BinaryIO, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
-    ) -> tuple[ChunkIndex, Sealed | None]:
-        """The log's chunks, first as they are before encryption with room around them, then encrypted in place."""
+    ) -> tuple[ChunkIndex, SealedSegmentKey | None]:
+        """Write the log's chunks, leaving space for encryption, then encrypt them in place."""
         log, pair, chunk_size = contents["log"], self._settings.active_key_pair, self._settings.chunk_size
-        overhead = OVERHEAD if pair else 0
-        squeezed: Callable[[bytes], bytes] = compress if self._compresses(log) else bytes
+        overhead = ENCRYPTION_OVERHEAD if pair else 0
+        squeezed: Callable[[bytes], bytes] = compress_chunk if self._is_compression_needed(log) else bytes
         lengths, digest = [], hashlib.sha256()
-        for chunk in pieces(log, chunk_size):
+        for chunk in read_pieces(log, chunk_size):
             data = squeezed(chunk)
-            _frame(digest.update, data)
+            _update_framed(digest.update, data)
             file.write(bytes(IV_BYTES) + data + bytes(TAG_BYTES) if pair else data)
             lengths.append(len(data) + overhead)
-        size = size_of(log)
-        chunks = variable_index(chunk_size, size, lengths) if squeezed is compress else fixed_index(chunk_size, size, overhead)
+        size = content_size(log)
+        chunks = (
+            variable_chunk_index(chunk_size, size, lengths) if squeezed is compress_chunk else fixed_chunk_index(chunk_size, size, overhead)
+        )
         if not pair:
             return chunks, None
-        for _, content in _index_files(contents):
-            _frame(digest.update, content)
-        sealed = self._ring.sealed(pair, segment.id, digest.digest())
+        for _, content in _index_contents(contents):
+            _update_framed(digest.update, content)
+        sealed = self._ring.derive_segment_key(pair, segment.id, digest.digest())
         at = 0
         for number, length in enumerate(lengths):
             file.seek(at + IV_BYTES)
-            data = file.read(length - OVERHEAD)
+            data = file.read(length - ENCRYPTION_OVERHEAD)
             file.seek(at)
-            file.write(sealed.cipher.encrypted(iv(_LOG, number), data))
+            file.write(sealed.cipher.encrypt(chunk_iv(_LOG, number), data))
             at += length
         return chunks, sealed
 
-    def _whole(
+    def _pack_objects(
         self,
         name: TopicPartition,
         segment: RemoteLogSegmentMetadata,
         log: FileContent,
         contents: Mapping[str, FileContent],
         chunks: ChunkIndex,
-        sealed: Sealed | None,
+        sealed: SealedSegmentKey | None,
     ) -> PackedSegment:
+        """Return the three objects, with the index files encrypted and the manifest built."""
         parts = [
-            sealed.cipher.encrypted(iv(_INDEX_FILES, number), content) if sealed and content else content
-            for number, (_, content) in enumerate(_index_files(contents))
+            sealed.cipher.encrypt(chunk_iv(_INDEX_FILES, number), content) if sealed and content else content
+            for number, (_, content) in enumerate(_index_contents(contents))
         ]
-        manifest = self._manifest(name, segment, contents, chunks, sealed.key if sealed else None)
+        manifest = self._build_manifest(name, segment, contents, chunks, sealed.key if sealed else None)
         return PackedSegment({LOG: log, INDEXES: b"".join(parts), MANIFEST: manifest.encode()})
 
-    def _manifest(
+    def _build_manifest(
         self,
         name: TopicPartition,
         segment: RemoteLogSegmentMetadata,
@@ -162,33 +172,35 @@ class Packer:
         chunks: ChunkIndex,
         key: SegmentKey | None,
     ) -> Manifest:
+        """Return the manifest of a segment."""
         spans, at = {}, 0
-        for kind, content in _index_files(contents):
-            spans[kind] = IndexSpan(at, len(content) + OVERHEAD if key and content else len(content))
+        for kind, content in _index_contents(contents):
+            spans[kind] = IndexSpan(at, len(content) + ENCRYPTION_OVERHEAD if key and content else len(content))
             at = spans[kind].end
-        about = about_segment(name, self._keys.topic_id(name), segment, has_transactions="txnindex" in contents)
+        about = segment_description(name, self._keys.topic_id(name), segment, has_transactions="txnindex" in contents)
         return Manifest(chunks, spans, not chunks.fixed, key, about)
 
 
-def _index_files(contents: Mapping[str, FileContent]) -> list[tuple[str, bytes]]:
-    """In the order in which they are stored. They are small: index files are bounded by segment.index.bytes."""
-    return [(kind, _read(contents[kind])) for kind in INDEX_KINDS if kind in contents]
+def _index_contents(contents: Mapping[str, FileContent]) -> list[tuple[str, bytes]]:
+    """Return the index files in the order in which they are stored. They are small, bounded by segment.index.bytes."""
+    return [(kind, _read_content(contents[kind])) for kind in INDEX_KINDS if kind in contents]
 
 
-def _read(content: FileContent) -> bytes:
+def _read_content(content: FileContent) -> bytes:
     return content.read_bytes() if isinstance(content, Path) else content
 
 
-def _frame(update: Callable[[bytes], None], data: bytes) -> None:
+def _update_framed(update: Callable[[bytes], None], data: bytes) -> None:
+    """Add length and bytes to a digest."""
     update(len(data).to_bytes(8, "big"))
     update(data)
 
 
 def _is_compressed(log: FileContent) -> bool:
-    """Whether the first batch is, as the plug-in's heuristic has it (SegmentCompressionChecker)."""
-    with opened(log) as file:
-        head = file.read(_HEAD_BYTES)
-    if len(head) < _HEAD_BYTES:
+    """Return whether the first batch is compressed, by the plug-in's heuristic (SegmentCompressionChecker)."""
+    with open_content(log) as file:
+        head = file.read(_BATCH_HEADER_BYTES)
+    if len(head) < _BATCH_HEADER_BYTES:
         return False
     attributes = head[22] if head[16] == 2 else head[17]  # of a batch, or of a message of magic 0 and 1
     return attributes & 7 != 0

@@ -1,7 +1,7 @@
-"""What is done to the bytes of one chunk on the way: zstd, then AES-256-GCM (CompressionChunkEnumeration, EncryptionChunkEnumeration).
+"""Compression and encryption of one chunk: zstd, then AES-256-GCM (CompressionChunkEnumeration, EncryptionChunkEnumeration).
 
-A chunk is a zstd frame of its own that says its size; encrypted it is ``iv (12) || ciphertext || tag (16)``. Index files are one
-chunk each, never compressed.
+A compressed chunk is a zstd frame that states its size; encrypted it is ``iv (12) || ciphertext || tag (16)``. An index file is a single
+chunk and never compressed.
 """
 
 from __future__ import annotations
@@ -10,42 +10,44 @@ from typing import Final, Protocol
 
 import zstandard
 
-from compactor.tier.layouts.aiven.chunk_index import Misfit
+from compactor.tier.layouts.aiven.chunk_index import InvalidDataError
 
 IV_BYTES: Final = 12
 TAG_BYTES: Final = 16
-OVERHEAD: Final = IV_BYTES + TAG_BYTES
+ENCRYPTION_OVERHEAD: Final = IV_BYTES + TAG_BYTES
 
 
 class ChunkCipher(Protocol):
-    """AES-256-GCM under one segment's data key."""
+    """Encrypts and decrypts chunks with AES-256-GCM under one segment's data key."""
 
-    def encrypted(self, iv: bytes, plain: bytes) -> bytes:
-        """``iv || ciphertext || tag``"""
+    def encrypt(self, iv: bytes, plain: bytes) -> bytes:
+        """Return ``iv || ciphertext || tag``."""
 
-    def decrypted(self, stored: bytes) -> bytes:
-        """Raises Misfit."""
+    def decrypt(self, stored: bytes) -> bytes:
+        """Return the plain chunk. Raises InvalidDataError if it is not authentic."""
 
 
-def compress(chunk: bytes) -> bytes:
+def compress_chunk(chunk: bytes) -> bytes:
+    """Compress a chunk to a zstd frame that states its size."""
     return zstandard.ZstdCompressor(write_content_size=True).compress(chunk)
 
 
-def restore(stored: bytes, size: int, cipher: ChunkCipher | None, *, compressed: bool) -> bytes:
-    """The chunk as it was before. Raises Misfit where that is not ``size`` bytes."""
-    data = cipher.decrypted(stored) if cipher else stored
+def restore_chunk(stored: bytes, size: int, cipher: ChunkCipher | None, *, compressed: bool) -> bytes:
+    """Decrypt and decompress a chunk. Raises InvalidDataError if the result does not have ``size`` bytes."""
+    data = cipher.decrypt(stored) if cipher else stored
     if compressed:
-        data = _decompressed(data, size)
+        data = _decompress_chunk(data, size)
     if len(data) != size:
-        raise Misfit(f"a chunk holds {len(data)} bytes, {size} were expected")
+        raise InvalidDataError(f"a chunk holds {len(data)} bytes, {size} were expected")
     return data
 
 
-def _decompressed(data: bytes, size: int) -> bytes:
+def _decompress_chunk(data: bytes, size: int) -> bytes:
+    """Decompress a chunk, and refuse a frame whose stated size is not ``size``."""
     try:
         # A frame that lies about its size would be a bomb.
         if zstandard.frame_content_size(data) != size:
-            raise Misfit(f"a compressed chunk does not hold {size} bytes")
+            raise InvalidDataError(f"a compressed chunk does not hold {size} bytes")
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise Misfit(f"a chunk cannot be decompressed: {error}") from None
+        raise InvalidDataError(f"a chunk cannot be decompressed: {error}") from None

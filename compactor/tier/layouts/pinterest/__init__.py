@@ -1,1 +1,3 @@
-"""Pinterest's tiered storage (github.com/pinterest/tiered-storage): an uploader beside the broker, consumers that read the bucket."""
+"""Layout of Pinterest's tiered storage (github.com/pinterest/tiered-storage): an uploader beside the broker, and consumers of the
+bucket.
+"""

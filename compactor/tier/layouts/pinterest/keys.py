@@ -1,4 +1,4 @@
-"""Names of Pinterest's objects: ``[<bits>/]<cluster>/<topic>-<partition>/<20 digits>.{log,index,timeindex}`` below the base prefix.
+"""Object keys ``[<bits>/]<cluster>/<topic>-<partition>/<20 digits>.{log,index,timeindex}`` below the base prefix.
 
 (S3StorageServiceEndpoint, Utils.getBinaryHashForClusterTopicPartition, SegmentUtils)
 """
@@ -13,17 +13,19 @@ from typing import Final
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition, segment_id
 
-KINDS: Final = ("log", "index", "timeindex")
-METADATA: Final = "_metadata"
+OBJECT_KINDS: Final = ("log", "index", "timeindex")
+METADATA_FILE: Final = "_metadata"
 WATERMARK: Final = "offset.wm"
 
-_OBJECT: Final = re.compile(rf"(\d{{20}})\.({'|'.join(KINDS)})")
+_OBJECT: Final = re.compile(rf"(\d{{20}})\.({'|'.join(OBJECT_KINDS)})")
 _PART: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
 class PartitionKeys:
-    """Of one cluster. ``entropy_bits``: how many binary digits stand before each partition's folder; 0 for none."""
+    """Builds and parses the object keys of one cluster. entropy_bits: number of binary digits in front of each partition's folder; 0
+    for none.
+    """
 
     cluster: str
     entropy_bits: int = 0
@@ -36,15 +38,16 @@ class PartitionKeys:
             )
 
     def folder(self, name: TopicPartition) -> str:
-        """Ends in a slash: ``orders-1`` is no part of ``orders-10``."""
-        bits = f"{entropy(self.cluster, name, self.entropy_bits)}/" if self.entropy_bits else ""
+        """Return the key prefix of a partition. It ends in a slash, so that ``orders-1`` is not a prefix of ``orders-10``."""
+        bits = f"{entropy_prefix(self.cluster, name, self.entropy_bits)}/" if self.entropy_bits else ""
         return f"{bits}{self.cluster}/{name}/"
 
     def file(self, name: TopicPartition, base: int, kind: str) -> str:
+        """Return the key of a segment's file. base: the segment's first offset."""
         return self.folder(name) + file_name(base, kind)
 
-    def named(self, key: str) -> TopicPartition | None:
-        """Whose folder an object lies in; None where it is none of this cluster's."""
+    def partition_of_key(self, key: str) -> TopicPartition | None:
+        """Return the partition in whose folder an object lies, or None if it is not of this cluster."""
         folder, _, _ = key.rpartition("/")
         try:
             name = TopicPartition.parse(folder.rpartition("/")[2])
@@ -53,24 +56,25 @@ class PartitionKeys:
         return name if self.folder(name) == f"{folder}/" else None
 
 
-def entropy(cluster: str, name: TopicPartition, bits: int) -> str:
-    """The first binary digits of the MD5 of ``<cluster>-<topic>-<partition>``."""
+def entropy_prefix(cluster: str, name: TopicPartition, bits: int) -> str:
+    """Return the first binary digits of the MD5 of ``<cluster>-<topic>-<partition>``."""
     digest = hashlib.md5(f"{cluster}-{name}".encode(), usedforsecurity=False).digest()
     return f"{int.from_bytes(digest, 'big'):0128b}"[:bits]
 
 
 def file_name(base: int, kind: str) -> str:
+    """Return the name of a segment's file. base: the segment's first offset."""
     return f"{base:020d}.{kind}"
 
 
-def parsed(name: str) -> tuple[int, str] | None:
-    """(base offset, kind) of a file's name; None where it is no segment's."""
+def parse_file_name(name: str) -> tuple[int, str] | None:
+    """Return base offset and kind of a segment's file name, or None for another name."""
     match = _OBJECT.fullmatch(name)
     return (int(match[1]), match[2]) if match else None
 
 
-def id_of(base: int) -> str:
-    """There are no ids in this layout: within a partition, one that is the same whenever the base offset is. No dash in front."""
+def id_from_base_offset(base: int) -> str:
+    """Return a segment id derived from the base offset, because this layout has no ids. It never begins with a dash."""
     tries = 0
     while (made := segment_id(hashlib.sha256(f"{base}/{tries}".encode()).digest()[:16])).startswith("-"):
         tries += 1

@@ -1,7 +1,7 @@
-"""Which segments a tier of Pinterest's layout has: there is no log of them, only LIST and ``_metadata``.
+"""Segments of a listed tier with Pinterest's layout, found by LIST and ``_metadata``, because no log records them.
 
-A segment reaches to where the next one begins. Where a broker's replicas roll at different offsets, segments overlap after a change of
-leader; both have the same records there, and the later one's are read. Only where the newest one ends is read from its log.
+A segment ends where the next one begins. After a change of leader segments may overlap; their records are equal, and the later segment is
+read. Only the end of the newest segment is read from its log.
 """
 
 from __future__ import annotations
@@ -18,39 +18,50 @@ from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.port import ObjectInfo, ObjectStore
-from compactor.tier.layouts.pinterest.keys import KINDS, METADATA, WATERMARK, PartitionKeys, id_of, parsed
+from compactor.tier.layouts.pinterest.keys import (
+    METADATA_FILE,
+    OBJECT_KINDS,
+    WATERMARK,
+    PartitionKeys,
+    id_from_base_offset,
+    parse_file_name,
+)
 from compactor.tier.layouts.pinterest.metadata import SegmentTime, parse_metadata, parse_watermark
 
 T = TypeVar("T")
 
-_HEAD: Final = struct.Struct(">qi4xb6xi")
+_BATCH_HEADER: Final = struct.Struct(">qi4xb6xi")
 """Of a batch: base offset, length, magic, and of v2 the distance of the last offset. (DefaultRecordBatch)"""
-_FRAMING: Final = 12
-_WINDOW: Final = 1 << 16
+_FRAMING_BYTES: Final = 12
+_READ_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True)
 class ListedSegment:
-    """Files of one base offset, by kind. ``modified_ms``: of its log, by the store's clock."""
+    """Files of one base offset, by kind."""
 
     base: int
     files: Mapping[str, ObjectInfo]
 
     @property
-    def whole(self) -> bool:
-        """Whether the consumer takes it for a segment."""
-        return len(self.files) == len(KINDS)
+    def is_complete(self) -> bool:
+        """Return whether all three files exist, so that consumers use the segment."""
+        return len(self.files) == len(OBJECT_KINDS)
 
     @property
     def modified_ms(self) -> int:
+        """Return the latest modification time of its files, by the store's clock."""
         return max(info.modified_ms for info in self.files.values())
 
 
 @dataclass(frozen=True)
 class PartitionListing:
-    """What lies in a partition's folder. ``times``: the rows of ``_metadata``, None where there is none; ``watermark`` likewise.
+    """Contents of a partition's folder.
 
-    ``problems``: why one of the two cannot be read. ``strangers``: keys of everything else.
+    times: the rows of ``_metadata``, or None if it does not exist.
+    watermark: the uploader's watermark, or None if it does not exist.
+    problems: why one of the two cannot be read.
+    strangers: keys of all other objects.
     """
 
     segments: tuple[ListedSegment, ...]
@@ -61,34 +72,35 @@ class PartitionListing:
 
     @property
     def readable(self) -> tuple[ListedSegment, ...]:
-        """Those with a log. What lies below the first one that ``_metadata`` names is being deleted: names go first, objects follow."""
+        """Return segments that have a log, without those below the first one in ``_metadata``, whose deletion has begun."""
         first = min((time.base_offset for time in self.times or ()), default=0)
         return tuple(segment for segment in self.segments if "log" in segment.files and segment.base >= first)
 
     @property
     def consumed(self) -> tuple[ListedSegment, ...]:
-        """Those that the consumer finds: three files each, and named in ``_metadata`` where there is one."""
+        """Return segments that consumers find: complete, and named in ``_metadata`` if that exists."""
         named = None if self.times is None else {time.base_offset for time in self.times}
-        return tuple(segment for segment in self.segments if segment.whole and (named is None or segment.base in named))
+        return tuple(segment for segment in self.segments if segment.is_complete and (named is None or segment.base in named))
 
 
 @dataclass(frozen=True)
 class OpenTransactions:
-    """What is open behind a segment, by its base offset and size: producer -> first offset of its transaction."""
+    """Transactions that are open at the end of a segment, by producer id, with the first offset of each. base, size: of the segment."""
 
     base: int
     size: int
     first_offsets: Mapping[int, int]
 
-    def is_through(self, segment: RemoteLogSegmentMetadata) -> bool:
+    def is_end_of(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Return whether this is the state at the end of the given segment."""
         return (segment.start_offset, segment.size_bytes) == (self.base, self.size)
 
 
 @dataclass
 class ListedTier:
-    """LiveView of one cluster's partitions below a base prefix. Every question is a LIST.
+    """Live segments of one cluster's partitions below a base prefix. Every method makes LIST requests.
 
-    ``transactions``: a memory of whoever reads the batches; what was uploaded does not change.
+    transactions: cache for code that reads batches; uploaded segments never change.
     """
 
     store: ObjectStore
@@ -97,50 +109,50 @@ class ListedTier:
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def names(self) -> list[TopicPartition]:
-        """Partitions of which there is a segment's log, by topic and number. Lists all objects of the cluster."""
+        """Return the partitions that have a log, by topic and number. Lists all objects of the cluster."""
         prefix = "" if self.keys.entropy_bits else f"{self.keys.cluster}/"
         found: set[TopicPartition] = set()
         folder, named = "", None
         for info in self.store.list(prefix):
             at, _, file = info.key.rpartition("/")
             if at != folder:
-                folder, named = at, self.keys.named(info.key)
-            if named and (known := parsed(file)) and known[1] == "log":
+                folder, named = at, self.keys.partition_of_key(info.key)
+            if named and (known := parse_file_name(file)) and known[1] == "log":
                 found.add(named)
         return sorted(found)
 
     def listing(self, name: TopicPartition) -> PartitionListing:
-        """Raises StoreError."""
+        """List a partition's folder and read ``_metadata`` and the watermark. Raises StoreError."""
         folder = self.keys.folder(name)
         files: dict[int, dict[str, ObjectInfo]] = {}
         strangers = []
         beside: set[str] = set()
         for info in self.store.list(folder):
             file = info.key.removeprefix(folder)
-            if known := parsed(file):
+            if known := parse_file_name(file):
                 files.setdefault(known[0], {})[known[1]] = info
-            elif file in (METADATA, WATERMARK):
+            elif file in (METADATA_FILE, WATERMARK):
                 beside.add(file)
             else:
                 strangers.append(info.key)
         problems: list[BadData] = []
-        times = self._told(folder + METADATA, name, parse_metadata, problems) if METADATA in beside else None
-        watermark = self._told(folder + WATERMARK, name, parse_watermark, problems) if WATERMARK in beside else None
+        times = self._read_beside(folder + METADATA_FILE, name, parse_metadata, problems) if METADATA_FILE in beside else None
+        watermark = self._read_beside(folder + WATERMARK, name, parse_watermark, problems) if WATERMARK in beside else None
         segments = tuple(ListedSegment(base, files[base]) for base in sorted(files))
         return PartitionListing(segments, times, watermark, tuple(problems), tuple(strangers))
 
     def live(self, name: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...]:
-        """A partition's readable segments, ascending. One request more than the LIST and ``_metadata``: the end of the newest.
-
-        Raises BadData where that cannot be read; StoreError.
-        """
+        """Return a partition's readable segments, ascending. Raises StoreError, or BadData if the end of the newest cannot be read."""
         segments = [segment for segment in self.listing(name).readable if segment.files["log"].size]
         if not segments:
             return ()
         ends = [following.base - 1 for _, following in pairwise(segments)]
-        return tuple(described(segment, end) for segment, end in zip(segments, [*ends, self._end(segments[-1])], strict=True))
+        return tuple(segment_metadata(segment, end) for segment, end in zip(segments, [*ends, self._end_offset(segments[-1])], strict=True))
 
-    def _told(self, key: str, name: TopicPartition, parse: Callable[[bytes, TopicPartition], T], problems: list[BadData]) -> T | None:
+    def _read_beside(
+        self, key: str, name: TopicPartition, parse: Callable[[bytes, TopicPartition], T], problems: list[BadData]
+    ) -> T | None:
+        """Read and parse one of the partition's two extra files, and add a parse error to ``problems``."""
         try:
             return parse(self.store.get(key), name)
         except NotFound:
@@ -149,47 +161,50 @@ class ListedTier:
             problems.append(error)
             return None
 
-    def _end(self, segment: ListedSegment) -> int:
+    def _end_offset(self, segment: ListedSegment) -> int:
+        """Return the last offset of a segment, cached."""
         log = segment.files["log"]
         key = (log.key, log.size)
         if key not in self._ends:
-            self._ends[key] = last_offset(self.store, segment)
+            self._ends[key] = read_last_offset(self.store, segment)
         return self._ends[key]
 
 
-def described(segment: ListedSegment, end: int) -> RemoteLogSegmentMetadata:
-    """As this program has segments. It is of epoch 0, as the layout knows of none: imports and exports ask the batches.
+def segment_metadata(segment: ListedSegment, end: int) -> RemoteLogSegmentMetadata:
+    """Convert a listed segment. end: last offset, inclusive.
 
-    No record is known to be younger than its upload.
+    Its leader epoch is 0, because the layout has none; imports and exports read the batches. Its largest timestamp is the upload time.
     """
     log = segment.files["log"]
     return RemoteLogSegmentMetadata(
-        id=id_of(segment.base),
+        id=id_from_base_offset(segment.base),
         start_offset=segment.base,
         end_offset=end,
         size_bytes=log.size,
         max_timestamp_ms=segment.modified_ms,
         mtime_ms=log.modified_ms,
         leader_epochs=(EpochEntry(0, segment.base),),
-        files={kind: SegmentFile(size=segment.files[kind].size) for kind in KINDS if kind in segment.files},
+        files={kind: SegmentFile(size=segment.files[kind].size) for kind in OBJECT_KINDS if kind in segment.files},
     )
 
 
-def last_offset(store: ObjectStore, segment: ListedSegment) -> int:
-    """Of a segment's last batch, by its headers from the last index entry on. Raises BadData where they do not lead to the log's end."""
+def read_last_offset(store: ObjectStore, segment: ListedSegment) -> int:
+    """Return the offset of a log's last record, from the batch headers after the last index entry. Raises BadData if they are
+    inconsistent.
+    """
     log = segment.files["log"]
-    position, last = _position(store, segment, log.size), segment.base - 1
+    position, last = _last_indexed_position(store, segment, log.size), segment.base - 1
     window, begin = b"", position
     while position < log.size:
-        if position - begin + _HEAD.size > len(window):
-            window, begin = store.get(log.key, position, _WINDOW), position
-        if len(window) - (position - begin) < _HEAD.size:
+        if position - begin + _BATCH_HEADER.size > len(window):
+            window, begin = store.get(log.key, position, _READ_BYTES), position
+        if len(window) - (position - begin) < _BATCH_HEADER.size:
             break
-        base, length, magic, delta = _HEAD.unpack_from(window, position - begin)
-        if length < _HEAD.size - _FRAMING - 10 or base < last:
+        base, length, magic, delta = _BATCH_HEADER.unpack_from(window, position - begin)
+        if length < _BATCH_HEADER.size - _FRAMING_BYTES - 10 or base < last:
             break
         last = base + delta if magic >= 2 else base
-        position += _FRAMING + length
+        position += _FRAMING_BYTES + length
     if position != log.size:
         raise BadData(
             "its batches do not lead to its end: it is cut short, or its index is another segment's",
@@ -200,8 +215,8 @@ def last_offset(store: ObjectStore, segment: ListedSegment) -> int:
     return last
 
 
-def _position(store: ObjectStore, segment: ListedSegment, log_bytes: int) -> int:
-    """Of a batch near the log's end: what the last entry of its index says, 0 where there is none."""
+def _last_indexed_position(store: ObjectStore, segment: ListedSegment, log_bytes: int) -> int:
+    """Return the position in the last index entry, or 0 if there is none."""
     from compactor.records.indexes import OFFSET_ENTRY
 
     index = segment.files.get("index")

@@ -1,7 +1,7 @@
-"""``_metadata`` and ``offset.wm`` of one partition.
+"""The files ``_metadata`` and ``offset.wm`` of a partition.
 
-The consumer intersects what it lists with the base offsets in ``_metadata``; by the timestamps it finds where to begin for a time. The
-uploader goes on above the base offset in ``offset.wm``. (TopicPartitionMetadata, TimeIndex, WatermarkFileHandler)
+Consumers use only segments that are listed and named in ``_metadata``, and search by its timestamps. The uploader continues above the base
+offset in ``offset.wm`` (TopicPartitionMetadata, TimeIndex, WatermarkFileHandler).
 """
 
 from __future__ import annotations
@@ -13,58 +13,61 @@ from typing import Any, Final
 
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
-from compactor.tier.layouts.pinterest.keys import METADATA, WATERMARK
+from compactor.tier.layouts.pinterest.keys import METADATA_FILE, WATERMARK
 
-TYPE: Final = "TOPIC_PARTITION"
+TIME_INDEX_TYPE: Final = "TOPIC_PARTITION"
 
 
 @dataclass(frozen=True, order=True)
 class SegmentTime:
-    """A segment's row in ``_metadata``: no record at or before it is younger. Ordered as the consumer orders them."""
+    """Row of a segment in ``_metadata``. No record up to the segment's end is newer than timestamp_ms. Ordered as consumers order rows."""
 
     timestamp_ms: int
     base_offset: int
 
 
 def format_metadata(name: TopicPartition, entries: Sequence[SegmentTime]) -> bytes:
-    """As Gson writes TopicPartitionMetadata. What it was loaded from (``loadHash``) is left out: it is a process's own note."""
+    """Encode ``_metadata`` as Gson writes TopicPartitionMetadata, without the process-specific ``loadHash``."""
     rows = [{"timestamp": e.timestamp_ms, "relativeOffset": 0, "baseOffset": e.base_offset} for e in sorted(entries)]
-    timeindex = {"entries": rows, "timeIndexType": TYPE, "size": len(rows)}
+    timeindex = {"entries": rows, "timeIndexType": TIME_INDEX_TYPE, "size": len(rows)}
     document = {"topicPartition": {"partition": name.partition, "topic": name.topic}, "metadata": {"timeindex": timeindex}}
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def parse_metadata(data: bytes, name: TopicPartition) -> tuple[SegmentTime, ...]:
-    """Its rows, ascending. Raises BadData where the consumer could not read it, and where it is another partition's."""
+    """Return the rows, ascending. Raises BadData if consumers could not read the file or it belongs to another partition."""
     try:
         document: Any = json.loads(data)
         told = TopicPartition(document["topicPartition"]["topic"], document["topicPartition"]["partition"])
         rows = document["metadata"]["timeindex"]["entries"]
-        entries = tuple(sorted(SegmentTime(_whole(row["timestamp"]), _whole(row["baseOffset"])) for row in rows))
+        entries = tuple(sorted(SegmentTime(_read_integer(row["timestamp"]), _read_integer(row["baseOffset"])) for row in rows))
     except (ValueError, KeyError, TypeError) as error:
-        raise _bad(name, METADATA, f"it is no partition's metadata: {type(error).__name__} {error}") from None
+        raise _invalid_file_error(name, METADATA_FILE, f"it is no partition's metadata: {type(error).__name__} {error}") from None
     if told != name:
-        raise _bad(name, METADATA, f"it is of {told}")
+        raise _invalid_file_error(name, METADATA_FILE, f"it is of {told}")
     return entries
 
 
 def format_watermark(base_offset: int) -> bytes:
+    """Encode the watermark file."""
     return f"{base_offset:020d}".encode()
 
 
 def parse_watermark(data: bytes, name: TopicPartition) -> int:
-    """The base offset of the last segment whose .log was uploaded. Raises BadData."""
+    """Return the base offset of the last segment whose log was uploaded. Raises BadData."""
     text = data.decode("ascii", "replace").strip()
     if not (text.isascii() and text.isdigit() and len(text) == 20):
-        raise _bad(name, WATERMARK, f"it says {text[:40]!r}, which is no base offset of 20 digits")
+        raise _invalid_file_error(name, WATERMARK, f"it says {text[:40]!r}, which is no base offset of 20 digits")
     return int(text)
 
 
-def _whole(value: object) -> int:
+def _read_integer(value: object) -> int:
+    """Return an integer. Raises TypeError for anything else, booleans included."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no whole number")
     return value
 
 
-def _bad(name: TopicPartition, file: str, cause: str) -> BadData:
+def _invalid_file_error(name: TopicPartition, file: str, cause: str) -> BadData:
+    """Return the error for a corrupt file."""
     return BadData(cause, segment=f"{name}/{file}", hint="The uploader writes it anew with its next segment")

@@ -1,0 +1,1 @@
+"""One process's access to one tier, in the same terms for every kind of tier."""

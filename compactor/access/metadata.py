@@ -1,0 +1,151 @@
+"""Port for the source of segment metadata, with one implementation per row of ``MetadataSource`` (compactor.tier.kinds).
+
+It answers which partitions a tier has, what their topic ids are, and which segments readers find. A control log is only a mirror of that
+on a broker-managed tier, and empty on a listed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from compactor.control.mirror import apply_broker_view
+from compactor.control.state import CatalogState, PartitionState
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.tier.names import TopicIds
+
+if TYPE_CHECKING:
+    from compactor.brokers.metadata_topic.chain import BrokerView
+    from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, TopicIdPartition
+    from compactor.brokers.view import BrokerMetadata
+    from compactor.tier.layouts.pinterest.listing import ListedTier
+
+StateView = Callable[[PartitionState], PartitionState]
+"""Takes the state that a control log folds to, and returns the state that readers see."""
+
+
+class TierMetadata:
+    """Metadata of a tier whose control logs record everything. The other sources derive from it.
+
+    exists_elsewhere: whether the tier exists although the catalog has no identity of it yet, because others made it.
+    """
+
+    exists_elsewhere = False
+
+    def recorded_catalog(self) -> CatalogState | None:
+        """Return the catalog if it is not in a control log, else None."""
+        return None
+
+    def partition_names(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
+        """Return the tier's partitions, ascending. catalog: reads the catalog; called only if the partitions are recorded there."""
+        return catalog().names
+
+    def cluster_id(self) -> str:
+        """Return the id of the Kafka cluster that writes the tier, or an empty string."""
+        return ""
+
+    def topic_id(self, name: TopicPartition) -> str:
+        """Return the topic id by which brokers know the partition now, or an empty string if no broker writes the tier."""
+        return ""
+
+    def log_start(self, name: TopicPartition) -> int:
+        """Return the first offset that brokers serve (DeleteRecords, retention); 0 if they do not say."""
+        return 0
+
+    def topic_settings(self, topic: str) -> Mapping[str, str] | None:
+        """Return what is set on the topic itself, by Kafka's names, or None if the brokers have no such topic."""
+        return {}
+
+    def view(self, name: TopicPartition) -> StateView | None:
+        """Return the view through which readers see a control log opened now, or None if they see the log as it is."""
+        return None
+
+    def broker_records(self, name: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
+        """Return the brokers' records of a partition's segments in all states."""
+        return ()
+
+    def deleted_topic_partitions(self) -> Sequence[TopicIdPartition]:
+        """Return partitions of deleted topics whose segments the brokers have not deleted completely."""
+        return ()
+
+
+class BrokerManagedMetadata(TierMetadata):
+    """Metadata of a broker-managed tier, from the metadata topic or a snapshot of it."""
+
+    exists_elsewhere = True
+
+    def __init__(self, brokers: BrokerMetadata) -> None:
+        self.brokers = brokers
+
+    def partition_names(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
+        return self.brokers.partition_names()
+
+    def cluster_id(self) -> str:
+        return self.brokers.cluster_id()
+
+    def topic_id(self, name: TopicPartition) -> str:
+        return TopicIds(self.brokers.topic_ids())(name)
+
+    def log_start(self, name: TopicPartition) -> int:
+        return max(0, self.brokers.topic_status(name.topic).log_starts.get(name.partition, 0))
+
+    def topic_settings(self, topic: str) -> Mapping[str, str] | None:
+        return self.brokers.topic_status(topic).chosen if topic in self.brokers.topic_ids() else None
+
+    def broker_view(self, name: TopicPartition, within_s: float = 0.0) -> BrokerView:
+        """Return what readers find of a partition, after reading the metadata topic if the last read is older than within_s seconds."""
+        from compactor.brokers.metadata_topic.chain import broker_view
+        from compactor.brokers.view import TOPICS_MAX_AGE_S
+
+        self.brokers.refresh(within_s=within_s, topics_within_s=TOPICS_MAX_AGE_S)
+        return broker_view(self.brokers.folded_partition(name).cache, name)
+
+    def view(self, name: TopicPartition) -> StateView:
+        """Return a view that is computed once per state of the log, so that a reader sees one view of it until it is folded on."""
+        computed: list[tuple[PartitionState, PartitionState]] = []
+
+        def view(state: PartitionState) -> PartitionState:
+            if not computed or computed[0][0] is not state:
+                computed[:] = [(state, self._as_read(state))]
+            return computed[0][1]
+
+        return view
+
+    def _as_read(self, state: PartitionState) -> PartitionState:
+        """Return the state with the segments and the topic id that the brokers report, at most METADATA_MAX_AGE_S old."""
+        from compactor.brokers.view import METADATA_MAX_AGE_S
+
+        # One command asks about many partitions.
+        seen = apply_broker_view(state, self.broker_view(state.name, METADATA_MAX_AGE_S))
+        return seen.model_copy(update={"topic_id": self.topic_id(state.name)})
+
+    def broker_records(self, name: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
+        return self.brokers.folded_partition(name).cache.list_all()
+
+    def deleted_topic_partitions(self) -> Sequence[TopicIdPartition]:
+        return self.brokers.deleted_topic_partitions()
+
+
+class ListedMetadata(TierMetadata):
+    """Metadata of a listed tier. layout: the value of tier.layout."""
+
+    exists_elsewhere = True
+
+    def __init__(self, listed: ListedTier, layout: str) -> None:
+        self.listed = listed
+        self._layout = layout
+
+    def recorded_catalog(self) -> CatalogState:
+        return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.names()), 0))
+
+    def view(self, name: TopicPartition) -> StateView:
+        """Return a view that lists the partition once, so that a reader sees one view of it."""
+        live: list[tuple[RemoteLogSegmentMetadata, ...]] = []
+
+        def view(state: PartitionState) -> PartitionState:
+            if not live:
+                live.append(self.listed.live(name))
+            return state.model_copy(update={"live": live[0]})
+
+        return view

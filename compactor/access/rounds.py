@@ -1,0 +1,77 @@
+"""Work on the segments of one partition of a tier: reading some of them, and rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+
+from compactor.access.tier import Tier
+from compactor.control.state import PartitionState
+from compactor.local.budget import Budget
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.round.compaction import AssessWith, OnStage, Round, RoundContext, RoundReport, disk_budget_bytes
+from compactor.round.engines import Engine
+from compactor.round.plan import assess_round
+from compactor.round.sources import StagedSegmentReader, closing_reader, live_segment_reader, segment_reader
+
+
+def read_partition(tier: Tier, state: PartitionState, budget: Budget, purpose: str) -> StagedSegmentReader:
+    """Return a reading of a partition's live segments, staged in a new folder of this process. The caller closes ``staging``."""
+    return live_segment_reader(tier.ports, tier.cleaner_for(state.topic), tier.state_dir, state, budget, purpose)
+
+
+def read_segments(
+    tier: Tier, name: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], purpose: str
+) -> AbstractContextManager[StagedSegmentReader]:
+    """Return a reading of any of a partition's segments, one after the other within ``disk_budget_bytes`` (bounded disk, I10)."""
+    cleaner = tier.cleaner_for(name.topic)
+    budget = Budget(disk_budget_bytes(cleaner, tier.state_dir))
+    return closing_reader(segment_reader(tier.ports, cleaner, tier.state_dir, name, segments, budget, purpose))
+
+
+def new_round(
+    tier: Tier,
+    name: TopicPartition,
+    now_ms: int,
+    *,
+    force: bool = False,
+    on_stage: OnStage = lambda s, p: None,
+    disk: Budget | None = None,
+    engine: Engine | None = None,
+    assess_with: AssessWith | None = None,
+) -> Round:
+    """Return a round over one partition, with the parameters of Round.
+
+    :param force: run it whatever the dirty ratio is.
+    :param engine: None for the engine that the tier chooses.
+    """
+    if engine is None and tier.engines is not None:
+        engine = tier.engines(tier, name)
+    cleaner = tier.cleaner_for(name.topic)
+    context = RoundContext(
+        ports=tier.ports,
+        lease=tier.lease,
+        cleaner=cleaner,
+        hash_key=tier.identity.hash_key(),
+        sidecars=tier.sidecars(name) if cleaner.bloom else None,
+        threads=tier.settings.daemon.threads,
+        state_dir=tier.state_dir,
+        records_per_hour=tier.settings.publish.metadata_records_per_hour,
+    )
+    return Round(
+        context, now_ms, assess_with=assess_with or partial(assess_round, force=force), on_stage=on_stage, disk=disk, engine=engine
+    )
+
+
+def compact(tier: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
+    """Run a round over one partition, and tell other processes of a change. Raises as Round.run."""
+    log, hint = tier.open(name, leads=True), tier.changes.hint(name)
+    report = new_round(tier, name, now_ms, force=force, on_stage=on_stage).execute_round(log)
+    tier.changes.keep(log, hint)
+    if tier.local:
+        tier.local.forget_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
+    if report.status in ("cleaned", "resumed", "expired"):
+        tier.changes.publish([log])
+    return report

@@ -1,0 +1,434 @@
+"""The agent: runs beside a broker and uploads sealed segments of the partitions that this broker leads, until it is asked to end.
+
+    scan       lists the log directories, asks the cluster who leads and where the leaders' logs end
+    dispatch   starts uploads in threads
+    collect    processes the uploads that have ended
+
+Agents do not talk to each other. Two agents on one partition upload the same segments under the same ids, and the second one finds them
+there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from compactor.access.tier import Tier
+from compactor.agent.leadership import unknown_leadership
+from compactor.agent.log_directories import BrokerIdentity, largest_timestamp_ms, read_broker_identity, scan_log_directory
+from compactor.agent.plan import (
+    CHECK_MS,
+    DELETE_DELAY_MS,
+    SeenDirectory,
+    UploadFailure,
+    UploadOutcome,
+    UploadWatch,
+    adoption_list,
+    after_upload,
+    choose_uploads,
+    has_fresh_log_end,
+    is_upload_due,
+    needs_log_end,
+    retention_deadline_ms,
+    upload_lag,
+    with_leadership,
+    with_listing,
+    with_log_end,
+)
+from compactor.agent.staged_holder import StagedHolder, has_room
+from compactor.agent.status import SHARED, AgentCounters, AgentStatus, add_upload
+from compactor.agent.uploads import Uploader
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, LogEnd
+from compactor.config.settings import Settings
+from compactor.errors import CompactorError, StoreError, UsageError
+from compactor.model.ids import TopicPartition
+from compactor.service.journal import EventLogger, ServiceLogger
+from compactor.service.loop import ServiceLoop
+from compactor.service.retry_delay import backoff_ms
+from compactor.service.stopping import Stopped
+from compactor.transfer.log_directory import staged_path
+from compactor.views.difference import iso_time
+
+UPLOADS_PER_THREAD = 4
+"""Simultaneous uploads per thread of ``daemon.threads``. Uploads of small segments mostly wait for the store."""
+ASKED_AT_ONCE = 1_000
+"""Number of due uploads, the next ones first, for which the leaders are asked in one request where their logs end."""
+BROKER_RETRY_MS = 2_000
+MAX_BROKER_RETRY_MS = 60_000
+
+AGENT_JOURNAL = ServiceLogger(logging.getLogger(__name__))
+
+
+class LeaderQueries(Protocol):
+    """Cluster queries that the agent needs. Implemented by ``metadata_topic.leaders.KafkaLeaders``. Every method raises StoreError."""
+
+    def leaders(self) -> ClusterLeaders:
+        """Return the cluster's id and the broker that leads each partition."""
+
+    def ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
+        """Return each leader's answer about the end of its log, or the error that prevented the answer."""
+
+    def retention_ms(self, topic: str) -> int | None:
+        """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it."""
+
+    def delete_delay_ms(self, topic: str) -> int | None:
+        """Return the topic's ``file.delete.delay.ms``, or None if this user may not read it."""
+
+
+@dataclass(frozen=True)
+class _FinishedUpload:
+    """Result of an upload thread. seconds: how long the upload took."""
+
+    name: TopicPartition
+    outcome: UploadOutcome
+    seconds: float
+
+
+class Agent(ServiceLoop[int, _FinishedUpload]):
+    """Upload loop for one broker. ``status`` may be called from any thread.
+
+    ``_running`` maps each partition that is being uploaded to the time at which its upload began, in milliseconds.
+    """
+
+    def __init__(self, opened: Tier, brokers: LeaderQueries, *, tell: EventLogger = AGENT_JOURNAL) -> None:
+        super().__init__(opened, tell)
+        self._brokers = brokers
+        self._uploads = Uploader(self._opened, self.stop)
+        self._watches: dict[TopicPartition, UploadWatch] = {}
+        self._staged = StagedHolder()
+        self._retentions: dict[str, int | None] = {}
+        self._delete_delays: dict[str, int] = {}
+        self._tallies = AgentCounters()
+        self._problems: dict[str, str] = {}
+        self._tier_ready = False
+        self._adoptions_listed = False
+        self._asked_ms = 0
+        self._broker_failures = 0
+        self._broker_retry_ms = 0
+
+    # --- the loop ---
+
+    def _use_settings(self, settings: Settings) -> None:
+        self._opened = replace(self._opened, settings=settings)
+        self._uploads = Uploader(self._opened, self.stop)
+
+    def _scan_interval_s(self) -> float:
+        return self._opened.settings.agent.interval_ms / 1000
+
+    def scan(self) -> None:
+        """List the log directories and, if due, ask the cluster about leaders and log ends."""
+        now = self._opened.ports.clock_ms()
+        identity = self._list_log_directories(now)
+        self._hold_staged_files()
+        if not self._prepare_tier() or identity is None:
+            return
+        self._refresh_leaders(identity, now)
+        self._refresh_log_ends([watch.name for watch in self._watches.values() if needs_log_end(watch, now)], now)
+        self._report_untaken_files()
+        self._scans += 1
+        self._scan_ms = now
+
+    def start_due_jobs(self) -> list[TopicPartition]:
+        """Start every due upload for which a thread is free, and return the partitions.
+
+        An upload starts only with an answer about its log's end that is at most FRESH_MS old. The leaders of the uploads that come next are
+        asked in the same request.
+        """
+        if self.stop.event.is_set() or not self._tier_ready or self._problems.get("broker"):
+            return []
+        now = self._opened.ports.clock_ms()
+        most = UPLOADS_PER_THREAD * self._opened.settings.daemon.threads
+        accept = self._opened.settings.agent.accept_truncation
+        due = choose_uploads(self._watches.values(), self._running, len(self._running) + ASKED_AT_ONCE, now, accept_truncation=accept)
+        names = [watch.name for watch in due[: max(0, most - len(self._running))]]
+        if not names:
+            return []
+        if not all(has_fresh_log_end(self._watches[name], now) for name in names):
+            self._refresh_log_ends([watch.name for watch in due], now)
+        names = [name for name in names if is_upload_due(self._watches[name], now, accept_truncation=accept)]
+        for name in names:
+            self._start_upload(self._watches[name], now)
+        return names
+
+    # --- looking ---
+
+    def _list_log_directories(self, now_ms: int) -> BrokerIdentity | None:
+        """List all log directories and return the broker to which they belong; None if none of them could be read.
+
+        A directory that cannot be read, or belongs to another broker than the first one, is reported and does not stop the others.
+        """
+        rules = self._opened.settings.agent
+        known = {name: watch.seen for name, watch in self._watches.items()}
+        seen: dict[TopicPartition, SeenDirectory] = {}
+        whose: BrokerIdentity | None = None
+        lost = False
+        for text in rules.log_dirs:
+            try:
+                identity = read_broker_identity(Path(text))
+                if whose is not None and identity != whose:
+                    raise UsageError(
+                        f"{text} belongs to {_describe_broker(identity)}, and other log_dirs to {_describe_broker(whose)}",
+                        hint="One agent, one broker",
+                    )
+                whose = identity
+                seen |= {each.name: each for each in scan_log_directory(Path(text), rules.topics, known, now_ms)}
+            except CompactorError as error:
+                self._set_problem(text, str(error))
+                lost = True
+            else:
+                self._set_problem(text, "")
+        for text in [key for key in self._problems if key not in (*rules.log_dirs, *SHARED)]:
+            del self._problems[text]
+        for name, each in seen.items():
+            self._watches[name] = with_listing(self._watches.get(name), each)
+            if each.problem:
+                self._record_failure(name, UploadFailure.UNREADABLE, each.problem, now_ms)
+        # What a directory that cannot be read holds is not gone.
+        for name in [] if lost else [name for name in self._watches if name not in seen and name not in self._running]:
+            del self._watches[name]
+            self._staged.forget(name)
+        return whose
+
+    def _hold_staged_files(self) -> None:
+        """Open the files staged for deletion whose offsets are missing in the tier, and close those that are no longer needed."""
+        for name, watch in self._watches.items():
+            running, log_dir = name in self._running, Path(watch.seen.path)
+            found = replace(watch, held=self._staged.known(name, watch.seen.staged, running=running))
+            if found.seen.staged or found.held or watch.held:
+                room = True
+                with suppress(OSError):
+                    room = not found.held or has_room(log_dir)
+                held = self._staged.hold(name, log_dir, found.staged, running=running, room=room)
+                for file in self._staged.report("no room", set(found.held) - set(held) if not room else ()):
+                    why = "the broker has deleted it, and its disk is almost full"
+                    what = f"{staged_path(Path(), file.base)} is not held open any longer: {why}"
+                    self._log(what, level=logging.WARNING, partition=str(name))
+                self._watches[name] = self._announce_staged_files(replace(found, held=held))
+
+    def _announce_staged_files(self, watch: UploadWatch) -> UploadWatch:
+        """Log the missing files that are seen for the first time, with their deadline, and return the watch with the topic's delay."""
+        new = self._staged.report("staged", watch.staged)
+        if not new:
+            return watch
+        watch = replace(watch, delete_delay_ms=self._delete_delay_ms(watch.name.topic))
+        until = iso_time(upload_lag(replace(watch, position=watch.position or 0)).deadline_ms)
+        what = (
+            f"{len(new)} files from offset {new[0].base} on are staged for deletion and not in the tier: the broker deletes them at {until}"
+        )
+        self._log(f"{what}, and they are held open", partition=str(watch.name))
+        return watch
+
+    def _report_untaken_files(self) -> None:
+        """Log the files staged for deletion that are not taken because the leadership at their renaming is not known."""
+        for name, watch in self._watches.items():
+            for file in self._staged.report("untaken", watch.untaken):
+                where = f"{staged_path(Path(), file.base)} is staged for deletion and is not taken"
+                self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
+                self._log(f"{where}: {unknown_leadership(file)}", level=logging.WARNING, partition=str(name))
+
+    def _delete_delay_ms(self, topic: str) -> int:
+        """Return the topic's ``file.delete.delay.ms``; Kafka's default if it cannot be read."""
+        if topic not in self._delete_delays and not self._problems.get("broker"):
+            with suppress(StoreError):
+                delay_ms = self._brokers.delete_delay_ms(topic)
+                self._delete_delays[topic] = DELETE_DELAY_MS if delay_ms is None else delay_ms
+        return self._delete_delays.get(topic, DELETE_DELAY_MS)
+
+    def _prepare_tier(self) -> bool:
+        """Create the tier if it does not exist, and return whether it can be used."""
+        if self._tier_ready:
+            return True
+        try:
+            self._opened.identity.create()
+            self._opened.identity.read()
+        except Stopped:
+            return False
+        except CompactorError as error:
+            self._set_problem("tier", str(error))
+            return False
+        self._set_problem("tier", "")
+        self._tier_ready = True
+        return True
+
+    def _refresh_leaders(self, identity: BrokerIdentity, now_ms: int) -> None:
+        """Ask the cluster who leads the partitions, if any segment waits for upload or CHECK_MS have passed since the last answer."""
+        pending = any(upload_lag(watch).segments or watch.position is None for watch in self._watches.values())
+        if now_ms < self._broker_retry_ms or (not pending and not self._broker_failures and now_ms < self._asked_ms + CHECK_MS):
+            return
+        try:
+            told = self._brokers.leaders()
+        except CompactorError as error:
+            self._record_broker_failure(str(error), now_ms)
+            return
+        if told.cluster_id != identity.cluster_id:
+            what = f"the brokers are those of cluster {told.cluster_id}, and the log directories belong to {_describe_broker(identity)}"
+            self._record_broker_failure(f"{what}. Correct kafka.bootstrap_servers or agent.log_dirs", now_ms)
+            return
+        self._asked_ms, self._broker_failures, self._broker_retry_ms = now_ms, 0, 0
+        self._set_problem("broker", "")
+        for name, watch in self._watches.items():
+            self._watches[name] = with_leadership(watch, told.leaders.get(name) == identity.broker_id)
+
+    def _record_broker_failure(self, reason: str, now_ms: int) -> None:
+        """Report that the cluster did not answer usefully, and delay the next question."""
+        self._broker_failures += 1
+        self._broker_retry_ms = now_ms + backoff_ms(self._broker_failures, BROKER_RETRY_MS, MAX_BROKER_RETRY_MS)
+        self._tallies = replace(self._tallies, broker_failures=self._tallies.broker_failures + 1)
+        self._set_problem("broker", reason)
+
+    def _refresh_log_ends(self, names: Sequence[TopicPartition], now_ms: int) -> None:
+        """Ask the leaders where the logs of these partitions end, and record each answer or failure."""
+        if not names or self._problems.get("broker"):
+            return
+        try:
+            told = self._brokers.ends(names)
+        except CompactorError as error:
+            self._record_broker_failure(str(error), now_ms)
+            return
+        answered_ms = self._opened.ports.clock_ms()
+        for name in names:
+            end = told.get(name)
+            if isinstance(end, LogEnd):
+                before = self._watches[name]
+                after = with_log_end(before, end, now_ms, answered_ms)
+                self._watches[name] = after
+                if after.trouble is UploadFailure.BEHIND is not before.trouble:
+                    self._report_failed_upload(name, UploadOutcome(None, trouble=UploadFailure.BEHIND, reason=after.reason))
+            else:
+                self._record_failure(name, UploadFailure.BROKER, str(end) if end else "no leader has answered", now_ms)
+
+    # --- working ---
+
+    def _start_upload(self, watch: UploadWatch, now_ms: int) -> None:
+        """Start a thread that uploads this partition."""
+        self._running[watch.name] = now_ms
+        held = self._staged.held(watch.name)
+
+        def run_upload() -> None:
+            begun = time.monotonic()
+            outcome = self._uploads.upload(watch, held)
+            self._done.put(_FinishedUpload(watch.name, outcome, time.monotonic() - begun))
+
+        threading.Thread(target=run_upload, name=f"upload {watch.name}", daemon=True).start()
+
+    def _process_result(self, done: _FinishedUpload) -> None:
+        """Record how an upload ended, log it, and decide when the partition's next one may begin."""
+        del self._running[done.name]
+        outcome, name = done.outcome, done.name
+        if outcome.trouble is UploadFailure.STORE:
+            self._set_problem("store", outcome.reason)
+        elif outcome.trouble is UploadFailure.GENERATION:
+            self._set_problem("generations", outcome.reason)
+        elif outcome.trouble is None and not outcome.stopped:
+            self._set_problem("store", "")
+            self._set_problem("generations", "")
+        if name in self._watches:
+            before = self._watches[name]
+            outcome = self._with_retention_deadline(before, outcome)
+            self._watches[name] = after_upload(before, outcome, self._opened.ports.clock_ms())
+            if outcome.trouble is not None and (before.trouble is not outcome.trouble or outcome.trouble is UploadFailure.GAP):
+                self._log(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
+            if outcome.trouble is None and before.trouble is not None and not outcome.stopped:
+                self._log("uploads succeed again", partition=str(name))
+            self._list_adoptions()
+        self._tallies = add_upload(self._tallies, outcome)
+        for note in outcome.notes:
+            self._log(note, partition=str(name))
+        if outcome.segments:
+            plural = "s" * (outcome.segments != 1)
+            what = f"{outcome.segments} segment{plural}, {outcome.bytes} bytes, up to offset {(outcome.position or 0) - 1}"
+            self._log(f"uploaded {what}, {done.seconds:.1f} s", partition=str(name))
+
+    def _list_adoptions(self) -> None:
+        """Log once, when every partition was tried for the first time, which ones wait for adoption of their topics."""
+        line = None if self._adoptions_listed else adoption_list(self._watches.values())
+        self._adoptions_listed = self._adoptions_listed or line is not None
+        if line:
+            self._log(line, level=logging.WARNING)
+
+    def _with_retention_deadline(self, watch: UploadWatch, outcome: UploadOutcome) -> UploadOutcome:
+        """Return the outcome with the time at which the broker's retention deletes the first segment that waits for adoption of its
+        topic.
+        """
+        if outcome.trouble is not UploadFailure.IDENTITY:
+            return outcome
+        waiting = watch if outcome.position is None else replace(watch, position=outcome.position)
+        topic, pending = watch.name.topic, waiting.pending
+        with suppress(StoreError):
+            if topic not in self._retentions:
+                self._retentions[topic] = self._brokers.retention_ms(topic)
+        retention_ms = self._retentions.get(topic)
+        largest = largest_timestamp_ms(Path(watch.seen.path), pending[0].base) if pending else -1
+        deadline = None if retention_ms is None else retention_deadline_ms(waiting, largest, retention_ms)
+        if deadline is None:
+            return outcome
+        when = f"Retention deletes offset {pending[0].base} and what follows it from {iso_time(deadline)} on"
+        return replace(outcome, reason=f"{outcome.reason}. {when}", deadline_ms=deadline)
+
+    def _record_failure(self, name: TopicPartition, trouble: UploadFailure, reason: str, now_ms: int) -> None:
+        """Record a failure that happened before an upload could begin."""
+        watch = self._watches[name]
+        if now_ms < watch.retry_at_ms:
+            return
+        outcome = UploadOutcome(None, trouble=trouble, reason=reason)
+        self._watches[name] = after_upload(watch, outcome, now_ms)
+        if watch.trouble is not trouble:
+            self._report_failed_upload(name, outcome)
+        else:
+            self._tallies = add_upload(self._tallies, outcome)
+
+    def _report_failed_upload(self, name: TopicPartition, outcome: UploadOutcome) -> None:
+        """Add a failed upload to the totals and log its reason."""
+        self._tallies = add_upload(self._tallies, outcome)
+        self._log(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
+
+    def _set_problem(self, where: str, reason: str) -> None:
+        """Record a problem that concerns more than one partition, or its end if ``reason`` is empty. Logs a line when it begins and when it
+        ends.
+
+        :param where: "tier", "store", "broker", "generations" or a log directory.
+        """
+        before = self._problems.get(where, "")
+        if reason:
+            self._problems[where] = reason
+        else:
+            self._problems.pop(where, None)
+        if reason and not before:
+            self._log(reason, level=logging.ERROR)
+        elif before and not reason:
+            self._log(f"{where}: works again")
+
+    # --- being looked at ---
+
+    def status(self) -> AgentStatus:
+        """Return the agent's status now. Makes no request."""
+        opened, stopping = self._opened, self.stop.event.is_set()
+        problems = self._problems.copy()
+        return AgentStatus(
+            holder=opened.ports.holder,
+            tier=opened.ports.layout.url,
+            now_ms=opened.ports.clock_ms(),
+            started_ms=self._started_ms,
+            scans=self._scans,
+            scan_ms=self._scan_ms,
+            interval_ms=opened.settings.agent.interval_ms,
+            ready=self._scans > 0 and not problems and not stopping,
+            stopping=stopping,
+            problem="; ".join(problems.values()),
+            problems=problems,
+            watches=tuple(self._watches.copy().values()),
+            running=self._running.copy(),
+            usage=opened.counters.usage(),
+            tallies=self._tallies,
+        )
+
+
+def _describe_broker(identity: BrokerIdentity) -> str:
+    """Return the broker's identity as messages show it."""
+    return f"broker {identity.broker_id} of cluster {identity.cluster_id}"

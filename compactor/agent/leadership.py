@@ -1,0 +1,98 @@
+"""Leadership of the agent's broker over time, and what it tells of files staged for deletion, as pure functions over frozen values.
+
+A truncation stages files of the same kind as retention. A leader never truncates its log. So the agent takes a staged file only if its
+broker led the partition in one and the same leader epoch before and after the file was renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.errors import BadData
+from compactor.transfer.log_directory import staged_path
+from compactor.transfer.staged import StagedFile
+from compactor.views.difference import iso_time
+
+TICK_MS = 2_000
+"""Resolution of file system clocks: a file or directory may have changed this long after the time that it shows."""
+MAX_INTERVALS = 8
+"""Number of leader epochs that are remembered of a partition; an older one no longer decides about a file."""
+
+
+@dataclass(frozen=True)
+class LeadershipInterval:
+    """Time in which this broker led a partition in one leader epoch, by what leaders have answered. Times are in milliseconds.
+
+    from_ms: when the first answer with this epoch had arrived.
+    until_ms: when the question for the latest answer with this epoch was sent.
+    """
+
+    leader_epoch: int
+    from_ms: int
+    until_ms: int
+
+
+class RenameEvidence(Enum):
+    """Evidence that this broker led in one leader epoch before and after a file was renamed.
+
+    UNDECIDED: it led before, and no leader has answered since.
+    """
+
+    SAME_EPOCH = "same epoch"
+    UNDECIDED = "undecided"
+    UNKNOWN = "unknown"
+
+
+def with_answer(intervals: tuple[LeadershipInterval, ...], end: LogEnd, asked_ms: int, answered_ms: int) -> tuple[LeadershipInterval, ...]:
+    """Return the intervals after one more answer of the leader, which is this broker. An answer without an epoch ends what is known.
+
+    A clock that was set back begins a new interval, because the times before and after it cannot be compared.
+    """
+    if end.leader_epoch < 0:
+        return ()
+    latest = intervals[-1] if intervals else None
+    if latest is not None and latest.leader_epoch == end.leader_epoch and latest.until_ms <= asked_ms:
+        return (*intervals[:-1], replace(latest, until_ms=asked_ms))
+    return (*intervals, LeadershipInterval(end.leader_epoch, answered_ms, asked_ms))[-MAX_INTERVALS:]
+
+
+def rename_evidence(intervals: Sequence[LeadershipInterval], changed_ms: int) -> RenameEvidence:
+    """Return what is known of the leadership around the time at which a file was renamed.
+
+    An answer that arrived in the same millisecond may have been later.
+
+    :param changed_ms: the file's change time.
+    """
+    if any(each.from_ms < changed_ms and changed_ms + TICK_MS <= each.until_ms for each in intervals):
+        return RenameEvidence.SAME_EPOCH
+    if intervals and intervals[-1].from_ms < changed_ms:
+        return RenameEvidence.UNDECIDED
+    return RenameEvidence.UNKNOWN
+
+
+def leadership_problem(intervals: Sequence[LeadershipInterval]) -> Callable[[StagedFile], str]:
+    """Return a function that returns why the agent does not take a staged file, or an empty string.
+
+    It raises BadData for a file about which nothing is decided yet: the upload is tried again.
+    """
+
+    def problem(file: StagedFile) -> str:
+        evidence = rename_evidence(intervals, file.changed_ms)
+        if evidence is RenameEvidence.UNDECIDED:
+            cause = "it was staged for deletion a moment ago, and the leader's epoch was not asked since"
+            raise BadData(cause, segment=staged_path(Path(), file.base).name, hint="It is tried again")
+        return "" if evidence is RenameEvidence.SAME_EPOCH else unknown_leadership(file)
+
+    return problem
+
+
+def unknown_leadership(file: StagedFile) -> str:
+    """Return why a file is not taken about whose renaming no evidence can come any more."""
+    return (
+        f"it is not known that this broker led the partition in one leader epoch before and after {iso_time(file.changed_ms)}, when the "
+        "file was renamed: a truncation may have removed it. `import --live` takes it if the other conditions hold"
+    )

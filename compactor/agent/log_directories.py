@@ -1,0 +1,153 @@
+"""Listing of a broker's log directories: the broker they belong to, their partitions and segments. Reads names, sizes, times and small
+files only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from checkpoint.files import parse_leader_epoch_checkpoint
+from compactor.agent.plan import SealedFile, SeenDirectory, is_listing_current
+from compactor.errors import UsageError
+from compactor.model.ids import TopicPartition
+from compactor.records.indexes import TIME_ENTRY
+from compactor.transfer.import_root import METADATA_LOG
+from compactor.transfer.log_directory import log_path
+from compactor.transfer.staged_files import staged_before
+
+META = "meta.properties"
+EPOCHS = "leader-epoch-checkpoint"
+
+_SEGMENT = re.compile(r"(\d{20})\.log")
+
+
+@dataclass(frozen=True)
+class BrokerIdentity:
+    """Broker id and cluster id from ``meta.properties``: ``node.id`` in KRaft mode, ``broker.id`` in ZooKeeper mode."""
+
+    broker_id: int
+    cluster_id: str
+
+
+def read_broker_identity(log_dir: Path) -> BrokerIdentity:
+    """Return the identity of the broker that owns a log directory.
+
+    :raises UsageError: if the directory is not a broker's log directory, or cannot be read.
+    """
+    try:
+        text = (log_dir / META).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(
+            f"{log_dir} is not a broker's log directory: {META}: {error.strerror}",
+            hint="Name the broker's log.dirs, and run as a user who may read",
+        ) from error
+    values = dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    known = {name.strip(): value.strip() for name, value in values.items()}
+    number = known.get("node.id", known.get("broker.id", ""))
+    if not number.isdigit() or not known.get("cluster.id"):
+        raise UsageError(f"{log_dir / META} names no broker and cluster", hint="It has node.id or broker.id, and cluster.id")
+    return BrokerIdentity(int(number), known["cluster.id"])
+
+
+def scan_log_directory(
+    log_dir: Path, topics: Sequence[str], known: Mapping[TopicPartition, SeenDirectory], now_ms: int
+) -> Iterator[SeenDirectory]:
+    """Yield the listing of each partition directory whose topic matches one of the expressions, in order of names.
+
+    A directory that has not changed since its last listing is not listed again. Directories that the broker is about to delete, or moves
+    between disks, have other names and are left out.
+
+    :param topics: regular expressions, each matched against whole topic names.
+    :param known: the latest listings.
+    :raises UsageError: if ``log_dir`` cannot be read.
+    """
+    wanted = [re.compile(topic) for topic in topics]
+    try:
+        with os.scandir(log_dir) as entries:
+            names = [entry.name for entry in entries]
+    except OSError as error:
+        raise UsageError(f"{log_dir} cannot be read: {error.strerror}", hint="Check its owner and its mode") from error
+    for text in sorted(names):
+        name = _parse_directory_name(text)
+        if name is None or name.topic == METADATA_LOG or not any(each.fullmatch(name.topic) for each in wanted):
+            continue
+        path = log_dir / text
+        try:
+            mtime_ms = path.stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield SeenDirectory(name, str(path), 0, now_ms, problem=f"{path} cannot be read: {error.strerror}")
+            continue
+        before = known.get(name)
+        same = before is not None and before.path == str(path) and is_listing_current(before, mtime_ms)
+        yield before if same and before is not None else scan_partition_directory(name, path, mtime_ms, now_ms)
+
+
+def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> SeenDirectory:
+    """Return the listing of one partition's directory.
+
+    A file that vanishes meanwhile is left out. The directory has changed then, so that the next scan lists it again.
+
+    :param mtime_ms: modification time of the directory before it is listed, in milliseconds.
+    """
+    bases: dict[int, os.stat_result] = {}
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                match = _SEGMENT.fullmatch(entry.name)
+                if match:
+                    try:
+                        bases[int(match[1])] = entry.stat()
+                    except FileNotFoundError:
+                        continue
+    except FileNotFoundError:
+        return SeenDirectory(name, str(path), mtime_ms, now_ms)
+    except OSError as error:
+        return SeenDirectory(name, str(path), mtime_ms, now_ms, problem=f"{path} cannot be read: {error.strerror}")
+    ordered = sorted(bases)
+    try:
+        staged = staged_before(path, ordered)
+    except OSError:
+        staged = []  # the directory has changed, and is listed again
+    sealed = [SealedFile(base, end, bases[base].st_size, bases[base].st_mtime_ns // 1_000_000) for base, end in pairwise(ordered)]
+    return SeenDirectory(name, str(path), mtime_ms, now_ms, tuple(sealed), ordered[-1] if ordered else -1, staged=tuple(staged))
+
+
+def largest_timestamp_ms(partition_dir: Path, base: int) -> int:
+    """Return the largest timestamp of a sealed segment according to its time index, in milliseconds; -1 if the index is empty or gone.
+
+    :param base: base offset of the segment.
+    """
+    try:
+        data = log_path(partition_dir, base).with_suffix(".timeindex").read_bytes()
+    except OSError:
+        return -1
+    complete = len(data) - len(data) % TIME_ENTRY.itemsize
+    return int(np.frombuffer(data[:complete], TIME_ENTRY)["timestamp"][-1]) if complete else -1
+
+
+def last_leader_epoch(partition_dir: Path) -> int:
+    """Return the latest leader epoch in the replica's ``leader-epoch-checkpoint``; -1 if there is none. Raises BadData, OSError."""
+    path = partition_dir / EPOCHS
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return -1
+    lineage = parse_leader_epoch_checkpoint(text, str(path))
+    return lineage[-1].epoch if lineage else -1
+
+
+def _parse_directory_name(text: str) -> TopicPartition | None:
+    """Return the partition that a directory is named after, or None if it is not a partition's directory."""
+    try:
+        return TopicPartition.parse(text)
+    except UsageError:
+        return None

@@ -1,0 +1,87 @@
+"""The agent's Prometheus metrics. Their names begin with ``tiered_compactor_agent_``, except for those that every service has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from compactor.agent.plan import UploadFailure, upload_lag
+from compactor.agent.status import SHARED, AgentStatus
+from compactor.service.metrics import MOST_LABELLED, OWN, add_labelled_values, make_counter, make_gauge, partition_gauges, store_metrics
+
+
+def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
+    """Yield the agent's metrics."""
+    yield from _lag_metrics(status)
+    yield from _total_metrics(status)
+
+
+def _lag_metrics(status: AgentStatus) -> Iterator[Metric]:
+    """Yield the upload lag: per partition for those that lag most, and in total."""
+    led = [(watch, upload_lag(watch)) for watch in status.watches if watch.leads]
+    led.sort(key=lambda entry: (-entry[1].bytes, entry[0].name))
+    described = {
+        "agent_lag_bytes": f"Bytes of sealed segments that are not in the tier, for the {MOST_LABELLED} partitions that lag most",
+        "agent_lag_segments": "Sealed segments that are not in the tier, for the same partitions",
+        "agent_lag_seconds": "Seconds since the oldest of these segments was sealed, for the same partitions",
+        "agent_end_offset": "Last offset in the tier at the latest check, for the same partitions",
+    }
+    yield from partition_gauges(
+        described,
+        (
+            (watch.name, (found.bytes, found.segments, _age_seconds(found.since_ms, status.now_ms), watch.position - 1))
+            for watch, found in led[:MOST_LABELLED]
+            if watch.position is not None
+        ),
+    )
+    yield make_gauge(
+        "agent_total_lag_bytes", "Bytes of sealed segments that are not in the tier, all partitions", sum(found.bytes for _, found in led)
+    )
+    yield make_gauge(
+        "agent_total_lag_segments", "Sealed segments that are not in the tier, all partitions", sum(found.segments for _, found in led)
+    )
+    staged = sum(found.staged for _, found in led)
+    yield make_gauge("agent_staged_segments", "Those of them that the broker has staged for deletion; they are held open", staged)
+    oldest = max((_age_seconds(found.since_ms, status.now_ms) for _, found in led), default=0)
+    yield make_gauge(
+        "agent_max_lag_seconds",
+        "Seconds since the oldest segment outside the tier was sealed; the broker's retention must be longer",
+        oldest,
+    )
+
+
+def _age_seconds(since_ms: int, now_ms: int) -> float:
+    """Return the seconds since a time; 0 if the time is 0."""
+    return max(0, now_ms - since_ms) / 1000 if since_ms else 0
+
+
+def _total_metrics(status: AgentStatus) -> Iterator[Metric]:
+    """Yield counts of partitions, failures and uploads."""
+    tallies = status.tallies
+    yield make_gauge("agent_partitions", "Partitions in the log directories whose topics match", len(status.watches))
+    yield make_gauge(
+        "agent_partitions_led", "Partitions in the log directories that this broker leads", sum(watch.leads for watch in status.watches)
+    )
+    now = Counter(watch.trouble for watch in status.watches if watch.leads and watch.trouble is not None)
+    refused = GaugeMetricFamily(
+        f"{OWN}_agent_partitions_refused", "Partitions that are not uploaded at present, by reason", labels=["reason"]
+    )
+    yield add_labelled_values(refused, {trouble.value: now[trouble] for trouble in UploadFailure})
+    refusals = CounterMetricFamily(f"{OWN}_agent_refusals", "Failed uploads, by reason", labels=["reason"])
+    yield add_labelled_values(refusals, {trouble.value: tallies.refusals.get(trouble, 0) for trouble in UploadFailure})
+    wrong = GaugeMetricFamily(f"{OWN}_agent_problems", "Problems that concern more than one partition, by place", labels=["where"])
+    places = {where: float(where in status.problems) for where in SHARED}
+    yield add_labelled_values(wrong, places | {"directory": len(status.problems.keys() - set(SHARED))})
+    yield make_gauge("agent_uploads_running", "Uploads that run now", len(status.running))
+    yield make_gauge("agent_ready", "1 while directories, brokers and tier can be read", status.ready)
+    yield make_counter("agent_scans", "Scans of the log directories", status.scans)
+    yield make_counter("agent_uploads", "Uploads that added segments", tallies.uploads)
+    yield make_counter("agent_segments", "Segments uploaded", tallies.segments)
+    yield make_counter("agent_bytes", "Bytes uploaded", tallies.bytes)
+    yield make_counter(
+        "agent_staged_not_taken", "Files staged for deletion that were not taken: the leadership is unknown", tallies.untaken
+    )
+    yield make_counter("agent_broker_failures", "Failed requests to the brokers", tallies.broker_failures)
+    yield from store_metrics(status.usage)

@@ -1,0 +1,381 @@
+"""Choice of the uploads that the agent starts next, as pure functions over frozen values: no store, no broker, no clock, no threads.
+
+    SeenDirectory   the latest listing of a partition's directory
+    UploadWatch     the agent's memory of a partition: that listing, who leads, where the tier ends, the latest failure
+    choose          the uploads to start now
+
+A segment is uploaded once it is sealed (not the newest), entirely below the high watermark, and not in the tier yet. The end of the tier
+comes from the control log, never from a file's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from compactor.agent.leadership import TICK_MS, LeadershipInterval, RenameEvidence, rename_evidence, with_answer
+from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.model.ids import TopicPartition
+from compactor.service.retry_delay import backoff_ms
+from compactor.transfer.staged import StagedFile
+from compactor.views.difference import iso_time
+
+FRESH_MS = 2_000
+"""Largest age of a leader's answer about the end of its log when an upload begins. The answer carries the leader epoch, and what was
+committed in that epoch stays committed.
+"""
+CHECK_MS = 60_000
+"""How often brokers are asked who leads and where logs end although no segment waits for upload."""
+UPLOAD_RETRY_MS = 5_000
+MAX_UPLOAD_RETRY_MS = 600_000
+"""Longest delay before a failed partition is retried. The delay begins with RETRY_MS and doubles with every failure."""
+DELETE_DELAY_MS = 60_000
+"""Kafka's default for ``file.delete.delay.ms``, the time between the renaming of a file and its deletion."""
+
+
+class UploadFailure(StrEnum):
+    """Reason why a partition is not uploaded. Also the label of metrics.
+
+    GAP: retention deleted segments that were not uploaded yet. LINEAGE: the leader epochs of the broker's log and of the tier do not match.
+    BEHIND: the broker's log ends before the tier's. IDENTITY: the log belongs to another topic id than the tier's.
+    CONTENT: the tier has other bytes, a CRC is invalid, or a file changed. COMPACTED: the broker's own cleaner has rewritten the log.
+    DELETED: the partition was deleted from the tier. UNREADABLE: the directory cannot be read. EPOCH: this replica does not know the
+    leader's epoch yet. BROKER: no leader answered. FENCED: another process leads the partition. STORE: a request to the store failed.
+    BUDGET: not enough disk or memory. GENERATION: the upload succeeded, but the output for readers of Pinterest's layout failed.
+    BUG: an unexpected exception.
+    """
+
+    GAP = "gap"
+    LINEAGE = "lineage"
+    BEHIND = "behind"
+    IDENTITY = "identity"
+    CONTENT = "content"
+    COMPACTED = "compacted"
+    DELETED = "deleted"
+    UNREADABLE = "unreadable"
+    EPOCH = "epoch"
+    BROKER = "broker"
+    FENCED = "fenced"
+    STORE = "store"
+    BUDGET = "budget"
+    GENERATION = "generation"
+    BUG = "bug"
+
+
+@dataclass(frozen=True)
+class SealedFile:
+    """A segment file that its broker no longer writes. By the file names it holds offsets from ``base`` up to ``end``, exclusive.
+
+    size: in bytes. mtime_ms: modification time in milliseconds.
+    """
+
+    base: int
+    end: int
+    size: int
+    mtime_ms: int
+
+
+@dataclass(frozen=True)
+class SeenDirectory:
+    """Listing of one partition's directory.
+
+    mtime_ms: the directory's modification time. looked_ms: when it was listed. sealed: all segments but the newest, ascending.
+    active_base: base offset of the newest segment, -1 if there is none. problem: why the directory could not be listed, or an empty string.
+    staged: files below the first segment that are staged for deletion, ascending.
+    """
+
+    name: TopicPartition
+    path: str
+    mtime_ms: int
+    looked_ms: int
+    sealed: tuple[SealedFile, ...] = ()
+    active_base: int = -1
+    problem: str = ""
+    staged: tuple[StagedFile, ...] = ()
+
+    @property
+    def first_base(self) -> int:
+        """Base offset of the first segment; -1 if there is none."""
+        return self.sealed[0].base if self.sealed else self.active_base
+
+
+def is_listing_current(seen: SeenDirectory | None, mtime_ms: int) -> bool:
+    """Return whether a listing is still valid because no file was added to the directory or removed from it since.
+
+    :param mtime_ms: the directory's modification time now.
+    """
+    return seen is not None and not seen.problem and seen.mtime_ms == mtime_ms and mtime_ms + TICK_MS < seen.looked_ms
+
+
+@dataclass(frozen=True)
+class UploadWatch:
+    """The agent's memory of one partition. Times are in milliseconds.
+
+    position: last offset of the tier plus one; None if not known yet. end: the leader's latest answer about its log's end; None before the
+    first.
+    anew: whether the tier must be read again although no segment seems to wait. checked_ms: time of the leader's latest answer.
+    failures: failed attempts in a row. trouble and reason: the latest failure. troubled_ms: since when the partition fails, or 0.
+    retry_at_ms: earliest time of the next attempt. deadline_ms: see UploadOutcome. leadership: when this broker led, by leader epoch.
+    delete_delay_ms: the topic's ``file.delete.delay.ms``. held: staged files that the agent holds open, also deleted ones.
+    """
+
+    seen: SeenDirectory
+    leads: bool = False
+    position: int | None = None
+    end: LogEnd | None = None
+    anew: bool = False
+    checked_ms: int = 0
+    failures: int = 0
+    trouble: UploadFailure | None = None
+    reason: str = ""
+    troubled_ms: int = 0
+    retry_at_ms: int = 0
+    deadline_ms: int | None = None
+    leadership: tuple[LeadershipInterval, ...] = ()
+    delete_delay_ms: int = DELETE_DELAY_MS
+    held: tuple[StagedFile, ...] = ()
+
+    @property
+    def name(self) -> TopicPartition:
+        """The partition."""
+        return self.seen.name
+
+    @property
+    def pending(self) -> tuple[SealedFile, ...]:
+        """Segments staged for deletion, then sealed ones, that reach beyond the tier's end.
+
+        Empty ones are left out, because they are uploaded together with a neighbour.
+        """
+        staged = self.staged
+        files = (*(segment for file, segment in self._staged_files if file in staged), *self.seen.sealed)
+        return tuple(file for file in files if file.end > (self.position or 0) and file.size)
+
+    @property
+    def staged(self) -> tuple[StagedFile, ...]:
+        """Files staged for deletion whose offsets are missing in the tier, without those that are never taken (``untaken``)."""
+        return tuple(file for file in self._missing_staged if self._evidence(file) is not RenameEvidence.UNKNOWN)
+
+    @property
+    def untaken(self) -> tuple[StagedFile, ...]:
+        """Files staged for deletion that are not taken although offsets are missing, because the leadership is not known.
+
+        Empty as long as the tier's end is not known.
+        """
+        if not self.leads or self.position is None:
+            return ()
+        return tuple(file for file in self._missing_staged if self._evidence(file) is RenameEvidence.UNKNOWN)
+
+    @property
+    def has_undecided_files(self) -> bool:
+        """True while a staged file waits for the leader's next answer, which decides whether it is taken."""
+        return any(self._evidence(file) is RenameEvidence.UNDECIDED for file in self.staged)
+
+    @property
+    def _staged_files(self) -> list[tuple[StagedFile, SealedFile]]:
+        """The staged files, listed or held, with the segments that they are: each ends where the next one begins."""
+        files = sorted({file.inode: file for file in (*self.seen.staged, *self.held)}.values(), key=lambda file: file.base)
+        ends = (*(file.base for file in files), self.seen.first_base)[1:]
+        return [(file, SealedFile(file.base, end, file.size, file.mtime_ms)) for file, end in zip(files, ends, strict=False)]
+
+    @property
+    def _missing_staged(self) -> tuple[StagedFile, ...]:
+        position = self.position or 0
+        if 0 <= self.seen.first_base <= position:
+            return ()
+        return tuple(file for file, segment in self._staged_files if segment.end > position and file.size)
+
+    def _evidence(self, file: StagedFile) -> RenameEvidence:
+        return rename_evidence(self.leadership, file.changed_ms)
+
+
+@dataclass(frozen=True)
+class UploadLag:
+    """Segments that are sealed or staged for deletion, and not in the tier.
+
+    since_ms: when the oldest of them was sealed, in milliseconds; 0 if there is none.
+    staged: number of them that are staged for deletion.
+    deadline_ms: when the broker deletes the first staged one, in milliseconds; 0 if there is none.
+    """
+
+    segments: int
+    bytes: int
+    since_ms: int
+    staged: int = 0
+    deadline_ms: int = 0
+
+
+def upload_lag(watch: UploadWatch) -> UploadLag:
+    """Return the partition's upload lag; zero if this broker does not lead it, or the tier's end is not known yet."""
+    if not watch.leads or watch.position is None:
+        return UploadLag(0, 0, 0)
+    pending, staged = watch.pending, watch.staged
+    since_ms = min((file.mtime_ms for file in pending), default=0)
+    deadline_ms = min(file.changed_ms for file in staged) + watch.delete_delay_ms if staged else 0
+    return UploadLag(len(pending), sum(file.size for file in pending), since_ms, len(staged), deadline_ms)
+
+
+def with_listing(watch: UploadWatch | None, seen: SeenDirectory) -> UploadWatch:
+    """Return the watch with a new listing of the directory."""
+    return UploadWatch(seen) if watch is None else replace(watch, seen=seen)
+
+
+def with_leadership(watch: UploadWatch, leads: bool) -> UploadWatch:
+    """Return the watch after an answer about leaders.
+
+    If the leadership has changed, the tier's end is read again, because the agent of the former leader may have uploaded meanwhile.
+
+    :param leads: whether this broker leads the partition now.
+    """
+    if watch.leads == leads:
+        return watch
+    if watch.seen.problem:
+        return replace(watch, leads=leads, position=None, anew=True, leadership=())  # what cannot be listed stays so, whoever leads
+    return UploadWatch(watch.seen, leads=leads)
+
+
+def needs_log_end(watch: UploadWatch, now_ms: int) -> bool:
+    """Return whether the leader must be asked where its log ends: before an upload, and every CHECK_MS so that a truncation is noticed."""
+    if not watch.leads or now_ms < watch.retry_at_ms:
+        return False
+    if watch.end is None or now_ms >= watch.checked_ms + CHECK_MS or watch.has_undecided_files:
+        return True
+    return watch.position is not None and bool(watch.pending) and watch.pending[0].end > watch.end.high_watermark
+
+
+def has_fresh_log_end(watch: UploadWatch, now_ms: int) -> bool:
+    """Return whether the leader's latest answer is recent enough to begin an upload."""
+    return watch.end is not None and watch.checked_ms <= now_ms < watch.checked_ms + FRESH_MS
+
+
+def with_log_end(watch: UploadWatch, end: LogEnd, now_ms: int, answered_ms: int | None = None) -> UploadWatch:
+    """Return the watch after a leader's answer about the end of its log.
+
+    If the leader epoch has changed, the tier is read again, because the log may have been truncated.
+
+    :param now_ms: when the question was sent.
+    :param answered_ms: when the answer had arrived; None for ``now_ms``.
+    """
+    anew = watch.anew or (watch.end is not None and watch.end.leader_epoch != end.leader_epoch)
+    leadership = with_answer(watch.leadership, end, now_ms, answered_ms or now_ms) if watch.leads else ()
+    known = replace(watch, end=end, anew=anew, checked_ms=now_ms, leadership=leadership)
+    if known.trouble not in (None, UploadFailure.BEHIND):
+        return known
+    if known.position is not None and end.high_watermark < known.position:
+        reason = (
+            f"the broker's log ends at offset {end.high_watermark}, and the tier has it up to {known.position - 1}: it was truncated, "
+            "or the topic was deleted and created again"
+        )
+        return replace(known, trouble=UploadFailure.BEHIND, reason=reason, troubled_ms=known.troubled_ms or now_ms)
+    return replace(known, trouble=None, reason="", troubled_ms=0) if known.trouble is UploadFailure.BEHIND else known
+
+
+def is_upload_due(watch: UploadWatch, now_ms: int, *, accept_truncation: bool = False) -> bool:
+    """Return whether an upload may begin: a segment lies entirely below the high watermark, or the tier's end is not known yet.
+
+    :param accept_truncation: whether a log that ends before the tier's end is due as well, because the tier is then truncated.
+    """
+    if not watch.leads or watch.end is None or now_ms < watch.retry_at_ms or watch.seen.active_base < 0:
+        return False
+    if watch.has_undecided_files:
+        return False  # what follows it is not taken before it, and no gap is accepted in its place
+    if watch.position is None or watch.anew or (watch.trouble is UploadFailure.BEHIND and accept_truncation):
+        return True
+    return bool(watch.pending) and watch.pending[0].end <= watch.end.high_watermark
+
+
+def choose_uploads(
+    watches: Iterable[UploadWatch],
+    running: Mapping[TopicPartition, object],
+    most: int,
+    now_ms: int,
+    *,
+    accept_truncation: bool = False,
+) -> list[UploadWatch]:
+    """Return the uploads to start now, one per partition: segments staged for deletion first, then the longest waiting one.
+
+    :param running: partitions that are being uploaded.
+    :param most: largest number of uploads, including the running ones.
+    """
+    due = [watch for watch in watches if watch.name not in running and is_upload_due(watch, now_ms, accept_truncation=accept_truncation)]
+    due.sort(key=lambda watch: (not watch.staged, watch.pending[0].mtime_ms if watch.pending else now_ms, watch.name))
+    return due[: max(0, most - len(running))]
+
+
+@dataclass(frozen=True)
+class UploadOutcome:
+    """Result of an upload.
+
+    position: last offset of the tier plus one; None if unknown. segments and bytes: uploaded, also if a later step failed.
+    trouble and reason: the failure, if any. notes: lines for the log. stopped: whether the upload was interrupted because the agent stops.
+    deadline_ms: when retention deletes the first segment that waits for adoption of its topic, in milliseconds; None if unknown.
+    """
+
+    position: int | None
+    segments: int = 0
+    bytes: int = 0
+    trouble: UploadFailure | None = None
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    stopped: bool = False
+    deadline_ms: int | None = None
+
+
+def after_upload(watch: UploadWatch, outcome: UploadOutcome, now_ms: int) -> UploadWatch:
+    """Return the watch after an upload: its position or failure, and when the next attempt may begin."""
+    position = watch.position if outcome.position is None else outcome.position
+    if outcome.stopped:
+        return watch
+    if outcome.trouble is not None:
+        failures = watch.failures + 1
+        later = now_ms + backoff_ms(failures, UPLOAD_RETRY_MS, MAX_UPLOAD_RETRY_MS)
+        return replace(
+            watch,
+            position=position,
+            anew=watch.anew or outcome.trouble is UploadFailure.GENERATION,
+            failures=failures,
+            trouble=outcome.trouble,
+            reason=outcome.reason,
+            troubled_ms=watch.troubled_ms or now_ms,
+            retry_at_ms=later,
+            deadline_ms=outcome.deadline_ms,
+        )
+    # Something pending that did not come in is not tried without a pause: a file that vanished meanwhile, an end that is empty.
+    stands = position == watch.position and bool(watch.pending)
+    return replace(
+        watch,
+        position=position,
+        anew=False,
+        failures=0,
+        trouble=None,
+        reason="",
+        troubled_ms=0,
+        retry_at_ms=now_ms + CHECK_MS if stands else 0,
+        deadline_ms=None,
+    )
+
+
+def adoption_list(watches: Iterable[UploadWatch]) -> str | None:
+    """Return a line that names every partition whose topic must be adopted, the nearest deadline first; empty if there is none.
+
+    None while a partition that this broker leads was not tried yet.
+    """
+    led_here = [watch for watch in watches if watch.leads]
+    if not led_here or any(watch.position is None and watch.trouble is None for watch in led_here):
+        return None
+    waiting = [watch for watch in led_here if watch.trouble is UploadFailure.IDENTITY]
+    waiting.sort(key=lambda watch: (watch.deadline_ms is None, watch.deadline_ms, watch.name))
+    named = (f"{watch.name}" + (f" (until {iso_time(watch.deadline_ms)})" if watch.deadline_ms else "") for watch in waiting)
+    return f"waiting for `topics adopt`, before retention deletes what is not uploaded: {', '.join(named)}" if waiting else ""
+
+
+def retention_deadline_ms(watch: UploadWatch, largest_timestamp_ms: int, retention_ms: int) -> int | None:
+    """Return when the broker's retention deletes the first segment that is not in the tier, in milliseconds; None if there is none, or
+    nothing expires.
+
+    :param largest_timestamp_ms: largest timestamp of that segment; negative if unknown. Its modification time counts then, as in Kafka.
+    :param retention_ms: the topic's ``retention.ms``; negative for unlimited.
+    """
+    if retention_ms < 0 or not watch.pending:
+        return None
+    return (largest_timestamp_ms if largest_timestamp_ms >= 0 else watch.pending[0].mtime_ms) + retention_ms

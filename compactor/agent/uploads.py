@@ -1,0 +1,181 @@
+"""One upload: what a thread of the agent does with one partition. ``agent.plan`` decides which partitions are uploaded."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from compactor.access.tier import Tier
+from compactor.agent.leadership import leadership_problem
+from compactor.agent.log_directories import EPOCHS, last_leader_epoch
+from compactor.agent.plan import SeenDirectory, UploadFailure, UploadOutcome, UploadWatch
+from compactor.config.settings import Cleaner
+from compactor.control.logs import PartitionLog
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, CompactorError, Fenced, OutOfBudget, StoreError, UsageError
+from compactor.local.budget import Budget
+from compactor.model.ids import TopicPartition
+from compactor.outputs.pinterest import WriteOptions, configured_target, write_generation
+from compactor.round.compaction import disk_budget_bytes
+from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
+from compactor.transfer.cleaned import CLEANED
+from compactor.transfer.import_ import import_directory
+from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
+from compactor.transfer.log_identity import PARTITION_METADATA
+from compactor.transfer.staged_files import HeldFiles
+
+
+class Uploader:
+    """Uploads segments to one tier. Thread-safe for different partitions.
+
+    All threads share the access to the tier and its catalog log. One large import runs at a time, so that the disk budget suffices.
+    """
+
+    def __init__(self, opened: Tier, stop: StopRequest) -> None:
+        self._opened = opened
+        self._stop = stop
+        self._one_at_a_time = threading.Lock()
+        self._large = threading.Lock()
+        self._output_updater = _OutputUpdater(opened, stop) if opened.settings.tier.pinterest.target else None
+
+    def upload(self, watch: UploadWatch, held: HeldFiles | None = None) -> UploadOutcome:
+        """Import the partition's new segments below the high watermark, then update its output if one is configured. Raises nothing.
+
+        :param held: files staged for deletion that the caller holds open.
+        """
+        try:
+            self._stop.raise_if_stopped()
+            outcome = self._import_new_segments(watch, held)
+            return (
+                outcome
+                if self._output_updater is None or outcome.trouble is not None
+                else self._output_updater.update_output(watch.name, outcome)
+            )
+        except Stopped:
+            return UploadOutcome(None, stopped=True)
+        except Exception as error:  # noqa: BLE001 - one partition's trouble must not end the service for the others (I9)
+            state = self._tier_state(watch.name)
+            position = state.end_offset + 1 if state is not None and state.has_segments else None
+            reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
+            return UploadOutcome(position, trouble=classify_failure(error, watch.seen, state), reason=reason)
+
+    def _import_new_segments(self, watch: UploadWatch, held: HeldFiles | None) -> UploadOutcome:
+        """Import what is new, if this replica knows the leader's epoch. Raises CompactorError."""
+        path, end = Path(watch.seen.path), watch.end
+        if end is None:
+            return UploadOutcome(None, trouble=UploadFailure.BROKER, reason="no leader has reported where its log ends")
+        try:
+            epoch = last_leader_epoch(path)
+        except OSError as error:
+            raise UsageError(f"cannot read {path / EPOCHS}: {error.strerror}", hint="Check its owner and its mode") from error
+        if epoch != end.leader_epoch:
+            # Below another leader's high watermark this replica may have what no other has: it is a follower by now that was not
+            # truncated yet. One that has the leader's epoch in its log was.
+            reason = f"the leader is at epoch {end.leader_epoch}, and this replica at {epoch}"
+            return UploadOutcome(None, trouble=UploadFailure.EPOCH, reason=reason)
+        rules = self._opened.settings.agent
+        options = ImportOptions(
+            live=True,
+            gaps=rules.allow_gaps,
+            accept_truncation=rules.accept_truncation,
+            below=end.high_watermark,
+            older=False,
+            refill=False,
+            may_be_empty=True,
+            held=held,
+            staged_problem=leadership_problem(watch.leadership),
+        )
+        report = self._run_import(watch, options)
+        position = report.end_offset + 1
+        if watch.trouble is UploadFailure.BEHIND and position > end.high_watermark:
+            return UploadOutcome(position, trouble=UploadFailure.BEHIND, reason=watch.reason, notes=report.notes)
+        return UploadOutcome(position, report.segments, report.bytes, notes=report.notes)
+
+    def _run_import(self, watch: UploadWatch, options: ImportOptions) -> ImportReport:
+        """Import the directory into the tier under these options."""
+        opened, name = self._opened, watch.name
+        hint = opened.changes.hint(name)
+
+        def note_change(log: PartitionLog) -> None:
+            with self._one_at_a_time:
+                opened.changes.publish([log])
+                opened.changes.keep(log, hint)
+
+        policy = opened.settings.cleaner_for(name.topic).policy()
+        company = ImportResources(1, note_change, self._large)
+        return import_directory(opened, Path(watch.seen.path), name, policy, options=options, company=company)
+
+    def _tier_state(self, name: TopicPartition) -> PartitionState | None:
+        """Return the partition's state in the tier, or None if it cannot be read."""
+        try:
+            return self._opened.open(name).refresh()
+        except CompactorError:
+            return None
+
+
+class _OutputUpdater:
+    """Appends newly uploaded segments to the partition's output in Pinterest's layout.
+
+    A generation that a round has superseded is left to the daemon. Segments are read from the broker's directories as long as these have
+    the bytes of the tier.
+    """
+
+    def __init__(self, opened: Tier, stop: StopRequest) -> None:
+        target = configured_target(opened)
+        self._target = replace(target, store=InterruptibleStore(target.store, stop))
+        self._opened = _with_broker_directories(opened)
+        self._write_options = WriteOptions(
+            disk=Budget(disk_budget_bytes(opened.settings.cleaner, opened.state_dir)), append_only=True, yields=True
+        )
+        self._left: set[TopicPartition] = set()
+
+    def update_output(self, name: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
+        """Update the output after an upload, and return the outcome with the failure or note that came of it. Raises Stopped."""
+        if not outcome.position:
+            return outcome
+        try:
+            report = write_generation(self._opened, self._target, name, self._write_options)
+        except Stopped:
+            raise
+        except Exception as error:  # noqa: BLE001 - as for the upload: it is an outcome, and what was uploaded stays
+            reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
+            return replace(outcome, trouble=UploadFailure.GENERATION, reason=reason)
+        if report.status != "superseded":
+            self._left.discard(name)
+        elif name not in self._left:
+            self._left.add(name)
+            note = "a round has rewritten segments of the current generation: a daemon, or `generations write`, writes the next one"
+            return replace(outcome, notes=(*outcome.notes, note))
+        return outcome
+
+
+def _with_broker_directories(opened: Tier) -> Tier:
+    """Return the tier with the agent's log directories among the places from which segments may be read."""
+    settings = opened.settings
+
+    def with_local_dirs(cleaner: Cleaner) -> Cleaner:
+        return cleaner.model_copy(update={"local_log_dirs": (*cleaner.local_log_dirs, *settings.agent.log_dirs)})
+
+    topics = {pattern: with_local_dirs(cleaner) for pattern, cleaner in settings.topics.items()}
+    return replace(opened, settings=settings.model_copy(update={"cleaner": with_local_dirs(settings.cleaner), "topics": topics}))
+
+
+def classify_failure(error: Exception, seen: SeenDirectory, state: PartitionState | None) -> UploadFailure:
+    """Return the kind of a failure.
+
+    :param state: the tier's state, if it could be read after the failure.
+    """
+    if isinstance(error, BadData):
+        if error.segment.endswith(EPOCHS):
+            return UploadFailure.LINEAGE
+        if error.segment.endswith(CLEANED):
+            return UploadFailure.COMPACTED
+        if error.segment.endswith(PARTITION_METADATA):
+            return UploadFailure.IDENTITY
+        gap = state is not None and state.has_segments and seen.first_base > state.end_offset + 1
+        return UploadFailure.GAP if gap else UploadFailure.CONTENT
+    if isinstance(error, UsageError):
+        return UploadFailure.DELETED if state is not None and state.deleted_slot else UploadFailure.UNREADABLE
+    kinds = ((Fenced, UploadFailure.FENCED), (StoreError, UploadFailure.STORE), (OutOfBudget, UploadFailure.BUDGET))
+    return next((trouble for kind, trouble in kinds if isinstance(error, kind)), UploadFailure.BUG)

@@ -1,0 +1,67 @@
+"""Cluster queries through the Kafka admin client (implements ClusterQueries of compactor.brokers.view)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from compactor.brokers.conditions import broker_version_problem
+from compactor.brokers.metadata_topic.admin import KafkaAdmin, TopicFacts, metadata_topic_problem
+from compactor.brokers.view import TopicStatus
+from compactor.errors import NotFound, Refused
+
+_log = logging.getLogger(__name__)
+
+
+class AdminClusterQueries:
+    """Answers ClusterQueries with a Kafka admin client. Topics that may not be described are left out, with one warning each."""
+
+    def __init__(self, admin: KafkaAdmin) -> None:
+        self._admin = admin
+        self._cluster_id = ""
+        self._reported: set[str] = set()
+
+    def cluster_id(self) -> str:
+        """Return the Kafka cluster id. Cached after the first request."""
+        if not self._cluster_id:
+            self._cluster_id = self._admin.describe_cluster().cluster_id
+        return self._cluster_id
+
+    def topic_statuses(self, names: Sequence[str]) -> Mapping[str, TopicStatus]:
+        """Describe all topics in one request, or each one separately if the cluster refuses the joint request."""
+        try:
+            facts = self._admin.describe_topics(names)
+        except (Refused, NotFound):
+            facts = self._describe_one_by_one(names)
+        return {name: _topic_status(found) for name, found in facts.items()}
+
+    def cluster_problem(self) -> str:
+        """Return why compaction is ruled out, or an empty string. If the cluster refuses to answer, the refusal is the reason."""
+        try:
+            return metadata_topic_problem(self._admin.describe_metadata_topic()) or broker_version_problem(self._admin.describe_cluster())
+        except (Refused, NotFound) as error:
+            return str(error)
+
+    def _describe_one_by_one(self, names: Sequence[str]) -> dict[str, TopicFacts]:
+        """Describe each topic in a request of its own, and leave out those that the cluster refuses."""
+        facts: dict[str, TopicFacts] = {}
+        for name in names:
+            try:
+                facts |= self._admin.describe_topics([name])
+            except (Refused, NotFound) as error:
+                if name not in self._reported:
+                    _log.warning("topic %s is left out: %s", name, error.message)
+                self._reported.add(name)
+        return facts
+
+
+def _topic_status(facts: TopicFacts) -> TopicStatus:
+    """Convert an admin client's description to a TopicStatus."""
+    led = {number: one for number, one in facts.partitions.items() if one.log_start >= 0}
+    return TopicStatus(
+        facts.topic_id,
+        log_starts={number: one.log_start for number, one in led.items()},
+        last_stable={number: one.last_stable for number, one in led.items()},
+        settings={name: setting.value for name, setting in facts.settings.items()},
+        chosen=facts.topic_level_settings(),
+    )

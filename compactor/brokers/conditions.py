@@ -1,0 +1,124 @@
+"""Conditions under which readers of a broker-managed tier may be switched: rule R10 of docs/broker-protocol.md, topic settings, versions.
+
+A setting that this user may not read counts as invalid.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from compactor.brokers.metadata_topic.admin import ClusterFacts, TopicFacts, metadata_topic_problem
+from compactor.brokers.metadata_topic.codec import uuid_text
+from compactor.errors import NotFound, Refused
+from compactor.model.ids import TopicPartition
+
+CONDITIONS_MAX_AGE_S = 15.0
+"""Seconds for which a passed check stays valid. A round checks at each of its steps."""
+OLDEST_BROKER_VERSION = (3, 8)
+"""Before, consumers get no more records if the offsets at the end of a segment were removed (KAFKA-15388)."""
+_CLUSTER_KEY = ""
+REQUIRED_TOPIC_SETTINGS: Mapping[str, tuple[str, str]] = {
+    "remote.storage.enable": ("true", "nothing of the topic is tiered any more"),
+    "cleanup.policy": ("delete", "brokers that compact or delete by themselves would work on the same segments"),
+    "retention.bytes": ("-1", "while a round publishes, brokers count segments twice and may delete too much of the log's beginning"),
+    "retention.ms": ("-1", "brokers delete what is older, compacted or not: the latest value of a key, too"),
+}
+"""Setting name -> (required value, why it is required)."""
+
+
+class AdminQueries(Protocol):
+    """Requests about the cluster that the checks make. Implemented by metadata_topic.admin.KafkaAdmin."""
+
+    def describe_cluster(self) -> ClusterFacts:
+        """Return the cluster id and the brokers."""
+
+    def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
+        """Describe the metadata topic. ``write``: whether the right to append is needed, too."""
+
+    def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicFacts]:
+        """Describe these topics. Raises NotFound if one does not exist."""
+
+
+class BrokerConditions:
+    """Checks before each publication step that cluster and topic permit it. Thread-safe.
+
+    A topic that was deleted and created again is refused once, so that work on the previous incarnation ends. Later calls are about the
+    new topic.
+
+    :param fresh_s: how long a passed check stays valid, in seconds.
+    """
+
+    def __init__(self, admin: AdminQueries, *, fresh_s: float = CONDITIONS_MAX_AGE_S) -> None:
+        self._admin = admin
+        self._fresh_s = fresh_s
+        self._lock = threading.Lock()
+        self._checked_at: dict[str, float] = {}
+        self._topic_ids: dict[str, bytes] = {}
+
+    def __call__(self, name: TopicPartition) -> None:
+        """Check the cluster and the partition's topic.
+
+        Raises Refused if nothing may be written about this partition, and Unavailable if the brokers do not answer.
+        """
+        with self._lock:
+            if self._is_due(_CLUSTER_KEY):
+                problem = metadata_topic_problem(self._admin.describe_metadata_topic(write=True)) or broker_version_problem(
+                    self._admin.describe_cluster()
+                )
+                if problem:
+                    raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers have what they had")
+                self._checked_at[_CLUSTER_KEY] = time.monotonic()
+            if self._is_due(name.topic):
+                self._check_topic(name.topic)
+                self._checked_at[name.topic] = time.monotonic()
+
+    def _is_due(self, what: str) -> bool:
+        """Return whether the last passed check of this topic (or of the cluster) is too old."""
+        return time.monotonic() - self._checked_at.get(what, float("-inf")) >= self._fresh_s
+
+    def _check_topic(self, topic: str) -> None:
+        """Raise Refused if the topic is gone, was created again, or has a setting that rules out compaction."""
+        try:
+            facts = self._admin.describe_topics([topic])[topic]
+        except NotFound as error:
+            raise Refused(f"topic {topic} is not there any more", hint="Its tier goes with it") from error
+        known = self._topic_ids.get(topic, facts.topic_id)
+        self._topic_ids[topic] = facts.topic_id
+        if known != facts.topic_id:
+            said = f"topic {topic} was deleted and made anew: it was {uuid_text(known)} and is {uuid_text(facts.topic_id)}"
+            raise Refused(said, hint="Run again: the new topic is another one")
+        problem = topic_settings_problem(topic, {setting: found.value for setting, found in facts.settings.items()})
+        if problem:
+            raise Refused(problem, hint="Set it with kafka-configs --alter, or take the topic out of topics under [kafka]")
+
+
+def topic_settings_problem(topic: str, settings: Mapping[str, str]) -> str:
+    """Return the first required setting that is missing or has another value, as a message, or an empty string."""
+    for setting, (wanted, why) in REQUIRED_TOPIC_SETTINGS.items():
+        found = settings.get(setting)
+        if found is None:
+            return f"{setting} of {topic} is unknown: it must be {wanted}"
+        if found != wanted:
+            return f"{setting} of {topic} is {found}, it must be {wanted}: {why}"
+    return ""
+
+
+def broker_version_problem(facts: ClusterFacts) -> str:
+    """Return which broker is older than 3.8, or an empty string. Brokers of unknown version pass.
+
+    Brokers before 3.8 return no more records if the offsets at the end of a segment were removed (KAFKA-15388).
+    """
+    for broker in facts.brokers:
+        if not is_supported_version(broker.version):
+            return f"broker {broker.id} is of version {broker.version}, it must be 3.8 or newer"
+    return ""
+
+
+def is_supported_version(version: str) -> bool:
+    """Return whether a broker version, like ``3.9``, is OLDEST_BROKER_VERSION or newer. Text that is not a version counts as supported."""
+    major, _, minor = version.partition(".")
+    minor = minor.split(".")[0]
+    return not major.isdigit() or (int(major), int(minor) if minor.isdigit() else 99) >= OLDEST_BROKER_VERSION

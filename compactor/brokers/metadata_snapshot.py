@@ -1,0 +1,196 @@
+"""Metadata snapshots: metadata of a broker-managed tier in the control store, for readers that reach the bucket but no broker.
+
+Keys are ``metadata-snapshots/<time>.json.z``. The snapshot with the latest time is used; snapshots are never changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import ValidationError
+
+from checkpoint.lineage import EpochEntry
+from compactor.brokers.metadata_topic.chain import broker_view
+from compactor.brokers.metadata_topic.codec import TopicIdPartition, uuid_bytes
+from compactor.brokers.metadata_topic.persisted_state import FoldedPartition
+from compactor.brokers.metadata_topic.state_serde import STATE_FORMAT, pack_fold, unpack_fold
+from compactor.brokers.view import METADATA_MAX_AGE_S, BrokerMetadata, PartitionVersion, TopicStatus, matching_topics
+from compactor.errors import AlreadyExists, BadData, UsageError
+from compactor.model.base import Value
+from compactor.model.ids import TopicPartition
+from compactor.storage.port import ObjectStore
+
+PREFIX = "metadata-snapshots/"
+_ZLIB_LEVEL = 6
+
+
+class PartitionSnapshot(Value):
+    """Segments of one partition in a metadata snapshot.
+
+    folded: all segments in all states, packed by metadata_topic.state_serde and encoded as base64.
+    lineage, start_offset, end_offset (inclusive): derived from ``folded``, for readers without this program.
+    log_start, last_stable: -1 if unknown.
+    """
+
+    partition: int
+    folded: str
+    lineage: tuple[EpochEntry, ...]
+    start_offset: int
+    end_offset: int
+    log_start: int = -1
+    last_stable: int = -1
+
+
+class TopicSnapshot(Value):
+    """A topic in a metadata snapshot. chosen: names of the settings that are set on the topic itself."""
+
+    topic: str
+    topic_id: str
+    settings: dict[str, str]
+    partitions: tuple[PartitionSnapshot, ...]
+    chosen: tuple[str, ...] = ()
+
+
+class MetadataSnapshot(Value):
+    """Metadata of a whole tier at one time. url, layout: of the tier. taken_ms: milliseconds since 1970."""
+
+    type: Literal["metadata_snapshot"] = "metadata_snapshot"
+    format: int
+    taken_ms: int
+    cluster_id: str
+    url: str
+    layout: str
+    topics: tuple[TopicSnapshot, ...]
+
+    @property
+    def segments(self) -> int:
+        """Return the number of segments in all states."""
+        return sum(len(_unpack_partition(topic, one).cache.segments) for topic in self.topics for one in topic.partitions)
+
+
+def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, now_ms: int) -> MetadataSnapshot:
+    """Return a snapshot of all tiered partitions as they are now."""
+    names = brokers.partition_names()
+    topics = []
+    for topic in sorted({name.topic for name in names}):
+        now = brokers.topic_status(topic)
+        partitions = tuple(_partition_snapshot(brokers, name, now) for name in names if name.topic == topic)
+        topic_id = brokers.topic_ids()[topic]
+        chosen = tuple(name for name in now.settings if name in now.chosen)
+        topics.append(TopicSnapshot(topic=topic, topic_id=topic_id, settings=dict(now.settings), partitions=partitions, chosen=chosen))
+    return MetadataSnapshot(
+        format=STATE_FORMAT, taken_ms=now_ms, cluster_id=brokers.cluster_id(), url=url, layout=layout, topics=tuple(topics)
+    )
+
+
+def _partition_snapshot(brokers: BrokerMetadata, name: TopicPartition, now: TopicStatus) -> PartitionSnapshot:
+    """Return the snapshot of one partition."""
+    folded = brokers.folded_partition(name)
+    view = broker_view(folded.cache, name)
+    return PartitionSnapshot(
+        partition=name.partition,
+        folded=base64.b64encode(pack_fold(folded.cache, folded.findings)).decode(),
+        lineage=view.lineage,
+        start_offset=view.links[0].first if view.links else 0,
+        end_offset=view.links[-1].last if view.links else -1,
+        log_start=now.log_starts.get(name.partition, -1),
+        last_stable=now.last_stable.get(name.partition, -1),
+    )
+
+
+def save_metadata_snapshot(store: ObjectStore, snapshot: MetadataSnapshot) -> str:
+    """Create the snapshot's object and return its key. Raises StoreError, or UsageError if the key holds another snapshot."""
+    data = zlib.compress(snapshot.model_dump_json().encode(), _ZLIB_LEVEL)
+    key = f"{PREFIX}{snapshot.taken_ms:020d}.json.z"
+    try:
+        store.create(key, data)
+    except AlreadyExists:
+        if store.get(key) != data:
+            raise UsageError(f"{store.url}/{key} exists already", hint="Run the command again") from None
+    return key
+
+
+def latest_metadata_snapshot(store: ObjectStore) -> MetadataSnapshot:
+    """Read the latest snapshot. Raises UsageError if there is none, and BadData if it cannot be read."""
+    key = max((info.key for info in store.list(PREFIX)), default="")
+    if not key:
+        raise UsageError(
+            f"no broker is named, and there is no metadata snapshot in {store.url}",
+            hint="Set bootstrap_servers under [kafka], or let `topics snapshot` run where brokers can be reached",
+        )
+    where = f"{store.url}/{key}"
+    try:
+        snapshot = MetadataSnapshot.model_validate_json(zlib.decompress(store.get(key)))
+    except (zlib.error, ValidationError) as error:
+        raise BadData("it is no metadata snapshot, or it is damaged", segment=where, hint="Run `topics snapshot` again") from error
+    if snapshot.format != STATE_FORMAT:
+        said = f"it is of format {snapshot.format}, this program knows {STATE_FORMAT}"
+        raise BadData(said, segment=where, hint="Run `topics snapshot` again, with this version")
+    return snapshot
+
+
+class SnapshotBrokerMetadata:
+    """Broker metadata from a snapshot. Implements BrokerMetadata and never changes."""
+
+    def __init__(self, snapshot: MetadataSnapshot, patterns: Sequence[str], where: str) -> None:
+        """Select the topics that ``patterns`` match. Raises UsageError if there are no patterns."""
+        self.where = where
+        self.taken_ms = snapshot.taken_ms
+        self._snapshot = snapshot
+        wanted = set(matching_topics(patterns, [topic.topic for topic in snapshot.topics]))
+        self._topics = {topic.topic: topic for topic in snapshot.topics if topic.topic in wanted}
+        self._partitions = {
+            TopicPartition(topic.topic, one.partition): (topic, one) for topic in self._topics.values() for one in topic.partitions
+        }
+
+    def cluster_id(self) -> str:
+        return self._snapshot.cluster_id
+
+    def refresh(self, *, within_s: float = METADATA_MAX_AGE_S, topics_within_s: float | None = None) -> None:
+        """Do nothing: a snapshot never changes."""
+
+    def partition_versions(self) -> Mapping[TopicPartition, PartitionVersion]:
+        return {
+            name: PartitionVersion(uuid_bytes(topic.topic_id), self.folded_partition(name).cache.applied)
+            for name, (topic, _) in self._partitions.items()
+        }
+
+    def partition_names(self) -> list[TopicPartition]:
+        return sorted(self._partitions)
+
+    def topic_ids(self) -> Mapping[str, str]:
+        return {name: topic.topic_id for name, topic in self._topics.items()}
+
+    def topic_status(self, name: str) -> TopicStatus:
+        topic = self._topics[name]
+        starts = {one.partition: one.log_start for one in topic.partitions if one.log_start >= 0}
+        stable = {one.partition: one.last_stable for one in topic.partitions if one.last_stable >= 0}
+        chosen = {name: topic.settings[name] for name in topic.chosen if name in topic.settings}
+        return TopicStatus(uuid_bytes(topic.topic_id), starts, stable, topic.settings, chosen)
+
+    def folded_partition(self, name: TopicPartition) -> FoldedPartition:
+        if name not in self._partitions:
+            raise UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")
+        return _unpack_partition(*self._partitions[name])
+
+    def is_incomplete(self) -> bool:
+        """Return False: a snapshot is taken from complete metadata only."""
+        return False
+
+    def deleted_topic_partitions(self) -> list[TopicIdPartition]:
+        """Return an empty list: a snapshot holds only topics that existed when it was taken."""
+        return []
+
+    def cluster_problem(self) -> str:
+        """Return an empty string: nothing is compacted from a snapshot."""
+        return ""
+
+
+def _unpack_partition(topic: TopicSnapshot, one: PartitionSnapshot) -> FoldedPartition:
+    """Decode the segments of a partition snapshot."""
+    name = TopicIdPartition(uuid_bytes(topic.topic_id), topic.topic, one.partition)
+    cache, findings = unpack_fold(base64.b64decode(one.folded), name)
+    return FoldedPartition(cache, findings, len(findings))

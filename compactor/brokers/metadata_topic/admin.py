@@ -1,0 +1,267 @@
+"""Facts about a Kafka cluster: brokers, topic ids, leaders, offsets, settings with their source, permissions.
+
+If the user lacks a permission, the answer contains a MissingRight and the fact is absent; it is never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compactor.brokers.metadata_topic.codec import TOPIC, TopicIdPartition
+from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
+from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, load_confluent_kafka
+from compactor.errors import Refused, Unavailable
+
+TOPIC_SETTINGS = (
+    "cleanup.policy", "retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes", "remote.storage.enable",
+    "remote.log.copy.disable", "min.cleanable.dirty.ratio", "delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms",
+    "segment.bytes", "segment.index.bytes", "index.interval.bytes", "message.timestamp.type", "min.insync.replicas",
+    "file.delete.delay.ms",
+)  # fmt: skip
+_SETTING_SOURCES = {1: "topic", 2: "broker", 3: "cluster", 4: "static", 5: "default", 6: "group", 0: "unknown"}
+"""Of librdkafka's ConfigSource. ``topic``: set on the topic itself (Kafka's DYNAMIC_TOPIC_CONFIG)."""
+_VERSION_SETTING = "inter.broker.protocol.version"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting's value and its source: topic, broker, cluster, static (server.properties) or default."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
+class MissingRight:
+    """A Kafka permission that this user lacks, and what it is needed for."""
+
+    resource: str
+    operation: str
+    needed_for: str
+
+    def __str__(self) -> str:
+        return f"{self.operation} on {self.resource} is not allowed: {self.needed_for}"
+
+
+@dataclass(frozen=True)
+class BrokerFacts:
+    """A broker's id, address and version. version: major and minor, or empty if it may not be read.
+
+    Kafka 3 reports it as the default of inter.broker.protocol.version; Kafka 4 has no such setting, so its version is "4".
+    """
+
+    id: int
+    address: str
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """Cluster id, brokers, and permissions that were missing to describe them."""
+
+    cluster_id: str
+    brokers: tuple[BrokerFacts, ...]
+    missing_rights: tuple[MissingRight, ...] = ()
+
+
+@dataclass(frozen=True)
+class LeaderFacts:
+    """Leader and offsets of a partition. leader, leader_epoch and offsets are -1 if unknown."""
+
+    leader: int
+    leader_epoch: int
+    log_start: int
+    log_end: int
+    last_stable: int
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """Description of a topic. settings: empty if they may not be read. log_end of a partition is its high watermark."""
+
+    topic: str
+    topic_id: bytes
+    partitions: Mapping[int, LeaderFacts]
+    settings: Mapping[str, Setting]
+    missing_rights: tuple[MissingRight, ...] = ()
+
+    def partition_id(self, partition: int) -> TopicIdPartition:
+        """Return the TopicIdPartition of a partition of this topic."""
+        return TopicIdPartition(self.topic_id, self.topic, partition)
+
+    def topic_level_settings(self) -> Mapping[str, str]:
+        """Return the settings that are set on the topic itself. They take precedence over this program's configuration."""
+        return {name: setting.value for name, setting in self.settings.items() if setting.source == "topic"}
+
+
+class KafkaAdmin:
+    """Kafka admin client. All of its requests but ``delete_records`` only read. Connects on first use.
+
+    All methods raise Unavailable, and Refused (TLS, login, no such topic, no permission to describe it).
+    """
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._timeout_s = connection.timeout_s
+        self._session = AdminSession(connection)
+        self._versions: dict[int, str] = {}
+
+    def describe_cluster(self) -> ClusterFacts:
+        """Return the cluster id and the brokers with their versions."""
+        admin = self._session.client
+        timeout = self._timeout_s
+        described = self._session.request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
+        versions: dict[int, str] = {}
+        missing = []
+        for node in described.nodes:
+            try:
+                versions[node.id] = _broker_version(self._describe_settings("BROKER", [str(node.id)])[str(node.id)])
+            except Refused as error:
+                missing = [MissingRight("the cluster", "DESCRIBE_CONFIGS", f"versions of brokers are unknown ({error.message})")]
+            except Unavailable:
+                if node.id not in self._versions:
+                    raise
+                versions[node.id] = self._versions[node.id]  # it has just died, and is still listed
+        self._versions |= versions
+        brokers = tuple(BrokerFacts(node.id, f"{node.host}:{node.port}", versions.get(node.id, "")) for node in described.nodes)
+        return ClusterFacts(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
+
+    def describe_topics(self, names: Sequence[str], *, write: bool = False) -> dict[str, TopicFacts]:
+        """Return partitions, offsets and settings of these topics. write: report a missing permission to append, too."""
+        if not names:
+            return {}
+        kafka = load_confluent_kafka()
+        admin = self._session.client
+        wanted = kafka.TopicCollection(list(names))
+        timeout = self._timeout_s
+        described = self._session.request(
+            f"describe {', '.join(names)}",
+            lambda: admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=timeout),
+        )
+        offsets = self._leader_offsets(
+            {name: [one.id for one in topic.partitions if one.leader is not None] for name, topic in described.items()}
+        )
+        settings = self._topic_settings(list(described))
+        return {name: self._topic_facts(name, topic, offsets, settings[name], write=write) for name, topic in described.items()}
+
+    def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
+        """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered. write: like
+        describe_topics.
+        """
+        return self.describe_topics([TOPIC], write=write)[TOPIC]
+
+    def delete_records(self, topic: str, partition: int, offset: int) -> int:
+        """Ask the partition's leader to delete the records below an offset (DeleteRecords), and return its new log start offset."""
+        admin, timeout = self._session.client, self._timeout_s
+        wanted = load_confluent_kafka().TopicPartition(topic, partition, offset)
+        what = f"delete the records of {topic}-{partition} below offset {offset}"
+        found = self._session.request(what, lambda: admin.delete_records([wanted], request_timeout=timeout))
+        return int(next(iter(found.values())).low_watermark)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._session.close()
+
+    def _topic_facts(
+        self,
+        name: str,
+        topic: Any,
+        offsets: Mapping[tuple[str, int], LeaderFacts],
+        found: Mapping[str, Setting] | Refused,
+        *,
+        write: bool,
+    ) -> TopicFacts:
+        """Combine the answers about one topic."""
+        allowed = {operation.name for operation in topic.authorized_operations or ()}
+        needed = {"READ": "its records cannot be read"} | ({"WRITE": "nothing can be published"} if write else {})
+        missing = [MissingRight(f"topic {name}", right, why) for right, why in needed.items() if allowed and right not in allowed]
+        settings: Mapping[str, Setting] = {}
+        if isinstance(found, Refused):
+            missing.append(MissingRight(f"topic {name}", "DESCRIBE_CONFIGS", f"its settings are unknown ({found.message})"))
+        else:
+            settings = found
+        partitions = {}
+        for one in topic.partitions:
+            at = offsets.get((name, one.id), LeaderFacts(-1, -1, -1, -1, -1))
+            leader = -1 if one.leader is None else one.leader.id
+            partitions[one.id] = LeaderFacts(leader, at.leader_epoch, at.log_start, at.log_end, at.last_stable)
+        return TopicFacts(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
+
+    def _leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], LeaderFacts]:
+        """Return offsets and leader epoch of partitions whose leader answers."""
+        kafka = load_confluent_kafka()
+        spec, isolation = kafka.admin.OffsetSpec, kafka.IsolationLevel
+        wanted = [kafka.TopicPartition(name, number) for name, numbers in partitions.items() for number in numbers]
+        if not wanted:
+            return {}
+        asked = (
+            self._list_offsets(wanted, spec.earliest(), isolation.READ_UNCOMMITTED),
+            self._list_offsets(wanted, spec.latest(), isolation.READ_UNCOMMITTED),
+            self._list_offsets(wanted, spec.latest(), isolation.READ_COMMITTED),
+        )
+        found = {}
+        for where in wanted:
+            start, end, stable = (answers[where.topic, where.partition] for answers in asked)
+            if min(start.offset, end.offset, stable.offset) < 0:
+                continue  # librdkafka's own number beside the answers of others: this leader has given none
+            epoch = end.leader_epoch if end.leader_epoch is not None else -1
+            found[where.topic, where.partition] = LeaderFacts(-1, epoch, start.offset, end.offset, stable.offset)
+        return found
+
+    def _list_offsets(self, wanted: Sequence[Any], spec: Any, isolation: Any) -> dict[tuple[str, int], Any]:
+        """Return the answers to one ListOffsets request by topic and partition."""
+        admin = self._session.client
+        requests = dict.fromkeys(wanted, spec)
+        timeout = self._timeout_s
+        found = self._session.request(
+            "list offsets", lambda: admin.list_offsets(requests, isolation_level=isolation, request_timeout=timeout)
+        )
+        return {(at.topic, at.partition): answer for at, answer in found.items()}
+
+    def _topic_settings(self, names: Sequence[str]) -> dict[str, dict[str, Setting] | Refused]:
+        """Return the settings of topics, in one request, or one request per topic if the cluster refuses the joint one."""
+        try:
+            return dict(self._describe_settings("TOPIC", names))
+        except Refused as error:
+            if len(names) == 1:
+                return {names[0]: error}
+        return {name: found for one in names for name, found in self._topic_settings([one]).items()}
+
+    def _describe_settings(self, kind: str, names: Sequence[str]) -> dict[str, dict[str, Setting]]:
+        """Return the settings of topics (only TOPIC_SETTINGS) or brokers (all)."""
+        kafka = load_confluent_kafka()
+        resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[kind], name) for name in names]
+        admin = self._session.client
+        timeout = self._timeout_s
+        what = f"settings of {kind.lower()} {', '.join(names)}"
+        found = self._session.request(what, lambda: admin.describe_configs(resources, request_timeout=timeout))
+        return {resource.name: _parse_settings(entries, kind) for resource, entries in found.items()}
+
+
+def metadata_topic_problem(facts: TopicFacts) -> str:
+    """Return why nothing may be written to this metadata topic, or an empty string. An unknown setting counts as a problem."""
+    wanted = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+    for name, value in wanted.items():
+        setting = facts.settings.get(name)
+        if setting is None:
+            return f"{name} of {facts.topic} is unknown: it must be {value}"
+        if setting.value != value:
+            mend = f"kafka-configs --alter --topic {facts.topic} --add-config {name}={value}"
+            return f"{name} of {facts.topic} is {setting.value}, it must be {value} or segments get lost in it ({mend})"
+    lost = [number for number, one in facts.partitions.items() if one.log_start > 0]
+    return f"{facts.topic} has lost its beginning in partitions {lost}" if lost else ""
+
+
+def _parse_settings(entries: Mapping[str, Any], kind: str) -> dict[str, Setting]:
+    """Convert the client's answer to settings: all of a broker, TOPIC_SETTINGS of a topic."""
+    wanted = entries if kind == "BROKER" else [entry for entry in TOPIC_SETTINGS if entry in entries]
+    return {entry: Setting(entries[entry].value or "", _SETTING_SOURCES.get(entries[entry].source, "unknown")) for entry in wanted}
+
+
+def _broker_version(settings: Mapping[str, Setting]) -> str:
+    """Return the version from a broker's settings, like 3.9 for "3.9-IV0". A pinned protocol version is a lower bound."""
+    if not settings:
+        return ""
+    said = settings.get(_VERSION_SETTING)
+    return said.value.split("-")[0] if said is not None and said.value else "4"

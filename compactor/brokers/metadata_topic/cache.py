@@ -1,0 +1,279 @@
+"""Segment metadata of one partition, folded as brokers do (Kafka's RemoteLogMetadataCache and RemoteLogLeaderEpochState, 3.7 to 4.x).
+
+Records are applied in order, each once (``applied`` is the metadata topic offset of the last one). A record that brokers drop with a
+log line results in a Finding; a record at which a broker's consumer stops raises BadData.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, MutableMapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from checkpoint.lineage import EpochEntry
+from compactor.brokers.metadata_topic.codec import (
+    TOPIC,
+    MetadataRecord,
+    PartitionDeleteState,
+    RemoteLogSegmentMetadataRecord,
+    RemoteLogSegmentMetadataUpdateRecord,
+    TopicIdPartition,
+)
+from compactor.errors import BadData
+from compactor.model.ids import segment_id
+from compactor.model.segment import TRANSITIONS, SegmentState
+
+MAX_FINISHED_IDS = 4096
+"""How many finished ids a partition remembers, newest last: a zombie's late records come within its delivery timeout, not years later."""
+
+
+class FindingKind(StrEnum):
+    """Kinds of records that brokers drop or should not have received."""
+
+    DROPPED_TRANSITION = "dropped-transition"
+    """An ERROR line in every broker's log, again at every replay."""
+    UNKNOWN_SEGMENT = "unknown-segment"
+    """An update of an id that nobody introduced, or that is finished."""
+    REVIVED = "revived"
+    """A finished id was introduced again: its objects are gone or about to be."""
+
+
+class Finding(NamedTuple):
+    """A metadata record that had no effect or an unwanted one. offset: in the metadata topic. segment_id: 16 bytes."""
+
+    kind: FindingKind
+    partition: TopicIdPartition
+    segment_id: bytes
+    offset: int
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.partition}, segment {segment_id(self.segment_id)}, record at {self.offset}: {self.detail}"
+
+
+class Hole(NamedTuple):
+    """Offsets [first, last] of a leader epoch that were tiered and that no lookup finds: consumers get OFFSET_OUT_OF_RANGE."""
+
+    epoch: int
+    first: int
+    last: int
+
+
+class LeaderEpochState:
+    """Segments of one leader epoch (Kafka's RemoteLogLeaderEpochState).
+
+    starts, ids: start offsets within this epoch, ascending, and segment ids (16 bytes) of readable segments.
+    unreferenced: ids of segments that no lookup finds.
+    highest: largest offset that was tiered in this epoch, or None.
+    """
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ids: list[bytes] = []
+        self.unreferenced: dict[bytes, None] = {}
+        self.highest: int | None = None
+
+    def floor_segment_id(self, offset: int) -> bytes | None:
+        """Return the id of the readable segment with the largest start at or below ``offset``, or None."""
+        at = bisect_right(self.starts, offset) - 1
+        return self.ids[at] if at >= 0 else None
+
+    def copy_started(self, raw_id: bytes) -> None:
+        """Add a segment whose copy has started to the unreferenced ones."""
+        self.unreferenced[raw_id] = None
+
+    def copy_finished(self, start: int, raw_id: bytes, epoch_end: int) -> None:
+        """Make a segment readable.
+
+        If it reaches the epoch's highest offset, all segments that begin at or after ``start`` become unreferenced.
+
+        :param epoch_end: the segment's last offset in this epoch, inclusive.
+        """
+        while self.starts and self.starts[-1] >= start and self.highest is not None and self.highest <= epoch_end:
+            self.starts.pop()
+            self.unreferenced[self.ids.pop()] = None
+        at = bisect_left(self.starts, start)
+        if at < len(self.starts) and self.starts[at] == start:
+            self.ids[at] = raw_id  # whoever was there is in no list of this epoch from here
+        else:
+            self.starts.insert(at, start)
+            self.ids.insert(at, raw_id)
+        self.unreferenced.pop(raw_id, None)
+        if self.highest is None or epoch_end > self.highest:
+            self.highest = epoch_end
+
+    def delete_started(self, start: int, raw_id: bytes) -> None:
+        """Make a segment unreadable."""
+        at = bisect_left(self.starts, start)
+        if at < len(self.starts) and self.starts[at] == start and self.ids[at] == raw_id:
+            del self.starts[at], self.ids[at]
+        self.unreferenced[raw_id] = None
+
+    def delete_finished(self, raw_id: bytes) -> None:
+        """Forget a segment."""
+        self.unreferenced.pop(raw_id, None)
+
+    def copy(self) -> LeaderEpochState:
+        """Return an independent copy."""
+        other = LeaderEpochState()
+        other.starts, other.ids, other.unreferenced = list(self.starts), list(self.ids), dict(self.unreferenced)
+        other.highest = self.highest
+        return other
+
+
+class RemoteLogMetadataCache:
+    """Segments of one partition by id and by leader epoch, computed from metadata records.
+
+    :param partition: records of other partitions raise ValueError.
+    :param segments: mapping that stores the segments by id (16 bytes).
+    """
+
+    def __init__(self, partition: TopicIdPartition, segments: MutableMapping[bytes, RemoteLogSegmentMetadataRecord] | None = None) -> None:
+        self.partition = partition
+        self.applied = -1
+        self.segments: MutableMapping[bytes, RemoteLogSegmentMetadataRecord] = {} if segments is None else segments
+        self.epochs: dict[int, LeaderEpochState] = {}
+        self.finished: dict[bytes, None] = {}
+        self.deletion: PartitionDeleteState | None = None
+
+    def copy(self) -> RemoteLogMetadataCache:
+        """Return an independent copy, to try records on."""
+        other = RemoteLogMetadataCache(self.partition)
+        other.applied, other.deletion = self.applied, self.deletion
+        other.segments, other.finished = dict(self.segments), dict(self.finished)
+        other.epochs = {epoch: state.copy() for epoch, state in self.epochs.items()}
+        return other
+
+    def apply(self, record: MetadataRecord, offset: int, *, topic: str = TOPIC) -> Finding | None:
+        """Apply one record, and return a Finding if brokers would drop it. Raises BadData if brokers would stop at it.
+
+        :param offset: of the record in the metadata topic; records at or below ``applied`` are ignored.
+        :param topic: name of the metadata topic partition, for messages.
+        """
+        if record.partition.topic_id != self.partition.topic_id or record.partition.partition != self.partition.partition:
+            raise ValueError(f"a record of {record.partition} for {self.partition}")
+        if offset <= self.applied:
+            return None
+        finding = None
+        if isinstance(record, RemoteLogSegmentMetadataRecord):
+            finding = self._introduce_segment(record, offset)
+        elif isinstance(record, RemoteLogSegmentMetadataUpdateRecord):
+            finding = self._update_segment(record, offset, topic)
+        else:
+            self.deletion = record.state
+            if record.state is PartitionDeleteState.DELETE_PARTITION_FINISHED:
+                self.segments.clear()
+                self.epochs.clear()
+        self.applied = offset
+        return finding
+
+    def find_segment(self, epoch: int, offset: int) -> RemoteLogSegmentMetadataRecord | None:
+        """Return the readable segment for an offset of this epoch, or None (Kafka's remoteLogSegmentMetadata)."""
+        state = self.epochs.get(epoch)
+        raw_id = state.floor_segment_id(offset) if state else None
+        found = self.segments.get(raw_id) if raw_id else None
+        return found if found is not None and offset <= last_offset_of_epoch(found, epoch) else None
+
+    def list_all(self) -> list[RemoteLogSegmentMetadataRecord]:
+        """Return all segments that are not deleted, in the order of introduction (Kafka's listAllRemoteLogSegments)."""
+        return list(self.segments.values())
+
+    def referenced_segments(self) -> dict[bytes, RemoteLogSegmentMetadataRecord]:
+        """Return the segments that some lookup can find, by id."""
+        ids = {raw_id for state in self.epochs.values() for raw_id in state.ids}
+        return {raw_id: found for raw_id, found in self.segments.items() if raw_id in ids}
+
+    def lookup_holes(self) -> Iterator[Hole]:
+        """Yield tiered offsets that lookups do not find because a readable segment ends before the next one begins.
+
+        Offsets before an epoch's first readable segment are not reported, because retention has deleted them.
+        """
+        for epoch, state in sorted(self.epochs.items()):
+            for at, (start, raw_id) in enumerate(zip(state.starts, state.ids, strict=True)):
+                last = at + 1 == len(state.starts)
+                needed = state.highest if last else state.starts[at + 1] - 1
+                reached = last_offset_of_epoch(self.segments[raw_id], epoch) if raw_id in self.segments else start - 1
+                if needed is not None and reached < needed:
+                    yield Hole(epoch, max(start, reached + 1), needed)
+
+    def _introduce_segment(self, record: RemoteLogSegmentMetadataRecord, offset: int) -> Finding | None:
+        """Apply a record that introduces a segment."""
+        existing = self.segments.get(record.segment_id)
+        if existing is not None and existing.state is not record.state:
+            return self._dropped_transition_finding(existing.state, record.state, record.segment_id, offset)
+        for epoch, _ in epoch_starts(record):
+            self.epochs.setdefault(epoch, LeaderEpochState()).copy_started(record.segment_id)
+        self.segments[record.segment_id] = record
+        if record.segment_id in self.finished:
+            said = "a segment whose deletion was finished is introduced again"
+            return Finding(FindingKind.REVIVED, self.partition, record.segment_id, offset, said)
+        return None
+
+    def _update_segment(self, update: RemoteLogSegmentMetadataUpdateRecord, offset: int, topic: str) -> Finding | None:
+        """Apply a record that changes a segment's state."""
+        existing = self.segments.get(update.segment_id)
+        if existing is None:
+            what = "is finished" if update.segment_id in self.finished else "was never introduced"
+            said = f"{update.state} of a segment that {what}"
+            return Finding(FindingKind.UNKNOWN_SEGMENT, self.partition, update.segment_id, offset, said)
+        if update.state is not existing.state and update.state not in TRANSITIONS[existing.state]:
+            return self._dropped_transition_finding(existing.state, update.state, update.segment_id, offset)
+        if update.state is SegmentState.COPY_SEGMENT_STARTED:
+            raise BadData(
+                f"segment {update.id} of {self.partition} is updated to COPY_SEGMENT_STARTED",
+                segment=topic,
+                offset=offset,
+                hint="Brokers stop reading the topic at such a record, and again at every restart",
+            )
+        found = existing.updated(update)
+        for epoch, start in epoch_starts(found):
+            state = self.epochs.setdefault(epoch, LeaderEpochState())
+            if update.state is SegmentState.COPY_SEGMENT_FINISHED:
+                state.copy_finished(start, update.segment_id, last_offset_of_epoch(found, epoch))
+            elif update.state is SegmentState.DELETE_SEGMENT_STARTED:
+                state.delete_started(start, update.segment_id)
+            else:
+                state.delete_finished(update.segment_id)
+        if update.state is SegmentState.DELETE_SEGMENT_FINISHED:
+            del self.segments[update.segment_id]
+            self._remember_finished_id(update.segment_id)
+        else:
+            self.segments[update.segment_id] = found
+        return None
+
+    def _dropped_transition_finding(self, before: SegmentState, after: SegmentState, raw_id: bytes, offset: int) -> Finding:
+        """Return the finding for an invalid state transition."""
+        said = f"{before} cannot become {after}; brokers drop the record with an ERROR line"
+        return Finding(FindingKind.DROPPED_TRANSITION, self.partition, raw_id, offset, said)
+
+    def _remember_finished_id(self, raw_id: bytes) -> None:
+        """Remember the id of a deleted segment; only the newest MAX_FINISHED_IDS are remembered."""
+        self.finished.pop(raw_id, None)
+        self.finished[raw_id] = None
+        while len(self.finished) > MAX_FINISHED_IDS:
+            del self.finished[next(iter(self.finished))]
+
+    def __str__(self) -> str:
+        return f"{self.partition}: {len(self.segments)} segments"
+
+
+def epoch_starts(segment: RemoteLogSegmentMetadataRecord) -> list[tuple[int, int]]:
+    """Return the segment's leader epochs and their first offsets in it, sorted by epoch."""
+    entries = segment.leader_epochs
+    if len(entries) == 1:
+        return [(entries[0].epoch, entries[0].start_offset)]
+    return sorted({entry.epoch: entry.start_offset for entry in entries}.items())
+
+
+def last_offset_of_epoch(segment: RemoteLogSegmentMetadataRecord, epoch: int) -> int:
+    """Return the last offset, inclusive, that the segment has of this leader epoch."""
+    for later, start in epoch_starts(segment):
+        if later > epoch:
+            return start - 1
+    return segment.end_offset
+
+
+def segment_lineage(segment: RemoteLogSegmentMetadataRecord) -> tuple[EpochEntry, ...]:
+    """Return the leader epochs of a segment with the first offset of each."""
+    return tuple(EpochEntry(epoch, start) for epoch, start in epoch_starts(segment))

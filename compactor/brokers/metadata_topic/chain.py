@@ -1,0 +1,171 @@
+"""Lookups of a broker in the segment metadata: which segment it reads for each offset, given a leader epoch lineage.
+
+Follows Kafka's RemoteLogManager (4.x). ``lineage`` is the partition's leader epoch cache, ascending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from checkpoint.lineage import EpochEntry, first_divergent_offset
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
+from compactor.constants import MAX_OFFSET
+from compactor.errors import BadData
+from compactor.model.ids import TopicPartition
+
+
+class Link(NamedTuple):
+    """A segment and the offsets [first, last] for which a broker reads it."""
+
+    segment: RemoteLogSegmentMetadataRecord
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class BrokerView:
+    """The segments that readers of one partition find, as the brokers' metadata say.
+
+    links: ascending by offset.
+    lineage: the leader epochs with which the segments were looked up.
+    metadata_offset: offset in the metadata topic of the last record that was applied; -1 if there is none.
+    """
+
+    links: Sequence[Link]
+    lineage: tuple[EpochEntry, ...]
+    metadata_offset: int = -1
+
+
+def broker_view(cache: RemoteLogMetadataCache, name: TopicPartition) -> BrokerView:
+    """Return the segments that readers find with the lineage that the tier's own segments give.
+
+    Raises BadData if a segment has a negative size.
+    """
+    lineage = lineage_from_segments(cache)
+    links = tuple(whole_segment_chain(lookup_chain(cache, lineage), lineage))
+    if any(link.segment.size_bytes < 0 for link in links):
+        raise BadData(f"{name}: metadata has a segment of a negative size")
+    return BrokerView(links, lineage, cache.applied)
+
+
+def epoch_for_offset(lineage: Sequence[EpochEntry], offset: int) -> int | None:
+    """Return the leader epoch of an offset, or None if the lineage begins later (Kafka's LeaderEpochFileCache.epochForOffset)."""
+    previous = None
+    for entry in lineage:
+        if entry.start_offset == offset:
+            return entry.epoch
+        if entry.start_offset > offset:
+            return previous
+        previous = entry.epoch
+    return previous
+
+
+def lookup_chain(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[Link]:
+    """Return which segment a broker reads for each offset, ascending, one link per range.
+
+    Offsets between links have no segment.
+    """
+    links: list[Link] = []
+    for epoch, first, last in _epoch_ranges(lineage):
+        state = cache.epochs.get(epoch)
+        if state is None:
+            continue
+        ends = [*(start - 1 for start in state.starts[1:]), MAX_OFFSET][: len(state.starts)]
+        for start, raw_id, end in zip(state.starts, state.ids, ends, strict=True):
+            segment = cache.segments.get(raw_id)
+            if segment is None:
+                continue
+            begin, until = max(start, first), min(end, last, last_offset_of_epoch(segment, epoch))
+            if begin > until:
+                continue
+            if links and links[-1].segment.segment_id == raw_id and links[-1].last == begin - 1:
+                begin = links.pop().first
+            links.append(Link(segment, begin, until))
+    return links
+
+
+def whole_segment_chain(links: Sequence[Link], lineage: Sequence[EpochEntry]) -> list[Link]:
+    """Merge links so that each segment occurs once and is read from its own start. Readers of whole segments and compaction use this.
+
+    Brokers look up each leader epoch separately, so a segment can be left for another one and return where the next epoch begins. If a
+    segment continues the previous link and also holds earlier offsets of the same log, it replaces that link, because the records are
+    equal.
+    """
+    chained: list[Link] = []
+    for link in links:
+        begin = link.segment.start_offset
+        if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _has_lineage_epochs(link, lineage):
+            while chained and chained[-1].first >= begin:
+                chained.pop()
+            if chained and chained[-1].last >= begin:
+                chained[-1] = chained[-1]._replace(last=begin - 1)
+            chained.append(link._replace(first=begin))
+        else:
+            chained.append(link)
+    return chained
+
+
+def _has_lineage_epochs(link: Link, lineage: Sequence[EpochEntry]) -> bool:
+    """Return whether the segment has the lineage's epochs up to the offset from which it is read."""
+    own = [EpochEntry(epoch, start) for epoch, start in epoch_starts(link.segment) if start <= link.first]
+    known = [entry for entry in lineage if entry.start_offset <= link.first]
+    begin = max(own[0].start_offset, known[0].start_offset) if own and known else link.first
+    return first_divergent_offset(own, link.first + 1, known, link.first + 1) is None and begin == link.segment.start_offset
+
+
+def lineage_from_segments(cache: RemoteLogMetadataCache) -> tuple[EpochEntry, ...]:
+    """Derive the leader epoch lineage from the tier's readable segments, without asking a broker.
+
+    As in Kafka's LeaderEpochFileCache, an epoch that begins at or above the start of a later one is not part of the log. The epoch before
+    another one is taken from a segment that holds both, else it is the next lower one. Epochs without tiered records are missing.
+    """
+    begins = {epoch: state.starts[0] for epoch, state in cache.epochs.items() if state.starts}
+    before = _preceding_epochs(cache)
+    entries: list[EpochEntry] = []
+    epoch = max(begins, default=None)
+    while epoch is not None:
+        entries.append(EpochEntry(epoch, begins[epoch]))
+        lower = [each for each in begins if each < epoch and begins[each] < begins[epoch]]
+        epoch = max((each for each in before.get(epoch, ()) if each in lower), default=max(lower, default=None))
+    return tuple(reversed(entries))
+
+
+def _preceding_epochs(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
+    """Return, for each leader epoch, the epochs that directly precede it in some readable segment."""
+    found: dict[int, set[int]] = {}
+    # Whoever has the end of one epoch and the beginning of the next is the last of the one or the first of the other.
+    edges = {raw_id for state in cache.epochs.values() for raw_id in (*state.ids[:1], *state.ids[-1:])}
+    for segment in (cache.segments[raw_id] for raw_id in edges if raw_id in cache.segments):
+        for (lower, _), (epoch, _) in pairwise(without_empty_epochs(epoch_starts(segment))):
+            found.setdefault(epoch, set()).add(lower)
+    return found
+
+
+def offset_gaps(links: Sequence[Link]) -> list[tuple[int, int]]:
+    """Return the offset ranges (first, last), both inclusive, between links. Consumers that request them are reset."""
+    return [(one.last + 1, two.first - 1) for one, two in pairwise(links) if two.first > one.last + 1]
+
+
+def without_empty_epochs(lineage: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Drop leader epochs without records (Kafka's buildFilteredLeaderEpochMap).
+
+    Of epochs that begin at the same offset, only the last one stays.
+    """
+    return [entry for at, entry in enumerate(lineage) if at + 1 == len(lineage) or lineage[at + 1][1] != entry[1]]
+
+
+def _epoch_ranges(lineage: Sequence[EpochEntry]) -> Iterator[tuple[int, int, int]]:
+    """Yield (epoch, first offset, last offset), ascending, as epoch_for_offset assigns offsets to epochs."""
+    for at, entry in enumerate(lineage):
+        last = lineage[at + 1].start_offset - 1 if at + 1 < len(lineage) else MAX_OFFSET
+        if last < entry.start_offset and at + 1 < len(lineage) and (at == 0 or lineage[at - 1].start_offset < entry.start_offset):
+            last = entry.start_offset  # an exact match is the first epoch that begins there
+        first = entry.start_offset
+        if at and lineage[at - 1].start_offset == first:
+            first += 1
+        if first <= last:
+            yield entry.epoch, first, last

@@ -1,0 +1,426 @@
+"""Serialization of ``__remote_log_metadata`` values (Kafka's RemoteLogMetadataSerde and its message schemas).
+
+A value is three unsigned varints (frame version 1, api key, version 0), followed by one message in Kafka's flexible encoding.
+Unknown tagged fields are preserved, so that a decoded value encodes to the same bytes. A value at which a broker's consumer would stop
+raises BadData with the topic offset, the position within the value, and the bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from checkpoint.lineage import EpochEntry
+from compactor.errors import BadData
+from compactor.model.ids import TopicPartition, segment_id
+from compactor.model.segment import SegmentState
+
+TOPIC = "__remote_log_metadata"
+SEGMENT_METADATA, SEGMENT_UPDATE, PARTITION_DELETE, SEGMENT_SNAPSHOT = 0, 1, 2, 3
+_FRAME_VERSION, _VERSION = 1, 0
+_TXN_INDEX_EMPTY = 0
+_MAX_BYTES_SHOWN = 64
+_STATES = tuple(SegmentState)
+_STATE_IDS = {state: number for number, state in enumerate(_STATES)}
+_SEGMENT_FIELDS = struct.Struct(">qqiqq")
+_EPOCH = struct.Struct(">iq")
+_BROKER_AND_TIME = struct.Struct(">iq")
+
+Tags = tuple[tuple[int, bytes], ...]
+"""Tagged fields in their order: number and bytes."""
+
+
+class PartitionDeleteState(StrEnum):
+    """State of the deletion of a partition's tier (Kafka's RemotePartitionDeleteState)."""
+
+    DELETE_PARTITION_MARKED = "DELETE_PARTITION_MARKED"
+    DELETE_PARTITION_STARTED = "DELETE_PARTITION_STARTED"
+    DELETE_PARTITION_FINISHED = "DELETE_PARTITION_FINISHED"
+
+
+_DELETE_STATES = tuple(PartitionDeleteState)
+_DELETE_STATE_IDS = {state: number for number, state in enumerate(_DELETE_STATES)}
+
+
+class TopicIdPartition(NamedTuple):
+    """A partition of a topic with a given topic id (Kafka's TopicIdPartition). topic_id: 16 bytes."""
+
+    topic_id: bytes
+    topic: str
+    partition: int
+
+    @property
+    def name(self) -> TopicPartition:
+        """Return topic name and partition number."""
+        return TopicPartition(self.topic, self.partition)
+
+    def __str__(self) -> str:
+        return f"{uuid_text(self.topic_id)}:{self.topic}-{self.partition}"
+
+
+class RemoteLogSegmentMetadataRecord(NamedTuple):
+    """Introduces a segment (api key 0). Segments in later states are stored in this form, too.
+
+    segment_id: 16 bytes. end_offset: inclusive. leader_epochs: at least one.
+    nested: unknown tagged fields of TopicIdPartition, RemoteLogSegmentId and each leader epoch, in this order; empty if there are none.
+    """
+
+    partition: TopicIdPartition
+    segment_id: bytes
+    start_offset: int
+    end_offset: int
+    broker_id: int
+    max_timestamp_ms: int
+    event_timestamp_ms: int
+    leader_epochs: tuple[EpochEntry, ...]
+    size_bytes: int
+    custom_metadata: bytes | None = None
+    state: SegmentState = SegmentState.COPY_SEGMENT_STARTED
+    txn_index_empty: bool = False
+    tags: Tags = ()
+    nested: tuple[Tags, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """Return the segment id as Kafka prints it: 22 characters of URL-safe base64."""
+        return segment_id(self.segment_id)
+
+    def updated(self, update: RemoteLogSegmentMetadataUpdateRecord) -> RemoteLogSegmentMetadataRecord:
+        """Return the segment after an update (Kafka's createWithUpdates). Custom metadata is replaced, even by None."""
+        return self._replace(
+            broker_id=update.broker_id,
+            event_timestamp_ms=update.event_timestamp_ms,
+            custom_metadata=update.custom_metadata,
+            state=update.state,
+        )
+
+
+class RemoteLogSegmentMetadataUpdateRecord(NamedTuple):
+    """Moves a segment to its next state (api key 1)."""
+
+    partition: TopicIdPartition
+    segment_id: bytes
+    broker_id: int
+    event_timestamp_ms: int
+    state: SegmentState
+    custom_metadata: bytes | None = None
+    tags: Tags = ()
+    nested: tuple[Tags, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """Return the segment id as 22 characters of URL-safe base64."""
+        return segment_id(self.segment_id)
+
+
+class RemotePartitionDeleteMetadataRecord(NamedTuple):
+    """Reports that a partition's tier is being deleted (api key 2)."""
+
+    partition: TopicIdPartition
+    broker_id: int
+    event_timestamp_ms: int
+    state: PartitionDeleteState
+    tags: Tags = ()
+    nested: tuple[Tags, ...] = ()
+
+
+MetadataRecord = RemoteLogSegmentMetadataRecord | RemoteLogSegmentMetadataUpdateRecord | RemotePartitionDeleteMetadataRecord
+
+
+def uuid_text(raw: bytes) -> str:
+    """Convert 16 bytes to text (Kafka's Uuid.toString)."""
+    return segment_id(raw)
+
+
+def uuid_bytes(text: str) -> bytes:
+    """Convert text to 16 bytes (Kafka's Uuid.fromString). Raises ValueError if it is not a UUID."""
+    raw = base64.urlsafe_b64decode(text + "==")
+    if len(raw) != 16:
+        raise ValueError(f"{text!r} is not an id")
+    return raw
+
+
+def decode_record(value: bytes | None, *, offset: int = -1, topic: str = TOPIC) -> MetadataRecord:
+    """Decode the value of a metadata record. Raises BadData if it is corrupt. offset and topic are for messages."""
+    try:
+        return _decode_value(value)
+    except _InvalidValueError as error:
+        cause, position = error.cause, error.position
+    except (IndexError, struct.error):
+        cause, position = "it is cut short", len(value or b"")
+    raise BadData(
+        f"{cause} ({_describe_bytes(value)})",
+        segment=topic,
+        position=position,
+        offset=offset,
+        hint="Brokers stop reading the topic at such a record, and again at every restart",
+    )
+
+
+def encode_record(record: MetadataRecord) -> bytes:
+    """Encode a metadata record. Raises ValueError for a record that ``decode_record`` would refuse."""
+    if isinstance(record, RemoteLogSegmentMetadataRecord):
+        if record.state is not SegmentState.COPY_SEGMENT_STARTED:
+            raise ValueError("a segment is introduced in COPY_SEGMENT_STARTED")
+        if problem := _segment_problem(record):
+            raise ValueError(problem)
+        return bytes((_FRAME_VERSION, SEGMENT_METADATA, _VERSION)) + pack_segment(record)
+    nested = iter(record.nested)
+    out = bytearray((_FRAME_VERSION, SEGMENT_UPDATE, _VERSION))
+    if isinstance(record, RemoteLogSegmentMetadataUpdateRecord):
+        _append_segment_id(out, record.partition, record.segment_id, next(nested, ()), next(nested, ()))
+        out += _BROKER_AND_TIME.pack(record.broker_id, record.event_timestamp_ms)
+        _append_bytes(out, record.custom_metadata)
+        out.append(_STATE_IDS[record.state])
+    else:
+        out[1] = PARTITION_DELETE
+        _append_partition(out, record.partition, next(nested, ()))
+        out += _BROKER_AND_TIME.pack(record.broker_id, record.event_timestamp_ms)
+        out.append(_DELETE_STATE_IDS[record.state])
+    _append_tags(out, record.tags)
+    return bytes(out)
+
+
+def pack_segment(record: RemoteLogSegmentMetadataRecord) -> bytes:
+    """Encode a segment in any state, without the frame. For local storage only, never for the topic."""
+    nested = iter(record.nested)
+    out = bytearray()
+    _append_segment_id(out, record.partition, record.segment_id, next(nested, ()), next(nested, ()))
+    out += _SEGMENT_FIELDS.pack(
+        record.start_offset, record.end_offset, record.broker_id, record.max_timestamp_ms, record.event_timestamp_ms
+    )
+    _append_varint(out, len(record.leader_epochs) + 1)
+    for entry in record.leader_epochs:
+        out += _EPOCH.pack(entry.epoch, entry.start_offset)
+        _append_tags(out, next(nested, ()))
+    out += struct.pack(">i", record.size_bytes)
+    _append_bytes(out, record.custom_metadata)
+    out.append(_STATE_IDS[record.state])
+    tags = ((_TXN_INDEX_EMPTY, b"\x01"), *record.tags) if record.txn_index_empty else record.tags
+    _append_tags(out, tags)
+    return bytes(out)
+
+
+def unpack_segment(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, int]:
+    """Decode a segment that pack_segment encoded, and return it with the position behind it.
+
+    Raises ValueError, IndexError or struct.error if the bytes are corrupt.
+    """
+    partition, position, partition_tags = _read_partition(data, position)
+    raw_id = _read_exactly(data, position, 16)
+    id_tags, position = _read_tags(data, position + 16)
+    start, end, broker, largest, event = _SEGMENT_FIELDS.unpack_from(data, position)
+    count, position = _read_varint(data, position + _SEGMENT_FIELDS.size)
+    epochs, nested = [], [partition_tags, id_tags]
+    for _ in range(count - 1):
+        epochs.append(EpochEntry(*_EPOCH.unpack_from(data, position)))
+        tags, position = _read_tags(data, position + _EPOCH.size)
+        nested.append(tags)
+    (size,) = struct.unpack_from(">i", data, position)
+    custom, position = _read_bytes(data, position + 4)
+    state = _read_segment_state(data, position)
+    tags, position = _read_tags(data, position + 1)
+    empty = False
+    if tags and tags[0][0] == _TXN_INDEX_EMPTY:
+        if len(tags[0][1]) != 1:
+            raise _InvalidValueError("TxnIndexEmpty is not one byte", position)
+        empty, tags = tags[0][1] != b"\0", tags[1:]
+    kept = tuple(nested) if any(nested) else ()
+    record = RemoteLogSegmentMetadataRecord(
+        partition, raw_id, start, end, broker, largest, event, tuple(epochs), size, custom, state, empty, tags, kept
+    )
+    return record, position
+
+
+class _InvalidValueError(ValueError):
+    """A value that cannot be decoded. position: of the problem within the value."""
+
+    def __init__(self, cause: str, position: int) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.position = position
+
+
+def _decode_value(value: bytes | None) -> MetadataRecord:
+    """Decode one value. Raises _InvalidValueError, IndexError or struct.error."""
+    if value is None:
+        raise _InvalidValueError("the value is null", 0)
+    frame, position = _read_varint(value, 0)
+    if frame != _FRAME_VERSION:
+        raise _InvalidValueError(f"the frame's version is {frame}, not {_FRAME_VERSION}", 0)
+    kind_at = position
+    kind, position = _read_varint(value, position)
+    if kind == SEGMENT_SNAPSHOT:
+        raise _InvalidValueError("a snapshot record (api 3) has no place in the topic", kind_at)
+    if kind not in (SEGMENT_METADATA, SEGMENT_UPDATE, PARTITION_DELETE):
+        raise _InvalidValueError(f"unknown kind of record: api {kind}", kind_at)
+    version, position = _read_varint(value, position)
+    if version != _VERSION:
+        raise _InvalidValueError(f"api {kind} has version {version}, not {_VERSION}", position - 1)
+    record: MetadataRecord
+    if kind == SEGMENT_METADATA:
+        record, position = unpack_segment(value, position)
+        problem = _segment_problem(record)
+        if record.state is not SegmentState.COPY_SEGMENT_STARTED:
+            problem = f"a segment is introduced in state {record.state}, not COPY_SEGMENT_STARTED"
+        if problem:
+            raise _InvalidValueError(problem, position)
+    elif kind == SEGMENT_UPDATE:
+        record, position = _decode_update(value, position)
+    else:
+        record, position = _decode_delete(value, position)
+    if position != len(value):
+        raise _InvalidValueError(f"{len(value) - position} bytes follow the message", position)
+    return record
+
+
+def _decode_update(data: bytes, position: int) -> tuple[RemoteLogSegmentMetadataUpdateRecord, int]:
+    partition, position, partition_tags = _read_partition(data, position)
+    raw_id = _read_exactly(data, position, 16)
+    id_tags, position = _read_tags(data, position + 16)
+    broker, event = _BROKER_AND_TIME.unpack_from(data, position)
+    custom, position = _read_bytes(data, position + _BROKER_AND_TIME.size)
+    state = _read_segment_state(data, position)
+    tags, position = _read_tags(data, position + 1)
+    nested = (partition_tags, id_tags) if partition_tags or id_tags else ()
+    return RemoteLogSegmentMetadataUpdateRecord(partition, raw_id, broker, event, state, custom, tags, nested), position
+
+
+def _decode_delete(data: bytes, position: int) -> tuple[RemotePartitionDeleteMetadataRecord, int]:
+    partition, position, partition_tags = _read_partition(data, position)
+    broker, event = _BROKER_AND_TIME.unpack_from(data, position)
+    position += _BROKER_AND_TIME.size
+    number = data[position]
+    if number >= len(_DELETE_STATES):
+        raise _InvalidValueError(f"unknown state {number} of a partition's deletion", position)
+    tags, end = _read_tags(data, position + 1)
+    nested = (partition_tags,) if partition_tags else ()
+    return RemotePartitionDeleteMetadataRecord(partition, broker, event, _DELETE_STATES[number], tags, nested), end
+
+
+def _segment_problem(record: RemoteLogSegmentMetadataRecord) -> str:
+    """Return why Kafka's RemoteLogSegmentMetadata constructor would throw, or an empty string."""
+    if record.start_offset < 0:
+        return f"the start offset is {record.start_offset}"
+    if record.end_offset < record.start_offset:
+        return f"the segment ends at {record.end_offset}, before it starts at {record.start_offset}"
+    return "" if record.leader_epochs else "the segment has no leader epochs"
+
+
+def _read_segment_state(data: bytes, position: int) -> SegmentState:
+    number = data[position]
+    if number >= len(_STATES):
+        raise _InvalidValueError(f"unknown state {number} of a segment", position)
+    return _STATES[number]
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    byte = data[position]
+    if byte < 0x80:
+        return byte, position + 1
+    value, shift, start = byte & 0x7F, 7, position
+    while byte & 0x80:
+        position += 1
+        if shift > 28:
+            raise _InvalidValueError("a varint is longer than five bytes", start)
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return value, position + 1
+
+
+def _read_exactly(data: bytes, position: int, length: int) -> bytes:
+    found = data[position : position + length]
+    if len(found) != length:
+        raise IndexError
+    return found
+
+
+def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
+    length, position = _read_varint(data, position)
+    if not length:
+        return None, position
+    return _read_exactly(data, position, length - 1), position + length - 1
+
+
+def _read_tags(data: bytes, position: int) -> tuple[Tags, int]:
+    count, position = _read_varint(data, position)
+    if not count:
+        return (), position
+    tags: list[tuple[int, bytes]] = []
+    for _ in range(count):
+        start = position
+        tag, position = _read_varint(data, position)
+        if tags and tag <= tags[-1][0]:
+            raise _InvalidValueError("tagged fields do not ascend", start)
+        length, position = _read_varint(data, position)
+        tags.append((tag, _read_exactly(data, position, length)))
+        position += length
+    return tuple(tags), position
+
+
+def _read_partition(data: bytes, position: int) -> tuple[TopicIdPartition, int, Tags]:
+    length, after = _read_varint(data, position)
+    if length < 2:
+        raise _InvalidValueError("the topic has no name", position)
+    end = after + length - 1 + 20
+    try:
+        partition = _parse_partition(_read_exactly(data, after, length - 1 + 20))
+    except UnicodeDecodeError:
+        raise _InvalidValueError("the topic's name is not UTF-8", after) from None
+    tags, end = _read_tags(data, end)
+    return partition, end, tags
+
+
+@lru_cache(maxsize=1 << 14)
+def _parse_partition(raw: bytes) -> TopicIdPartition:
+    """Parse topic name, topic id and partition number. Cached, because many records share a partition."""
+    return TopicIdPartition(raw[-20:-4], raw[:-20].decode(), int.from_bytes(raw[-4:], "big", signed=True))
+
+
+def _append_varint(out: bytearray, value: int) -> None:
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _append_bytes(out: bytearray, data: bytes | None) -> None:
+    if data is None:
+        out.append(0)
+        return
+    _append_varint(out, len(data) + 1)
+    out += data
+
+
+def _append_tags(out: bytearray, tags: Iterable[tuple[int, bytes]]) -> None:
+    listed = tuple(tags)
+    _append_varint(out, len(listed))
+    for tag, data in listed:
+        _append_varint(out, tag)
+        _append_varint(out, len(data))
+        out += data
+
+
+def _append_partition(out: bytearray, partition: TopicIdPartition, tags: Tags) -> None:
+    _append_bytes(out, partition.topic.encode())
+    out += partition.topic_id
+    out += struct.pack(">i", partition.partition)
+    _append_tags(out, tags)
+
+
+def _append_segment_id(out: bytearray, partition: TopicIdPartition, raw_id: bytes, partition_tags: Tags, id_tags: Tags) -> None:
+    _append_partition(out, partition, partition_tags)
+    out += raw_id
+    _append_tags(out, id_tags)
+
+
+def _describe_bytes(value: bytes | None) -> str:
+    if value is None:
+        return "no bytes"
+    more = "..." if len(value) > _MAX_BYTES_SHOWN else ""
+    return f"{len(value)} bytes: {value[:_MAX_BYTES_SHOWN].hex()}{more}"

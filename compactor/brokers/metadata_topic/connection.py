@@ -1,0 +1,295 @@
+"""Connections to Kafka brokers: client properties, retries, and translation of librdkafka's errors.
+
+confluent-kafka (the extra ``kafka``) is imported on first use. librdkafka retries a broker that refuses it and reports the reason only in
+a callback; ClientErrors stores that reason, and ``retry_until_answered`` stops retrying if it is permanent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from confluent_kafka import KafkaError
+
+_log = logging.getLogger(__name__)
+_ATTEMPT_TIMEOUT_S = 0.5
+_RETRY_DELAY_S = 0.1
+_FUTURE_POLL_S = 0.005
+_RESERVED_PROPERTIES = (
+    "bootstrap.servers", "group.id", "enable.auto.commit", "enable.auto.offset.store", "isolation.level", "auto.offset.reset",
+    "enable.partition.eof", "enable.idempotence", "acks", "transactional.id", "allow.auto.create.topics",
+)  # fmt: skip
+_TLS_ERRORS = ("_SSL",)
+_LOGIN_ERRORS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
+_AUTHORIZATION_ERRORS = ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
+_NO_TOPIC_ERRORS = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID")
+_NO_OFFSET_ERRORS = ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION")
+_NETWORK_ERRORS = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
+_RETRIABLE_ERRORS = (
+    "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_MSG_TIMED_OUT", "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION",
+    "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "BROKER_NOT_AVAILABLE", "_PURGE_QUEUE", "_PURGE_INFLIGHT",
+    "REPLICA_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE", "NETWORK_EXCEPTION",
+)  # fmt: skip
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KafkaConnection:
+    """Bootstrap servers and client properties. Raises UsageError for properties that must not be set.
+
+    properties: librdkafka's (security.protocol, sasl.*, ssl.*, client.id ...). timeout_s: seconds for which a request is retried.
+    """
+
+    bootstrap_servers: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.bootstrap_servers.strip():
+            raise UsageError("no broker is named", hint="Set bootstrap_servers to host:port, several with commas between")
+        for name in self.properties:
+            if name in _RESERVED_PROPERTIES:
+                raise UsageError(f"the property {name} cannot be set", hint="Reading and writing the metadata topic safely depends on it")
+
+    @property
+    def delivery_timeout_ms(self) -> int:
+        """Return for how many milliseconds a producer retries a record. Afterwards the record cannot arrive any more."""
+        said = self.properties.get("delivery.timeout.ms") or self.properties.get("message.timeout.ms")
+        return int(said) if said and said.isdigit() and int(said) > 0 else int(self.timeout_s * 1000)
+
+    def settings(self, listener: ClientErrors, **ours: object) -> dict[str, Any]:
+        """Return the configuration of a confluent-kafka client. ``ours``: further properties, with underscores instead of dots."""
+        fixed = {name.replace("_", "."): value for name, value in ours.items()}
+        return {
+            "client.id": "tiered-compactor",
+            "allow.auto.create.topics": False,
+            "socket.timeout.ms": int(self.timeout_s * 1000),
+            **self.properties,
+            "bootstrap.servers": self.bootstrap_servers,
+            **fixed,
+            "error_cb": listener.record_error,
+            "logger": _DebugLog(),
+        }
+
+
+class ClientErrors:
+    """Stores the most severe error that librdkafka has reported since the last successful answer. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._error: KafkaError | None = None
+
+    def record_error(self, error: KafkaError) -> None:
+        """Store an error unless a more severe one is stored. Called by librdkafka."""
+        with self._lock:
+            known = self._error
+            if known is None or _severity(error.name()) >= _severity(known.name()):
+                self._error = error
+
+    def clear(self) -> None:
+        """Forget the stored error, because a request was answered."""
+        with self._lock:
+            self._error = None
+
+    @property
+    def last(self) -> KafkaError | None:
+        """Return the stored error, or None."""
+        with self._lock:
+            return self._error
+
+    def tls_or_login_error(self, servers: str, what: str) -> Refused | None:
+        """Return the stored error as Refused if it is about TLS or login, so that retrying is pointless; otherwise None.
+
+        :param servers: for the message.
+        :param what: the request, for the message.
+        """
+        error = self.last
+        if error is None or _severity(error.name()) < 2:
+            return None
+        found = kafka_error(error, servers, what)
+        return found if isinstance(found, Refused) else None
+
+
+class _DebugLog(logging.Handler):
+    """Writes librdkafka's log lines at debug level. Relevant errors are reported by the callback, too."""
+
+    def log(self, level: int, message: str, *arguments: object) -> None:
+        """Write one line at debug level."""
+        _log.debug(message, *arguments)
+
+
+def load_confluent_kafka() -> Any:
+    """Import and return the module confluent_kafka. Raises UsageError if it is not installed."""
+    try:
+        import confluent_kafka
+        import confluent_kafka.admin
+    except ImportError as error:
+        raise UsageError(f"a Kafka client is missing ({error})", hint="pip install 'tiered-compactor[kafka]'") from error
+    return confluent_kafka
+
+
+def create_client(make: Callable[[], Any]) -> Any:
+    """Call ``make`` and return the client. Raises Refused if librdkafka rejects a property or cannot read a file."""
+    kafka = load_confluent_kafka()
+    try:
+        return make()
+    except (kafka.KafkaException, ValueError, TypeError) as error:
+        raise Refused(f"the Kafka client cannot be made: {error}", hint="Look at the properties of the connection") from None
+
+
+def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, what: str, attempt: Callable[[float], T]) -> T:
+    """Call ``attempt(seconds)`` until it returns, for at most the connection's timeout. Raises Unavailable, Refused or NotFound.
+
+    :param what: the request, for messages.
+    """
+    kafka = load_confluent_kafka()
+    deadline = time.monotonic() + connection.timeout_s
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            answer = attempt(max(0.1, min(_ATTEMPT_TIMEOUT_S, left)))
+        except kafka.KafkaException as raised:
+            error: KafkaError = raised.args[0]
+            if error.name() not in (*_NETWORK_ERRORS, *_RETRIABLE_ERRORS) or left <= _ATTEMPT_TIMEOUT_S:
+                raise _final_error(error, connection, listener, what) from None
+            time.sleep(_RETRY_DELAY_S)
+        except TimeoutError:
+            if left <= _ATTEMPT_TIMEOUT_S:
+                raise no_answer_error(connection, listener, what) from None
+        else:
+            listener.clear()
+            return answer
+        refusal = listener.tls_or_login_error(connection.bootstrap_servers, what)
+        if refusal is not None:
+            raise refusal
+
+
+class RetriedAdminRequest(Generic[K, T]):
+    """An admin request that ``retry_until_answered`` can repeat. Calling it returns all answers, or raises TimeoutError.
+
+    The client sends to the controller or the leaders that it knows. If one of them has died, no answer comes; therefore the cluster
+    metadata
+    is refreshed and the request is sent again, while answers to the first one are still accepted.
+
+    :param send: sends the request and returns a future for each answer.
+    :param topic: topic whose leaders are needed; None: all topics.
+    """
+
+    def __init__(self, client: Any, send: Callable[[], Mapping[K, Future[T]]], topic: str | None = None) -> None:
+        self._client = client
+        self._send = send
+        self._topic = topic
+        self._sent: list[Mapping[K, Future[T]]] = []
+        self._patience_s = 0.0
+        self._again = 0.0
+
+    def __call__(self, seconds: float) -> dict[K, T]:
+        deadline = time.monotonic() + seconds
+        self._client.poll(0)  # callbacks are made by it
+        if time.monotonic() >= self._again:
+            if self._patience_s:
+                self._client.list_topics(self._topic, timeout=seconds)
+            self._patience_s = 1.5 * self._patience_s or seconds
+            self._again = time.monotonic() + self._patience_s
+            self._sent.append(self._send())
+        while True:
+            for sent in self._sent:
+                if all(future.done() for future in sent.values()):
+                    self._sent.remove(sent)
+                    self._again = 0.0  # where it is an error
+                    return {key: future.result() for key, future in sent.items()}
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            time.sleep(_FUTURE_POLL_S)
+
+
+class AdminSession:
+    """Admin client that connects on first use; for one thread."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._connection = connection
+        self._listener = ClientErrors()
+        self._client: Any = None
+
+    @property
+    def client(self) -> Any:
+        """Return the client. Raises Refused if the connection's properties are invalid."""
+        if self._client is None:
+            self._client = create_client(lambda: load_confluent_kafka().admin.AdminClient(self._connection.settings(self._listener)))
+        return self._client
+
+    def request(self, what: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
+        """Send a request and return all answers. Raises Unavailable, Refused or NotFound."""
+        return retry_until_answered(self._connection, self._listener, what, RetriedAdminRequest(self.client, send))
+
+    def list_cluster(self, what: str) -> Any:
+        """Return the cluster's metadata (brokers, topics, leaders), in one request."""
+        client = self.client
+        return retry_until_answered(
+            self._connection, self._listener, what, lambda seconds: [client.poll(0), client.list_topics(timeout=seconds)][1]
+        )
+
+    def close(self) -> None:
+        """Drop the client."""
+        self._client = None
+
+
+def kafka_error(error: KafkaError, servers: str, what: str) -> StoreError:
+    """Translate an error of librdkafka or a broker to Refused, NotFound or Unavailable.
+
+    :param servers: for the message.
+    :param what: the request, for the message.
+    """
+    name, said = error.name(), error.str()
+    if name in _TLS_ERRORS:
+        return Refused(f"TLS with {servers} fails: {said}", hint="Look at security.protocol and the ssl.* properties")
+    if name in _LOGIN_ERRORS:
+        return Refused(f"{servers} refuses the login: {said}", hint="Look at sasl.mechanism, sasl.username and sasl.password")
+    if name in _AUTHORIZATION_ERRORS:
+        return Refused(f"{what}: not authorized ({name})", hint="Grant the user of this program what is missing with kafka-acls --add")
+    if name in _NO_TOPIC_ERRORS:
+        return Refused(
+            f"{what}: there is no such topic or partition", hint="Brokers create the metadata topic when they tier for the first time"
+        )
+    if name in _NO_OFFSET_ERRORS:
+        return NotFound(f"{what}: the offset is not there any more ({said})")
+    if name in _NETWORK_ERRORS:
+        return Unavailable(f"{what}: no broker answers at {servers} ({said})", hint="Is it running, and is security.protocol right?")
+    if name in _RETRIABLE_ERRORS or error.retriable():
+        return Unavailable(f"{what}: {said} ({name})", hint="Try again")
+    return Refused(f"{what}: {said} ({name})")
+
+
+def _final_error(error: KafkaError, connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
+    """Return the error to raise when retries end: the most severe one that the client reported, else ``error``."""
+    refusal = listener.tls_or_login_error(connection.bootstrap_servers, what)
+    if refusal is not None:
+        return refusal
+    if error.name() in (*_RETRIABLE_ERRORS, *_NETWORK_ERRORS) and (heard := listener.last) is not None:
+        return kafka_error(heard, connection.bootstrap_servers, what)
+    return kafka_error(error, connection.bootstrap_servers, what)
+
+
+def no_answer_error(connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
+    """Return the error for a request without an answer: the one that the client reported, else a timeout."""
+    heard = listener.last
+    if heard is not None:
+        return kafka_error(heard, connection.bootstrap_servers, what)
+    return Unavailable(f"{what}: no answer from {connection.bootstrap_servers} within {connection.timeout_s:g} s", hint="Try again")
+
+
+def _severity(name: str) -> int:
+    """Return 2 for TLS and login errors, 1 for connection errors, 0 for others."""
+    if name in (*_TLS_ERRORS, *_LOGIN_ERRORS):
+        return 2
+    return 1 if name in ("_TRANSPORT", "_RESOLVE") else 0

@@ -1,0 +1,314 @@
+"""Reader of the metadata topic that folds it into the state of each user partition and continues where the last run ended.
+
+At a start, the last folded record of each metadata partition is read again. If it is absent or different, the topic was truncated or
+created again, and everything is folded from the beginning. The same happens if local state is lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record
+from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, FoldPosition, PersistedStates, StateLost, TieredPartition
+from compactor.brokers.metadata_topic.ports import Bounds, MetadataTopic, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.state_serde import PackedSegments
+from compactor.brokers.metadata_topic.token_bucket import count_records
+from compactor.errors import BadData, NotFound, Unavailable
+from compactor.model.ids import COMPACTOR_BROKER_ID
+
+MAX_CHUNK_RECORDS = 100_000
+MAX_CHUNK_BYTES = 32 << 20
+"""How much is read before it is folded: each user partition that it touches is taken from local state and put back once."""
+_POLL_RECORDS = 10_000
+_POLL_TIMEOUT_S = 0.5
+_MAX_ATTEMPTS = 3
+_PARTITIONS_PER_SAVE = 256
+
+
+class FollowProgress(NamedTuple):
+    """Result of catch_up.
+
+    records: number of records folded by this call.
+    unread: number of unread records by metadata partition, without partitions that cannot be read.
+    refold_reason: why everything was folded again, or an empty string.
+    """
+
+    records: int
+    unread: Mapping[int, int]
+    refold_reason: str = ""
+
+
+@dataclass
+class _ReadChunk:
+    """Records of one metadata partition that were read and not folded yet. reached: next offset to read."""
+
+    records: list[TopicRecord]
+    reached: int
+
+
+class _TopicChangedError(Exception):
+    """Raised if the topic no longer contains records that were folded."""
+
+
+class FoldedMetadataTopic:
+    """Metadata topic with the folded state of every user partition. Thread-safe.
+
+    :param topic: client used by this object only.
+    :param kept: local state of this topic only.
+    :param clock_ms: current time; later timestamps count as now.
+    :param chunk_records: maximum number of records read before they are folded.
+    """
+
+    def __init__(
+        self, topic: MetadataTopic, kept: PersistedStates, *, clock_ms: Callable[[], int], chunk_records: int = MAX_CHUNK_RECORDS
+    ) -> None:
+        self._topic = topic
+        self._states = kept
+        self._chunk_records = chunk_records
+        self._clock_ms = clock_ms
+        self._lock = threading.RLock()
+        self._partitions = 0
+        self._reading: dict[int, int] = {}
+        self._reached: dict[int, FoldPosition] = {}
+        self._checked: set[int] = set()
+        self._leaderless: frozenset[int] = frozenset()
+        self._identity: TopicIdentity | None = None
+        self._folds = 0
+
+    @property
+    def fold_version(self) -> int:
+        """Return a number that changes whenever records were folded."""
+        return self._folds
+
+    def catch_up(self, timeout_s: float) -> FollowProgress:
+        """Fold the records that the topic has when the call begins, for at most ``timeout_s`` seconds.
+
+        Raises Unavailable, Refused or NotFound.
+        """
+        deadline = time.monotonic() + timeout_s
+        why = ""
+        with self._lock:
+            for _ in range(_MAX_ATTEMPTS):
+                try:
+                    return self._fold_to_end(deadline)._replace(refold_reason=why)
+                except (StateLost, _TopicChangedError) as error:
+                    why = str(error)
+                    self._states.discard(why)
+                    self._identity, self._reading = None, {}
+                except BaseException:
+                    self._reading = {}  # the reader may be ahead of what was folded
+                    raise
+        raise Unavailable(f"{self._topic.name} cannot be folded: {why}", hint="It changed each time it was read; try again")
+
+    def folded_partition(self, topic_id: bytes, partition: int) -> FoldedPartition | None:
+        """Return a user partition's state as folded so far, or None if no record names it.
+
+        Raises BadData if an earlier record stops brokers, and Unavailable if its metadata partition cannot be read.
+        """
+        name = TopicIdPartition(topic_id, "", partition)
+        with self._lock:
+            number = self.metadata_partition_number(topic_id, partition)
+            if number in self._leaderless:
+                said = f"partition {number} of {self._topic.name} cannot be read: no broker leads it"
+                raise Unavailable(said, hint="Only what it tells of is held up. Bring a broker back that has a replica of it")
+            if self._reached[number].stopped:
+                reached = self._reached[number]
+                raise BadData(reached.stopped, segment=f"{self._topic.name}-{number}", offset=reached.position)
+            try:
+                return self._states.load(number, [name])[0]
+            except StateLost as error:
+                raise Unavailable(f"local state of {self._topic.name} is lost", hint="The topic is folded anew by the next look") from error
+
+    def metadata_partition_number(self, topic_id: bytes, partition: int) -> int:
+        """Return the metadata partition that holds this user partition's records."""
+        with self._lock:
+            if not self._reached:
+                raise Unavailable(f"{self._topic.name} has not been read yet")
+            return metadata_partition(topic_id, partition, self._partitions)
+
+    def tiered_partitions(self) -> list[TieredPartition]:
+        """Return all user partitions that the topic names, by topic id and number."""
+        with self._lock:
+            return list(self._states.tiered_partitions())
+
+    def fold_positions(self) -> Mapping[int, FoldPosition]:
+        """Return the fold position of each metadata partition."""
+        with self._lock:
+            return dict(self._reached)
+
+    @property
+    def leaderless(self) -> frozenset[int]:
+        """Return the metadata partitions that could not be read by the last catch_up because no broker leads them."""
+        return self._leaderless
+
+    def compactor_records_by_minute(self) -> Mapping[int, int]:
+        """Return how many of the folded records were written by compactors, by minute since 1970 (token_bucket)."""
+        with self._lock:
+            total: Counter[int] = Counter()
+            for reached in self._reached.values():
+                total.update(dict(reached.compactor_records))
+            return total
+
+    def _fold_to_end(self, deadline: float) -> FollowProgress:
+        """Fold records up to the current end of the topic or the deadline."""
+        identity = self._topic.identity()
+        if identity != self._identity:
+            self._reached = self._states.load_positions(identity)
+            self._folds += 1
+            self._partitions, self._identity, self._checked = identity.partitions, identity, set()
+        bounds = self._topic.bounds()
+        self._leaderless = frozenset(range(self._partitions)) - bounds.keys()
+        self._seek_unread(bounds)
+        folded = 0
+        while self._unread_records(bounds) and time.monotonic() < deadline:
+            read = self._read_chunk(bounds, deadline)
+            for number in sorted(read):
+                folded += self._fold_chunk(number, read[number])
+        return FollowProgress(folded, self._unread_records(bounds))
+
+    def _seek_unread(self, bounds: Mapping[int, Bounds]) -> None:
+        """Continue reading each metadata partition at its fold position, or at the last folded record if that was not verified yet."""
+        positions = {}
+        for number, (start, end) in bounds.items():
+            reached = self._reached[number]
+            if reached.position > end:
+                raise _TopicChangedError(f"partition {number} ends at {end}, {reached.position} was folded already: it was truncated")
+            if start > reached.position:
+                # What is gone cannot be folded: whoever asks is told.
+                reached = self._reached[number] = FoldPosition(start, missing=start, compactor_records=reached.compactor_records)
+                self._states.save_position(number, reached)
+            if reached.stopped:
+                continue
+            if reached.last < start:
+                self._checked.add(number)
+            positions[number] = reached.position if number in self._checked else reached.last
+        if positions != self._reading:
+            self._topic.seek(positions)
+            self._reading = positions
+
+    def _unread_records(self, bounds: Mapping[int, Bounds]) -> dict[int, int]:
+        """Return the number of unread records by metadata partition."""
+        behind = {}
+        for number, (_, end) in bounds.items():
+            reached = self._reached[number]
+            if not reached.stopped and (reached.position < end or number not in self._checked):
+                behind[number] = end - reached.position
+        return behind
+
+    def _read_chunk(self, bounds: Mapping[int, Bounds], deadline: float) -> dict[int, _ReadChunk]:
+        """Read records until a chunk is full, the end is reached or the deadline has passed."""
+        read: dict[int, _ReadChunk] = {}
+        count = size = 0
+        wanted = self._unread_records(bounds)
+        while count < self._chunk_records and size < MAX_CHUNK_BYTES and time.monotonic() < deadline:
+            try:
+                polled = self._topic.poll(
+                    min(_POLL_RECORDS, self._chunk_records), min(_POLL_TIMEOUT_S, max(0.0, deadline - time.monotonic()))
+                )
+            except NotFound as error:
+                raise _TopicChangedError(str(error)) from error
+            for record in polled.records:
+                known = read.setdefault(record.partition, _ReadChunk([], 0))
+                known.records.append(record)
+                known.reached = record.offset + 1
+                size += len(record.value or b"")
+            count += len(polled.records)
+            for number, position in polled.reached.items():
+                known = read.setdefault(number, _ReadChunk([], 0))
+                known.reached = max(known.reached, position)
+            self._reading |= {number: known.reached for number, known in read.items()}
+            if all(number in read and read[number].reached >= bounds[number].end for number in wanted):
+                break
+        return read
+
+    def _fold_chunk(self, number: int, read: _ReadChunk) -> int:
+        """Fold the records read from one metadata partition, and return their number."""
+        reached = self._reached[number]
+        records = self._unfolded_records(number, reached, read)
+        self._checked.add(number)
+        by_partition: dict[TopicIdPartition, list[tuple[int, MetadataRecord]]] = {}
+        ours: list[tuple[int, int]] = []
+        stopped, position = "", max(reached.position, read.reached)
+        for record in records:
+            try:
+                decoded = self._decode_record(record)
+            except BadData as error:
+                stopped, position = error.cause, record.offset
+                break
+            by_partition.setdefault(decoded.partition, []).append((record.offset, decoded))
+            if decoded.broker_id == COMPACTOR_BROKER_ID:
+                ours.append((record.offset, decoded.event_timestamp_ms))
+        names = list(by_partition)
+        at = 0
+        while at < len(names):
+            try:
+                self._apply_events(number, {name: by_partition[name] for name in names[at : at + _PARTITIONS_PER_SAVE]}, position)
+                at += _PARTITIONS_PER_SAVE
+            except BadData as error:
+                # All that stands before it counts, nothing after it: once more from the first, what is applied stays so.
+                stopped, position, at = error.cause, error.offset, 0
+        done = [record for record in records if record.offset < position]
+        stamps = [stamp for offset, stamp in ours if offset < position]
+        said = count_records(reached.compactor_records, stamps, self._clock_ms()) if stamps else reached.compactor_records
+        last = FoldPosition(position, reached.last, reached.digest, reached.missing, stopped, said)
+        if done:
+            last = replace(last, last=done[-1].offset, digest=_value_digest(done[-1]))
+        if last != reached:
+            self._states.save_position(number, last)
+            self._reached[number] = last
+            self._folds += 1
+        return len(done)
+
+    def _unfolded_records(self, number: int, reached: FoldPosition, read: _ReadChunk) -> list[TopicRecord]:
+        """Verify the last folded record if that was not done yet, and return the records after it.
+
+        Raises _TopicChangedError if that record is absent or different.
+        """
+        if number not in self._checked:
+            first = read.records[0] if read.records else None
+            if first is None or first.offset != reached.last or _value_digest(first) != reached.digest:
+                raise _TopicChangedError(
+                    f"partition {number} has another record at {reached.last} than was folded: it was truncated or made anew"
+                )
+        return [record for record in read.records if record.offset >= reached.position]
+
+    def _apply_events(self, number: int, events: Mapping[TopicIdPartition, Iterable[tuple[int, MetadataRecord]]], end: int) -> None:
+        """Apply records below offset ``end`` to user partitions, and save these."""
+        names = list(events)
+        held = dict(zip(names, self._states.load(number, names), strict=True))
+        done = {}
+        topic = f"{self._topic.name}-{number}"
+        try:
+            for name in names:
+                folded = done[name] = held[name] or FoldedPartition(RemoteLogMetadataCache(name, PackedSegments()))
+                for offset, record in events[name]:
+                    if offset >= end:
+                        break
+                    folded.apply(record, offset, topic)
+        finally:
+            self._states.save(done)
+
+    def _decode_record(self, record: TopicRecord) -> MetadataRecord:
+        """Decode a record. Raises BadData if it is corrupt, has a key, or is in the wrong metadata partition."""
+        topic = f"{self._topic.name}-{record.partition}"
+        if record.key is not None:
+            said = "the record has a key: a compacted metadata topic (KIP-1266) is not understood"
+            raise BadData(said, segment=topic, offset=record.offset)
+        decoded = decode_record(record.value, offset=record.offset, topic=topic)
+        name = decoded.partition
+        if (right := metadata_partition(name.topic_id, name.partition, self._partitions)) != record.partition:
+            raise BadData(f"a record of {name} belongs into partition {right}", segment=topic, offset=record.offset)
+        return decoded
+
+
+def _value_digest(record: TopicRecord) -> str:
+    """Return the SHA-256 of a record's value, in hexadecimal."""
+    return hashlib.sha256(record.value or b"").hexdigest()

@@ -1,0 +1,94 @@
+"""Leaders of partitions and the end offsets of their logs, asked in few requests. The upload agent needs them.
+
+Brokers with ZooKeeper and with KRaft answer the same requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compactor.brokers.metadata_topic.admin import KafkaAdmin
+from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, kafka_error, load_confluent_kafka
+from compactor.errors import StoreError
+from compactor.model.ids import TopicPartition
+
+
+@dataclass(frozen=True)
+class ClusterLeaders:
+    """Cluster id and the leader's broker id of every partition that this user may describe and that has a leader."""
+
+    cluster_id: str
+    leaders: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """A leader's answer to ListOffsets. high_watermark: exclusive. leader_epoch: -1 if the leader does not return it."""
+
+    leader_epoch: int
+    high_watermark: int
+
+
+class KafkaLeaders:
+    """Client for leader and end offset requests. Connects on first use; for one thread."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._connection = connection
+        self._admin = AdminSession(connection)
+
+    def leaders(self) -> ClusterLeaders:
+        """Return the leaders of all partitions, in one request. Raises Unavailable or Refused."""
+        told = self._admin.list_cluster("ask who leads")
+        leaders = {
+            TopicPartition(topic.topic, number): partition.leader
+            for topic in told.topics.values()
+            for number, partition in topic.partitions.items()
+            if partition.leader >= 0
+        }
+        return ClusterLeaders(told.cluster_id or "", leaders)
+
+    def retention_ms(self, topic: str) -> int | None:
+        """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it. Raises StoreError."""
+        return self._milliseconds(topic, "retention.ms")
+
+    def delete_delay_ms(self, topic: str) -> int | None:
+        """Return the topic's ``file.delete.delay.ms``, or None if this user may not read it. Raises StoreError."""
+        return self._milliseconds(topic, "file.delete.delay.ms")
+
+    def _milliseconds(self, topic: str, name: str) -> int | None:
+        """Return a setting of a topic, or None if this user may not read it. Raises StoreError."""
+        setting = KafkaAdmin(self._connection).describe_topics([topic])[topic].settings.get(name)
+        return int(setting.value) if setting is not None else None
+
+    def ends(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogEnd | StoreError]:
+        """Return the log end of each partition, in one request per broker; an error for partitions whose leader does not answer.
+
+        Raises Refused if no client can be created.
+        """
+        if not names:
+            return {}
+        kafka = load_confluent_kafka()
+        admin = self._admin.client
+        admin.poll(0)
+        wanted = {kafka.TopicPartition(name.topic, name.partition): kafka.admin.OffsetSpec.latest() for name in names}
+        uncommitted = kafka.IsolationLevel.READ_UNCOMMITTED
+        timeout = self._connection.timeout_s
+        asked = admin.list_offsets(wanted, isolation_level=uncommitted, request_timeout=timeout)
+        deadline = time.monotonic() + timeout + 1
+        found: dict[TopicPartition, LogEnd | StoreError] = {}
+        for where, future in asked.items():
+            name = TopicPartition(where.topic, where.partition)
+            try:
+                answer = future.result(max(0.0, deadline - time.monotonic()))
+            except kafka.KafkaException as error:
+                found[name] = kafka_error(error.args[0], self._connection.bootstrap_servers, f"ask where {name} ends")
+                continue
+            except TimeoutError:
+                answer = None
+            if answer is None or answer.offset < 0:  # librdkafka's own number beside the answers of other leaders
+                found[name] = StoreError(f"no broker told in {timeout:g} s where {name} ends", hint="It is asked again")
+            else:
+                found[name] = LogEnd(-1 if answer.leader_epoch is None else answer.leader_epoch, answer.offset)
+        return found

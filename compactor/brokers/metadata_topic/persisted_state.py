@@ -1,0 +1,246 @@
+"""Folded user partitions in local state. Only partitions in use are in memory.
+
+    topic              identity of the topic, and format version
+    at/<p>             fold position of metadata partition p
+    name/<id><n>       topic name and counts of user partition n of the topic with this id
+    part/<id><n>       its folded state
+
+A partition's state may be newer than ``at``; it stores the last offset applied, so that no record is applied twice. Local state may
+disappear at any time (compactor.local.rocks): every read checks ``at`` and raises StateLost. If nothing can be written, all is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from compactor.brokers.metadata_topic import state_serde as packed
+from compactor.brokers.metadata_topic.cache import Finding, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.codec import (
+    MetadataRecord,
+    RemoteLogSegmentMetadataRecord,
+    RemotePartitionDeleteMetadataRecord,
+    TopicIdPartition,
+)
+from compactor.brokers.metadata_topic.ports import LocalKeyValueStore, TopicIdentity
+from compactor.brokers.metadata_topic.token_bucket import RecordsByMinute
+from compactor.model.segment import SegmentState
+
+MAX_FINDINGS = 32
+PERSISTED_FORMAT = 2
+"""Of what is kept beside the packed states; another one is folded anew."""
+_TOPIC_KEY, _POSITION_PREFIX, _SUMMARY_PREFIX, _STATE_PREFIX = b"topic", b"at/", b"name/", b"part/"
+_NUMBER = struct.Struct(">i")
+
+
+class StateLost(Exception):
+    """Raised if local state is gone or was replaced, so that everything has to be folded again."""
+
+
+@dataclass(frozen=True)
+class FoldPosition:
+    """Progress of folding one metadata partition.
+
+    position: next offset to read.
+    last, digest: offset and SHA-256 of the last folded record.
+    missing: first existing offset if the topic has lost its beginning, otherwise 0.
+    stopped: why the record at ``position`` cannot be folded (brokers stop there, too), or an empty string.
+    compactor_records: number of records written by compactors, by minute (token_bucket).
+    """
+
+    position: int = 0
+    last: int = -1
+    digest: str = ""
+    missing: int = 0
+    stopped: str = ""
+    compactor_records: RecordsByMinute = ()
+
+    def encode(self) -> bytes:
+        """Encode as JSON."""
+        return json.dumps([self.position, self.last, self.digest, self.missing, self.stopped, self.compactor_records]).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> FoldPosition:
+        """Decode JSON. Raises ValueError or TypeError if it is corrupt."""
+        position, last, digest, missing, stopped, ours = json.loads(data)
+        return FoldPosition(position, last, digest, missing, stopped, tuple((minute, count) for minute, count in ours))
+
+
+class TieredPartition(NamedTuple):
+    """Counts of a user partition, for lists.
+
+    finished: number of segments in COPY_SEGMENT_FINISHED.
+    other: number of segments in other states.
+    applied: metadata topic offset of the last record about the partition.
+    """
+
+    partition: TopicIdPartition
+    finished: int
+    other: int
+    finished_bytes: int
+    findings: int
+    applied: int
+
+
+@dataclass
+class FoldedPartition:
+    """A user partition's segments, the newest findings about its records, and their total number."""
+
+    cache: RemoteLogMetadataCache
+    findings: list[Finding] = field(default_factory=list)
+    finding_count: int = 0
+    finished: int = 0
+    other: int = 0
+    finished_bytes: int = 0
+
+    def apply(self, record: MetadataRecord, offset: int, topic: str) -> None:
+        """Apply one record and update the counts. Raises BadData if brokers stop at it."""
+        if offset <= self.cache.applied:
+            return
+        segments = self.cache.segments
+        raw_id = b"" if isinstance(record, RemotePartitionDeleteMetadataRecord) else record.segment_id
+        before = segments.get(raw_id)
+        finding = self.cache.apply(record, offset, topic=topic)
+        self._adjust_counts(before, -1)
+        self._adjust_counts(segments.get(raw_id), 1)
+        if not segments:
+            self.finished = self.other = self.finished_bytes = 0
+        if finding is not None:
+            self.finding_count += 1
+            self.findings = [*self.findings, finding][-MAX_FINDINGS:]
+
+    def _adjust_counts(self, segment: RemoteLogSegmentMetadataRecord | None, by: int) -> None:
+        """Add ``by`` to the counts of this segment's state."""
+        if segment is None:
+            return
+        if segment.state is SegmentState.COPY_SEGMENT_FINISHED:
+            self.finished += by
+            self.finished_bytes += by * segment.size_bytes
+        else:
+            self.other += by
+
+
+class PersistedStates:
+    """Store of folded user partitions and fold positions. Not thread-safe.
+
+    :param store: local state of this topic only.
+    """
+
+    def __init__(self, store: LocalKeyValueStore) -> None:
+        self._store = store
+        self._memory: dict[bytes, bytes] = {}
+        self._reached: dict[int, FoldPosition] = {}
+        self._writable = False
+        self._stored: bytes | None = None
+
+    def load_positions(self, identity: TopicIdentity) -> dict[int, FoldPosition]:
+        """Return the fold position of each metadata partition. All are at the start if the stored ones belong to another topic or
+        format.
+        """
+        said = json.dumps([packed.STATE_FORMAT, PERSISTED_FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
+        keys = [_TOPIC_KEY, *map(_position_key, range(identity.partitions))]
+        self._writable = self._store.writable
+        values = [self._memory.get(key, data) for key, data in zip(keys, self._store.get(keys), strict=True)]
+        self._reached = _parse_positions(values[1:]) if values[0] == said else {}
+        if len(self._reached) != identity.partitions:
+            if values[0] is not None:
+                self._store.throw_away("it is of another metadata topic, or of another version of this program")
+            self._memory.clear()
+            self._reached = dict.fromkeys(range(identity.partitions), FoldPosition())
+            self._writable = self._store.writable
+            self._write_values({_TOPIC_KEY: said, **{_position_key(number): reached.encode() for number, reached in self._reached.items()}})
+        self._stored = self._store.get([_TOPIC_KEY])[0]
+        return dict(self._reached)
+
+    def discard(self, why: str) -> None:
+        """Delete everything; load_positions then starts from the beginning. why: for the log."""
+        self._store.throw_away(why)
+        self._memory.clear()
+        self._reached = {}
+
+    def load(self, metadata_partition: int, names: Sequence[TopicIdPartition]) -> list[FoldedPartition | None]:
+        """Return the states of user partitions, None for unknown ones. Raises StateLost."""
+        keys = [_position_key(metadata_partition)]
+        for name in names:
+            keys += [_partition_key(_SUMMARY_PREFIX, name), _partition_key(_STATE_PREFIX, name)]
+        at, *values = self._read_values(keys)
+        if at != self._reached[metadata_partition].encode():
+            raise StateLost(f"metadata partition {metadata_partition}")
+        return [_decode_partition(name, said, data) for name, said, data in zip(names, values[::2], values[1::2], strict=True)]
+
+    def save(self, partitions: Mapping[TopicIdPartition, FoldedPartition]) -> None:
+        """Save the states of user partitions."""
+        values = {}
+        for name, folded in partitions.items():
+            values[_partition_key(_SUMMARY_PREFIX, name)] = _encode_summary(folded)
+            values[_partition_key(_STATE_PREFIX, name)] = packed.pack_fold(folded.cache, folded.findings)
+        self._write_values(values)
+
+    def save_position(self, metadata_partition: int, reached: FoldPosition) -> None:
+        """Save a fold position. Called after the states of all records below it are saved."""
+        self._reached[metadata_partition] = reached
+        self._write_values({_position_key(metadata_partition): reached.encode()})
+
+    def tiered_partitions(self) -> Iterator[TieredPartition]:
+        """Yield all user partitions with records, by topic id and number."""
+        found = self._store.below(_SUMMARY_PREFIX) | {
+            key[len(_SUMMARY_PREFIX) :]: data for key, data in self._memory.items() if key.startswith(_SUMMARY_PREFIX)
+        }
+        for key, data in sorted(found.items()):
+            topic, *figures = json.loads(data)
+            yield TieredPartition(TopicIdPartition(key[:16], topic, _NUMBER.unpack(key[16:])[0]), *figures)
+
+    def _read_values(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return stored values. Raises StateLost if the store was emptied since load_positions."""
+        topic, *stored = self._store.get([_TOPIC_KEY, *keys])
+        if topic != self._stored:
+            raise StateLost("local state is gone")
+        if not self._memory:
+            return stored
+        return [self._memory.get(key, data) for key, data in zip(keys, stored, strict=True)]
+
+    def _write_values(self, values: dict[bytes, bytes]) -> None:
+        """Write values to the store, or to memory if the store is not writable."""
+        if not self._writable:
+            self._memory.update(values)
+            return
+        self._store.write(values)
+        if not self._store.writable:
+            raise StateLost("local state cannot be written any more")
+
+
+def _parse_positions(values: Sequence[bytes | None]) -> dict[int, FoldPosition]:
+    """Return the stored fold positions by metadata partition, or an empty dict if one is corrupt."""
+    try:
+        return {number: FoldPosition.decode(data) for number, data in enumerate(values) if data is not None}
+    except (ValueError, TypeError):
+        return {}
+
+
+def _position_key(number: int) -> bytes:
+    return _POSITION_PREFIX + _NUMBER.pack(number)
+
+
+def _partition_key(kind: bytes, name: TopicIdPartition) -> bytes:
+    return kind + name.topic_id + _NUMBER.pack(name.partition)
+
+
+def _encode_summary(folded: FoldedPartition) -> bytes:
+    """Encode topic name and counts of a partition as JSON."""
+    topic = folded.cache.partition.topic
+    return json.dumps([topic, folded.finished, folded.other, folded.finished_bytes, folded.finding_count, folded.cache.applied]).encode()
+
+
+def _decode_partition(name: TopicIdPartition, said: bytes | None, data: bytes | None) -> FoldedPartition | None:
+    """Decode a user partition, or return None if nothing is stored. Raises StateLost if it is corrupt."""
+    if said is None or data is None:
+        return None
+    try:
+        topic, finished, other, size, count, _ = json.loads(said)
+        cache, findings = packed.unpack_fold(data, name._replace(topic=topic))
+    except (ValueError, struct.error, TypeError) as error:
+        raise StateLost(f"{name}: {error}") from error
+    return FoldedPartition(cache, findings, count, finished, other, size)

@@ -1,0 +1,98 @@
+"""Port to the metadata topic: read from given offsets, and append one record with acknowledgement.
+
+Every implementation passes tests/contract/test_metadata_topic.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class TopicRecord(NamedTuple):
+    """An undecoded record of the metadata topic."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Bounds(NamedTuple):
+    """First existing offset and next offset to be written (exclusive end) of a metadata topic partition."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TopicIdentity:
+    """Identifies a topic, so that a topic of another cluster, or one created again under the same name, is detected. topic_id: as text."""
+
+    cluster_id: str
+    topic_id: str
+    partitions: int
+
+
+@dataclass(frozen=True)
+class PollResult:
+    """Records from one poll, ascending within each partition.
+
+    reached: partitions that were read to their end, with the next offset there. Control records are not returned but count for the offset.
+    """
+
+    records: Sequence[TopicRecord]
+    reached: Mapping[int, int]
+
+
+class MetadataTopic(Protocol):
+    """Client for the metadata topic. Reads include records of aborted transactions, as brokers do; no offset is committed.
+
+    All methods raise Unavailable (no broker, leader election) and Refused (TLS, SASL, authorization, no such topic).
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the topic's name, for messages."""
+
+    def identity(self) -> TopicIdentity:
+        """Ask the cluster for the topic's identity. Never cached."""
+
+    def bounds(self) -> Mapping[int, Bounds]:
+        """Return first and end offset of every partition that has a leader now."""
+
+    def seek(self, positions: Mapping[int, int]) -> None:
+        """Read these partitions from these offsets in later polls, and no other partitions."""
+
+    def poll(self, limit: int, timeout_s: float) -> PollResult:
+        """Return at most ``limit`` records, waiting up to ``timeout_s`` seconds. Raises NotFound if an offset no longer exists."""
+
+    def append(self, partition: int, value: bytes) -> int:
+        """Append a record without a key, and return its offset once all in-sync replicas have it.
+
+        After Unavailable the record may or may not be in the topic; it is there at most once.
+        """
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class LocalKeyValueStore(Protocol):
+    """Local key-value store whose data may be lost at any time. Methods raise nothing. Implemented by compactor.local.rocks."""
+
+    @property
+    def writable(self) -> bool:
+        """Return whether values can be written now."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of these keys, None for absent ones."""
+
+    def below(self, prefix: bytes) -> dict[bytes, bytes]:
+        """Return all values whose key has this prefix; the prefix is removed from the returned keys."""
+
+    def write(self, values: Mapping[bytes, bytes], gone: Sequence[bytes] = ()) -> None:
+        """Write ``values`` and delete the keys in ``gone`` in one batch."""
+
+    def throw_away(self, why: str) -> None:
+        """Delete everything. why: the reason, for the log."""

@@ -1,0 +1,398 @@
+"""Rules for records that are written to the metadata topic (docs/broker-protocol.md): pure functions that refuse invalid records.
+
+Each function gets the folded topic and the record that would follow. A refusal begins with the name of its rule. Brokers apply records in
+order and cannot reject any, so every record is checked here against the fold of all earlier ones before it is appended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+
+from checkpoint.lineage import EpochEntry, first_divergent_offset, merge_segment_lineages
+from compactor.brokers.metadata_topic.cache import LeaderEpochState, RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
+from compactor.brokers.metadata_topic.chain import Link, epoch_for_offset, lookup_chain, whole_segment_chain
+from compactor.brokers.metadata_topic.codec import (
+    MetadataRecord,
+    RemoteLogSegmentMetadataRecord,
+    RemoteLogSegmentMetadataUpdateRecord,
+    RemotePartitionDeleteMetadataRecord,
+    decode_record,
+    encode_record,
+)
+from compactor.constants import MAX_OFFSET
+from compactor.errors import BadData
+from compactor.model.ids import COMPACTOR_BROKER_ID
+from compactor.model.segment import TRANSITIONS, SegmentState
+
+_S = SegmentState
+READABLE_STATES = (_S.COPY_SEGMENT_FINISHED,)
+UNDELETED_STATES = (_S.COPY_SEGMENT_STARTED, _S.COPY_SEGMENT_FINISHED)
+
+
+def record_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
+    """Return why this record must not follow the records in ``cache``, or an empty string.
+
+    :param lineage: leader epochs with which brokers look up offsets.
+    """
+    return _format_problem(cache, record) or _transition_problem(cache, record) or _lookup_problem(cache, lineage, record)
+
+
+def _format_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
+    """Return how the record violates R1, R4 or R6 (records at which brokers stop or that they could not serve), or an empty string."""
+    if isinstance(record, RemotePartitionDeleteMetadataRecord):
+        return "R1: a partition's tier is deleted by brokers alone"
+    if record.partition.topic_id != cache.partition.topic_id or record.partition.partition != cache.partition.partition:
+        return f"R1: the record is of {record.partition}, not of {cache.partition}"
+    if record.broker_id != COMPACTOR_BROKER_ID:
+        return f"R1: the record says that broker {record.broker_id} wrote it"
+    try:
+        if decode_record(encode_record(record)) != record:
+            return "R1: what the record says is not what is read from its bytes"
+    except (BadData, ValueError) as error:
+        return f"R1: {error}"
+    if isinstance(record, RemoteLogSegmentMetadataRecord):
+        starts = [entry.start_offset for entry in record.leader_epochs]
+        if record.size_bytes <= 0:
+            return f"R6: segment {record.id} has {record.size_bytes} bytes"
+        if starts != sorted(starts) or starts[0] < record.start_offset or starts[-1] > record.end_offset:
+            return f"R4: the leader epochs of segment {record.id} do not fit its offsets"
+    return ""
+
+
+def _transition_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
+    """Return how the record violates R1 or R3 (Kafka's state machine, custom metadata), or an empty string."""
+    if isinstance(record, RemotePartitionDeleteMetadataRecord):
+        return ""
+    existing = cache.segments.get(record.segment_id)
+    if isinstance(record, RemoteLogSegmentMetadataRecord):
+        if existing is not None or record.segment_id in cache.finished:
+            return f"R1: segment {record.id} was introduced before"
+        return ""
+    if existing is None:
+        return f"R3: segment {record.id} was not introduced, or is finished"
+    again = record.state is existing.state is _S.COPY_SEGMENT_FINISHED and not is_effective(cache, existing)
+    if record.state not in TRANSITIONS[existing.state] and not again:
+        return f"R1: segment {record.id} cannot go from {existing.state} to {record.state}"
+    if record.custom_metadata != existing.custom_metadata:
+        return f"R1: custom metadata of segment {record.id} would be lost"
+    return ""
+
+
+def _lookup_problem(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
+    """Return how the record violates R3b, R4 or R8, or an empty string: no readable offset may become unreadable, not even briefly."""
+    after = TrialFold(cache)
+    said = after.apply(record)
+    if said:
+        return f"R1: {said}"
+    lost = _first_lost_offset(lookup_chain(cache, lineage), lookup_chain(after.cache, lineage))
+    if lost is not None:
+        rule = "R3b" if isinstance(record, RemoteLogSegmentMetadataUpdateRecord) and record.state is _S.DELETE_SEGMENT_STARTED else "R4"
+        return f"{rule}: offset {lost} would have no segment"
+    if isinstance(record, RemoteLogSegmentMetadataUpdateRecord) and record.state is _S.COPY_SEGMENT_FINISHED:
+        segment = cache.segments[record.segment_id]
+        for epoch in epochs_with_lookup_window(cache, segment):
+            if any(entry.epoch == epoch for entry in lineage):
+                return f"R8: while segment {record.id} supersedes the end of leader epoch {epoch}, readers find nothing there"
+    return ""
+
+
+class TrialFold:
+    """Copy-on-write fold to try records on. The original is not changed."""
+
+    def __init__(self, cache: RemoteLogMetadataCache) -> None:
+        self.cache = RemoteLogMetadataCache(cache.partition, _SegmentOverlay(cache.segments))
+        self.cache.applied, self.cache.deletion = cache.applied, cache.deletion
+        self.cache.finished = dict(cache.finished)
+        self.cache.epochs = {epoch: state.copy() for epoch, state in cache.epochs.items()}
+
+    def apply(self, record: MetadataRecord) -> str:
+        """Apply a record, and return what brokers would complain about, or an empty string."""
+        try:
+            finding = self.cache.apply(record, self.cache.applied + 1)
+        except BadData as error:
+            return error.cause
+        return finding.detail if finding else ""
+
+
+class _SegmentOverlay(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
+    """Segments that are changed on top of another mapping, which stays unchanged."""
+
+    def __init__(self, below: MutableMapping[bytes, RemoteLogSegmentMetadataRecord]) -> None:
+        self._below = below
+        self._over: dict[bytes, RemoteLogSegmentMetadataRecord | None] = {}
+
+    def __getitem__(self, raw_id: bytes) -> RemoteLogSegmentMetadataRecord:
+        found = self._over[raw_id] if raw_id in self._over else self._below[raw_id]
+        if found is None:
+            raise KeyError(raw_id)
+        return found
+
+    def __setitem__(self, raw_id: bytes, segment: RemoteLogSegmentMetadataRecord) -> None:
+        self._over[raw_id] = segment
+
+    def __delitem__(self, raw_id: bytes) -> None:
+        self._over[raw_id] = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from (raw_id for raw_id in self._below if raw_id not in self._over)
+        yield from (raw_id for raw_id, found in self._over.items() if found is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def is_effective(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord, last: int = MAX_OFFSET) -> bool:
+    """Return whether lookups of the segment's start, and of the start of each leader epoch in it, find this segment.
+
+    :param last: last offset up to which the segment is read, inclusive.
+    """
+    known = cache.segments.get(segment.segment_id)
+    if known is None or known.state not in READABLE_STATES:
+        return False
+    parts = [(epoch, start) for epoch, start in epoch_starts(known) if start <= min(last_offset_of_epoch(known, epoch), last)]
+    return all(epoch in cache.epochs and cache.epochs[epoch].floor_segment_id(start) == segment.segment_id for epoch, start in parts)
+
+
+def epochs_with_lookup_window(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> list[int]:
+    """Return leader epochs in which a broker removes older entries before it adds this segment, so that lookups in between fail (R8)."""
+    return [
+        epoch
+        for epoch, start in epoch_starts(segment)
+        if _is_superseded(cache.epochs.get(epoch), start, last_offset_of_epoch(segment, epoch))
+    ]
+
+
+def _is_superseded(state: LeaderEpochState | None, start: int, end: int) -> bool:
+    """Return whether a segment [start, end] of this epoch makes a broker remove existing entries."""
+    if state is None or not state.starts or state.highest is None:
+        return False
+    return state.starts[-1] >= start and state.highest <= end
+
+
+@dataclass(frozen=True)
+class CeilingMarker:
+    """Metadata-only segment that raises the highest offset of a finished epoch by one.
+
+    It lets brokers switch in one step to a replacement that reaches the epoch's end.
+    """
+
+    segment: RemoteLogSegmentMetadataRecord
+
+    def records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
+        """Return the records that introduce, finish and delete the marker. No object belongs to it."""
+        begun = self.segment
+        states = (_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
+        updates = [
+            RemoteLogSegmentMetadataUpdateRecord(begun.partition, begun.segment_id, COMPACTOR_BROKER_ID, event_timestamp_ms, state)
+            for state in states
+        ]
+        return [begun, *updates]
+
+
+def ceiling_markers(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
+) -> list[CeilingMarker]:
+    """Return the markers that must precede COPY_SEGMENT_FINISHED of this segment, as far as they are permitted.
+
+    A marker is permitted if the offset after the epoch belongs to a later epoch of the lineage and is tiered; otherwise brokers would count
+    uncopied offsets as copied. ``record_refusal`` refuses a replacement whose marker is needed and not permitted.
+    """
+    made = []
+    for epoch in epochs_with_lookup_window(cache, segment):
+        at = last_offset_of_epoch(segment, epoch) + 1
+        following = epoch_for_offset(lineage, at)
+        if following is None or following <= epoch:
+            continue
+        behind = cache.find_segment(following, at)
+        if at > segment.end_offset and (behind is None or behind.state not in READABLE_STATES):
+            continue
+        raw_id = hashlib.sha256(segment.segment_id + epoch.to_bytes(4, "big")).digest()[:16]
+        if raw_id in cache.finished or raw_id in cache.segments:
+            # An earlier attempt ended half-way; what is left of it is cut off by its own id.
+            raw_id = hashlib.sha256(raw_id + cache.applied.to_bytes(8, "big")).digest()[:16]
+        marker = RemoteLogSegmentMetadataRecord(
+            segment.partition, raw_id, at, at, COMPACTOR_BROKER_ID, -1, event_timestamp_ms, (EpochEntry(epoch, at),), 1
+        )
+        made.append(CeilingMarker(marker))
+    return made
+
+
+def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> str:
+    """Return why this segment cannot replace what readers find in its offset range (R4, R7, R8, ascending order), or an empty string.
+
+    Called before the segment is introduced.
+    """
+    links = whole_segment_chain(lookup_chain(cache, lineage), lineage)
+    covered = [link for link in links if link.last >= segment.start_offset and link.first <= segment.end_offset]
+    if not covered or covered[0].first != segment.start_offset or covered[-1].last != segment.end_offset:
+        return f"R4: segment {segment.id} does not begin and end where what readers find between its offsets does"
+    if covered[-1] is links[-1]:
+        return f"R8: segment {segment.id} would replace the newest one, {links[-1].segment.id}"
+    told = merge_segment_lineages([_epochs_read(link) for link in covered])
+    if tuple(segment.leader_epochs) != told:
+        return f"R4: segment {segment.id} has other leader epochs than its sources"
+    if told[-1].start_offset > covered[0].last:
+        return (
+            f"ascending: leader epoch {told[-1].epoch} begins behind the first source of segment {segment.id}: it would be switched first"
+        )
+    between = (one for one in cache.segments.values() if segment.start_offset <= one.start_offset and one.end_offset <= segment.end_offset)
+    known = [*(link.segment for link in covered), *between]  # those that were replaced, too: they may come back
+    if segment.max_timestamp_ms > max(one.max_timestamp_ms for one in known):
+        return f"R7: segment {segment.id} has a larger timestamp than its sources"
+    return ""
+
+
+def _epochs_read(link: Link) -> tuple[EpochEntry, ...]:
+    """Return the leader epochs of a source that readers read."""
+    return tuple(EpochEntry(epoch, start) for epoch, start in epoch_starts(link.segment) if start <= link.last)
+
+
+def source_deletion_refusal(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, sources: Iterable[bytes]
+) -> str:
+    """Return why the sources cannot all be deleted after the segment is finished, or an empty string. Tries the whole switch.
+
+    :param sources: segment ids, 16 bytes each.
+    """
+    after = TrialFold(cache)
+    trial = after.cache
+    rest = [_update_record(segment, _S.COPY_SEGMENT_FINISHED)]
+    rest += [_update_record(trial.segments[raw_id], _S.DELETE_SEGMENT_STARTED) for raw_id in sources if raw_id in trial.segments]
+    for record in rest:
+        said = after.apply(record)
+        if said:
+            return f"R1: {said}"
+    lost = _first_lost_offset(lookup_chain(cache, lineage), lookup_chain(trial, lineage))
+    return "" if lost is None else f"R4: offset {lost} would have no segment"
+
+
+def redundant_segments(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
+) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return other finished segments of the same log within this segment's offsets, which two leaders tiered. They are deleted with its
+    sources.
+
+    Segments that an unclean election discarded belong to another log and are not returned.
+    """
+    inside = (
+        one
+        for raw_id, one in cache.segments.items()
+        if one.state in READABLE_STATES
+        and raw_id != segment.segment_id
+        and segment.start_offset <= one.start_offset
+        and one.end_offset <= segment.end_offset
+    )
+    return [one for one in inside if belongs_to_log(one, lineage)]
+
+
+def belongs_to_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence[EpochEntry]) -> bool:
+    """Return whether all records of the segment are in the log with this lineage."""
+    own = [EpochEntry(epoch, start) for epoch, start in epoch_starts(segment)]
+    end = segment.end_offset + 1
+    return first_divergent_offset(own, end, [entry for entry in lineage if entry.start_offset < end], end) is None
+
+
+def unfinished_copies(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int
+) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return copies that brokers have begun and that lie at or below ``end_offset``, where readers already find every offset.
+
+    An earlier leader is still writing them, or has died. If one finished after a round, values would return whose tombstones were removed.
+    """
+    links = whole_segment_chain(lookup_chain(cache, lineage), lineage)
+    begun = (one for one in cache.segments.values() if one.state is _S.COPY_SEGMENT_STARTED and one.broker_id != COMPACTOR_BROKER_ID)
+    return [one for one in begun if one.end_offset <= end_offset and _is_covered(links, one)]
+
+
+def finish_refusal(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
+) -> str:
+    """Return why COPY_SEGMENT_FINISHED must not follow, or an empty string. Tries the ceiling markers that it needs, too."""
+    trial = TrialFold(cache)
+    wanted = [
+        record for marker in ceiling_markers(cache, lineage, segment, event_timestamp_ms) for record in marker.records(event_timestamp_ms)
+    ]
+    for record in (*wanted, _update_record(segment, _S.COPY_SEGMENT_FINISHED)):
+        why = record_refusal(trial.cache, lineage, record)
+        if why:
+            return why
+        trial.apply(record)
+    return ""
+
+
+def hides_offsets(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> bool:
+    """Return whether lookups would find more offsets without this finished segment.
+
+    That happens if a broker tiered across the segment's end just before it was finished: lookups after that end then find this segment
+    first.
+    """
+    after = TrialFold(cache)
+    said = after.apply(_update_record(segment, _S.DELETE_SEGMENT_STARTED))
+    return not said and _first_lost_offset(lookup_chain(after.cache, lineage), lookup_chain(cache, lineage)) is not None
+
+
+def hidden_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return segments up to ``end_offset`` + 1 that lookups do not find at their start. Repeating COPY_SEGMENT_FINISHED repairs that."""
+    links = whole_segment_chain(lookup_chain(cache, lineage), lineage)
+    return [link.segment for link in links if link.first <= end_offset + 1 and not is_effective(cache, link.segment, link.last)]
+
+
+def late_broker_copies(
+    cache: RemoteLogMetadataCache,
+    lineage: Sequence[EpochEntry],
+    compacted: Iterable[RemoteLogSegmentMetadataRecord],
+    known: Collection[str],
+) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return finished copies by brokers, unknown to the control log, within the offsets of compacted segments.
+
+    Readers find values in them that compaction has removed, possibly together with their tombstones.
+
+    :param compacted: finished segments written by compactors.
+    :param known: ids of all segments that the control log knows.
+    """
+    spans: list[tuple[int, int]] = []
+    for one in sorted(compacted, key=lambda one: one.start_offset):
+        if spans and spans[-1][1] + 1 >= one.start_offset:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], one.end_offset))
+        else:
+            spans.append((one.start_offset, one.end_offset))
+    late = (
+        one
+        for one in cache.segments.values()
+        if one.state in READABLE_STATES and one.broker_id != COMPACTOR_BROKER_ID and one.id not in known and belongs_to_log(one, lineage)
+    )
+    return [one for one in late if any(first <= one.start_offset and one.end_offset <= last for first, last in spans)]
+
+
+def _is_covered(links: Sequence[Link], segment: RemoteLogSegmentMetadataRecord) -> bool:
+    """Return whether the links contain all offsets of the segment."""
+    wanted = segment.start_offset
+    for link in links:
+        if link.first <= wanted <= link.last:
+            wanted = link.last + 1
+    return wanted > segment.end_offset
+
+
+def _update_record(segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:
+    """Return the record that moves a segment to ``state``."""
+    return RemoteLogSegmentMetadataUpdateRecord(
+        segment.partition, segment.segment_id, COMPACTOR_BROKER_ID, segment.event_timestamp_ms, state, segment.custom_metadata
+    )
+
+
+def _first_lost_offset(before: Sequence[Link], after: Sequence[Link]) -> int | None:
+    """Return the first offset that is in ``before`` and not in ``after``, or None."""
+    at = 0
+    for link in before:
+        wanted = link.first
+        while at < len(after) and after[at].last < wanted:
+            at += 1
+        place = at
+        while wanted <= link.last:
+            if place >= len(after) or after[place].first > wanted:
+                return wanted
+            wanted = after[place].last + 1
+            place += 1
+    return None

@@ -1,0 +1,116 @@
+"""Serialization of a folded user partition. Segments are decoded only on access, because a partition may have thousands."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, MutableMapping
+
+from compactor.brokers.metadata_topic.cache import Finding, FindingKind, LeaderEpochState, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.codec import (
+    PartitionDeleteState,
+    RemoteLogSegmentMetadataRecord,
+    TopicIdPartition,
+    pack_segment,
+    unpack_segment,
+)
+
+STATE_FORMAT = 1
+"""Counts up when these bytes, or what a fold makes of the topic, change their meaning."""
+
+_DELETE_STATES = (None, *PartitionDeleteState)
+_HEAD = struct.Struct(">qbIIII")
+"""Last applied offset, deletion, number of epochs, of segments, of finished ids, length of the findings."""
+_EPOCH = struct.Struct(">i?qII")
+_REFERENCE = struct.Struct(">q16s")
+_SEGMENT_ENTRY = struct.Struct(">16sI")
+
+
+class PackedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
+    """Segments by id, in the order of introduction. Each is decoded at its first access."""
+
+    def __init__(self) -> None:
+        self._segments: dict[bytes, bytes | RemoteLogSegmentMetadataRecord] = {}
+
+    def __getitem__(self, raw_id: bytes) -> RemoteLogSegmentMetadataRecord:
+        held = self._segments[raw_id]
+        if isinstance(held, bytes):
+            held = self._segments[raw_id] = unpack_segment(held)[0]
+        return held
+
+    def __setitem__(self, raw_id: bytes, segment: RemoteLogSegmentMetadataRecord) -> None:
+        self._segments[raw_id] = segment
+
+    def __delitem__(self, raw_id: bytes) -> None:
+        del self._segments[raw_id]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._segments)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def packed(self) -> dict[bytes, bytes]:
+        """Return all segments in encoded form."""
+        return {raw_id: held if isinstance(held, bytes) else pack_segment(held) for raw_id, held in self._segments.items()}
+
+    def hold(self, raw_id: bytes, data: bytes) -> None:
+        """Store an encoded segment."""
+        self._segments[raw_id] = data
+
+
+def pack_fold(cache: RemoteLogMetadataCache, findings: list[Finding]) -> bytes:
+    """Encode a user partition's segments and findings."""
+    segments = cache.segments
+    held = segments.packed() if isinstance(segments, PackedSegments) else {raw: pack_segment(one) for raw, one in segments.items()}
+    told = json.dumps([[one.kind, one.segment_id.hex(), one.offset, one.detail] for one in findings]).encode()
+    deletion = _DELETE_STATES.index(cache.deletion)
+    parts = [_HEAD.pack(cache.applied, deletion, len(cache.epochs), len(held), len(cache.finished), len(told))]
+    for epoch, state in cache.epochs.items():
+        highest = state.highest
+        parts.append(_EPOCH.pack(epoch, highest is not None, highest or 0, len(state.starts), len(state.unreferenced)))
+        parts.extend(map(_REFERENCE.pack, state.starts, state.ids))
+        parts.extend(state.unreferenced)
+    parts.extend(_SEGMENT_ENTRY.pack(raw_id, len(data)) for raw_id, data in held.items())
+    parts.extend(cache.finished)
+    parts.append(told)
+    parts.extend(held.values())
+    return b"".join(parts)
+
+
+def unpack_fold(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[Finding]]:
+    """Decode what pack_fold encoded. Raises ValueError or struct.error if the bytes are corrupt."""
+    cache = RemoteLogMetadataCache(partition, PackedSegments())
+    cache.applied, deletion, epochs, segments, finished, told_length = _HEAD.unpack_from(data)
+    cache.deletion = _DELETE_STATES[deletion]
+    at = _HEAD.size
+    for _ in range(epochs):
+        epoch, known, highest, referenced, unreferenced = _EPOCH.unpack_from(data, at)
+        at += _EPOCH.size
+        state = cache.epochs[epoch] = LeaderEpochState()
+        state.highest = highest if known else None
+        for start, raw_id in _REFERENCE.iter_unpack(data[at : at + referenced * _REFERENCE.size]):
+            state.starts.append(start)
+            state.ids.append(raw_id)
+        at += referenced * _REFERENCE.size
+        state.unreferenced = dict.fromkeys(_read_ids(data, at, unreferenced))
+        at += unreferenced * 16
+    listed = list(_SEGMENT_ENTRY.iter_unpack(data[at : at + segments * _SEGMENT_ENTRY.size]))
+    at += segments * _SEGMENT_ENTRY.size
+    cache.finished = dict.fromkeys(_read_ids(data, at, finished))
+    at += finished * 16
+    told = json.loads(data[at : at + told_length])
+    at += told_length
+    held = cache.segments
+    if isinstance(held, PackedSegments):
+        for raw_id, length in listed:
+            held.hold(raw_id, data[at : at + length])
+            at += length
+    if at != len(data):
+        raise ValueError(f"{len(data)} bytes, {at} expected")
+    return cache, [Finding(FindingKind(kind), partition, bytes.fromhex(raw), offset, said) for kind, raw, offset, said in told]
+
+
+def _read_ids(data: bytes, at: int, count: int) -> list[bytes]:
+    """Return ``count`` ids of 16 bytes each, starting at position ``at``."""
+    return [data[start : start + 16] for start in range(at, at + 16 * count, 16)]

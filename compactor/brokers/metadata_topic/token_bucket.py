@@ -1,0 +1,150 @@
+"""Token bucket for the metadata records that compaction rounds write. Pure functions and values.
+
+``[publish] metadata_records_per_hour`` caps the records that compaction adds to ``__remote_log_metadata``, because each broker folds every
+record and reads all of them again at every start. A round is admitted if its records fit the cap, together with the records of the last
+hour and those that other admitted rounds still have to write. The records of the last hour are counted in the topic itself, so that
+restarts and other processes are covered. A round larger than the cap is admitted when nothing else was written within the hour. A round
+that does not fit has to wait. As long as it keeps asking, no later round is admitted, so that large rounds do not starve.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from compactor.model.ids import TopicPartition
+from compactor.tier.ports import Wait
+
+MINUTE_MS = 60_000
+MINUTES_PER_HOUR = 60
+"""Minutes."""
+_HOUR_MS = MINUTES_PER_HOUR * MINUTE_MS
+COUNTED_MINUTES = 2 * MINUTES_PER_HOUR
+"""Minutes for which records stay counted."""
+MAX_SILENCE_MS = 15 * MINUTE_MS
+"""A waiting round that has not asked again for so long after its time holds up no other: its partition may be paused."""
+MAX_WAITING_MS = 24 * _HOUR_MS
+"""A silent round loses its place after this time."""
+
+RecordsByMinute = tuple[tuple[int, int], ...]
+"""(minute since 1970, records in it), ascending."""
+
+
+def count_records(before: RecordsByMinute, stamps_ms: Iterable[int], now_ms: int) -> RecordsByMinute:
+    """Return the counts by minute after adding records with these timestamps. A timestamp later than ``now_ms`` counts as now, because it
+    comes from the writer's clock.
+    """
+    now = now_ms // MINUTE_MS
+    found = Counter(dict(before))
+    found.update(min(stamp // MINUTE_MS, now) for stamp in stamps_ms)
+    return tuple(sorted((minute, count) for minute, count in found.items() if minute > now - COUNTED_MINUTES))
+
+
+def last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
+    """Return the counts of the minutes of the last hour, ascending. Up to an hour of the future is included, in case a
+    clock was set back.
+    """
+    now = now_ms // MINUTE_MS
+    return {minute: by_minute[minute] for minute in sorted(by_minute) if now - MINUTES_PER_HOUR < minute < now + MINUTES_PER_HOUR}
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Metadata records that a partition still has to write.
+
+    round: number of records until the deletion of the replaced segments begins.
+    deletions: number of records that report their deletion, of this round and of earlier ones.
+    heard_ms: time of the last request. An hour later the reservation ends, because another process may have taken over the round.
+    """
+
+    round: int
+    deletions: int
+    heard_ms: int
+
+
+@dataclass(frozen=True)
+class WaitingRound:
+    """A round that was not admitted yet.
+
+    records: the largest number of records that it has asked for.
+    again_ms: when it should ask again, in milliseconds.
+    """
+
+    records: int
+    again_ms: int
+
+
+@dataclass(frozen=True)
+class MetadataTokenBucket:
+    """Token bucket with the reservations of admitted rounds and the waiting rounds in order of arrival, both by partition. Immutable."""
+
+    reserved: Mapping[TopicPartition, Reservation] = field(default_factory=dict)
+    waiting: Mapping[TopicPartition, WaitingRound] = field(default_factory=dict)
+
+    def admit(
+        self, written: Mapping[int, int], name: TopicPartition, records: int, per_hour: int, now_ms: int
+    ) -> tuple[MetadataTokenBucket, Wait | None]:
+        """Admit a round, or return how long it has to wait. An admitted round may ask again for more records.
+
+        :param written: number of compactors' records in the topic, by minute.
+        :param records: number of records that the round will write.
+        :param per_hour: the cap.
+        :return: the new bucket, and None if the round is admitted.
+        """
+        reserved = {of: one for of, one in self.reserved.items() if now_ms < one.heard_ms + _HOUR_MS}
+        waiting = {of: one for of, one in self.waiting.items() if now_ms < one.again_ms + MAX_WAITING_MS}
+        mine = reserved.get(name, Reservation(0, 0, now_ms))
+        wanted = max(records, waiting[name].records) if name in waiting else records
+        used = last_hour(written, now_ms)
+        others = sum(one.round + one.deletions for one in reserved.values()) - mine.round
+        total = sum(used.values()) + others
+        first = next((of for of, one in waiting.items() if of == name or now_ms <= one.again_ms + MAX_SILENCE_MS), name)
+        is_next = first == name or mine.round > 0
+        if is_next and (not total or total + wanted <= per_hour):
+            waiting.pop(name, None)
+            return MetadataTokenBucket(reserved | {name: replace(mine, round=wanted, heard_ms=now_ms)}, waiting), None
+        until = _time_when_admissible(used, wanted, per_hour) if is_next else waiting[first].again_ms
+        waiting[name] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
+        return MetadataTokenBucket(reserved, waiting)._without_round(name), Wait(waiting[name].again_ms, wanted)
+
+    def appended(self, name: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
+        """Return the bucket after records were appended to the topic: they are no longer reserved, because they are
+        counted in the topic.
+        """
+        return self._reserve(name, -records, -deletions, now_ms)
+
+    def published(self, name: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
+        """Return the bucket after a publication: of the reservation, only ``deletions`` records remain, which are written after grace."""
+        known = self.reserved.get(name)
+        return self if known is None else self._reserve(name, -known.round, deletions, now_ms)
+
+    def released(self, name: TopicPartition) -> MetadataTokenBucket:
+        """Return the bucket without the round of a partition, because it has ended or is no longer due."""
+        return replace(self, waiting={of: one for of, one in self.waiting.items() if of != name})._without_round(name)
+
+    def _reserve(self, name: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
+        """Return the bucket with the reservation of a partition changed by these numbers, if there is one."""
+        known = self.reserved.get(name)
+        if known is None:
+            return self
+        more = Reservation(max(0, known.round + records), max(0, known.deletions + deletions), now_ms)
+        return replace(self, reserved={**self.reserved, name: more})
+
+    def _without_round(self, name: TopicPartition) -> MetadataTokenBucket:
+        """Return the bucket with only the deletions of a partition's reservation."""
+        left = {of: replace(one, round=0) if of == name else one for of, one in self.reserved.items()}
+        return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})
+
+
+def _time_when_admissible(used: Mapping[int, int], wanted: int, per_hour: int) -> int:
+    """Return when a round of ``wanted`` records will fit the cap because older records have left the last hour, in milliseconds; 0 if it
+    fits now.
+    """
+    left, at = sum(used.values()), 0
+    for minute, count in used.items():
+        if not left or left + wanted <= per_hour:
+            break
+        left -= count
+        at = (minute + MINUTES_PER_HOUR) * MINUTE_MS
+    return at

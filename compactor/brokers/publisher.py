@@ -1,0 +1,387 @@
+"""Publisher for broker-managed tiers: switches readers by records in ``__remote_log_metadata`` (docs/broker-protocol.md).
+
+The next record is always derived from the folded topic, never from memory, so that a compactor that takes over after a crash continues
+where the other one stopped. Every record is checked by metadata_topic.rules before it is appended, and read back afterwards.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from checkpoint.lineage import EpochEntry
+from compactor.brokers.metadata_topic import rules
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts
+from compactor.brokers.metadata_topic.chain import lineage_from_segments, lookup_chain
+from compactor.brokers.metadata_topic.codec import (
+    MetadataRecord,
+    RemoteLogSegmentMetadataRecord,
+    RemoteLogSegmentMetadataUpdateRecord,
+    TopicIdPartition,
+    encode_record,
+    uuid_bytes,
+)
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.ports import MetadataTopic
+from compactor.brokers.metadata_topic.token_bucket import MetadataTokenBucket
+from compactor.errors import Refused, Unavailable, UsageError
+from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
+from compactor.model.plan import Replacement
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
+from compactor.tier.names import TopicIdOf
+from compactor.tier.ports import Announced, SegmentRef, Wait
+
+_S = SegmentState
+READ_BACK_TIMEOUT_S = 30.0
+_DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
+
+
+class KafkaPublisher:
+    """SegmentPublisher that appends to the metadata topic. Thread-safe if each thread has partitions of its own.
+
+    :param followed: reads and folds the metadata topic.
+    :param topic: client that appends to the metadata topic.
+    :param topic_id: returns the current topic id of a partition's topic.
+    :param conditions: raises Refused if nothing may be written (compactor.brokers.conditions). Called before each step.
+    :param late_ms: the producer's delivery.timeout.ms.
+    """
+
+    def __init__(
+        self,
+        followed: FoldedMetadataTopic,
+        topic: MetadataTopic,
+        topic_id: TopicIdOf,
+        *,
+        clock_ms: Callable[[], int],
+        conditions: Callable[[TopicPartition], None] = lambda name: None,
+        late_ms: int = 30_000,
+    ) -> None:
+        self.late_ms = late_ms
+        self._followed = followed
+        self._topic = topic
+        self._topic_id = topic_id
+        self._clock_ms = clock_ms
+        self._conditions = conditions
+        self._appending = threading.Lock()
+        self._bucket = MetadataTokenBucket()
+
+    def permit(self, name: TopicPartition) -> None:
+        """Raise Refused if cluster or topic settings rule out switching readers of this partition."""
+        self._conditions(name)
+
+    def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
+        """Reserve metadata records with the token bucket; return until when the round has to wait, or None if it is admitted."""
+        if not per_hour:
+            return None
+        with self._appending:
+            self._read_fold(name)  # under the lock: records that others have appended are not reserved any more, so they have to be read
+            self._bucket, wait = self._bucket.admit(self._followed.compactor_records_by_minute(), name, records, per_hour, self._clock_ms())
+        return wait
+
+    def release(self, name: TopicPartition) -> None:
+        """Return the unused reservation of a partition to the token bucket."""
+        with self._appending:
+            self._bucket = self._bucket.released(name)
+
+    def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+        """Append COPY_SEGMENT_STARTED, unless an equal record is there already. Raises Refused if a rule forbids it."""
+        self._conditions(name)
+        where, cache = self._read_fold(name)
+        record = self._introduction_record(where, segment)
+        known = cache.segments.get(record.segment_id)
+        if known is None and record.segment_id not in cache.finished:
+            why = rules.replacement_refusal(cache, lineage_from_segments(cache), record)
+            if why:
+                raise _refused_error(name, why)
+            self._append_records(where, cache, [record])
+        elif known is None or known.state is not _S.COPY_SEGMENT_STARTED or _immutable_fields(known) != _immutable_fields(record):
+            said = "was cut off" if known is None or known.state in _DELETED_STATES else "was introduced with other figures"
+            raise _refused_error(name, f"segment {segment.id} {said}")
+
+    def publish(
+        self,
+        name: TopicPartition,
+        replacements: Sequence[Replacement],
+        begun: Callable[[], None],
+        record: Callable[[Collection[str]], None],
+        *,
+        backwards: bool = False,
+        resumed: bool = False,
+    ) -> None:
+        """Switch readers group by group, ascending by offset. A group whose sources the brokers have deleted is cut off.
+
+        Groups after a cut-off group are cut off, too, because its remaining sources may hold values whose tombstones later groups removed.
+        With ``backwards`` (values come back) the order is descending, and the groups before a cut-off group are cut off.
+        """
+        self._conditions(name)
+        ordered = sorted(replacements, key=lambda each: each.segment.start_offset)
+        if backwards:
+            ordered.reverse()
+        if not resumed:
+            self._check_all_records(name, ordered)
+        begun()
+        self._stop_unfinished_copies(name, ordered)
+        cut: list[str] = []
+        for new in ordered:
+            if not self._switch_group(name, new, give_up=bool(cut)):
+                cut.append(new.segment.id)
+        record(cut)
+        with self._appending:
+            left = sum(len(new.sources) for new in ordered if new.segment.id not in cut)
+            self._bucket = self._bucket.published(name, left, self._clock_ms())
+
+    def restore(
+        self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
+    ) -> None:
+        """Raise UsageError: brokers cannot take back segments whose deletion has begun."""
+        raise UsageError(
+            "brokers cannot be given back segments whose deletion has begun",
+            hint="`undo` copies them under new ids, until `retire` deletes them",
+        )
+
+    def withdraw(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
+        """Append DELETE_SEGMENT_STARTED for these segments.
+
+        late: do so also for segments that were never introduced, so that brokers drop records that still arrive.
+        """
+        where, cache = self._read_fold(name)
+        records: list[MetadataRecord] = []
+        for segment in segments:
+            raw_id = uuid_bytes(segment.id)
+            known = cache.segments.get(raw_id)
+            if known is not None and known.state in rules.UNDELETED_STATES:
+                records.append(self._update_record(known, _S.DELETE_SEGMENT_STARTED))
+            elif known is None and late and raw_id not in cache.finished:
+                made = self._placeholder_record(where, segment)
+                records += [made, self._update_record(made, _S.DELETE_SEGMENT_STARTED)]
+        self._append_records(where, cache, records)
+
+    def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        """Append DELETE_SEGMENT_FINISHED for these segments."""
+        where, cache = self._read_fold(name)
+        known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
+        going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
+        self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going])
+
+    def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
+        """Return segments of compactors that the control log does not know and that readers do not use."""
+        _, cache = self._read_fold(name)
+        return [_announced(one) for one in _unknown_segments(cache, known)]
+
+    def cut_off(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
+        """Restore live segments that unknown ones displaced, then append DELETE_SEGMENT_STARTED for the unknown ones.
+
+        Returns the number of unknown segments.
+        """
+        where, cache = self._read_fold(name)
+        back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
+        ours = [one for one in back if one is not None and one.state in rules.READABLE_STATES]
+        late = rules.late_broker_copies(cache, lineage_from_segments(cache), ours, known)
+        if not late and not any(one.state in rules.UNDELETED_STATES for one in _unknown_segments(cache, known, displacing=True)):
+            return 0
+        for one in ours:
+            if not rules.is_effective(cache, one):
+                self._conditions(name)
+                self._append_copy_finished(where, one)
+                where, cache = self._read_fold(name)
+        strays = [one for one in _unknown_segments(cache, known) if one.state in rules.UNDELETED_STATES]
+        going = sorted((*strays, *late), key=lambda one: one.start_offset)
+        self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in going])
+        return len(going)
+
+    def _check_all_records(self, name: TopicPartition, replacements: Sequence[Replacement]) -> None:
+        """Try all records of a publication on a copy of the fold. Raises Refused, before the first is appended, if a rule forbids one."""
+        _, cache = self._read_fold(name)
+        lineage, news = lineage_from_segments(cache), [cache.segments.get(uuid_bytes(new.segment.id)) for new in replacements]
+        sources = [cache.segments.get(uuid_bytes(source)) for new in replacements for source in new.sources]
+        here = [one for one in news if one is not None and one.state is _S.COPY_SEGMENT_STARTED]
+        if len(here) < len(news) or any(one is None or one.state not in rules.READABLE_STATES for one in sources):
+            return  # groups will be cut off
+        last = max((new.segment.end_offset for new in replacements), default=-1)
+        trial = rules.TrialFold(cache)
+
+        def say(records: Sequence[MetadataRecord]) -> None:
+            for record in records:
+                why = rules.record_refusal(trial.cache, lineage, record)
+                if why:
+                    raise _refused_error(name, why)
+                trial.apply(record)
+
+        def finish(segment: RemoteLogSegmentMetadataRecord) -> None:
+            for marker in rules.ceiling_markers(trial.cache, lineage, segment, self._clock_ms()):
+                say(marker.records(self._clock_ms()))
+            say([self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
+
+        for hidden in rules.hidden_segments(cache, lineage, last):
+            finish(hidden)
+        for new, made in zip(replacements, here, strict=True):
+            finish(made)
+            left = {one.segment_id: one for one in rules.redundant_segments(trial.cache, lineage, made)}
+            left |= {uuid_bytes(source): trial.cache.segments[uuid_bytes(source)] for source in new.sources}
+            ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
+            say([self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
+
+    def _stop_unfinished_copies(self, name: TopicPartition, replacements: Sequence[Replacement]) -> None:
+        """Delete unfinished copies of earlier leaders in the range to be replaced, and finish again segments that brokers find too late.
+
+        A copy that finished after the round would bring back values whose tombstones were removed. And each segment must be found from its
+        own
+        start before the segment below it is replaced by one that ends there.
+        """
+        where, cache = self._read_fold(name)
+        last = max((new.segment.end_offset for new in replacements), default=-1)
+        copies = rules.unfinished_copies(cache, lineage_from_segments(cache), last)
+        self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in copies])
+        for one in rules.hidden_segments(cache, lineage_from_segments(cache), last):
+            _, cache = self._read_fold_by_id(where)
+            # Brokers have tiered since the rehearsal where a rule stands against it: the group before it will not be switched, then.
+            if not rules.finish_refusal(cache, lineage_from_segments(cache), one, self._clock_ms()):
+                self._append_copy_finished(where, one)
+
+    def _switch_group(self, name: TopicPartition, new: Replacement, *, give_up: bool) -> bool:
+        """Append COPY_SEGMENT_FINISHED, verify the lookup, append DELETE_SEGMENT_STARTED for the sources. Returns False if the group is
+        cut off.
+        """
+        where, cache = self._read_fold(name)
+        raw_id = uuid_bytes(new.segment.id)
+        sources = [uuid_bytes(source) for source in new.sources]
+        known = cache.segments.get(raw_id)
+        if known is None or known.state in _DELETED_STATES:
+            return False
+        if known.state is _S.COPY_SEGMENT_STARTED:
+            here = [cache.segments.get(source) for source in sources]
+            also = [one.segment_id for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)]
+            deleted = any(source is None or source.state not in rules.READABLE_STATES for source in here)
+            if give_up or deleted or rules.source_deletion_refusal(cache, lineage_from_segments(cache), known, [*sources, *also]):
+                return self._cut_off_group(where, cache, known)
+        if known.state is _S.COPY_SEGMENT_STARTED or not rules.is_effective(cache, known):
+            if rules.finish_refusal(cache, lineage_from_segments(cache), known, self._clock_ms()):
+                return self._cut_off_group(where, cache, known)
+            self._append_copy_finished(where, known)
+            where, cache = self._read_fold(name)
+            found = cache.segments.get(raw_id)
+            if found is None or found.state in _DELETED_STATES:
+                return False
+            if not rules.is_effective(cache, found):
+                raise _refused_error(name, f"look: segment {new.segment.id} does not count after COPY_SEGMENT_FINISHED")
+            known = found
+        if rules.hides_offsets(cache, lineage_from_segments(cache), known):
+            return self._cut_off_group(where, cache, known)
+        left = {source: cache.segments[source] for source in sources if source in cache.segments}
+        left |= {one.segment_id: one for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)}
+        ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
+        self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
+        return True
+
+    def _cut_off_group(self, where: TopicIdPartition, cache: RemoteLogMetadataCache, new: RemoteLogSegmentMetadataRecord) -> bool:
+        """Append DELETE_SEGMENT_STARTED for the new segment of a group, and return False: the brokers' own changes take precedence."""
+        self._append_records(where, cache, [self._update_record(new, _S.DELETE_SEGMENT_STARTED)])
+        return False
+
+    def _append_copy_finished(self, where: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
+        """Append COPY_SEGMENT_FINISHED, after the ceiling markers that it needs."""
+        _, cache = self._read_fold_by_id(where)
+        for marker in rules.ceiling_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
+            self._append_records(where, cache, marker.records(self._clock_ms()))
+            _, cache = self._read_fold_by_id(where)
+        self._append_records(where, cache, [self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
+
+    def _append_records(self, where: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]) -> None:
+        """Append records after checking each by the rules, and wait until the last one has been read back.
+
+        Raises Refused if a rule forbids one, and Unavailable if the last one is not read back within READ_BACK_TIMEOUT_S.
+        """
+        trial, offset = rules.TrialFold(cache), -1
+        lineage = lineage_from_segments(cache)
+        for record in records:
+            why = rules.record_refusal(trial.cache, lineage, record)
+            if why:
+                raise _refused_error(where.name, why)
+            trial.apply(record)
+        number = self._followed.metadata_partition_number(where.topic_id, where.partition)
+        with self._appending:
+            for record in records:
+                offset = self._topic.append(number, encode_record(record))
+            ends = sum(isinstance(one, RemoteLogSegmentMetadataUpdateRecord) and one.state is _S.DELETE_SEGMENT_FINISHED for one in records)
+            self._bucket = self._bucket.appended(where.name, len(records) - ends, ends, self._clock_ms())
+        deadline = time.monotonic() + READ_BACK_TIMEOUT_S
+        while offset >= 0 and self._read_fold_by_id(where)[1].applied < offset:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{self._topic.name}-{number}: offset {offset} was appended and is not read", hint="Run again to go on")
+
+    def _read_fold(self, name: TopicPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
+        """Return a partition's id and its segments after reading the topic to its end."""
+        return self._read_fold_by_id(TopicIdPartition(uuid_bytes(self._topic_id(name)), name.topic, name.partition))
+
+    def _read_fold_by_id(self, where: TopicIdPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
+        """Return a partition's segments after reading the topic to its end.
+
+        Raises Unavailable if the end is not reached in time, and BadData if a record stops brokers, too.
+        """
+        progress = self._followed.catch_up(READ_BACK_TIMEOUT_S)
+        number = self._followed.metadata_partition_number(where.topic_id, where.partition)
+        if progress.unread.get(number, 0) > 0:
+            said = f"partition {number} of {self._topic.name} is not read to its end within {READ_BACK_TIMEOUT_S:g} s"
+            raise Unavailable(said, hint="Run again to go on")
+        found = self._followed.folded_partition(where.topic_id, where.partition)
+        return where, found.cache if found is not None else RemoteLogMetadataCache(where)
+
+    def _introduction_record(self, where: TopicIdPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadataRecord:
+        """Return the COPY_SEGMENT_STARTED record of a new segment."""
+        return RemoteLogSegmentMetadataRecord(
+            where,
+            uuid_bytes(segment.id),
+            segment.start_offset,
+            segment.end_offset,
+            COMPACTOR_BROKER_ID,
+            segment.max_timestamp_ms,
+            self._clock_ms(),
+            segment.leader_epochs,
+            segment.size_bytes,
+            base64.b64decode(segment.custom_metadata) if segment.custom_metadata else None,
+            txn_index_empty="txnindex" not in segment.files,
+        )
+
+    def _placeholder_record(self, where: TopicIdPartition, segment: Announced) -> RemoteLogSegmentMetadataRecord:
+        """Return the COPY_SEGMENT_STARTED record of a segment that will never have an object."""
+        now = self._clock_ms()
+        place = (segment.start_offset, segment.end_offset)
+        return RemoteLogSegmentMetadataRecord(where, uuid_bytes(segment.id), *place, COMPACTOR_BROKER_ID, -1, now, segment.leader_epochs, 1)
+
+    def _update_record(self, segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:
+        """Return the record that moves a segment to ``state``."""
+        return RemoteLogSegmentMetadataUpdateRecord(
+            segment.partition, segment.segment_id, COMPACTOR_BROKER_ID, self._clock_ms(), state, segment.custom_metadata
+        )
+
+
+def _unknown_segments(
+    cache: RemoteLogMetadataCache, known: Collection[str], *, displacing: bool = False
+) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return compactor segments that the control log does not know, without those that readers use.
+
+    displacing: include those that readers use.
+    """
+    read = set() if displacing else {link.segment.segment_id for link in lookup_chain(cache, lineage_from_segments(cache))}
+    found = (one for one in cache.segments.values() if one.broker_id == COMPACTOR_BROKER_ID and one.id not in known)
+    return [one for one in found if one.segment_id not in read]
+
+
+def _announced(segment: RemoteLogSegmentMetadataRecord) -> Announced:
+    """Convert a metadata record to an Announced segment."""
+    epochs = tuple(EpochEntry(epoch, start) for epoch, start in epoch_starts(segment))
+    since = segment.event_timestamp_ms if segment.state is _S.DELETE_SEGMENT_STARTED else -1
+    return Announced(segment.id, segment.start_offset, segment.end_offset, epochs, since)
+
+
+def _immutable_fields(segment: RemoteLogSegmentMetadataRecord) -> tuple[object, ...]:
+    """Return the fields of a segment that no update can change."""
+    offsets = (segment.start_offset, segment.end_offset, tuple(segment.leader_epochs))
+    return (*offsets, segment.max_timestamp_ms, segment.size_bytes, segment.custom_metadata)
+
+
+def _refused_error(name: TopicPartition, why: str) -> Refused:
+    """Return the error for a record that a rule forbids."""
+    return Refused(f"{name}: nothing more is written into the metadata topic: {why}", hint="Brokers serve what they served; run again")

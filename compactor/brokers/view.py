@@ -1,0 +1,281 @@
+"""Broker metadata of a broker-managed tier: its partitions, topic ids and the state of every segment.
+
+There are two sources: the metadata topic itself (``LiveBrokerMetadata``), or a snapshot of it (compactor.brokers.metadata_snapshot).
+A topic that was deleted and created again has the same name but another topic id; only the cluster knows the current id of a name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from compactor.brokers.metadata_topic.codec import TopicIdPartition, uuid_text
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, TieredPartition
+from compactor.errors import Unavailable, UsageError
+from compactor.model.ids import TopicPartition
+
+CATCH_UP_TIMEOUT_S = 30.0
+METADATA_MAX_AGE_S = 1.0
+"""A fold that is no older is not read on: one command asks about many partitions."""
+TOPICS_MAX_AGE_S = 15.0
+"""What the cluster says of topics may be so old where a round over one of thousands of partitions asks: it is asked about all of them."""
+_MAX_TOPICS_SHOWN = 5
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TopicStatus:
+    """A topic as the cluster describes it now.
+
+    topic_id: 16 bytes.
+    log_starts, last_stable: log start offset and last stable offset by partition, for partitions that have a leader.
+    settings: values of the topic settings that this user may read.
+    chosen: the settings that are set on the topic itself. They take precedence over this program's configuration.
+    """
+
+    topic_id: bytes
+    log_starts: Mapping[int, int] = field(default_factory=dict)
+    last_stable: Mapping[int, int] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    chosen: Mapping[str, str] = field(default_factory=dict)
+
+
+class PartitionVersion(NamedTuple):
+    """Identifies the metadata of a partition. Two equal values mean that no record about the partition was added in between.
+
+    topic_id: 16 bytes.
+    applied: offset in the metadata topic of the last record about the partition.
+    """
+
+    topic_id: bytes
+    applied: int
+
+
+class ClusterQueries(Protocol):
+    """Queries to the Kafka cluster about topics. All methods raise Unavailable or Refused."""
+
+    def cluster_id(self) -> str:
+        """Return the Kafka cluster id."""
+
+    def topic_statuses(self, names: Sequence[str]) -> Mapping[str, TopicStatus]:
+        """Return the status of those topics that exist and that this user may describe."""
+
+    def cluster_problem(self) -> str:
+        """Return why this cluster's broker versions or metadata topic settings rule out compaction, or an empty string."""
+
+
+class BrokerMetadata(Protocol):
+    """Metadata of all partitions of a broker-managed tier. All methods raise Unavailable, Refused or UsageError."""
+
+    @property
+    def where(self) -> str:
+        """Return the name of the metadata source, for messages."""
+
+    @property
+    def taken_ms(self) -> int:
+        """Return when the snapshot was taken, in milliseconds since 1970, or -1 if the metadata is read live."""
+
+    def cluster_id(self) -> str:
+        """Return the Kafka cluster id."""
+
+    def refresh(self, *, within_s: float = METADATA_MAX_AGE_S, topics_within_s: float | None = None) -> None:
+        """Read new metadata records if the last read is older than ``within_s`` seconds.
+
+        topics_within_s: maximum age of the topic descriptions, in seconds; None: the same as ``within_s``.
+        """
+
+    def partition_versions(self) -> Mapping[TopicPartition, PartitionVersion]:
+        """Return the version of every tiered partition as last read. Makes no request."""
+
+    def partition_names(self) -> list[TopicPartition]:
+        """Return the tiered partitions of the configured topics, ascending."""
+
+    def topic_ids(self) -> Mapping[str, str]:
+        """Return the topic id of each configured topic by topic name, as text (Kafka's Uuid.toString)."""
+
+    def topic_status(self, name: str) -> TopicStatus:
+        """Return the status of a topic. Raises UsageError if the cluster has no such topic."""
+
+    def folded_partition(self, name: TopicPartition) -> FoldedPartition:
+        """Return all segments of a partition in all states.
+
+        Raises UsageError if the tier has no such partition, and BadData if a metadata record is corrupt.
+        """
+
+    def is_incomplete(self) -> bool:
+        """Return whether metadata records are known to be missing, so that an object without metadata may still belong to a segment."""
+
+    def deleted_topic_partitions(self) -> list[TopicIdPartition]:
+        """Return partitions of deleted topics whose tiered segments still exist, including topics created again under the same name."""
+
+    def cluster_problem(self) -> str:
+        """Return why compaction is ruled out, like ``ClusterQueries.cluster_problem``. Cached for TOPICS_MAX_AGE_S."""
+
+
+def matching_topics(patterns: Sequence[str], topics: Iterable[str]) -> list[str]:
+    """Return, sorted, the topics that at least one of the regular expressions matches in full.
+
+    Logs a warning for each pattern that matches no topic. Raises UsageError if ``patterns`` is empty.
+    """
+    there = sorted(set(topics))
+    found = {topic for topic in there for pattern in patterns if re.fullmatch(pattern, topic)}
+    hint = (
+        f"tiered are {', '.join(there[:_MAX_TOPICS_SHOWN])}{' and others' * (len(there) > _MAX_TOPICS_SHOWN)}"
+        if there
+        else "no topic is tiered there"
+    )
+    if not patterns:
+        raise UsageError("topics under [kafka] is empty, so that no topic is read", hint=f"Name whole regular expressions; {hint}")
+    for pattern in patterns:
+        if not any(re.fullmatch(pattern, topic) for topic in there):
+            _log.warning("topics under [kafka]: %s matches no tiered topic; %s", pattern, hint)
+    return sorted(found)
+
+
+class LiveBrokerMetadata:
+    """Broker metadata read from the metadata topic. Implements BrokerMetadata and is thread-safe.
+
+    :param patterns: regular expressions for topic names ([kafka] topics).
+    :param where: name of the metadata source, for messages.
+    """
+
+    taken_ms = -1
+
+    def __init__(self, followed: FoldedMetadataTopic, cluster: ClusterQueries, patterns: Sequence[str], where: str) -> None:
+        self.where = where
+        self.followed = followed
+        self._cluster = cluster
+        self._patterns = patterns
+        self._lock = threading.RLock()
+        self._read_at = self._asked_at = float("-inf")
+        self._folds = -1
+        self._tiered: set[str] | None = None
+        self._wanted: list[str] = []
+        self._topics: dict[str, TopicStatus] = {}
+        self._topic_ids: dict[str, str] = {}
+        self._versions: dict[TopicPartition, PartitionVersion] = {}
+        self._deleted_topic_partitions: list[TopicIdPartition] = []
+        self._reported_losses: set[int] = set()
+        self._problem = ""
+        self._problem_at = float("-inf")
+        self._leaderless: frozenset[int] = frozenset()
+
+    def cluster_id(self) -> str:
+        return self._cluster.cluster_id()
+
+    def refresh(self, *, within_s: float = METADATA_MAX_AGE_S, topics_within_s: float | None = None) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._read_at <= within_s:
+                return
+            self._catch_up()
+            folds = self.followed.fold_version
+            anew = now - self._asked_at > (within_s if topics_within_s is None else topics_within_s)
+            if anew or folds != self._folds:
+                tiered = self.followed.tiered_partitions()
+                self._refresh_topics({one.partition.topic for one in tiered}, anew=anew)
+                self._match_topic_ids(tiered)
+                self._folds = folds
+            self._read_at = time.monotonic()
+
+    def _refresh_topics(self, tiered: set[str], *, anew: bool) -> None:
+        """Ask the cluster about the configured topics if the set of tiered topics has changed or ``anew`` is set."""
+        other = tiered != self._tiered
+        if other or anew:
+            wanted = matching_topics(self._patterns, tiered) if other else self._wanted
+            self._topics = dict(self._cluster.topic_statuses(wanted))
+            self._topic_ids = {topic: uuid_text(found.topic_id) for topic, found in self._topics.items()}
+            self._tiered, self._wanted, self._asked_at = tiered, wanted, time.monotonic()
+
+    def _match_topic_ids(self, tiered: Sequence[TieredPartition]) -> None:
+        """Separate partitions whose topic id is the cluster's current one from partitions of deleted topics."""
+        wanted = set(self._wanted)
+        now = {topic: found.topic_id for topic, found in self._topics.items()}
+        ours = [one for one in tiered if one.partition.topic in wanted]
+        here = [one for one in ours if now.get(one.partition.topic) == one.partition.topic_id]
+        self._versions = {one.partition.name: PartitionVersion(one.partition.topic_id, one.applied) for one in here}
+        self._deleted_topic_partitions = [one.partition for one in ours if now.get(one.partition.topic) != one.partition.topic_id]
+
+    def partition_names(self) -> list[TopicPartition]:
+        return sorted(self.partition_versions())
+
+    def partition_versions(self) -> Mapping[TopicPartition, PartitionVersion]:
+        with self._lock:
+            self._refresh_if_unread()
+            return self._versions
+
+    def topic_ids(self) -> Mapping[str, str]:
+        with self._lock:
+            self._refresh_if_unread()
+            return self._topic_ids
+
+    def topic_status(self, name: str) -> TopicStatus:
+        with self._lock:
+            self._refresh_if_unread()
+            found = self._topics.get(name)
+        if found is None:
+            raise UsageError(f"the cluster has no topic {name} that topics under [kafka] names", hint="`topics` lists what the tier holds")
+        return found
+
+    def folded_partition(self, name: TopicPartition) -> FoldedPartition:
+        with self._lock:
+            self._refresh_if_unread()
+            standing = self._versions.get(name)
+            if standing is None:
+                raise _unknown_partition_error(name)
+            found = self.followed.folded_partition(standing.topic_id, name.partition)
+        if found is None:
+            raise _unknown_partition_error(name)
+        return found
+
+    def is_incomplete(self) -> bool:
+        with self._lock:
+            self._refresh_if_unread()
+            holes = any(reached.missing or reached.stopped for reached in self.followed.fold_positions().values())
+            return holes or bool(self.followed.leaderless)
+
+    def deleted_topic_partitions(self) -> list[TopicIdPartition]:
+        with self._lock:
+            self._refresh_if_unread()
+            return list(self._deleted_topic_partitions)
+
+    def cluster_problem(self) -> str:
+        with self._lock:
+            if time.monotonic() - self._problem_at > TOPICS_MAX_AGE_S or self._problem:
+                self._problem, self._problem_at = self._cluster.cluster_problem(), time.monotonic()
+            return self._problem
+
+    def _refresh_if_unread(self) -> None:
+        """Read the metadata topic if it was never read."""
+        if self._read_at == float("-inf"):
+            self.refresh()
+
+    def _catch_up(self) -> None:
+        """Read the metadata topic up to the end it has when the call begins, and log lost records and partitions without a leader."""
+        while True:
+            progress = self.followed.catch_up(CATCH_UP_TIMEOUT_S)
+            if not any(left > 0 for left in progress.unread.values()):
+                break
+            if not progress.records:
+                raise Unavailable(f"{self.where} is not read to its end within {CATCH_UP_TIMEOUT_S:g} s", hint="Try again")
+        leaderless = self.followed.leaderless
+        for number in sorted(leaderless - self._leaderless):
+            said = "partition %d of %s cannot be read, as no broker leads it: what it tells of is held up, the rest goes on"
+            _log.warning(said, number, self.where)
+        self._leaderless = leaderless
+        for number, reached in self.followed.fold_positions().items():
+            if reached.missing and number not in self._reported_losses:
+                self._reported_losses.add(number)
+                said = "%s has lost what was before offset %d of its partition %d: segments may be missing"
+                _log.warning(said, self.where, reached.missing, number)
+
+
+def _unknown_partition_error(name: TopicPartition) -> UsageError:
+    """Return the error for a partition that the tier does not have."""
+    return UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")

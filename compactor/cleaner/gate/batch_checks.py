@@ -1,0 +1,415 @@
+"""Checks of the equivalence gate on whole batches: outcomes of transactions, headers that must stay, and permitted forms of cleaned
+batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from compactor.cleaner.gate import parser as col
+from compactor.cleaner.gate.parser import HeaderFields, Records
+from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.kernels.common import Flags
+from compactor.kernels.jit import kernel
+from compactor.records.batches import (
+    ABORT,
+    CODEC_MASK,
+    COMMIT,
+    CONTROL,
+    EMPTIED,
+    HORIZON,
+    LOG_APPEND,
+    MALFORMED,
+    NOT_CONTROL,
+    TRANSACTIONAL,
+    BatchTable,
+    Int64s,
+)
+from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
+
+BatchProblem = tuple[str, int]
+"""What is wrong, and the offset of the batch that has it."""
+
+FROM_TABLE = {
+    col.POSITION: "position", col.SIZE: "size", col.BASE: "base_offset", col.LAST: "last_offset", col.BASE_TIMESTAMP: "base_timestamp",
+    col.MAX_TIMESTAMP: "max_timestamp", col.PRODUCER_ID: "producer_id", col.MAGIC: "magic", col.ATTRIBUTES: "attributes",
+    col.LEADER_EPOCH: "leader_epoch", col.PRODUCER_EPOCH: "producer_epoch", col.BASE_SEQUENCE: "base_sequence", col.COUNT: "count",
+    col.CONTROL_KIND: "control", col.COORDINATOR_EPOCH: "coordinator_epoch",
+}  # fmt: skip
+_UNCHANGED_FIELDS = {
+    col.PRODUCER_ID: "producer id", col.PRODUCER_EPOCH: "producer epoch", col.BASE_SEQUENCE: "sequence", col.LEADER_EPOCH: "leader epoch",
+}  # fmt: skip
+
+
+def headers_of(table: BatchTable, some: slice = slice(None)) -> HeaderFields:
+    """Convert a segment's batch table to the gate's headers, without CRCs. Such headers must be compared with the segment's bytes, too
+    (``table_mismatch``).
+    """
+    headers = np.zeros((len(col.FIELDS), len(table.position[some])), np.int64)
+    for field, name in FROM_TABLE.items():
+        headers[field] = getattr(table, name)[some]
+    return headers
+
+
+def table_mismatch(headers: HeaderFields, table: BatchTable, begin: int) -> BatchProblem | None:
+    """Return the first difference between the cleaner's batch table, from batch ``begin`` on, and the headers that the gate has read, or
+    None.
+    """
+    some = slice(begin, begin + headers.shape[1])
+    if len(table) < some.stop:
+        return f"more batches than the {len(table)} that the cleaner saw", int(headers[col.LAST, len(table) - begin])
+    # Compressed markers tell their kind by their records; those that make no sense the cleaner refuses.
+    inside = (headers[col.ATTRIBUTES] & CODEC_MASK != 0) & (headers[col.CONTROL_KIND] != NOT_CONTROL)
+    inside |= table.control[some] == MALFORMED
+    for field, name in FROM_TABLE.items():
+        seen = getattr(table, name)[some]
+        wrong = headers[field] != seen
+        if field in (col.CONTROL_KIND, col.COORDINATOR_EPOCH):
+            wrong &= ~inside
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            return f"the cleaner read {name} {seen[at]} where {headers[field, at]} stands", int(headers[col.LAST, at])
+    return None
+
+
+class SourceBatches:
+    """Batches of all source segments of a group, one segment after the other. ``batches[field]`` is a column as in Headers, copied on
+    access.
+    """
+
+    def __init__(self, tables: Sequence[BatchTable]) -> None:
+        self._tables = tables
+        self.crc = np.zeros(sum(len(table) for table in tables), np.uint32)
+        """To be filled in by who has read them."""
+
+    def __len__(self) -> int:
+        return len(self.crc)
+
+    def __getitem__(self, field: int) -> npt.NDArray[Any]:
+        if field == col.STORED_CRC:
+            return self.crc
+        columns = [getattr(table, FROM_TABLE[field]) for table in self._tables]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+    def take(self, batches: Int64s) -> HeaderFields:
+        """Return the headers of the batches with these numbers."""
+        headers = np.empty((len(col.FIELDS), len(batches)), np.int64)
+        for field in col.FIELDS:
+            headers[field] = self[field][batches]
+        return headers
+
+
+# ---- transactions -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTransactions:
+    """Outcome of transactions for each batch of one segment.
+
+    aborted: data of an aborted transaction.
+    idle: a marker whose transaction has no data left before it.
+    began: for a marker that is not idle, the offset of the first data that is left; -1 for other batches.
+    """
+
+    aborted: Flags
+    idle: Flags
+    began: Int64s
+
+    def at(self, rows: Int64s) -> BatchTransactions:
+        """Return the outcomes of the batches with these numbers."""
+        return BatchTransactions(self.aborted[rows], self.idle[rows], self.began[rows])
+
+
+def transaction_outcomes(sources: Sequence[SourceSegment], opened: Mapping[int, int]) -> list[BatchTransactions]:
+    """Return the outcomes of all transactions of a log, one BatchTransactions per source segment.
+
+    :param opened: first offset by producer id, for transactions that were open at the start of the first source.
+    """
+    tables = [source.table for source in sources]
+    lengths = np.cumsum([0, *(len(table) for table in tables)])
+    part = [(table.control != NOT_CONTROL) | ((table.attributes & np.int16(TRANSACTIONAL)) != 0) for table in tables]
+    chosen = [np.flatnonzero(flags) for flags in part]
+    producer = _concatenated([table.producer_id[some] for table, some in zip(tables, chosen, strict=True)])
+    ids = np.unique(np.concatenate((producer, np.array(list(opened), np.int64))))
+    pending_since = np.array([opened.get(each, -1) for each in ids.tolist()], np.int64)
+    aborted, idle, began = resolve(
+        _concatenated([table.control[some] for table, some in zip(tables, chosen, strict=True)]),
+        np.searchsorted(ids, producer),
+        _concatenated([table.base_offset[some] for table, some in zip(tables, chosen, strict=True)]),
+        pending_since,
+    )
+    where = _concatenated([some + begin for some, begin in zip(chosen, lengths.tolist(), strict=False)])
+    whole = BatchTransactions(np.zeros(lengths[-1], np.bool_), np.zeros(lengths[-1], np.bool_), np.full(lengths[-1], -1, np.int64))
+    whole.aborted[where], whole.idle[where], whole.began[where] = aborted, idle, began
+    return [BatchTransactions(whole.aborted[a:b], whole.idle[a:b], whole.began[a:b]) for a, b in pairwise(lengths.tolist())]
+
+
+def _concatenated(columns: list[npt.NDArray[np.generic]]) -> Int64s:
+    """Join the columns of several segments to one."""
+    return np.concatenate([column.astype(np.int64) for column in columns]) if columns else np.empty(0, np.int64)
+
+
+@kernel
+def resolve(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s) -> tuple[Flags, Flags, Int64s]:
+    """Return (aborted, idle, began) for each batch, as in BatchTransactions, from the columns of all batches of a log.
+
+    The data batches of a producer since its last marker form a chain; the next marker of the producer decides about the whole chain.
+
+    :param pending_since: where a producer's transaction was open at the start of the log; changed.
+    """
+    aborted = np.zeros(kind.size, np.bool_)
+    idle = np.zeros(kind.size, np.bool_)
+    began = np.full(kind.size, -1, np.int64)
+    newest = np.full(pending_since.size, -1, np.int64)
+    before = np.full(kind.size, -1, np.int64)
+    for i in range(kind.size):
+        p = producer[i]
+        if kind[i] == NOT_CONTROL:
+            before[i] = newest[p]
+            newest[p] = i
+            if pending_since[p] < 0:
+                pending_since[p] = base[i]
+        elif kind[i] in (ABORT, COMMIT):
+            idle[i] = pending_since[p] < 0
+            began[i] = pending_since[p]
+            link = newest[p] if kind[i] == ABORT else -1
+            while link >= 0:
+                aborted[link] = True
+                link = before[link]
+            newest[p] = -1
+            pending_since[p] = -1
+    return aborted, idle, began
+
+
+# ---- one group --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group's source batches, its output batches without the filler, and for each output batch the number of its source batch
+    (``origin``).
+    """
+
+    source: SourceBatches
+    outcomes: BatchTransactions
+    output: HeaderFields
+    origin: Int64s
+    rules: RoundRules
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Batches of one source segment that are left in the output: their numbers in the source (``origin``) and their
+    headers in the output.
+    """
+
+    source: SourceSegment
+    origin: Int64s
+    output: HeaderFields
+
+    @staticmethod
+    def of(group: Group, source: SourceSegment, begin: int, chosen: Flags) -> Pairs:
+        """Select the batches of one source segment from a group.
+
+        :param begin: number of the source's first batch in the group.
+        :param chosen: a flag per source batch of the group.
+        """
+        mine = np.flatnonzero((group.origin >= begin) & (group.origin < begin + len(source.table)) & chosen[group.origin])
+        return Pairs(source, group.origin[mine] - begin, group.output[:, mine])
+
+
+def verbatim(of: HeaderFields, out: HeaderFields) -> Flags:
+    """Return which output batches equal their source batch byte for byte: same size and same checksum, which was verified."""
+    same = [of[c] == out[c] for c in (col.SIZE, col.STORED_CRC, col.MAGIC, col.BASE, col.LEADER_EPOCH)]
+    return np.logical_and.reduce(same)
+
+
+def is_filler(batch: Int64s, end_offset: int) -> bool:
+    """Return whether a header looks like a filler that ends at ``end_offset``. The header of a batch that must stay can look the same."""
+    plain = {col.BASE: end_offset, col.LAST: end_offset, col.SIZE: 61, col.MAGIC: 2, col.COUNT: 0, col.ATTRIBUTES: 0,
+             col.PRODUCER_ID: -1, col.PRODUCER_EPOCH: -1, col.BASE_SEQUENCE: -1}  # fmt: skip
+    return all(int(batch[name]) == value for name, value in plain.items())
+
+
+def counts_from_zero(table: BatchTable) -> bool:
+    """Return whether the first batch is a v0/v1 wrapper whose own offset was never set (old librdkafka): its header does not state its last
+    offset.
+    """
+    return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec[0]) > 0 and int(table.last_offset[0]) == 0
+
+
+def pair(source: SourceBatches, output: HeaderFields, first_reaches: int) -> tuple[Int64s, BatchProblem | None]:
+    """Match output batches with source batches. Return the number of each one's source batch, and the first problem or None.
+
+    Batches are never merged, split or reordered.
+
+    :param first_reaches: last offset of the first source batch if its header does not state it, else -1.
+    """
+    lasts, bases = source[col.LAST], source[col.BASE]
+    if first_reaches >= 0:
+        lasts = np.concatenate((np.array([first_reaches]), lasts[1:]))
+    origin = np.searchsorted(lasts, output[col.LAST])
+    if not len(source):
+        return origin, ("a batch that no source has", int(output[col.LAST, 0])) if len(origin) else None
+    inside = np.minimum(origin, len(source) - 1)
+    # A v0/v1 wrapper does not say where it begins: behind the batch before it.
+    begin = np.where(bases[inside] >= 0, bases[inside], np.where(inside > 0, lasts[inside - 1] + 1, 0))
+    wrong = (origin == len(source)) | (output[col.BASE] < begin)
+    if wrong.any():
+        return origin, ("a batch that no source has", int(output[col.LAST, wrong][0]))
+    again = np.diff(origin) <= 0
+    if again.any():
+        return origin, ("a source batch comes twice or out of order", int(output[col.LAST, 1:][again][0]))
+    return origin, None
+
+
+def must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
+    """Return which batches keep their header if all their records are removed: the last batch of each live producer, and the batch that
+    ends at the high watermark.
+    """
+    entries = rules.producers.entries
+    stays = headers[col.LAST] + 1 == rules.high_watermark
+    if len(entries):
+        ids = entries["producer_id"].astype(np.int64)
+        at = np.minimum(np.searchsorted(ids, headers[col.PRODUCER_ID]), len(ids) - 1)
+        live = (ids[at] == headers[col.PRODUCER_ID]) & (headers[col.PRODUCER_ID] >= 0)
+        last = entries["last_offset"].astype(np.int64)[at]
+        only_markers = (headers[col.CONTROL_KIND] != NOT_CONTROL) & (headers[col.PRODUCER_EPOCH] == entries["epoch"].astype(np.int64)[at])
+        stays |= live & np.where(last >= 0, headers[col.LAST] == last, only_markers)
+    return stays & (headers[col.MAGIC] == 2)
+
+
+def marker_gone(headers: SourceBatches, outcomes: BatchTransactions, now_ms: int) -> Flags:
+    """Return which control batches may lose their record: those that are empty already, and idle ones whose delete horizon has passed."""
+    due = outcomes.idle & (headers[col.ATTRIBUTES] & HORIZON != 0) & (headers[col.BASE_TIMESTAMP] <= now_ms)
+    return (headers[col.CONTROL_KIND] == EMPTIED) | ((headers[col.CONTROL_KIND] != NOT_CONTROL) & due)
+
+
+def header_problems(group: Group, paths: Mapping[str, Path]) -> Iterator[BatchProblem]:
+    """Yield the problems of a cleaned group that batch headers alone show. ``paths``: files of the cleaned segment by kind."""
+    of, out, rules = group.source.take(group.origin), group.output, group.rules
+    aborted, idle = group.outcomes.aborted[group.origin], group.outcomes.idle[group.origin]
+    v2, empty = of[col.MAGIC] == 2, out[col.COUNT] == 0
+    stays, gone = must_stay(group.source, rules), marker_gone(group.source, group.outcomes, rules.now_ms)
+    yield from _first_problem(out, "not of message format 2", out[col.MAGIC] != 2)
+    elsewhere = (out[col.BASE] != of[col.BASE]) | (out[col.LAST] != of[col.LAST])
+    yield from _first_problem(out, "other offsets than its source batch", v2 & elsewhere)
+    for column, name in _UNCHANGED_FIELDS.items():
+        yield from _first_problem(out, f"another {name} than its source batch", out[column] != of[column])
+    changed = out[col.ATTRIBUTES] ^ of[col.ATTRIBUTES]
+    yield from _first_problem(out, "other attributes than its source batch", changed & (LOG_APPEND | TRANSACTIONAL | CONTROL) != 0)
+    yield from _first_problem(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
+    odd = (out[col.SIZE] != 61) | (out[col.ATTRIBUTES] & (CODEC_MASK | HORIZON) != 0) | (out[col.BASE_TIMESTAMP] != -1)
+    odd |= out[col.MAX_TIMESTAMP] != of[col.MAX_TIMESTAMP]
+    yield from _first_problem(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
+    yield from _first_problem(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
+    yield from _first_problem(out, "records of an aborted transaction", ~empty & aborted)
+    yield from _first_problem(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
+    yield from _first_problem(
+        out,
+        "a marker without data that did not just get its horizon",
+        to_be_dated(of, idle, gone[group.origin]) & ~_is_dated(of, out, rules),
+    )
+    lost = np.ones(len(group.source), np.bool_)
+    lost[group.origin] = False
+    cause = "the header is gone of a producer's last batch, or of the batch at the high watermark"
+    yield from _first_problem(group.source, cause, lost & stays)
+    control = group.source[col.CONTROL_KIND] != NOT_CONTROL
+    yield from _first_problem(group.source, "a control batch is gone that must stay", lost & control & ~gone)
+    yield from _txn_index_problems(of, idle, group.outcomes.began[group.origin], paths)
+
+
+def copy_problems(group: Group) -> Iterator[BatchProblem]:
+    """Yield the batches of a group that must equal their source batch byte for byte and do not."""
+    of, out = group.source.take(group.origin), group.output
+    copied, idle = verbatim(of, out), group.outcomes.idle[group.origin]
+    gone = marker_gone(group.source, group.outcomes, group.rules.now_ms)[group.origin]
+    known = CODEC_MASK | LOG_APPEND | TRANSACTIONAL | CONTROL | HORIZON
+    yield from _first_problem(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
+    control = of[col.CONTROL_KIND] != NOT_CONTROL
+    yield from _first_problem(out, "a control batch was changed", control & ~gone & ~to_be_dated(of, idle, gone) & ~copied)
+
+
+def to_be_dated(of: HeaderFields, idle: Flags, gone: Flags) -> Flags:
+    """Return which transaction markers get their delete horizon in this round: those whose transaction has no data left."""
+    return idle & ~gone & (of[col.ATTRIBUTES] & HORIZON == 0)
+
+
+def _is_dated(of: HeaderFields, out: HeaderFields, rules: RoundRules) -> Flags:
+    """Return which batches got this round's delete horizon and kept their record."""
+    dated = (out[col.ATTRIBUTES] & HORIZON != 0) & (out[col.BASE_TIMESTAMP] == rules.delete_horizon_ms)
+    return dated & (out[col.COUNT] == of[col.COUNT])
+
+
+def record_dependent_problems(of: HeaderFields, out: HeaderFields, records: Records, rules: RoundRules) -> Iterator[BatchProblem]:
+    """Yield the problems of data batches whose headers do not match their records, such as a wrong maximum timestamp. No batch may be
+    empty.
+    """
+    begin, end = records.first_row[:-1], records.first_row[1:] - 1
+    flags = np.bitwise_or.reduceat(records.flags, begin)
+    tombstones = flags & col.NULL_VALUE != 0
+    copied = verbatim(of, out)
+    yield from _first_problem(out, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0))
+    had, has = of[col.ATTRIBUTES] & HORIZON != 0, out[col.ATTRIBUTES] & HORIZON != 0
+    yield from _first_problem(out, "a delete horizon is missing, or has no reason", has != (had | tombstones))
+    horizon = np.where(had, of[col.BASE_TIMESTAMP], rules.delete_horizon_ms)
+    yield from _first_problem(out, "another delete horizon than the cleaner sets", has & (out[col.BASE_TIMESTAMP] != horizon))
+    other = out[col.BASE_TIMESTAMP] != records.timestamp[begin]
+    appended = of[col.ATTRIBUTES] & LOG_APPEND != 0
+    # Magic 0 inside such a wrapper of magic 1 has no timestamp of its own.
+    other &= ~(appended & (of[col.MAGIC] == 1) & (out[col.BASE_TIMESTAMP] == -1))
+    yield from _first_problem(out, "a base timestamp that is not the first record's", ~has & ~copied & other)
+    highest = np.where(appended | copied, of[col.MAX_TIMESTAMP], np.maximum.reduceat(records.timestamp, begin))
+    yield from _first_problem(out, "another maximum timestamp than its records have", out[col.MAX_TIMESTAMP] != highest)
+    elsewhere = (out[col.BASE] != records.offset[begin]) | (out[col.LAST] != records.offset[end])
+    yield from _first_problem(out, "offsets that are not its records'", (of[col.MAGIC] < 2) & elsewhere)
+
+
+def _first_problem(headers: HeaderFields | SourceBatches, cause: str, wrong: Flags) -> Iterator[BatchProblem]:
+    """Yield the first of the batches flagged as ``wrong``, if any, as a problem with this cause."""
+    if wrong.any():
+        yield cause, int(headers[col.LAST][wrong][0])
+
+
+# ---- indexes ----------------------------------------------------------------------------------------------------------------
+
+
+def _txn_index_problems(of: HeaderFields, idle: Flags, began: Int64s, paths: Mapping[str, Path]) -> Iterator[BatchProblem]:
+    kept = (of[col.CONTROL_KIND] == ABORT) & ~idle
+    entries = np.frombuffer(paths["txnindex"].read_bytes() if "txnindex" in paths else b"", TXN_ENTRY)
+    same = len(entries) == np.count_nonzero(kept)
+    same = (
+        same
+        and np.array_equal(entries["last_offset"], of[col.LAST, kept])
+        and np.array_equal(entries["producer_id"], of[col.PRODUCER_ID, kept])
+    )
+    if not same or np.any(entries["first_offset"] > began[kept]):
+        yield "the transaction index does not name the aborted transactions whose markers stay", -1
+
+
+def index_problems(headers: HeaderFields, base: int, paths: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the problems of a cleaned segment's offset index and time index, compared with its batches. ``base``: base offset of the
+    segment.
+    """
+    positions, lasts = headers[col.POSITION], headers[col.LAST]
+    entries = np.frombuffer(paths["index"].read_bytes(), OFFSET_ENTRY)
+    where = entries["position"].astype(np.int64)
+    found = np.isin(where, positions)
+    if not found.all() or np.any(np.diff(where) <= 0) or np.any(lasts[np.searchsorted(positions, where)] - base != entries["offset"]):
+        yield "the offset index does not lead to the batches that it names"
+    entries = np.frombuffer(paths["timeindex"].read_bytes(), TIME_ENTRY)
+    named = entries["offset"].astype(np.int64) + base
+    stamps = entries["timestamp"].astype(np.int64)
+    highest = np.maximum.accumulate(headers[col.MAX_TIMESTAMP]) if len(positions) else np.empty(0, np.int64)
+    fine = np.isin(named, lasts).all() and not np.any(np.diff(stamps) <= 0)
+    fine = fine and np.array_equal(highest[np.searchsorted(lasts, named)], stamps)
+    if not fine or stamps.max(initial=-1) != highest.max(initial=-1):
+        yield "the time index does not tell the batches' timestamps"

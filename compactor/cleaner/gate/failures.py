@@ -1,0 +1,96 @@
+"""Errors of the gate, and the search for the record that explains why a segment's records differ from those that must be left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from compactor.cleaner.gate.key_table import marks_of
+from compactor.cleaner.gate.parser import KEYLESS, Records
+from compactor.errors import CompactorError
+from compactor.kernels.common import Flags
+from compactor.records.batches import Int64s
+
+LOST: Final = "the last record of a key is gone"
+EXPIRED: Final = "a tombstone whose horizon has passed"
+
+
+class GateFailed(CompactorError):
+    """The cleaned segment is not what the gate expects: a bug in the cleaner or in the gate. Nothing was uploaded."""
+
+    def __init__(self, cause: str, *, segment: str, offset: int = -1, key: bytes | None = None) -> None:
+        where = segment + (f", offset {offset}" if offset >= 0 else "") + (f", key {key[:100]!r}" if key is not None else "")
+        super().__init__(
+            f"the gate refuses the cleaned segment of {where}: {cause}",
+            hint="Nothing was published and the sources are untouched. This is a bug; please report it with this message",
+        )
+        self.cause = cause
+        self.segment = segment
+        self.offset = offset
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class SumMismatch:
+    """Difference between a cleaned segment's records and those that must be left of its source.
+
+    expected, found: number of records.
+    excess: sum of the record marks found, minus the sum expected, modulo 2^64.
+    """
+
+    segment: str
+    expected: int
+    found: int
+    excess: int
+
+    def failure(self) -> GateFailed:
+        """Return the error to raise if no single record explains the difference."""
+        what = LOST if self.found < self.expected else "records are left that must not be"
+        return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
+
+
+def source_rows(segment: str, source: Records, written: Records) -> Int64s:
+    """Return the rows of the source from which the written records come. Raises GateFailed for a record that the source does not have."""
+    at = np.minimum(np.searchsorted(source.offset, written.offset), len(source.offset) - 1)
+    invented = source.offset[at] != written.offset
+    if invented.any():
+        raise record_failure("a record that no source has", segment, written, invented)
+    changed = source.digest[at] != written.digest
+    if changed.any():
+        raise record_failure("key, timestamp, value or headers are not the source's", segment, written, changed)
+    return at
+
+
+def compare_by_keys(segment: str, source: Records, there: Flags, latest: Int64s, must_go: Flags, checked: Flags) -> None:
+    """Raise GateFailed for the first record that is missing from the output, or that is there although a later record has its key.
+
+    :param there: a flag per source record: it is in the output.
+    :param latest: last offset of each record's key.
+    :param must_go: records that must not be left.
+    :param checked: records to compare.
+    """
+    invalid = checked & (there == must_go)
+    for row in np.flatnonzero(invalid)[:1].tolist():
+        raise record_failure(f"superseded by the record at offset {latest[row]}" if there[row] else LOST, segment, source, invalid)
+
+
+def compare_by_sums(segment: str, source: Records, there: Flags, mismatch: SumMismatch) -> None:
+    """Raise GateFailed if a single missing or surplus record explains the mismatch of the sums; such a record is recognised by its mark.
+
+    :param there: a flag per source record: it is in the output.
+    """
+    marks, keyed = marks_of(source.offset, source.digest), source.flags & KEYLESS == 0
+    for cause, invalid in (
+        (LOST, ~there & keyed & (marks == np.uint64(-mismatch.excess % 2**64))),
+        ("superseded by a later record of its key", there & (marks == np.uint64(mismatch.excess))),
+    ):
+        if invalid.any():
+            raise record_failure(cause, segment, source, invalid)
+
+
+def record_failure(cause: str, segment: str, records: Records, invalid: Flags) -> GateFailed:
+    """Return the error that names the first of the invalid records."""
+    row = int(np.flatnonzero(invalid)[0])
+    return GateFailed(cause, segment=segment, offset=int(records.offset[row]), key=records.key(row))

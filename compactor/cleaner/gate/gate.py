@@ -1,0 +1,600 @@
+"""The gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
+
+    Gate(terms, table)          once per round
+    read_markers, begin, ...    pass 1, from the end of the log: the last committed record of every key (``Witness``)
+    settle_transactions(...)    the transactions, computed once more from the beginning of the log: both must agree
+    check_group(...)            each group: GateReport, or GateFailed with key, offset and segment
+
+Of each source segment the gate knows how many records must be left and the sum of their marks, looked up by keys under its own hash; the
+output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared by their
+headers: order, offsets, producers, transactions, horizons, checksums, coverage.
+
+Keys that exceed the gate's memory are checked for one range of its hash, all other checks stay complete. The range depends on the first
+dirty offset: it moves from round to round, and a round that was refused is checked for the same keys when it is retried.
+
+The cleaner shows the gate the chunks that it has decompressed, so that nothing is decompressed twice; the gate parses them itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.siphash import key_halves
+from compactor.cleaner.gate import parser as col
+from compactor.cleaner.gate.batch_checks import (
+    BatchTransactions,
+    Group,
+    Pairs,
+    SourceBatches,
+    copy_problems,
+    counts_from_zero,
+    header_problems,
+    headers_of,
+    index_problems,
+    is_filler,
+    marker_gone,
+    must_stay,
+    pair,
+    record_dependent_problems,
+    resolve,
+    table_mismatch,
+    to_be_dated,
+    transaction_outcomes,
+)
+from compactor.cleaner.gate.failures import EXPIRED, SumMismatch, compare_by_keys, compare_by_sums, record_failure, source_rows
+from compactor.cleaner.gate.failures import GateFailed as GateFailed
+from compactor.cleaner.gate.key_table import DUE, GateSums, KeyTable, Words, no_sums, rows_of
+from compactor.cleaner.gate.parser import (
+    KEYLESS,
+    NULL_VALUE,
+    HeaderFields,
+    RecordReader,
+    Records,
+    TooMuch,
+    Unreadable,
+    chunks_of,
+    first_crc_mismatch,
+    header_blocks,
+    read_headers,
+    sums_of,
+)
+from compactor.cleaner.gate.result_sums import ResultSums
+from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.worker_threads import ThreadBuffers
+from compactor.cleaner.witness import WitnessRows
+from compactor.errors import CompactorError
+from compactor.kernels.common import Flags
+from compactor.profiling import WorkStage, measure_stage
+from compactor.records.batches import (
+    ABORT,
+    COMMIT,
+    HORIZON,
+    NOT_CONTROL,
+    TRANSACTIONAL,
+    BatchTable,
+    Bytes,
+    Int64s,
+    map_file,
+)
+from compactor.records.rows import Chunk
+
+Mapped = Callable[[SourceSegment], AbstractContextManager[None]]
+
+
+_STRIDE: Final = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: multiples of it, modulo 2^64, are spread evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport:
+    """Summary of the gate's check of a group. ``batches``, ``records``: number compared in the output.
+
+    keys: keys of the dirty range whose last record was looked up.
+    coverage: share of the keys that were looked up, 1.0 for all.
+    """
+
+    batches: int
+    records: int
+    keys: int
+    coverage: float
+
+
+@dataclass(frozen=True, slots=True)
+class _OutsideSums:
+    """Sums over the records outside the dirty range that must be left, per batch of a segment; ``sums`` is valid where ``known``."""
+
+    known: Flags
+    sums: GateSums
+
+
+@dataclass(frozen=True, slots=True)
+class GateTerms:
+    """Parameters of a round against which its cleaned segments are checked.
+
+    rules: the cleaner's rules; the mapped range is [first_dirty, rules.latest_offset].
+    hash_key: the cleaner's hash key, 16 bytes.
+    inflate_limit: most bytes that one batch may inflate to.
+    opened: producer id -> first offset, for transactions that were open at the start of the first source.
+    """
+
+    rules: RoundRules
+    first_dirty: int
+    hash_key: bytes
+    inflate_limit: int
+    opened: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def halves(self) -> tuple[int, int]:
+        """Return the gate's own hash key as two numbers. Keys that collide in the cleaner's map do not collide under it."""
+        return key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
+
+    @property
+    def point(self) -> int:
+        """Return the position in the gate's 64-bit hash range around which keys are checked if not all of them fit in memory."""
+        return self.first_dirty * _STRIDE % 2**64
+
+    def is_dirty(self, source: SourceSegment) -> bool:
+        """Return whether a segment has offsets in the dirty range."""
+        return self.first_dirty <= self.rules.latest_offset and source.end > self.first_dirty and source.base <= self.rules.latest_offset
+
+
+class Gate:
+    """One round's gate: a ``Witness`` of both passes, then asked about each group.
+
+    Used by one thread at a time, except ``read_chunk`` and ``expect_chunk``.
+    """
+
+    def __init__(
+        self,
+        terms: GateTerms,
+        table: KeyTable,
+        outcomes: Mapping[int, BatchTransactions] | None = None,
+        left: Mapping[int, Words] | None = None,
+    ) -> None:
+        """Create a gate.
+
+        :param table: takes the last record of each key.
+        :param outcomes: outcomes of transactions by ordinal of the segment, if known from the start.
+        :param left: count and marks of what must be left of segments, by ordinal, if computed elsewhere.
+        """
+        self._terms = terms
+        self._rules = terms.rules
+        self._first_dirty = terms.first_dirty
+        self._table = table
+        self._outcomes_of = dict(outcomes or {})
+        self._whole: dict[int, BatchTransactions] = {}
+        self._left: dict[int, Words] = dict(left or {})
+        self._dirty: dict[int, SourceSegment] = {}
+        self._outcomes: dict[int, int] = {}
+        """By producer id, its first marker behind all that was read so far."""
+        self._settled = False
+        self._batches_read: Counter[int] = Counter()
+        self._crcs: dict[int, npt.NDArray[np.uint32]] = {}
+        self._outside: dict[int, _OutsideSums] = {}
+        self._key = (*terms.halves, terms.inflate_limit)
+        self._reader = RecordReader(*self._key)
+        self._output_reader = RecordReader(*self._key)
+
+    @property
+    def coverage(self) -> float:
+        """Return the share of the keys that are looked up, 1.0 for all."""
+        return 1 / self._table.ranges
+
+    def free_keys(self) -> None:
+        """Free the key table: nothing is checked any more."""
+        self._table = KeyTable(0, 0)
+
+    # ---- transactions
+
+    def read_markers(self, source: SourceSegment) -> None:
+        """Record the outcomes of transactions in a segment after the dirty range. Segments are passed newest first."""
+        if not self._settled:
+            self._aborted_before_known(source.table)
+
+    def settle_transactions(self, sources: Sequence[SourceSegment]) -> None:
+        """Compute the outcome of all transactions from the beginning of the log. Called again when more segments are known.
+
+        :param sources: all live segments, or stand-ins that have their transactions.
+        :raises GateFailed: if the outcome differs from the one found when the dirty range was read from its end.
+        """
+        before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
+        self._outcomes_of = {
+            source.ordinal: outcomes for source, outcomes in zip(sources, transaction_outcomes(sources, self._terms.opened), strict=True)
+        }
+        self._whole.clear()
+        for ordinal, aborted in before.items():
+            if not np.array_equal(aborted, self._outcomes_of[ordinal].aborted):
+                raise GateFailed(
+                    "read from its end and from its beginning the log has other aborted batches", segment=self._dirty[ordinal].name
+                )
+        self._settled = True
+
+    def select_batches(self, source: SourceSegment, rows: Int64s) -> None:
+        """Restrict a segment to the batches that are rewritten: ``source`` consists of these batches of a segment that
+        was settled before.
+        """
+        whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
+        self._outcomes_of[source.ordinal] = whole.at(rows)
+
+    def _aborted_before_known(self, table: BatchTable) -> Flags:
+        """Return which batches are data of aborted transactions. Segments are passed in descending order, from the end of the log."""
+        flags = np.zeros(len(table), np.bool_)
+        some = np.flatnonzero((table.control != NOT_CONTROL) | ((table.attributes & np.int16(TRANSACTIONAL)) != 0))
+        known = list(self._outcomes)
+        producer = np.concatenate((table.producer_id[some].astype(np.int64), np.array(known, np.int64)))
+        kind = np.concatenate((table.control[some].astype(np.int64), np.array([self._outcomes[each] for each in known], np.int64)))
+        base = np.concatenate((table.base_offset[some].astype(np.int64), np.zeros(len(known), np.int64)))
+        ids, places = np.unique(producer, return_inverse=True)
+        # As if the next marker of each producer stood right behind the segment.
+        flags[some] = resolve(kind, places.astype(np.int64), base, np.full(len(ids), -1, np.int64))[0][: len(some)]
+        markers = some[(table.control[some] == ABORT) | (table.control[some] == COMMIT)]
+        for at in markers[::-1].tolist():
+            self._outcomes[int(table.producer_id[at])] = int(table.control[at])
+        return flags
+
+    # ---- what must be left
+
+    def read_log(self, sources: Sequence[SourceSegment]) -> None:
+        """Read the dirty range of a log from its files, if pass 1 does not pass its decompressed chunks to the gate. Raises GateFailed."""
+        for source in reversed(sources):
+            if self._terms.is_dirty(source):
+                self.read(source)
+            elif source.base > self._rules.latest_offset:
+                self.read_markers(source)
+        self.settle_transactions(sources)
+
+    @measure_stage(WorkStage.GATE, lambda self, source: source.size)
+    def read(self, source: SourceSegment) -> None:
+        """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
+        self.begin(source)
+        headers = headers_of(source.table)
+        for some, records in self._parse_batches(self._reader, source.buf, headers, self._batches_for(source, below=False), source.name):
+            self.add_chunk(source, self._table_rows(records, headers[:, some], source, below=False))
+
+    def _batches_for(self, source: SourceSegment, below: bool) -> Flags:
+        """Return which batches may hold records of the dirty range, or, with ``below``, records outside it."""
+        table = source.table
+        data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
+        if not below:
+            return data & (table.last_offset >= self._first_dirty) & self._terms.is_dirty(source)
+        # A wrapper whose own offset was never set (old librdkafka) reaches beyond the range, and its header does not say so.
+        outside = (table.last_offset > self._rules.latest_offset) | ((table.magic < 2) & (table.last_offset == 0))
+        if source.base < self._first_dirty:
+            outside |= table.base_offset < self._first_dirty
+        return data & outside
+
+    @measure_stage(WorkStage.GATE)
+    def begin(self, source: SourceSegment) -> None:
+        """Read the batch headers of a segment and compare them with the cleaner's batch table. Raises GateFailed."""
+        if not self._settled and source.ordinal not in self._outcomes_of:
+            none, aborted = np.zeros(len(source.table), np.bool_), self._aborted_before_known(source.table)
+            self._outcomes_of[source.ordinal] = BatchTransactions(aborted, none, np.full(len(none), -1, np.int64))
+            self._dirty[source.ordinal] = source
+        if source.ordinal in self._crcs:
+            return
+        table, read = source.table, 0
+        crcs = np.empty(len(table), np.uint32)
+        try:
+            for headers in header_blocks(source.buf):
+                problem = table_mismatch(headers, table, read)
+                if problem:
+                    raise GateFailed(problem[0], segment=source.name, offset=problem[1])
+                crcs[read : read + headers.shape[1]] = headers[col.STORED_CRC]
+                read += headers.shape[1]
+        except Unreadable as unreadable:
+            raise GateFailed(f"the gate cannot read it: {unreadable}", segment=source.name) from None
+        if read != len(table):
+            raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
+        self._crcs[source.ordinal] = crcs
+        self._outside[source.ordinal] = _OutsideSums(~self._batches_for(source, below=True), no_sums(len(table)))
+
+    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, below=False: chunk.body_bytes)
+    def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, *, below: bool = False) -> WitnessRows:
+        """Return key table rows of a chunk that pass 1 has decompressed: of records in the dirty range, or, with ``below``, outside it."""
+        some = slice(chunk.first, chunk.last)
+        data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
+        mine = self._batches_for(source, below)[some]
+        if np.any(chunk.wanted & ~data) or np.any(mine & ~chunk.wanted):
+            offset = int(source.table.last_offset[chunk.first])
+            raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
+        headers, records = self._parse_chunk(buffers, source, chunk, mine)
+        return self._table_rows(records, headers, source, below)
+
+    @measure_stage(WorkStage.GATE)
+    def add_chunk(self, source: SourceSegment, found: WitnessRows) -> None:
+        """Add rows to the key table. If the table is full, a smaller range of keys is checked from then on. Raises OutOfBudget."""
+        done = self._table.put(found.rows)
+        while done < len(found.rows):
+            self._table.shrink_range(self._terms.point)
+            done += self._table.put(found.rows[done:])
+        self._batches_read[source.ordinal] += found.batches
+
+    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_bytes)
+    def expect_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
+        """Compute which records outside the dirty range must be left of a chunk that pass 2 has decompressed."""
+        if source.ordinal in self._left:
+            return
+        some = slice(chunk.first, chunk.last)
+        mine = chunk.wanted & self._batches_for(source, below=True)[some]
+        if mine.any():
+            headers, records = self._parse_chunk(buffers, source, chunk, mine)
+            self._add_outside_sums(source, chunk.first + np.flatnonzero(mine), headers, records)
+
+    def _parse_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, mine: Flags) -> tuple[HeaderFields, Records]:
+        """Parse the records of the batches flagged in ``mine``, in a worker thread."""
+        if buffers.second_reader is None:
+            buffers.second_reader = RecordReader(*self._key)
+        headers = headers_of(source.table, slice(chunk.first, chunk.last))[:, mine]
+        body = np.stack((chunk.body_start[mine], chunk.body_end[mine]))
+        try:
+            return headers, buffers.second_reader.parse(chunk.buf, headers, body)
+        except Unreadable as problem:
+            raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
+
+    def _parse_batches(
+        self, reader: RecordReader, buf: Bytes, headers: HeaderFields, wanted: Flags, segment: str
+    ) -> Iterator[tuple[Int64s, Records]]:
+        """Yield the records of the wanted batches in chunks, each valid until the next one is requested, with the
+        numbers of their batches.
+        """
+        waiting = list(chunks_of(headers, wanted))[::-1]
+        while waiting:
+            some = waiting.pop()
+            try:
+                records = reader.read(buf, headers[:, some])
+            except TooMuch:
+                waiting += np.array_split(some, 2)[::-1]
+                continue
+            except Unreadable as problem:
+                raise GateFailed(f"unreadable: {problem}", segment=segment) from None
+            yield some, records
+
+    def _parse_batch(self, source: SourceSegment, batch: int) -> tuple[HeaderFields, Records]:
+        """Return headers and records of one batch of a source."""
+        headers = headers_of(source.table, slice(batch, batch + 1))
+        _, records = next(self._parse_batches(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
+        return headers, records
+
+    def _table_rows(self, records: Records, headers: HeaderFields, source: SourceSegment, below: bool) -> WitnessRows:
+        """Return the table rows of records inside the dirty range, or, with ``below``, outside it."""
+        digests, due, keyed = records.digest, self._due_tombstones(records, headers, source), records.flags & KEYLESS == 0
+        picked = keyed & ((records.offset < self._first_dirty) == below) & (records.offset <= self._rules.latest_offset)
+        if below:
+            picked &= ~due
+        elif due.any():
+            digests = np.where(due, digests | DUE, digests)
+        if picked.all():
+            return WitnessRows(headers.shape[1], rows_of(records.hashes, records.offset, digests))
+        return WitnessRows(headers.shape[1], rows_of(records.hashes[picked], records.offset[picked], digests[picked]))
+
+    def _due_tombstones(self, records: Records, headers: HeaderFields, source: SourceSegment) -> Flags:
+        """Return which records are tombstones that this round removes."""
+        tombstones = records.flags & NULL_VALUE != 0
+        if not tombstones.any():
+            return tombstones
+        v2 = headers[col.MAGIC] == 2
+        dated = v2 & (headers[col.ATTRIBUTES] & HORIZON != 0) & (headers[col.BASE_TIMESTAMP] <= self._rules.now_ms)
+        due = dated | (~v2 & (source.mtime_ms <= self._rules.legacy_horizon_ms))
+        return tombstones & np.repeat(due, np.diff(records.first_row))
+
+    def _add_outside_sums(self, source: SourceSegment, batches: Int64s, headers: HeaderFields, records: Records) -> None:
+        """Add the records of some batches that lie outside the dirty range and must be left to the sums of their segment."""
+        told, outside = self._outside[source.ordinal], self._must_go(records, headers, source, self._table.latest(records.hashes))
+        stays = ~outside & ((records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset))
+        told.sums[batches] = sums_of(records, stays & self._is_checked(records))
+        told.known[batches] = True
+
+    def _is_checked(self, records: Records) -> Flags:
+        """Return which records are compared: those whose keys are looked up, and those after the mapped range, which always stay."""
+        if self._table.ranges == 1:
+            return np.ones(len(records.offset), np.bool_)
+        return self._table.in_range(records.hashes) | (records.offset > self._rules.latest_offset)
+
+    def _must_go(self, records: Records, headers: HeaderFields, source: SourceSegment, latest: Int64s) -> Flags:
+        """Return which records must not be left. ``latest``: last offset of each key in the dirty range, or ABSENT."""
+        gone = (latest > records.offset) | (records.flags & KEYLESS != 0) | self._due_tombstones(records, headers, source)
+        return gone & (records.offset <= self._rules.latest_offset)
+
+    def _must_be_left(self, source: SourceSegment, mapped: Mapped) -> Words:
+        """Return the number of records that must be left of a segment, and the sum of their marks."""
+        if source.ordinal in self._left:
+            return self._left[source.ordinal]
+        told = self._outside[source.ordinal]
+        if not told.known.all():
+            headers = headers_of(source.table)
+            with mapped(source):
+                for some, records in self._parse_batches(self._reader, source.buf, headers, ~told.known, source.name):
+                    self._add_outside_sums(source, some, headers[:, some], records)
+        below = told.sums.sum(axis=0, dtype=np.uint64)
+        return below + self._of_dirty[source.ordinal] if source.ordinal in self._of_dirty else below
+
+    @cached_property
+    def _of_dirty(self) -> dict[int, Words]:
+        """Return number and sum of marks of the records that must be left of each dirty segment, once the dirty range was read."""
+        dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
+        sums = no_sums(len(dirty))
+        if dirty:
+            self._table.sum_left(np.array([*(source.base for source in dirty), dirty[-1].end], np.int64), sums)
+        return {source.ordinal: sums[number] for number, source in enumerate(dirty)}
+
+    # ---- one group
+
+    @measure_stage(WorkStage.GATE, lambda self, sources, paths, **_: paths["log"].stat().st_size)
+    def check_group(
+        self,
+        sources: Sequence[SourceSegment],
+        paths: Mapping[str, Path],
+        *,
+        end_offset: int | None,
+        mapped: Mapped = lambda source: nullcontext(),
+        tally: ResultSums | None = None,
+    ) -> GateReport:
+        """Check that a cleaned segment holds exactly the records and batches that must be left of its sources.
+
+        :param paths: files of the cleaned segment by kind: log, index, timeindex, txnindex.
+        :param end_offset: last offset of the new segment, inclusive; None: as Kafka's cleaner leaves it.
+        :param mapped: returns a context manager that makes a source's bytes available.
+        :param tally: receives the output's records as they are parsed.
+        :raises GateFailed: if a record or batch is missing, surplus or different.
+        """
+        for source in self._dirty.values():
+            if not self._settled or self._batches_read[source.ordinal] != np.count_nonzero(self._batches_for(source, below=False)):
+                raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
+        name, self._output_reader.shown_to = sources[0].name, tally.add if tally else None
+        output = map_file(paths["log"])
+        headers = self._read_output(output, sources[0].base, end_offset, name)
+        if tally:
+            tally.begin(output, headers)
+        for cause in index_problems(headers, sources[0].base, paths):
+            raise GateFailed(cause, segment=name)
+        group = self._pair_batches(sources, headers, end_offset, self._end_of_first_batch(sources[0], mapped), name)
+        for cause, offset in header_problems(group, paths):
+            raise GateFailed(cause, segment=name, offset=offset)
+        data = group.source[col.CONTROL_KIND] == NOT_CONTROL
+        dated = to_be_dated(group.source, group.outcomes.idle, marker_gone(group.source, group.outcomes, self._rules.now_ms))
+        begin = records = 0
+        for source in sources:
+            if source.ordinal not in self._crcs:
+                with mapped(source):
+                    self.begin(source)
+            group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
+            self._compare_markers(Pairs.of(group, source, begin, dated), output, mapped)
+            records += self._compare_records(Pairs.of(group, source, begin, data), output, mapped)
+            begin += len(source.table)
+        for cause, offset in copy_problems(group):
+            raise GateFailed(cause, segment=name, offset=offset)
+        return GateReport(headers.shape[1], records, self._table.keys, self.coverage)
+
+    def _read_output(self, output: Bytes, base: int, end_offset: int | None, name: str) -> HeaderFields:
+        """Return the batch headers of the cleaned segment after checking framing, checksums, order of offsets and the end offset."""
+        try:
+            headers = read_headers(output)
+        except Unreadable as problem:
+            raise GateFailed(f"unreadable: {problem}", segment=name) from None
+        wrong = first_crc_mismatch(output, headers)
+        if wrong >= 0:
+            raise GateFailed("a wrong CRC", segment=name, offset=int(headers[col.BASE, wrong]))
+        batches = headers.shape[1]
+        descends = headers[col.BASE] <= np.concatenate((np.array([base - 1]), headers[col.LAST]))[:batches]
+        if descends.any():
+            raise GateFailed("offsets do not ascend", segment=name, offset=int(headers[col.BASE, descends][0]))
+        if end_offset is not None and (not batches or int(headers[col.LAST, -1]) != end_offset):
+            found = f"ends at offset {headers[col.LAST, -1]}" if batches else "is empty"
+            raise GateFailed(f"it {found} and must end at {end_offset}", segment=name, offset=end_offset)
+        return headers
+
+    def _end_of_first_batch(self, source: SourceSegment, mapped: Mapped) -> int:
+        """Return the last offset of the first batch if its header does not state it (an old v0/v1 wrapper), else -1."""
+        if not counts_from_zero(source.table):
+            return -1
+        with mapped(source):
+            return int(self._parse_batch(source, 0)[1].offset[-1])
+
+    def _pair_batches(self, sources: Sequence[SourceSegment], output: HeaderFields, end_offset: int | None, reach: int, name: str) -> Group:
+        """Match output batches with source batches; leave out a filler that takes the place of a removed last batch."""
+        source = SourceBatches([s.table for s in sources])
+        parts = [self._outcomes_of[s.ordinal] for s in sources]
+        outcomes = BatchTransactions(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("aborted", "idle", "began")))
+        filler = False
+        if end_offset is not None and is_filler(output[:, -1], end_offset):
+            # The header of a batch that must stay can look just like one.
+            filler = not np.any(must_stay(source, self._rules) & (source[col.LAST] == end_offset))
+            if filler and len(source) and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH][-1]:
+                raise GateFailed("a filler of another leader epoch than the last source batch", segment=name, offset=end_offset)
+        output = output[:, : output.shape[1] - int(filler)]
+        origin, problem = pair(source, output, reach)
+        if problem:
+            raise GateFailed(problem[0], segment=name, offset=problem[1])
+        return Group(source, outcomes, output, origin, self._rules)
+
+    def _compare_records(self, pairs: Pairs, output: Bytes, mapped: Mapped) -> int:
+        """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
+        found = np.zeros(2, np.uint64)
+        for _, records in self._parse_output(pairs, output):
+            found += sums_of(records, self._is_checked(records)).sum(axis=0, dtype=np.uint64)
+        left = self._must_be_left(pairs.source, mapped)
+        if np.any(found != left):
+            with mapped(pairs.source):
+                self._explain(
+                    pairs, output, SumMismatch(pairs.source.name, int(left[0]), int(found[0]), (int(found[1]) - int(left[1])) % 2**64)
+                )
+        return int(found[0])
+
+    def _compare_markers(self, pairs: Pairs, output: Bytes, mapped: Mapped) -> None:
+        """Check that transaction markers that got their delete horizon in this round have the same record under a new header."""
+        if not len(pairs.origin):
+            return
+        with mapped(pairs.source):
+            was, _ = self._batch_sums(
+                self._reader, pairs.source.buf, SourceBatches([pairs.source.table]).take(pairs.origin), pairs.source.name
+            )
+        became, highest = self._batch_sums(self._output_reader, output, pairs.output, pairs.source.name)
+        was[2] = 0  # what is written anew has none
+        wrong = np.any(was != became, axis=0) | (pairs.output[col.MAX_TIMESTAMP] != highest)
+        if wrong.any():
+            offset = int(pairs.output[col.LAST, wrong][0])
+            raise GateFailed("a marker that does not say what its source says", segment=pairs.source.name, offset=offset)
+
+    def _batch_sums(self, reader: RecordReader, buf: Bytes, headers: HeaderFields, segment: str) -> tuple[npt.NDArray[np.uint64], Int64s]:
+        """Return (count, sum of marks, whether attributes are set) of each batch's records, and each batch's highest timestamp."""
+        sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
+        for some, records in self._parse_batches(reader, buf, headers, headers[col.COUNT] > 0, segment):
+            sums[:2, some] = sums_of(records, np.ones(len(records.offset), np.bool_)).T
+            sums[2, some] = np.bitwise_or.reduceat(records.flags & col.ODD_ATTRIBUTES, records.first_row[:-1])
+            highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
+        return sums, highest
+
+    # ---- output
+
+    def _parse_output(self, pairs: Pairs, output: Bytes) -> Iterator[tuple[Int64s, Records]]:
+        """Yield the records of output batches in chunks, with their source batches, after checking the records against the headers."""
+        name, sources = pairs.source.name, SourceBatches([pairs.source.table])
+        sources.crc = self._crcs[pairs.source.ordinal]
+        for some, records in self._parse_batches(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
+            out, of = pairs.output[:, some], sources.take(pairs.origin[some])
+            begin, end = records.first_row[:-1], records.first_row[1:] - 1
+            for cause, offset in record_dependent_problems(of, out, records, self._rules):
+                raise GateFailed(cause, segment=name, offset=offset)
+            inside = (records.offset[begin] >= out[col.BASE]) & (records.offset[end] <= out[col.LAST])
+            if not inside.all() or np.any(np.diff(records.offset) <= 0):
+                raise GateFailed("records whose offsets do not ascend within their batches", segment=name, offset=int(out[col.BASE, 0]))
+            keyless = (records.flags & KEYLESS != 0) & (records.offset <= self._rules.latest_offset)
+            if keyless.any():
+                offset = int(records.offset[keyless][0])
+                raise GateFailed("a record without a key, which compaction removes", segment=name, offset=offset)
+            due = self._due_tombstones(records, of, pairs.source) & (records.offset <= self._rules.latest_offset)
+            if due.any():
+                raise record_failure(EXPIRED, name, records, due)
+            yield pairs.origin[some], records
+
+    # ---- what to say
+
+    def _explain(self, pairs: Pairs, output: Bytes, mismatch: SumMismatch) -> NoReturn:
+        """Find the record that explains a mismatch of sums and raise GateFailed for it. Segment and output are parsed again."""
+        source, name = pairs.source, pairs.source.name
+        headers = headers_of(source.table)
+        data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
+        filled = pairs.output[col.COUNT] > 0
+        for some, records in self._parse_batches(self._reader, source.buf, headers, data, name):
+            there = np.zeros(len(records.offset), np.bool_)
+            for _, written in self._parse_batches(self._output_reader, output, pairs.output, filled & np.isin(pairs.origin, some), name):
+                there[source_rows(name, records, written)] = True
+            if source.ordinal in self._left:
+                compare_by_sums(name, records, there, mismatch)
+            else:
+                latest = self._table.latest(records.hashes)
+                compare_by_keys(
+                    name, records, there, latest, self._must_go(records, headers[:, some], source, latest), self._is_checked(records)
+                )
+        raise mismatch.failure()

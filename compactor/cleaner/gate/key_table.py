@@ -1,0 +1,299 @@
+"""The gate's own key table: for every key of some range of the gate's hash, its last committed record in the dirty range.
+
+A *row* says of one record what the gate wants to know, and a cell of the table is the row of its key's last record. Three words: half of
+the key's hash (0 marks an empty cell), the record's offset, and 30 more bits of the hash with a mark for expired tombstones and the digest.
+
+A table holds the keys of one range of the hash: of all keys while they fit its memory, else of a range that fits (``shrink_range``).
+
+What must be left of a segment is described by a count and a sum: how many records, and the sum of a pseudo-random word for each record
+(``mark``). Sums need no order, so that ranges of the keys can be checked one after the other, or on different machines.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from compactor.cleaner.row_spool import range_of
+from compactor.errors import OutOfBudget
+from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.memory import multiply_high, prefetch
+from compactor.records.batches import Int64s
+
+WORDS: Final = 3
+GATE_ROW_BYTES: Final = 8 * WORDS
+DIGEST: Final = np.uint64(2**32 - 1)
+DUE: Final = np.uint64(1 << 62)
+"""In a digest: a tombstone whose horizon has passed. The key has no record any more."""
+
+ABSENT_KEY: Final = -1
+_LOAD: Final = 0.7
+_AHEAD: Final = 16
+_KEY_BITS: Final = np.uint64((2**30 - 1) << 32)
+
+GATE_KEY_BYTES: Final = 36
+"""What a key takes in a table, with a little to spare."""
+
+ENTRIES, CAPACITY, LIMIT, RANGES, RANGE = range(5)
+"""Indexes into a table's ``state``: keys held, cells, most keys, number of ranges of the hash, number of the range that is held."""
+
+MAX_GATE_RANGES: Final = 2**62
+
+Words = npt.NDArray[np.uint64]
+GateRows = Words
+"""Shape (n, 3)."""
+
+GateSums = Words
+"""Per segment: how many records must be left, and the sum of their marks. Shape (segments, 2)."""
+
+
+class KeyTable:
+    """Hash table of the gate: the last record of each key in one range of the hash. Takes at most ``budget_bytes``."""
+
+    def __init__(self, budget_bytes: int, rows: int) -> None:
+        """Create an empty table that holds all keys. ``rows``: upper bound of the records that will be put."""
+        self._most = max(8, budget_bytes // GATE_ROW_BYTES)
+        self._cells: Words = np.zeros(WORDS * self._cells_for(rows), np.uint64)
+        self._state = np.zeros(5, np.int64)
+        self._reset(len(self._cells) // WORDS, 1, 0)
+
+    @property
+    def keys(self) -> int:
+        """Return the number of keys in the table."""
+        return int(self._state[ENTRIES])
+
+    @property
+    def ranges(self) -> int:
+        """Return the number of ranges into which the hash is divided; the table holds the keys of one of them."""
+        return int(self._state[RANGES])
+
+    def clear(self, rows: int, ranges: int, number: int) -> None:
+        """Remove all keys, and hold the keys of range ``number`` of ``ranges`` from now on, for at most ``rows`` records."""
+        cells = self._cells_for(rows)
+        if WORDS * cells > len(self._cells):
+            self._cells = np.zeros(WORDS * self._cells_for(rows + rows // 8), np.uint64)  # the next range may be a little larger
+        else:
+            self._cells[: WORDS * cells] = 0
+        self._reset(cells, ranges, number)
+
+    def put(self, rows: GateRows) -> int:
+        """Add records in any order; of each key the one with the highest offset is kept. Rows of other ranges are ignored.
+
+        Return the number of rows, or the first row for which there is no space.
+        """
+        return int(_put_rows(self._cells, self._state, rows))
+
+    def shrink_range(self, point: int) -> None:
+        """Hold half of the range from now on: the half that contains ``point``, a 64-bit position in the order of the ranges.
+
+        Raises OutOfBudget if so many keys share one hash that no range is small enough.
+        """
+        ranges = 2 * self.ranges
+        if ranges > MAX_GATE_RANGES:
+            raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
+        self._state[RANGES], self._state[RANGE] = ranges, (point * ranges) >> 64
+        _drop_other_ranges(self._cells, self._state)
+
+    def in_range(self, hashes: Words) -> npt.NDArray[np.bool_]:
+        """Return a flag per key: whether it belongs to the range that the table holds."""
+        out = np.empty(len(hashes), np.bool_)
+        _fill_in_range(self._state, hashes, out)
+        return out
+
+    def latest(self, hashes: Words) -> Int64s:
+        """Return the last offset of each key, or ABSENT where the table does not hold the key."""
+        out = np.empty(len(hashes), np.int64)
+        _fill_latest(self._cells, self._state, hashes, out)
+        return out
+
+    def sum_left(self, bounds: Int64s, sums: GateSums) -> None:
+        """Add the records that must be left of the dirty range to ``sums``, by segment. Segment i has the offsets [bounds[i], bounds[i +
+        1]).
+        """
+        _sum_left(self._cells, int(self._state[CAPACITY]), bounds, sums)
+
+    def sum_left_outside(self, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
+        """Add those records outside the dirty range to ``sums``, by segment, whose key the dirty range does not have. Segment i has the
+        offsets [bounds[i], bounds[i + 1]).
+        """
+        _sum_left_outside(self._cells, self._state, rows, bounds, sums)
+
+    def _cells_for(self, rows: int) -> int:
+        return max(8, min(self._most, int(rows / _LOAD) + 64))
+
+    def _reset(self, cells: int, ranges: int, number: int) -> None:
+        self._state[:] = 0, cells, int(cells * _LOAD), ranges, number
+
+
+def rows_of(hashes: Words, offsets: Int64s, digests: Words) -> GateRows:
+    """Return table rows of records. ``hashes``: shape (n, 2); ``digests`` may include DUE."""
+    rows = np.empty((len(offsets), WORDS), np.uint64)
+    _pack_rows(hashes, offsets, digests, rows)
+    return rows
+
+
+def marks_of(offsets: Int64s, digests: Words) -> Words:
+    """Return the mark of each record."""
+    out = np.empty(len(offsets), np.uint64)
+    _fill_marks(offsets, digests, out)
+    return out
+
+
+@leaf
+def mark(offset: np.uint64, digest: np.uint64) -> np.uint64:
+    """Return 64 pseudo-random bits for a record and its offset. A sum of marks identifies a set of records."""
+    word = offset * np.uint64(0x9E3779B97F4A7C15) + (digest & np.uint64(2**32 - 1)) * np.uint64(0xD6E8FEB86659FD93)
+    word = (word ^ (word >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(32))
+
+
+@leaf
+def segment_of(offset: np.uint64, bounds: Int64s) -> int:
+    """Return the number of the segment with this offset: the last i with ``bounds[i] <= offset``."""
+    low, high = 0, len(bounds) - 1
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if bounds[middle] <= np.int64(offset):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@leaf
+def _nonzero_tag(h0: np.uint64) -> np.uint64:
+    """Return the half of a key hash that chooses the key's cell. 0 becomes another value, because 0 marks an empty cell."""
+    return h0 if h0 != 0 else np.uint64(1)
+
+
+@leaf
+def _key_bits(h1: np.uint64) -> np.uint64:
+    """Return 30 further bits of a key's hash, as they are stored in a row's last word."""
+    return (h1 & np.uint64(2**30 - 1)) << np.uint64(32)
+
+
+@leaf
+def _find_cell(cells: Words, capacity: int, tag: np.uint64, extra: np.uint64) -> int:
+    """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored."""
+    cell = np.int64(multiply_high(tag, np.uint64(capacity)))
+    while cells[WORDS * cell] != 0:
+        if cells[WORDS * cell] == tag and (cells[WORDS * cell + 2] & _KEY_BITS) == extra:
+            return cell
+        cell = cell + 1 if cell + 1 < capacity else 0
+    return ~cell
+
+
+@leaf
+def _is_held(state: Int64s, tag: np.uint64) -> bool:
+    """Return whether a key belongs to the range that the table holds."""
+    return state[RANGES] == 1 or range_of(tag, state[RANGES]) == state[RANGE]
+
+
+@leaf
+def _prefetch(cells: Words, capacity: int, rows: GateRows, row: int) -> None:
+    """Prefetch the table cell of a row that will be processed later. There is no branch on the row's range, because that costs more than it
+    saves.
+    """
+    if row + _AHEAD < len(rows):
+        prefetch(cells, WORDS * np.int64(multiply_high(_nonzero_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
+
+
+@kernel
+def _pack_rows(hashes: Words, offsets: Int64s, digests: Words, rows: GateRows) -> None:
+    for row in range(len(offsets)):
+        rows[row, 0] = _nonzero_tag(hashes[row, 0])
+        rows[row, 1] = np.uint64(offsets[row])
+        rows[row, 2] = digests[row] | _key_bits(hashes[row, 1])
+
+
+@kernel
+def _fill_marks(offsets: Int64s, digests: Words, out: Words) -> None:
+    for row in range(len(offsets)):
+        out[row] = mark(np.uint64(offsets[row]), digests[row])
+
+
+@kernel
+def _fill_in_range(state: Int64s, hashes: Words, out: npt.NDArray[np.bool_]) -> None:
+    for row in range(len(hashes)):
+        out[row] = _is_held(state, _nonzero_tag(hashes[row, 0]))
+
+
+@kernel
+def _drop_other_ranges(cells: Words, state: Int64s) -> None:
+    """Remove the keys of other ranges without a second table.
+
+    Starts after an empty cell, which no search passes, and puts every key back into the first empty cell from its home on. That cell is at
+    or before the one that it came from.
+    """
+    capacity, empty = state[CAPACITY], 0
+    while cells[WORDS * empty] != 0:
+        empty += 1
+    state[ENTRIES] = 0
+    for step in range(1, capacity):
+        cell = empty + step if empty + step < capacity else empty + step - capacity
+        tag, offset, rest = cells[WORDS * cell], cells[WORDS * cell + 1], cells[WORDS * cell + 2]
+        if tag == 0:
+            continue
+        cells[WORDS * cell] = 0
+        if _is_held(state, tag):
+            cell = ~_find_cell(cells, capacity, tag, rest & _KEY_BITS)
+            cells[WORDS * cell], cells[WORDS * cell + 1], cells[WORDS * cell + 2] = tag, offset, rest
+            state[ENTRIES] += 1
+
+
+@kernel
+def _put_rows(cells: Words, state: Int64s, rows: GateRows) -> int:
+    capacity = state[CAPACITY]
+    for row in range(len(rows)):
+        _prefetch(cells, state[CAPACITY], rows, row)
+        if not _is_held(state, rows[row, 0]):
+            continue
+        cell = _find_cell(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
+        if cell < 0:
+            if state[ENTRIES] >= state[LIMIT]:
+                return row
+            state[ENTRIES] += 1
+            cell = ~cell
+        elif np.int64(cells[WORDS * cell + 1]) >= np.int64(rows[row, 1]):
+            continue
+        for word in range(WORDS):
+            cells[WORDS * cell + word] = rows[row, word]
+    return len(rows)
+
+
+@kernel
+def _fill_latest(cells: Words, state: Int64s, hashes: Words, out: Int64s) -> None:
+    for row in range(len(hashes)):
+        _prefetch(cells, state[CAPACITY], hashes, row)
+        tag = _nonzero_tag(hashes[row, 0])
+        cell = _find_cell(cells, state[CAPACITY], tag, _key_bits(hashes[row, 1])) if _is_held(state, tag) else -1
+        out[row] = np.int64(cells[WORDS * cell + 1]) if cell >= 0 else ABSENT_KEY
+
+
+@kernel
+def _sum_left(cells: Words, capacity: int, bounds: Int64s, sums: GateSums) -> None:
+    for cell in range(capacity):
+        if cells[WORDS * cell] != 0 and cells[WORDS * cell + 2] & DUE == 0:
+            segment = segment_of(cells[WORDS * cell + 1], bounds)
+            sums[segment, 0] += np.uint64(1)
+            sums[segment, 1] += mark(cells[WORDS * cell + 1], cells[WORDS * cell + 2])
+
+
+@kernel
+def _sum_left_outside(cells: Words, state: Int64s, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
+    for row in range(len(rows)):
+        _prefetch(cells, state[CAPACITY], rows, row)
+        if not _is_held(state, rows[row, 0]):
+            continue
+        if _find_cell(cells, state[CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
+            segment = segment_of(rows[row, 1], bounds)
+            sums[segment, 0] += np.uint64(1)
+            sums[segment, 1] += mark(rows[row, 1], rows[row, 2])
+
+
+def no_sums(segments: int) -> GateSums:
+    """Return sums of zero for some segments."""
+    return np.zeros((segments, 2), np.uint64)

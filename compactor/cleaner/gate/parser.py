@@ -1,0 +1,475 @@
+"""The gate's own parser of batch headers and records, independent of the cleaner's.
+
+It shares libraries with the cleaner: codecs, CRC-32C, SipHash and the names of the header's bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import crc32c as checksums
+import numpy as np
+import numpy.typing as npt
+
+from bloom.siphash import siphash128
+from compactor.cleaner.gate.key_table import mark
+from compactor.constants import MAX_OFFSET
+from compactor.kernels.crc import START, crc32c, extend, extend_word
+from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.memory import prefetch_read
+from compactor.records import codecs
+from compactor.records.batches import (
+    ABORT,
+    CODEC_MASK,
+    COMMIT,
+    CONTROL,
+    EMPTIED,
+    LOG_APPEND,
+    MALFORMED,
+    NOT_CONTROL,
+    OTHER,
+    PACKED,
+    Bytes,
+    Int64s,
+)
+from compactor.records.bulk import BatchUnreadable, inflate_into
+from compactor.records.encode import as_java_utf8
+
+HeaderFields = npt.NDArray[np.int64]
+"""One column per batch; the rows, fields of a batch, are named below."""
+
+(
+    POSITION, SIZE, BASE, LAST, BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID, MAGIC, ATTRIBUTES, LEADER_EPOCH, PRODUCER_EPOCH, BASE_SEQUENCE,
+    COUNT, CONTROL_KIND, COORDINATOR_EPOCH, STORED_CRC,
+) = FIELDS = range(16)  # fmt: skip
+
+_MOST_BYTES: Final = 1 << 26
+_CHUNK: Final = 1 << 21
+KEYLESS: Final = 1
+NULL_VALUE: Final = 2
+ODD_NAMES: Final = 4  # a header name that is not ASCII: Java may write other bytes for it
+ODD_ATTRIBUTES: Final = 8  # unused bits, which only a copy keeps
+
+
+class Unreadable(Exception):
+    """Raised for bytes that are not valid batches or records. The message contains the reason and the position."""
+
+
+class TooMuch(Exception):
+    """Raised if several batches together inflate to more bytes than may be held at once. The caller retries with half of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records as parsed by the gate, one row per record.
+
+    first_row: first row of each batch; one more entry than there are batches.
+    hashes: key hashes, shape (n, 2); zeros for a record without a key.
+    digest: checksum of everything but the offset.
+    """
+
+    first_row: Int64s
+    offset: Int64s
+    timestamp: Int64s
+    hashes: npt.NDArray[np.uint64]
+    digest: npt.NDArray[np.uint64]
+    flags: npt.NDArray[np.uint8]
+    key_start: Int64s
+    key_length: Int64s
+    buf: Bytes
+
+    def key(self, row: int) -> bytes | None:
+        """Return the key of a record, or None for a record without a key."""
+        start, length = int(self.key_start[row]), int(self.key_length[row])
+        return None if length < 0 else self.buf[start : start + length].tobytes()
+
+
+# ---- headers ----------------------------------------------------------------------------------------------------------------
+
+
+_BLOCK: Final = 1 << 15
+
+
+def header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
+    """Yield the batch headers of a segment in blocks of some thousands. A block is valid until the next one is requested. Raises
+    Unreadable.
+    """
+    headers = np.empty((len(FIELDS), _BLOCK), np.int64)
+    at = 0
+    while at < len(buf):
+        count, at, fine = _parse_headers(buf, at, headers)
+        if not fine:
+            raise Unreadable(f"position {at}: a header that makes no sense")
+        if not count:
+            raise Unreadable(f"position {at}: {len(buf) - at} bytes that are no whole batch")
+        yield headers[:, :count]
+
+
+def read_headers(buf: Bytes) -> HeaderFields:
+    """Return the headers of all batches of a segment. Raises Unreadable."""
+    return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in header_blocks(buf))], axis=1)
+
+
+def first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
+    """Return the first v2 batch whose CRC does not match its bytes, or -1."""
+    return int(_first_crc_mismatch(buf, np.ascontiguousarray(headers)))
+
+
+@leaf
+def _big_endian(buf: Bytes, at: int, size: int) -> int:
+    """Return a signed big-endian number of ``size`` bytes."""
+    value = np.int64(np.int8(buf[at]))
+    for i in range(at + 1, at + size):
+        value = (value << 8) | np.int64(buf[i])
+    return value
+
+
+@leaf
+def varint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
+    """Read a varint. Return its value and the next position, which is beyond ``end`` if the number does not end before it."""
+    if at < end and buf[at] < 128:
+        low = np.int64(buf[at])
+        return (low >> 1) ^ -(low & 1), at + 1
+    value = np.uint64(0)
+    shift = np.uint64(0)
+    while at < end and shift < np.uint64(64):
+        byte = np.uint64(buf[at])
+        at += 1
+        value |= (byte & np.uint64(127)) << shift
+        shift += np.uint64(7)
+        if byte < np.uint64(128):
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), at
+    return np.int64(0), end + 1
+
+
+@kernel
+def _parse_headers(buf: Bytes, at: int, headers: HeaderFields) -> tuple[int, int, bool]:
+    """Fill ``headers`` with the batches from position ``at`` on. Return (number of batches, position after the last one, whether all were
+    valid).
+    """
+    count = 0
+    row = np.empty(len(headers), np.int64)
+    while count < headers.shape[1] and at + 26 <= buf.size:
+        size = 12 + _big_endian(buf, at + 8, 4)
+        magic = np.int64(buf[at + 16])
+        if magic > 2 or size < (61 if magic == 2 else 26) or at + size > buf.size:
+            break
+        row[POSITION], row[SIZE], row[MAGIC] = at, size, magic
+        row[CONTROL_KIND], row[COORDINATOR_EPOCH] = NOT_CONTROL, -1
+        row[BASE] = _big_endian(buf, at, 8)
+        if magic == 2:
+            row[LEADER_EPOCH] = _big_endian(buf, at + 12, 4)
+            row[STORED_CRC] = _big_endian(buf, at + 17, 4) & 0xFFFFFFFF
+            row[ATTRIBUTES] = _big_endian(buf, at + 21, 2)
+            row[LAST] = row[BASE] + _big_endian(buf, at + 23, 4)
+            row[BASE_TIMESTAMP] = _big_endian(buf, at + 27, 8)
+            row[MAX_TIMESTAMP] = _big_endian(buf, at + 35, 8)
+            row[PRODUCER_ID] = _big_endian(buf, at + 43, 8)
+            row[PRODUCER_EPOCH] = _big_endian(buf, at + 51, 2)
+            row[BASE_SEQUENCE] = _big_endian(buf, at + 53, 4)
+            row[COUNT] = _big_endian(buf, at + 57, 4)
+            if row[ATTRIBUTES] & CONTROL:
+                row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _control_kind(buf, row)
+            if row[BASE] < 0 or row[LAST] < row[BASE] or row[COUNT] < 0:
+                return count, at, False
+        else:
+            codec = np.int64(buf[at + 17]) & CODEC_MASK
+            row[ATTRIBUTES] = codec | (np.int64(buf[at + 17]) & LOG_APPEND if magic == 1 else 0)
+            row[STORED_CRC] = _big_endian(buf, at + 12, 4) & 0xFFFFFFFF
+            row[LAST] = row[BASE]
+            row[BASE] = -1 if codec else row[BASE]
+            row[COUNT] = 0 if codec else 1
+            row[BASE_TIMESTAMP] = row[MAX_TIMESTAMP] = _big_endian(buf, at + 18, 8) if magic == 1 else -1
+            row[LEADER_EPOCH], row[PRODUCER_ID], row[PRODUCER_EPOCH], row[BASE_SEQUENCE] = -1, -1, -1, -1
+        for field in range(row.size):
+            headers[field, count] = row[field]
+        count += 1
+        at += size
+    return count, at, True
+
+
+@leaf
+def _control_kind(buf: Bytes, row: Int64s) -> tuple[int, int]:
+    """Return (kind, coordinator epoch) of a control batch."""
+    if row[ATTRIBUTES] & CODEC_MASK:
+        return PACKED, -1
+    if row[COUNT] == 0:
+        return EMPTIED, -1
+    end = row[POSITION] + row[SIZE]
+    _, at = varint(buf, row[POSITION] + 61, end)
+    _, at = varint(buf, at + 1, end)
+    _, at = varint(buf, at, end)
+    length, at = varint(buf, at, end)
+    if length < 4 or length > end - at:
+        return MALFORMED, -1
+    kind = _big_endian(buf, at + 2, 2)
+    if kind not in (ABORT, COMMIT):
+        return OTHER, -1
+    length, at = varint(buf, at + length, end)
+    return kind, _big_endian(buf, at + 2, 4) if length >= 6 and at + 6 <= end else -1
+
+
+@kernel
+def _first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
+    for i in range(headers.shape[1]):
+        begin = headers[POSITION, i]
+        if headers[MAGIC, i] == 2 and crc32c(buf, begin + 21, begin + headers[SIZE, i]) != headers[STORED_CRC, i]:
+            return i
+    return -1
+
+
+# ---- records ----------------------------------------------------------------------------------------------------------------
+
+
+class RecordReader:
+    """Parser of the records of a few batches at a time. Results are valid until the next call."""
+
+    def __init__(self, k0: np.uint64, k1: np.uint64, inflate_limit: int) -> None:
+        self.shown_to: Callable[[HeaderFields, Records], None] | None = None
+        """Who sees what ``read`` gives."""
+        self._key = (k0, k1)
+        self._limit = inflate_limit
+        self._bodies = codecs.ByteBuffer()
+        self._columns = _columns(1 << 14)
+
+    def read(self, buf: Bytes, headers: HeaderFields) -> Records:
+        """Parse the records of these batches of one segment. Raises Unreadable; TooMuch if several batches together inflate to too many
+        bytes.
+        """
+        body = np.empty((2, headers.shape[1]), np.int64)
+        if not np.any(headers[ATTRIBUTES] & CODEC_MASK):
+            body[0] = headers[POSITION] + np.where(headers[MAGIC] == 2, 61, 0)
+            body[1] = headers[POSITION] + headers[SIZE]
+        else:
+            self._inflate(buf, headers, body)
+            buf = self._bodies.array[: self._bodies.size]
+            buf.flags.writeable = False
+        records = self.parse(buf, headers, body)
+        if self.shown_to is not None:
+            self.shown_to(headers, records)
+        return records
+
+    def parse(self, buf: Bytes, headers: HeaderFields, body: Int64s) -> Records:
+        """Parse the records of batches whose inflated bodies lie at ``buf[body[0, i] : body[1, i]]``. Raises Unreadable."""
+        headers = np.ascontiguousarray(headers)
+        counts = _record_counts(buf, headers, body)
+        if np.any(counts * 7 > body[1] - body[0]):
+            raise Unreadable("a batch that claims more records than its bytes can hold")
+        first_row = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        rows = int(first_row[-1])
+        if rows > len(self._columns[0]):
+            self._columns = _columns(max(rows, 2 * len(self._columns[0])))
+        offset, timestamp, hashes, digest, flags, key_start, key_length = (column[:rows] for column in self._columns)
+        batch = _parse_records(
+            buf, headers, body, first_row, *self._key, offset, timestamp, hashes, digest, flags, key_start, key_length
+        )  # fmt: skip
+        records = Records(first_row, offset, timestamp, hashes, digest, flags, key_start, key_length, buf)
+        if batch >= 0:
+            raise Unreadable(f"offset {headers[LAST, batch]}: records that cannot be read")
+        for row in np.flatnonzero(records.flags & ODD_NAMES).tolist():
+            records.digest[row] = _digest_of_odd_names(records, row)
+        return records
+
+    def _inflate(self, buf: Bytes, headers: HeaderFields, body: Int64s) -> None:
+        """Inflate the bodies of batches, and set ``body`` to where each one begins and ends."""
+        position, magic, codec = headers[POSITION], headers[MAGIC], (headers[ATTRIBUTES] & CODEC_MASK).astype(np.int16)
+        # A wrapper has a header of its own, its null key and the length of its value before the value.
+        start = position + np.where(magic == 2, 61, np.where(codec != 0, 26 + 8 * magic, 0))
+        everything = np.ones(len(position), np.bool_)
+        self._bodies.clear()
+        try:
+            ends = inflate_into(
+                buf, codec, start, position + headers[SIZE], everything, self._bodies, self._limit,
+                _MOST_BYTES if len(position) > 1 else MAX_OFFSET, magic,
+            )  # fmt: skip
+        except BatchUnreadable as error:
+            raise Unreadable(f"position {position[error.batch]}: {error}") from None
+        if len(position) > 1 and self._bodies.size > _MOST_BYTES:
+            raise TooMuch
+        body[0] = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+        body[1] = ends
+
+
+def chunks_of(headers: HeaderFields, wanted: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
+    """Yield the numbers of the wanted batches in chunks of bounded size, each either all compressed or all uncompressed."""
+    batches = np.flatnonzero(wanted)
+    if not len(batches):
+        return
+    packed = (headers[ATTRIBUTES, batches] & CODEC_MASK != 0).astype(np.int8)
+    chunk = np.cumsum(headers[SIZE, batches]) // _CHUNK
+    cuts = np.flatnonzero((np.diff(packed) != 0) | (np.diff(chunk) != 0)) + 1
+    yield from np.split(batches, cuts)
+
+
+def _columns(rows: int) -> tuple[Any, ...]:
+    """Return empty columns for ``rows`` records."""
+    return (
+        np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty((rows, 2), np.uint64), np.empty(rows, np.uint64),
+        np.empty(rows, np.uint8), np.empty(rows, np.int64), np.empty(rows, np.int64),
+    )  # fmt: skip
+
+
+@kernel
+def _record_counts(buf: Bytes, headers: HeaderFields, body: Int64s) -> Int64s:
+    """Return the number of records of each batch. v0/v1 wrappers do not state it."""
+    counts = headers[COUNT].copy()
+    for batch in range(counts.size):
+        if headers[MAGIC, batch] < 2 and headers[ATTRIBUTES, batch] & CODEC_MASK:
+            counts[batch] = 0
+            at = body[0, batch]
+            while at + 12 <= body[1, batch]:
+                size = 12 + _big_endian(buf, at + 8, 4)
+                if size < 26 or at + size > body[1, batch]:
+                    break
+                counts[batch] += 1
+                at += size
+    return counts
+
+
+@leaf
+def _add_part(state: np.uint64, buf: Bytes, start: int, length: int) -> np.uint64:
+    """Return the digest after one more part of a record: its length (-1 for null) and its bytes."""
+    state = extend_word(state, np.uint64(length))
+    return extend(state, buf, start, start + length) if length > 0 else state
+
+
+@kernel
+def _parse_records(
+    buf: Bytes, headers: HeaderFields, body: Int64s, first_row: Int64s, k0: np.uint64, k1: np.uint64, offset: Int64s, timestamp: Int64s,
+    hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s, key_length: Int64s,
+) -> int:  # fmt: skip
+    """Fill the columns with all records. Returns the first batch that cannot be parsed, or -1."""
+    for batch in range(headers.shape[1]):
+        at = body[0, batch]
+        limit = body[1, batch]
+        magic = headers[MAGIC, batch]
+        appended = (headers[ATTRIBUTES, batch] & LOG_APPEND) != 0
+        begin, end = first_row[batch], first_row[batch + 1]
+        for row in range(begin, end):
+            flags[row] = 0
+            if magic == 2:
+                start = at
+                length, at = varint(buf, at, limit)
+                if at > limit or length < 1 or length > limit - at:
+                    return batch
+                stop = at + length
+                prefetch_read(buf, stop + 2 * (stop - start))
+                if buf[at] != 0:
+                    flags[row] = ODD_ATTRIBUTES
+                delta, at = varint(buf, at + 1, stop)
+                timestamp[row] = headers[MAX_TIMESTAMP, batch] if appended else headers[BASE_TIMESTAMP, batch] + delta
+                delta, at = varint(buf, at, stop)
+                offset[row] = headers[BASE, batch] + delta
+                klen, kstart = varint(buf, at, stop)
+                if klen > stop - kstart:
+                    return batch
+                vlen, vstart = varint(buf, kstart + max(klen, 0), stop)
+                if vlen > stop - vstart:
+                    return batch
+                names, at = varint(buf, vstart + max(vlen, 0), stop)
+                if at > stop or names < 0 or names > stop - at:
+                    return batch
+            else:
+                # offset:8 size:4 crc:4 magic:1 attributes:1 [timestamp:8] keyLength:4 key valueLength:4 value
+                stop = at + 12 + _big_endian(buf, at + 8, 4)
+                inner = np.int64(buf[at + 16])
+                if inner > 1 or stop - at < 26 + 8 * inner:
+                    return batch
+                offset[row] = _big_endian(buf, at, 8)
+                timestamp[row] = headers[MAX_TIMESTAMP, batch] if appended else _big_endian(buf, at + 18, 8) if inner == 1 else np.int64(-1)
+                kstart = at + 22 + 8 * inner
+                klen = _big_endian(buf, kstart - 4, 4)
+                vstart = kstart + max(klen, 0) + 4
+                if vstart > stop:
+                    return batch
+                vlen = _big_endian(buf, vstart - 4, 4)
+                if vstart + max(vlen, 0) > stop:
+                    return batch
+                names = np.int64(0)
+                at = stop
+            key_start[row], key_length[row] = kstart, max(klen, -1)
+            state = extend_word(START, np.uint64(timestamp[row]))
+            state = _add_part(state, buf, kstart, max(klen, -1))
+            state = _add_part(state, buf, vstart, max(vlen, -1))
+            state = extend_word(state, np.uint64(names))
+            for _ in range(names):
+                length, start = varint(buf, at, stop)
+                if start > stop or length < 0 or length > stop - start:
+                    return batch
+                for i in range(start, start + length):
+                    if buf[i] > 127:
+                        flags[row] |= ODD_NAMES
+                state = _add_part(state, buf, start, length)
+                length, at = varint(buf, start + length, stop)
+                if at > stop or length > stop - at:
+                    return batch
+                state = _add_part(state, buf, at, max(length, -1))
+                at += max(length, 0)
+            if at != stop:
+                return batch
+            digest[row] = state
+            if vlen < 0:
+                flags[row] |= NULL_VALUE
+            if klen < 0:
+                flags[row] |= KEYLESS
+                hashes[row, 0] = hashes[row, 1] = np.uint64(0)
+            else:
+                hashes[row, 0], hashes[row, 1] = siphash128(buf, kstart, klen, k0, k1)
+        if magic == 2 and at != limit:
+            return batch
+        if magic == 1 and headers[ATTRIBUTES, batch] & CODEC_MASK and end > begin and headers[LAST, batch] != 0:
+            # Inner offsets are relative; the wrapper has the last one's absolute offset.
+            shift = headers[LAST, batch] - offset[end - 1]
+            for row in range(begin, end):
+                offset[row] += shift
+    return -1
+
+
+def _digest_of_odd_names(records: Records, row: int) -> int:
+    """Return the digest that a record has after rewriting, if its header names are not valid UTF-8 and Java writes other names."""
+    buf = records.buf
+    key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
+    end = len(buf)
+
+    def number(at: int) -> tuple[int, int]:
+        value, after = varint(buf, at, end)
+        return int(value), int(after)
+
+    parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_digest_part(records.key(row))]
+    with np.errstate(over="ignore"):
+        length, at = number(key_end)
+        parts += _digest_part(None if length < 0 else buf[at : at + length].tobytes())
+        names, at = number(at + max(length, 0))
+        parts.append(names.to_bytes(8, "little", signed=True))
+        for _ in range(names):
+            length, at = number(at)
+            parts += _digest_part(as_java_utf8(buf[at : at + length].tobytes()))
+            length, at = number(at + length)
+            parts += _digest_part(None if length < 0 else buf[at : at + length].tobytes())
+            at += max(length, 0)
+    return checksums.crc32c(b"".join(parts)) ^ int(START)
+
+
+def _digest_part(data: bytes | None) -> tuple[bytes, bytes]:
+    """Return the bytes that enter the digest for a part of a record."""
+    return (-1 if data is None else len(data)).to_bytes(8, "little", signed=True), data or b""
+
+
+def sums_of(records: Records, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+    """Return per batch the number of counted records and the sum of their marks, shape (batches, 2). ``counted``: a flag per record."""
+    sums = np.zeros((len(records.first_row) - 1, 2), np.uint64)
+    _sum_marks(records.first_row, records.offset, records.digest, counted, sums)
+    return sums
+
+
+@kernel
+def _sum_marks(
+    first_row: Int64s, offset: Int64s, digest: npt.NDArray[np.uint64], counted: npt.NDArray[np.bool_], sums: npt.NDArray[np.uint64]
+) -> None:
+    for batch in range(first_row.size - 1):
+        for row in range(first_row[batch], first_row[batch + 1]):
+            if counted[row]:
+                sums[batch, 0] += np.uint64(1)
+                sums[batch, 1] += mark(np.uint64(offset[row]), digest[row])

@@ -1,0 +1,156 @@
+"""Balance of a new segment, summed by the gate's parser and not by the cleaner that wrote the segment."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compactor.cleaner.gate.parser import (
+    COUNT,
+    MAGIC,
+    POSITION,
+    HeaderFields,
+    RecordReader,
+    Records,
+    TooMuch,
+    Unreadable,
+    chunks_of,
+    first_crc_mismatch,
+    read_headers,
+    varint,
+)
+from compactor.cleaner.passes.rewrite import CleanedSegment
+from compactor.errors import BadData
+from compactor.kernels.common import Flags
+from compactor.kernels.jit import kernel
+from compactor.model.balance import Balance
+from compactor.profiling import WorkStage, measure_stage
+from compactor.records.balance import (
+    BATCHES_DROPPED,
+    OPENED,
+    RECORDS,
+    RECORDS_DROPPED,
+    BalanceKey,
+    Sums,
+    add_batch,
+    as_sum,
+    record_digest,
+    second_half,
+)
+from compactor.records.batches import Bytes, Int64s, map_file
+
+
+class ResultSums:
+    """Collects the sums of batches and records of one new segment. The gate passes on the records that it parses; ``balance`` parses the
+    others.
+    """
+
+    def __init__(self, cleaned: CleanedSegment, key: BalanceKey, inflate_limit: int) -> None:
+        self._cleaned = cleaned
+        self._key = key
+        self._limit = inflate_limit
+        self._begun: tuple[Bytes, HeaderFields] | None = None
+        self._anew = self._wanted = cleaned.anew
+        self._records = np.zeros(3, np.uint64)
+
+    def begin(self, buf: Bytes, headers: HeaderFields) -> None:
+        """Set the segment's bytes and the headers of all its batches, whose checksums were verified."""
+        if headers.shape[1] != len(self._anew):
+            self._anew = np.zeros(headers.shape[1], np.bool_)  # nobody knows which is which, and nothing will add up
+        self._begun = buf, headers
+        self._wanted = self._anew & (headers[COUNT] > 0)
+
+    def add(self, headers: HeaderFields, records: Records) -> None:
+        """Add the records of some batches of the segment. Batches that were added before are ignored."""
+        batches = np.searchsorted(self._headers()[1][POSITION], headers[POSITION])
+        _add_records(
+            batches, self._wanted, records.buf, records.first_row, records.offset, records.key_start,
+            records.key_length, *self._key.halves, self._records,
+        )  # fmt: skip
+
+    @measure_stage(WorkStage.GATE)
+    def balance(self) -> Balance:
+        """Parse what is missing and return the balance of the segment. Called once. Raises BadData if the segment cannot be parsed."""
+        buf, headers = self._headers()
+        self._read_rest(buf, headers)
+        self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
+        cleaned, sums = self._cleaned, self._cleaned.sums
+        left, result = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
+        _add_batches(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
+        return Balance(
+            sources=cleaned.sources,
+            left=as_sum(left),
+            opened=as_sum(sums[OPENED]),
+            dropped={reason: as_sum(sums[row]) for reason, row in BATCHES_DROPPED.items() if sums[row, 0]},
+            result=as_sum(result),
+            records=as_sum(sums[RECORDS]),
+            written=as_sum(self._records),
+            records_dropped={reason: as_sum(sums[row]) for reason, row in RECORDS_DROPPED.items() if sums[row, 0]},
+        )
+
+    def _headers(self) -> tuple[Bytes, HeaderFields]:
+        """Return the segment's bytes and headers, and read them if the gate has not."""
+        if self._begun is None:
+            buf = map_file(self._cleaned.paths["log"])
+            try:
+                headers = read_headers(buf)
+            except Unreadable as problem:
+                raise self._data_error(f"cannot be read: {problem}") from None
+            if first_crc_mismatch(buf, headers) >= 0:
+                raise self._data_error("has a batch with a wrong CRC")
+            self.begin(buf, headers)
+            return buf, headers
+        return self._begun
+
+    def _read_rest(self, buf: Bytes, headers: HeaderFields) -> None:
+        """Parse the records that the gate has not parsed. Without a gate, these are all records."""
+        waiting = list(chunks_of(headers, self._wanted))[::-1]
+        if not waiting:
+            return
+        reader = RecordReader(np.uint64(0), np.uint64(0), self._limit)
+        reader.shown_to = self.add
+        while waiting:
+            some = waiting.pop()
+            try:
+                reader.read(buf, headers[:, some])
+            except TooMuch:
+                waiting += np.array_split(some, 2)[::-1]
+            except Unreadable as problem:
+                raise self._data_error(f"cannot be read: {problem}") from None
+
+    def _data_error(self, what: str) -> BadData:
+        """Return the error for a new segment that cannot be parsed."""
+        return BadData(f"the new segment {what}", segment=self._cleaned.paths["log"].name, hint="This is a bug; please report it")
+
+
+@kernel
+def _add_records(
+    batches: Int64s,
+    wanted: Flags,
+    buf: Bytes,
+    first_row: Int64s,
+    offset: Int64s,
+    key_start: Int64s,
+    key_length: Int64s,
+    k0: np.uint64,
+    k1: np.uint64,
+    out: Sums,
+) -> None:
+    """Add the digests of v2 records, in which the length of the value follows the key."""
+    for i in range(batches.size):
+        if not wanted[batches[i]]:
+            continue
+        wanted[batches[i]] = False
+        for row in range(first_row[i], first_row[i + 1]):
+            value_length, value_start = varint(buf, key_start[row] + max(key_length[row], 0), buf.size)
+            one = record_digest(buf, offset[row], key_start[row], key_length[row], value_start, max(value_length, -1), k0)
+            out[0] += np.uint64(1)
+            out[1] += one
+            out[2] += second_half(one, k1)
+
+
+@kernel
+def _add_batches(buf: Bytes, position: Int64s, magic: Int64s, anew: Flags, k0: np.uint64, k1: np.uint64, left: Sums, result: Sums) -> None:
+    for i in range(position.size):
+        add_batch(buf, position[i], magic[i], k0, k1, result)
+        if not anew[i]:
+            add_batch(buf, position[i], magic[i], k0, k1, left)

@@ -1,0 +1,234 @@
+"""The offset map on local disk: for when the keys of one round do not fit the map budget.
+
+Rows of (key, ordinal), 16 bytes each, are written in the order of the scan, newest record first, to a ``RowSpool``. Afterwards one range of
+the hash at a time is read back, again newest first, into a small KeySet; the first row of a key survives. A range is chosen by the key's
+tag, the part of the hash that a KeySet does not take its homes from.
+
+    row:   tag:4  hash:8  ordinal:4
+
+Memory is bounded: a range whose keys exceed the budget is read several times, a part of it each time. Where the disk share is too small for
+all the rows, the scan is made in several passes, each of which takes only its part of the tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.siphash import tag_of
+from compactor.cleaner.keys.key_set import AHEAD, CAPACITY, HashTable, KeySet, State, holds_key, home_of, put_key
+from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, range_of
+from compactor.errors import OutOfBudget
+from compactor.kernels.common import KEY_BYTES, Flags, Hashes
+from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.memory import prefetch
+from compactor.profiling import WorkStage, measure_stage
+
+KEY_ROW_BYTES: Final = 16
+CACHE_BYTES: Final = 8 << 20
+"""Ranges are made small enough for their sets to stay near the processor."""
+
+MAX_DISK_RANGES: Final = 4096
+SEEN: Final = 2**32 - 1
+"""The ordinal of keys whose newest record was answered before the buckets took over."""
+
+DIRTY, CLEAN = range(2)
+"""Sections of the spool: the dirty range, and rows below it that are looked up."""
+
+KeyRows = npt.NDArray[np.uint32]
+Ordinals = npt.NDArray[np.uint32]
+Bitmap = npt.NDArray[np.uint8]
+
+
+def passes_needed(rows: int, disk_share_bytes: int) -> int:
+    """Return how often the log must be scanned so that the rows of one scan fit the disk share, with a tenth of it
+    spare for uneven parts.
+    """
+    return max(1, -(-rows * KEY_ROW_BYTES * 11 // (max(1, disk_share_bytes) * 10)))
+
+
+def keys_of(rows: KeyRows) -> Hashes:
+    """Return the key hashes of rows, as far as rows contain them; key sets and Bloom filters use no other bits."""
+    words = rows.astype(np.uint64)
+    return np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
+
+
+class DiskOffsetMap:
+    """Offset map on local disk. Gives the same answers as a KeySet with all keys. ``close`` removes its file; can be used as a context
+    manager.
+    """
+
+    def __init__(
+        self, path: Path, disk: DiskReservation, *, map_budget_bytes: int, expected_rows: int, part: int = 0, parts: int = 1
+    ) -> None:
+        """Create the file.
+
+        :param path: exists until ``close``.
+        :param map_budget_bytes: memory for the keys of one range.
+        :param part, parts: take only this part of the keys; the bitmaps of all parts together are the answer.
+        :raises OutOfBudget: the map budget is too small for any set.
+        """
+        KeySet(map_budget_bytes)  # a budget that no set can use is refused before the scan, not after it
+        self._map_budget_bytes = map_budget_bytes
+        expected_bytes = -(-expected_rows // parts) * KEY_BYTES
+        count = min(MAX_DISK_RANGES, max(1, -(-expected_bytes // min(map_budget_bytes, CACHE_BYTES))))
+        self._ranges = HashRanges.of_part(count, part, parts)
+        self._spool = RowSpool(path, disk, self._ranges, 4, np.uint32, "the keys of the offset map")
+        self._guess = 0
+        self._most = -1
+        self.entries = 0
+        """Keys, known after ``finish``."""
+        self.peak_bytes = 0
+        """The largest set that ``finish`` needed."""
+
+    @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
+    def add(self, hashes: Hashes, ordinals: Ordinals) -> None:
+        """Add rows of the dirty range, newest first over all calls; hashes of shape (n, 2), ordinals below SEEN.
+
+        Raises OutOfBudget if the disk share, or the disk, is used up.
+        """
+        self._add_rows(DIRTY, hashes, self._checked(ordinals))
+
+    def add_known(self, hashes: Hashes) -> None:
+        """Add keys of a full KeySet, whose newest records were answered already. Must be called before ``add``."""
+        self._add_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
+
+    @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
+    def add_clean(self, hashes: Hashes, ordinals: Ordinals) -> None:
+        """Add rows of offsets below the dirty range, in any order. They survive if no row of ``add`` or ``add_known`` has their key."""
+        self._add_rows(CLEAN, hashes, self._checked(ordinals))
+
+    @property
+    def disk_bytes(self) -> int:
+        """Return the number of bytes written so far."""
+        return self._spool.size
+
+    def in_part(self, hashes: Hashes) -> Flags:
+        """Return which of these rows belong to this part of the keys."""
+        answer = np.empty(len(hashes), dtype=np.bool_)
+        _fill_in_part(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
+        return answer
+
+    def dirty_keys(self) -> Iterator[Hashes]:
+        """Yield the keys of the dirty range so far in chunks, including repeated ones. Bloom filters are asked about them."""
+        for rows in self._spool.read_section(DIRTY):
+            yield keys_of(rows)
+
+    @measure_stage(WorkStage.MAP)
+    def find_survivors(self, ordinals: int) -> Bitmap:
+        """Return a bitmap with one bit for each ordinal below ``ordinals``, in the bit order of ``np.packbits``: set if a row with that
+        ordinal survives.
+        """
+        if self._most >= ordinals:
+            raise ValueError(f"ordinal {self._most} was added, the bitmap is for {ordinals}")
+        bitmap = np.zeros((ordinals + 7) // 8, dtype=np.uint8)
+        for bucket in range(self._ranges.count):
+            self._find_in_range(bucket, self._ranges.total, self._ranges.first + bucket, bitmap)
+        return bitmap
+
+    def close(self) -> None:
+        """Remove the file and release its reservation. A second call does nothing."""
+        self._spool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _checked(self, ordinals: Ordinals) -> Ordinals:
+        """Return the ordinals after checking that they lie within the bitmap, because kernels do not check that."""
+        most = int(np.max(ordinals)) if len(ordinals) else -1
+        if most >= SEEN:
+            raise ValueError(f"an ordinal is at most {SEEN - 1}")
+        self._most = max(self._most, most)
+        return ordinals
+
+    def _add_rows(self, section: int, hashes: Hashes, ordinals: Ordinals) -> None:
+        rows = np.empty((len(hashes), 4), np.uint32)
+        _pack_rows(hashes, ordinals, rows)
+        self._spool.add(section, rows)
+
+    def _find_in_range(self, bucket: int, ranges: int, wanted: int, bitmap: Bitmap) -> None:
+        """Set the bits of the surviving rows of a spool range whose tag lies in range ``wanted`` of ``ranges``."""
+        if ranges > 2**32:
+            raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
+        keys = KeySet(self._map_budget_bytes, expected_keys=self._guess)
+        done = 0
+        for rows in self._spool.read(DIRTY, bucket):
+            taken = survive_if_first(keys.table, keys.state, rows, 0, ranges, wanted, bitmap)
+            while taken < len(rows) and keys.grow():
+                taken = survive_if_first(keys.table, keys.state, rows, taken, ranges, wanted, bitmap)
+            done += taken
+            if taken < len(rows):
+                # The bits set so far are valid; the smaller ranges set them once more.
+                del keys
+                pieces = max(2, -(-self._spool.count(DIRTY, bucket) // max(1, done)))
+                for piece in range(pieces):
+                    self._find_in_range(bucket, ranges * pieces, wanted * pieces + piece, bitmap)
+                return
+        for rows in self._spool.read(CLEAN, bucket):
+            survive_if_absent(keys.table, keys.state, rows, ranges, wanted, bitmap)
+        self.entries += keys.entries
+        self.peak_bytes = max(self.peak_bytes, keys.peak_bytes)
+        self._guess = keys.entries + keys.entries // 20
+
+
+# ---- kernels: plain arrays, rows of (tag, low word, high word, ordinal) -----------------------------------------------------
+
+
+@leaf
+def second_half(rows: KeyRows, row: int) -> np.uint64:
+    """Return the second half of the key hash of a row."""
+    return np.uint64(rows[row, 1]) | (np.uint64(rows[row, 2]) << np.uint64(32))
+
+
+@kernel
+def _pack_rows(hashes: Hashes, ordinals: Ordinals, rows: KeyRows) -> None:
+    for row in range(len(hashes)):
+        rows[row, 0] = tag_of(hashes[row, 0])
+        rows[row, 1] = np.uint32(hashes[row, 1] & np.uint64(0xFFFFFFFF))
+        rows[row, 2] = np.uint32(hashes[row, 1] >> np.uint64(32))
+        rows[row, 3] = ordinals[row]
+
+
+@kernel
+def _fill_in_part(hashes: Hashes, ranges: int, first: int, count: int, answer: Flags) -> None:
+    for row in range(len(hashes)):
+        answer[row] = first <= range_of(np.uint64(tag_of(hashes[row, 0])), ranges) < first + count
+
+
+@kernel
+def survive_if_first(table: HashTable, state: State, rows: KeyRows, start: int, ranges: int, wanted: int, bitmap: Bitmap) -> int:
+    """Set the bit of the first row of each key. Rows come newest first.
+
+    Return the number of rows, or the first row for which the key set has no space. Only rows whose tag lies in range ``wanted`` of
+    ``ranges`` count.
+    """
+    for row in range(start, len(rows)):
+        if row + AHEAD < len(rows):
+            prefetch(table, 3 * home_of(second_half(rows, row + AHEAD), state[CAPACITY]))
+        if range_of(np.uint64(rows[row, 0]), ranges) == wanted:
+            answer = put_key(table, state, np.uint64(rows[row, 0]), second_half(rows, row))
+            if answer < 0:
+                return row
+            if answer == 1 and rows[row, 3] != SEEN:
+                bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))
+    return len(rows)
+
+
+@kernel
+def survive_if_absent(table: HashTable, state: State, rows: KeyRows, ranges: int, wanted: int, bitmap: Bitmap) -> None:
+    """Set the bits of the rows whose key is not in the set. Only rows whose tag lies in range ``wanted`` of ``ranges`` count."""
+    for row in range(len(rows)):
+        if row + AHEAD < len(rows):
+            prefetch(table, 3 * home_of(second_half(rows, row + AHEAD), state[CAPACITY]))
+        if range_of(np.uint64(rows[row, 0]), ranges) == wanted and not holds_key(
+            table, state, np.uint64(rows[row, 0]), second_half(rows, row)
+        ):
+            bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))

@@ -1,0 +1,315 @@
+"""The offset map in memory, in two shapes: a set of keys for the scan backwards, Kafka's bounded table for ``--map-entries``.
+
+Scanned backwards, the first record seen of a key is the one that survives, so no offset need be stored: a set is enough. A key is 96 bits
+(bloom.siphash), so 12 bytes an entry, filled between 0.61 and 0.8: at most 20 bytes a key however far the set has grown.
+
+The set grows *in place*. An entry's home is its hash scaled to the capacity, so entries lie in the order of their hashes but for small
+displacements, and a larger capacity only stretches that order: from the end to the front, every cluster moves to the right of all that is
+still to be moved. There is never a second table. The whole budget is asked for at once, but the system gives memory on first touch.
+
+The kernels take plain arrays, so that other kernels can call them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.siphash import tag_of
+from compactor.errors import OutOfBudget
+from compactor.kernels.common import Hashes
+from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.memory import multiply_high, prefetch
+from compactor.profiling import WorkStage, measure_stage
+
+CAPACITY, ENTRIES, LIMIT, CELLS = range(4)
+"""What the numbers in a set's ``state`` array are: homes, keys held, keys that may be held, cells (homes and room behind the last one)."""
+
+ENTRY_BYTES = 12
+MAX_LOAD = 0.8
+GROWTH = 1.31
+"""Load after growing: 0.8 / 1.31 = 0.61, so 19.7 bytes a key; in all its life a key is moved three times, at about 10 ns."""
+
+ROOM = 64
+"""Cells behind the last home. The last one always stays empty, so that every search ends without a test for the end."""
+
+SMALLEST = 256
+MIN_MAP_BYTES = (SMALLEST + ROOM) * ENTRY_BYTES
+AHEAD = 24
+"""Rows between asking for a cache line and using it."""
+
+HashTable = npt.NDArray[np.uint32]
+State = npt.NDArray[np.int64]
+
+
+@leaf
+def home_of(h1: np.uint64, capacity: int) -> int:
+    """Return the cell of a hash table where the search for a key begins: its hash scaled to the capacity."""
+    return np.int64(multiply_high(h1, np.uint64(capacity)))  # type: ignore[return-value]
+
+
+@leaf
+def find_cell(table: HashTable, capacity: int, tag: np.uint32, h1: np.uint64) -> int:
+    """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored."""
+    low = np.uint32(h1 & np.uint64(0xFFFFFFFF))
+    high = np.uint32(h1 >> np.uint64(32))
+    cell = home_of(h1, capacity)
+    while True:
+        found = table[3 * cell]
+        if found == 0:
+            return ~cell
+        if found == tag and table[3 * cell + 1] == low and table[3 * cell + 2] == high:
+            return cell
+        cell += 1
+
+
+@leaf
+def put_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> int:
+    """Add a key to a set. Return 1 if it was absent, 0 if it was there, -1 if it was absent and there is no space."""
+    tag = tag_of(h0)
+    cell = find_cell(table, state[CAPACITY], tag, h1)
+    if cell >= 0:
+        return 0
+    cell = ~cell
+    if state[ENTRIES] >= state[LIMIT] or cell >= state[CELLS] - 1:
+        return -1
+    table[3 * cell] = tag
+    table[3 * cell + 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
+    table[3 * cell + 2] = np.uint32(h1 >> np.uint64(32))
+    state[ENTRIES] += 1
+    return 1
+
+
+@leaf
+def holds_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> bool:
+    """Return whether the set holds a key."""
+    return find_cell(table, state[CAPACITY], tag_of(h0), h1) >= 0
+
+
+@kernel
+def put_all(table: HashTable, state: State, hashes: Hashes, start: int, first_seen: npt.NDArray[np.bool_]) -> int:
+    """Add keys in order, from row ``start`` on, and set ``first_seen`` where the key was absent. Return the number of rows, or the first
+    row for which there is no space.
+    """
+    rows = len(hashes)
+    capacity = state[CAPACITY]
+    for row in range(start, rows):
+        if row + AHEAD < rows:
+            prefetch(table, 3 * home_of(hashes[row + AHEAD, 1], capacity))
+        answer = put_key(table, state, hashes[row, 0], hashes[row, 1])
+        if answer < 0:
+            return row
+        first_seen[row] = answer == 1
+    return rows
+
+
+@kernel
+def holds_all(table: HashTable, state: State, hashes: Hashes, out: npt.NDArray[np.bool_]) -> None:
+    """Set ``out[row]`` to whether the set holds the row's key."""
+    rows = len(hashes)
+    for row in range(rows):
+        if row + AHEAD < rows:
+            prefetch(table, 3 * home_of(hashes[row + AHEAD, 1], state[CAPACITY]))
+        out[row] = holds_key(table, state, hashes[row, 0], hashes[row, 1])
+
+
+@kernel
+def longest_cluster(table: HashTable, cells: int) -> int:
+    """Return the number of cells in the longest run of filled cells."""
+    longest = 0
+    size = 0
+    for cell in range(cells):
+        size = size + 1 if table[3 * cell] != 0 else 0
+        longest = max(longest, size)
+    return longest
+
+
+@kernel
+def spread_to_capacity(table: HashTable, cells: int, capacity: int, scratch: HashTable) -> None:
+    """Move the entries of the first ``cells`` cells to their places in a table of the larger ``capacity``. ``scratch`` must have the size
+    of the longest cluster.
+
+    An entry's new home is at or after its old one, hence after every entry that is still to be moved. No entry is further after the last
+    home than before, so ROOM is enough again.
+    """
+    cell = cells - 1
+    while cell >= 0:
+        # Plain loops over words: slices cost more than the handful of entries that a cluster has.
+        words = 0
+        while cell >= 0 and table[3 * cell] != 0:
+            for i in range(3):
+                scratch[words + i] = table[3 * cell + i]
+                table[3 * cell + i] = 0
+            words += 3
+            cell -= 1
+        for word in range(0, words, 3):
+            home = home_of(np.uint64(scratch[word + 1]) | (np.uint64(scratch[word + 2]) << np.uint64(32)), capacity)
+            while table[3 * home] != 0:
+                home += 1
+            for i in range(3):
+                table[3 * home + i] = scratch[word + i]
+        cell -= 1
+
+
+class KeySet:
+    """A set of key hashes that takes at most ``budget_bytes``. One thread may write; any number may read while none writes."""
+
+    def __init__(self, budget_bytes: int, *, expected_keys: int = 0) -> None:
+        """Create an empty set.
+
+        :param expected_keys: initial size, so that the set need not grow up to there.
+        :raises OutOfBudget: the budget is below LEAST_BYTES, or more than the system gives.
+        """
+        self._most_homes = budget_bytes // ENTRY_BYTES - ROOM
+        if self._most_homes < SMALLEST:
+            raise OutOfBudget(f"a map budget of {budget_bytes} bytes is too small", hint=f"Give at least {MIN_MAP_BYTES} bytes")
+        try:
+            self.table: HashTable = np.zeros(3 * (self._most_homes + ROOM), dtype=np.uint32)
+        except MemoryError as error:
+            raise OutOfBudget(f"this machine cannot give a map of {budget_bytes} bytes", hint="Lower map_budget_bytes") from error
+        self.state: State = np.zeros(4, dtype=np.int64)
+        self._resize(max(SMALLEST, int(expected_keys / MAX_LOAD) + 1))
+
+    @property
+    def entries(self) -> int:
+        """Return the number of keys in the set."""
+        return int(self.state[ENTRIES])
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the memory in use, in bytes. It never shrinks."""
+        return int(self.state[CELLS]) * ENTRY_BYTES
+
+    @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
+    def insert_if_absent(self, hashes: Hashes, first_seen: npt.NDArray[np.bool_], start: int = 0) -> int:
+        """Insert key hashes of shape (n, 2) in order, and set ``first_seen[row]`` where the key was absent.
+
+        Return n, or the first row for which the budget has no space; the rows before it are inserted.
+        """
+        while True:
+            start = put_all(self.table, self.state, hashes, start, first_seen)
+            if start == len(hashes) or not self.grow():
+                return start
+
+    @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
+    def contains(self, hashes: Hashes, out: npt.NDArray[np.bool_]) -> None:
+        """Set ``out[row]`` to True where the key is in the set."""
+        holds_all(self.table, self.state, hashes, out)
+
+    def grow(self) -> bool:
+        """Make space for more keys. Return False if the budget is used up. ``table`` stays the same array."""
+        capacity = min(int(self.state[CAPACITY] * GROWTH), self._most_homes)
+        if capacity <= self.state[CAPACITY]:
+            return False
+        cells = int(self.state[CELLS])
+        spread_to_capacity(self.table, cells, capacity, np.empty(3 * longest_cluster(self.table, cells), dtype=np.uint32))
+        self._resize(capacity)
+        return True
+
+    def key_chunks(self, rows: int = 1 << 16) -> Iterator[Hashes]:
+        """Yield the keys as hashes of shape (n, 2), in chunks of ``rows`` rows. Bits that sets and filters do not use are zero."""
+        cells = self.table[: 3 * int(self.state[CELLS])].reshape(-1, 3)
+        for begin in range(0, len(cells), rows):
+            chunk = cells[begin : begin + rows].astype(np.uint64)
+            chunk = chunk[chunk[:, 0] != 0]
+            yield np.column_stack([chunk[:, 0], chunk[:, 1] | (chunk[:, 2] << np.uint64(32))])
+
+    def _resize(self, capacity: int) -> None:
+        capacity = min(capacity, self._most_homes)
+        self.state[CAPACITY] = capacity
+        self.state[LIMIT] = int(capacity * MAX_LOAD)
+        self.state[CELLS] = capacity + ROOM
+
+
+ABSENT = -1
+
+
+@leaf
+def find_bounded(table: Hashes, cells: int, h0: np.uint64, h1: np.uint64) -> int:
+    """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored. ``h0`` is not 0."""
+    cell = home_of(h1, cells)
+    while True:
+        found = table[3 * cell]
+        if found == 0:
+            return ~cell
+        if found == h0 and table[3 * cell + 1] == h1:
+            return cell
+        cell = cell + 1 if cell + 1 < cells else 0
+
+
+@leaf
+def nonzero(h0: np.uint64) -> np.uint64:
+    """Return a half of a key hash, with 0 replaced by another value, because 0 marks an empty cell."""
+    return h0 if h0 != 0 else np.uint64(1)
+
+
+@kernel
+def put_until_full(table: Hashes, state: State, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
+    """Add keys in ascending order of their offsets, as Kafka's pass 1 does: keep the latest offset of each key until LIMIT keys are held.
+
+    Return the number of rows taken. As in Kafka, the first row after the table is full ends the pass, even if its key is in the table.
+    """
+    cells = state[CELLS]
+    for row in range(len(hashes)):
+        if state[ENTRIES] >= state[LIMIT]:
+            return row
+        h0 = nonzero(hashes[row, 0])
+        cell = find_bounded(table, cells, h0, hashes[row, 1])
+        if cell < 0:
+            cell = ~cell
+            table[3 * cell] = h0
+            table[3 * cell + 1] = hashes[row, 1]
+            state[ENTRIES] += 1
+        table[3 * cell + 2] = np.uint64(offsets[row])
+    return len(hashes)
+
+
+@kernel
+def latest(table: Hashes, state: State, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
+    """Set ``out[row]`` to the last offset put for the row's key, or ABSENT."""
+    cells = state[CELLS]
+    rows = len(hashes)
+    for row in range(rows):
+        if row + AHEAD < rows:
+            prefetch(table, 3 * home_of(hashes[row + AHEAD, 1], cells))
+        cell = find_bounded(table, cells, nonzero(hashes[row, 0]), hashes[row, 1])
+        out[row] = np.int64(table[3 * cell + 2]) if cell >= 0 else ABSENT
+
+
+class BoundedOffsetMap:
+    """Kafka's offset map with space for ``limit`` keys (SkimpyOffsetMap: floor(slots * load factor)). It takes 32 bytes per key."""
+
+    def __init__(self, limit: int, *, rows: int) -> None:
+        """Create an empty map. ``rows``: upper bound of the rows that will be put, which limits the memory. Raises OutOfBudget."""
+        cells = min(limit, rows) * 4 // 3 + 2
+        try:
+            self.table: Hashes = np.zeros(3 * cells, dtype=np.uint64)
+        except MemoryError as error:
+            raise OutOfBudget(f"this machine cannot give a map of {limit} entries", hint="Lower --map-entries") from error
+        self.state: State = np.zeros(4, dtype=np.int64)
+        self.state[[CAPACITY, CELLS]] = cells
+        self.state[LIMIT] = limit
+
+    @property
+    def entries(self) -> int:
+        """Return the number of keys in the map."""
+        return int(self.state[ENTRIES])
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the memory of the map in bytes."""
+        return self.table.nbytes
+
+    @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
+    def put_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
+        """Add rows in ascending order of their offsets until the map is full, and return the number of rows taken. If it is less than the
+        number given, the pass is over.
+        """
+        return put_until_full(self.table, self.state, hashes, offsets)
+
+    @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
+    def latest(self, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
+        """Set ``out[row]`` to the last offset put for the key, or ABSENT."""
+        latest(self.table, self.state, hashes, out)

@@ -1,0 +1,208 @@
+"""Sidecars made from segments, and stand-ins made from sidecars.
+
+In the transaction fold, a stand-in replaces a segment that is not read: its batches are the sidecar's producer runs and markers. If the
+segment is read later, ``verdicts_from_stand_in`` converts the verdicts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.directory import HAS_KEYLESS_RECORD, TOMBSTONE, KeyDirectory, hash_prefixes
+from bloom.producer_runs import batch_events, runs_and_markers
+from bloom.sidecar import KeyCollector, RecordsDue, Sidecar
+from bloom.siphash import hash_keys, key_halves
+from bloom.sizing import FilterDesign
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.transactions import Verdicts, with_given_entries
+from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
+from compactor.constants import NEVER_MS
+from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only
+from compactor.records.headers import headers_of
+from compactor.records.rows import Chunk, Rows, parse
+
+NO_BYTES = read_only(np.empty(0, np.uint8))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSummary:
+    """Facts about the batches of a chunk that a sidecar needs.
+
+    first: number of the first of these batches.
+    keys, flags: per batch, as in a KeyDirectory; empty if no directory is wanted.
+    undated: tombstones without a delete horizon.
+    earliest_ms: earliest delete horizon of a tombstone.
+    """
+
+    hashes: npt.NDArray[np.uint64]
+    first: int
+    keys: npt.NDArray[np.int32]
+    flags: npt.NDArray[np.uint8]
+    tombstones: int = 0
+    undated: int = 0
+    earliest_ms: int = NEVER_MS
+    keyless: int = 0
+
+
+class SidecarBuilder:
+    """Collects the contents of a segment's sidecar while the segment is read or written. Batches come in any order, each once."""
+
+    def __init__(
+        self, source: SourceSegment, design: FilterDesign | None, hash_key: bytes, *, sketch: bool, directory: bool = False
+    ) -> None:
+        """Create an empty builder.
+
+        :param design: parameters of the Bloom filter, for at least as many keys as the segment has records; None for no filter.
+        :param sketch: whether distinct keys are counted. Without filter, sketch and directory no key is hashed.
+        :param directory: whether ``directory`` will be called; all batches must be of v2 then.
+        """
+        self._source = source
+        self._table = source.table
+        self._data = source.table.control == NOT_CONTROL
+        self._hashing = sketch or directory or design is not None
+        self._summaries: list[ChunkSummary] | None = [] if directory else None
+        self._portrait = KeyCollector(design)
+        self.hash_key = hash_key
+        self._halves = key_halves(hash_key)
+        self.due = RecordsDue()
+
+    def summarize(self, chunk: Chunk, rows: Rows, first_row: Int64s) -> ChunkSummary:
+        """Summarize a chunk while its rows are valid, leaving out control records. May be called in any thread."""
+        table = self._table
+        keyed = rows.key_length >= 0
+        records = len(rows)
+        if not self._data[chunk.first : chunk.last].all():
+            data = np.repeat(self._data[chunk.first : chunk.last], np.diff(first_row))
+            keyed &= data
+            records = int(np.count_nonzero(data))
+        hashes = np.empty((len(rows) if self._hashing else 0, 2), np.uint64)
+        if self._hashing:
+            hash_keys(chunk.buf, rows.key_start, rows.key_length, *self._halves, hashes)
+            hashes = hashes if keyed.all() else hashes[keyed]
+        tombstones = np.flatnonzero(keyed & (rows.value_length < 0))
+        batches = np.searchsorted(first_row, tombstones, side="right") - 1 + chunk.first
+        dated = ((table.attributes[batches] & np.int16(HORIZON)) != 0) & (table.magic[batches] == 2)
+        earliest = int(table.base_timestamp[batches][dated].min(initial=NEVER_MS))
+        keyless = records - int(np.count_nonzero(keyed))
+        keys, flags = self._directory_flags(rows, first_row, chunk, keyed) if self._summaries is not None else _NO_DIRECTORY
+        return ChunkSummary(
+            hashes, chunk.first, keys, flags, len(tombstones), len(tombstones) - int(np.count_nonzero(dated)), earliest, keyless
+        )
+
+    def _directory_flags(
+        self, rows: Rows, first_row: Int64s, chunk: Chunk, keyed: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """Return number of keys and flags of each batch, for the key directory."""
+        keys = _count_by_batch(keyed, first_row)
+        keyless = self._data[chunk.first : chunk.last] & (keys < np.diff(first_row))
+        buried = _count_by_batch(keyed & (rows.value_length < 0), first_row) > 0
+        return keys.astype(np.int32), (keyless * np.uint8(HAS_KEYLESS_RECORD) | buried * np.uint8(TOMBSTONE)).astype(np.uint8)
+
+    def add(self, summary: ChunkSummary) -> None:
+        """Add the summary of a chunk. Must be called by one thread at a time."""
+        self._portrait.add(summary.hashes)
+        if self._summaries is not None:
+            self._summaries.append(summary)
+        self.due = RecordsDue(
+            self.due.tombstones + summary.tombstones,
+            self.due.tombstones_without_horizon + summary.undated,
+            min(self.due.earliest_tombstone_horizon_ms, summary.earliest_ms),
+            self.due.keyless_records + summary.keyless,
+        )
+
+    def sidecar(self, segment_id: str) -> Sidecar:
+        """Return the sidecar. Called after all batches with records were added."""
+        runs, markers = runs_and_markers(self._table)
+        return self._portrait.sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
+
+    def directory(self, segment_id: str) -> KeyDirectory:
+        """Return the key directory. Called after all batches with records were added; the segment's bytes must still be available."""
+        table, summary = self._table, sorted(self._summaries or (), key=lambda one: one.first)
+        keys, flags = np.zeros(len(table), np.int32), np.zeros(len(table), np.uint8)
+        for one in summary:
+            keys[one.first : one.first + len(one.keys)] = one.keys
+            flags[one.first : one.first + len(one.flags)] = one.flags
+        pieces = [hash_prefixes(one.hashes) for one in summary]
+        return KeyDirectory(
+            segment_id, headers_of(self._source.buf, table.position), table.control, table.coordinator_epoch, flags, keys,
+            np.concatenate(pieces) if pieces else np.empty(0, np.uint32),
+        )  # fmt: skip
+
+
+_NO_DIRECTORY = np.empty(0, np.int32), np.empty(0, np.uint8)
+
+
+def _count_by_batch(chosen: npt.NDArray[np.bool_], first_row: Int64s) -> Int64s:
+    """Return for each batch how many of its rows are chosen."""
+    before: Int64s = np.concatenate((np.zeros(1, np.int64), np.cumsum(chosen, dtype=np.int64)))
+    counted: Int64s = before[first_row[1:]] - before[first_row[:-1]]
+    return counted
+
+
+def build_sidecar(
+    segment_id: str,
+    source: SourceSegment,
+    design: FilterDesign | None,
+    hash_key: bytes,
+    inflate_limit: int,
+    workers: WorkerThreads,
+    *,
+    sketch: bool,
+) -> Sidecar:
+    """Read a whole segment and return its sidecar; parameters as for SidecarBuilder.
+
+    :raises BadData: the segment cannot be read.
+    """
+    return scan_into(SidecarBuilder(source, design, hash_key, sketch=sketch), source, inflate_limit, workers).sidecar(segment_id)
+
+
+def scan_into(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads) -> SidecarBuilder:
+    """Add every data batch of ``source`` to ``builder`` and return the builder. Raises BadData."""
+    wanted = source.table.control == NOT_CONTROL
+
+    def summarize(buffers: ThreadBuffers, job: tuple[int, int]) -> list[ChunkSummary]:
+        first, last = job
+        chunks = source.chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
+        return [builder.summarize(chunk, *parse(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
+
+    for found in workers.run(summarize, [(first, last) for first, last in source.ranges() if wanted[first:last].any()]):
+        for summary in found:
+            builder.add(summary)
+    return builder
+
+
+def stand_in_source(ordinal: int, name: str, base: int, end: int, mtime_ms: int, sidecar: Sidecar) -> SourceSegment:
+    """Return a source without bytes whose batches are a sidecar's producer runs and markers, for the transaction fold."""
+    happened = batch_events(sidecar.producer_runs, sidecar.markers)
+    table = BatchTable.empty(len(happened))
+    for column in fields(BatchTable):
+        getattr(table, column.name)[:] = getattr(happened, column.name, 0)
+    table.magic[:] = 2
+    return SourceSegment(ordinal, name, base, end, mtime_ms, NO_BYTES, table)
+
+
+def verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegment, verdicts: Verdicts) -> Verdicts:
+    """Convert the verdicts on a stand-in's batches to verdicts on the batches of the segment itself.
+
+    A marker has a batch of its own in the stand-in; a data batch has the verdict of its run, which is the next batch of its producer there.
+    """
+    producers = np.unique(stand_in.table.producer_id)
+    offsets = np.unique(np.concatenate((stand_in.table.base_offset, source.table.base_offset)))
+
+    def place(table: BatchTable) -> npt.NDArray[np.int64]:
+        """One number per batch that sorts by producer and base offset."""
+        return np.searchsorted(producers, table.producer_id) * len(offsets) + np.searchsorted(offsets, table.base_offset)
+
+    events_at = place(stand_in.table)
+    order = np.argsort(events_at, kind="stable")
+    following = np.searchsorted(events_at[order], place(source.table))
+    known = np.isin(source.table.producer_id, producers) & (following < len(order))
+    event = order[following[known]]
+    flags = {}
+    for name in ("aborted", "discardable", "indexed"):
+        flags[name] = np.zeros(len(source.table), np.bool_)
+        flags[name][known] = getattr(verdicts, name)[event]
+    return replace(verdicts, **flags, txn_entries=with_given_entries(verdicts.txn_entries.copy(), source.txn_entries))

@@ -1,0 +1,75 @@
+"""Compilation of the kernels that nearly every log needs, or loading them from the cache, before a log has to wait for them.
+
+The other kernels (for message formats v0 and v1, snappy, and a bounded offset map) are compiled when a log first needs them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from compactor.cleaner.offline import CleanRequest, clean_directory
+from compactor.kernels.jit import COMPLETE, cache_folder
+from compactor.records.build import Producer, Row, batch, marker
+from compactor.records.codecs import LZ4
+
+
+def precompile() -> None:
+    """Compile or load the kernels by cleaning a small log. If several processes call this at the same time, one compiles and the others
+    wait for it.
+    """
+    folder = cache_folder()
+    if folder is None or (folder / COMPLETE).exists():
+        _clean_small_log()
+        return
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / COMPLETE).exists():
+            _compile_into(folder)
+            return
+    _clean_small_log()
+
+
+def _compile_into(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():  # left by a process, or a machine, that was stopped: perhaps torn
+            shutil.rmtree(path)
+    collecting = gc.isenabled()
+    gc.disable()  # a compiler makes many objects and little garbage: an eighth of its time
+    try:
+        _clean_small_log()
+    finally:
+        if collecting:
+            gc.enable()
+    for path in folder.glob("*/*"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    (folder / COMPLETE).touch()
+
+
+def _clean_small_log() -> None:
+    with tempfile.TemporaryDirectory(prefix="compactor-") as scratch:
+        log_dir = Path(scratch) / "log"
+        log_dir.mkdir()
+        (log_dir / f"{0:020d}.log").write_bytes(b"".join(_batches()))
+        # With memory for all keys of the gate, and for a part of them.
+        for number, (first_dirty, budget) in enumerate([(3, 1 << 20), (3, 1 << 12)]):
+            request = CleanRequest(now_ms=1, first_dirty_offset=first_dirty, gate_budget_bytes=budget)
+            clean_directory(log_dir, Path(scratch) / f"out{number}", request)
+
+
+def _batches() -> list[bytes]:
+    found = []
+    for offset, codec in ((2, 0), (5, LZ4), (8, 0)):
+        headers = ((b"\xff", b"not UTF-8"),)
+        rows = [Row(offset, 1, b"key", b"value", headers), Row(offset + 1, 1, b"key", None), Row(offset + 2, 2, b"another", b"", headers)]
+        found.append(batch(rows, codec=codec))
+    found.append(batch([Row(11, 1, b"key", b"value")], producer=Producer(1, 0, 0, True)))
+    found.append(marker(12, 1, 1, 0, commit=False))
+    # More keys than the smallest table holds.
+    found.append(batch([Row(offset, 1, str(offset).encode(), b"") for offset in range(13, 413)]))
+    return found

@@ -1,0 +1,271 @@
+"""Rows sorted by hash range in a file on local disk: for when the keys of a round do not fit the memory.
+
+    file:   block 0 [range 0 | range 1 | ..]  block 1 [range 0 | range 1 | ..]  ..
+
+A row is some words of one numpy type; the first word is from the hash of the key and chooses the range. Rows are sorted into ranges within
+blocks and keep their order within a range, so that one range after the other can be read back in the order in which it was written. Each
+piece, one range of one block, has a checksum. Rows belong to sections, which are read separately.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from compactor.errors import OutOfBudget, StoreError
+from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.memory import multiply_high
+
+BLOCK_BYTES: Final = 16 << 20
+
+SpoolRows = npt.NDArray[Any]
+"""Rows of one type, shape (n, words)."""
+
+
+class DiskReservation(Protocol):
+    """Reserved bytes of the disk budget."""
+
+    def take(self, nbytes: int, /) -> None:
+        """Take bytes before they are written. Raises OutOfBudget."""
+
+    def give(self, nbytes: int, /) -> None:
+        """Return bytes that were deleted."""
+
+
+class _NoLimit:
+    """A DiskReservation without limit."""
+
+    def take(self, nbytes: int) -> None:
+        pass
+
+    def give(self, nbytes: int) -> None:
+        pass
+
+
+NO_LIMIT: Final = _NoLimit()
+"""A reservation without a bound, for files outside the disk budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class HashRanges:
+    """Hash ranges [first, first + count) out of ``total`` equal ranges of the hash."""
+
+    count: int
+    first: int = 0
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", self.total or self.count)
+        if not 0 <= self.first <= self.first + self.count <= self.total:
+            raise ValueError(f"ranges {self.first} to {self.first + self.count} of {self.total}")
+
+    @staticmethod
+    def of_part(count: int, part: int, parts: int) -> HashRanges:
+        """Return the hash ranges of one of several equal parts of the keys. ``count``: number of ranges in each part."""
+        return HashRanges(count, part * count, parts * count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Location of a sorted block of rows: its position in the file, the first row of each range (one more entry: the number of rows), and a
+    CRC per range.
+    """
+
+    position: int
+    begins: npt.NDArray[np.int64]
+    crcs: tuple[int, ...]
+
+    def count(self, number: int) -> int:
+        """Return the number of rows in a range."""
+        return int(self.begins[number + 1] - self.begins[number])
+
+
+class RowSpool:
+    """Sorts rows by hash range in a file: takes rows section by section and returns them range by range. The file exists until ``close``.
+    Can be used as a context manager.
+
+    :param disk: reserves the bytes of every write.
+    :param words, dtype: number and type of a row's words; at least three words.
+    :param content: name of the rows for messages.
+    """
+
+    def __init__(self, path: Path, disk: DiskReservation, ranges: HashRanges, words: int, dtype: type[np.generic], content: str) -> None:
+        self.ranges = ranges
+        self.size = 0
+        """Bytes in the file."""
+        self._path, self._disk, self._content = path, disk, content
+        self._row_bytes = words * np.dtype(dtype).itemsize
+        self._buffer: SpoolRows = np.empty((max(1, BLOCK_BYTES // self._row_bytes), words), dtype)
+        self._sorted: SpoolRows | None = None
+        self._fill = 0
+        self._section = 0
+        self._blocks: dict[int, list[_Block]] = {}
+        self._reserved = 0
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows so far."""
+        return self.size // self._row_bytes + self._fill
+
+    def add(self, section: int, rows: SpoolRows) -> None:
+        """Add rows to a section; rows of other hash ranges are ignored. Raises OutOfBudget if the reservation, or the disk, is used up."""
+        if section != self._section:
+            self.flush()
+            self._section = section
+        row, ranges = 0, self.ranges
+        while row < len(rows):
+            if ranges.count == ranges.total:
+                size = min(len(rows) - row, len(self._buffer) - self._fill)
+                self._buffer[self._fill : self._fill + size] = rows[row : row + size]
+                row, self._fill = row + size, self._fill + size
+            else:
+                row, self._fill = _copy_rows(rows, row, ranges.total, ranges.first, ranges.count, self._buffer, self._fill)
+            if self._fill == len(self._buffer):
+                self.flush()
+
+    def count(self, section: int, number: int) -> int:
+        """Return the number of rows in a range; the first range of the spool is number 0."""
+        self.flush()
+        return sum(block.count(number) for block in self._blocks.get(section, ()))
+
+    def read(self, section: int, number: int) -> Iterator[SpoolRows]:
+        """Yield the rows of a range in the order in which they were added. An array is valid until the next one is requested.
+
+        Raises StoreError if a checksum does not match.
+        """
+        self.flush()
+        self._sorted = None
+        for block in self._blocks.get(section, ()):
+            if block.count(number):
+                yield self._rows_at(block, number, number + 1)
+
+    def read_section(self, section: int) -> Iterator[SpoolRows]:
+        """Yield all rows of a section, block by block. An array is valid until the next one is requested. Raises StoreError if a checksum
+        does not match.
+        """
+        self.flush()
+        for block in self._blocks.get(section, ()):
+            yield self._rows_at(block, 0, self.ranges.count)
+
+    def flush(self) -> None:
+        """Write the rows that are still in memory as a block."""
+        if not self._fill:
+            return
+        out = self._sorted if self._sorted is not None else np.empty_like(self._buffer)
+        begins = scatter(self._buffer, self._fill, self.ranges.total, self.ranges.first, self.ranges.count, out)
+        data, places = as_bytes(out[: self._fill]), (begins * self._row_bytes).tolist()
+        crcs = tuple(crc32c(data[begin:end]) for begin, end in pairwise(places))
+        self._blocks.setdefault(self._section, []).append(_Block(self.size, begins, crcs))
+        self._write(data)
+        self._sorted, self._fill = out, 0
+
+    def close(self) -> None:
+        """Remove the file and release the reservation. A second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._path.unlink(missing_ok=True)
+            self._disk.give(self._reserved)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _write(self, data: memoryview) -> None:
+        """Append bytes to the file, within the reservation."""
+        self._disk.take(len(data))
+        self._reserved += len(data)
+        written = 0
+        try:
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], self.size + written)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            hint = "Free space there, or raise map_budget_bytes so that the keys stay in memory, and run it again; nothing was published"
+            raise OutOfBudget(f"no space is left for {self._content} in {self._path}", hint=hint) from error
+        self.size += len(data)
+
+    def _rows_at(self, block: _Block, first: int, last: int) -> SpoolRows:
+        """Read the ranges [first, last) of a block into the buffer, in which no row may be waiting."""
+        begin, end = int(block.begins[first]), int(block.begins[last])
+        rows = self._buffer[: end - begin]
+        data, done = as_bytes(rows), 0
+        while done < len(data):
+            size = os.preadv(self._descriptor, [data[done:]], block.position + begin * self._row_bytes + done)
+            if size == 0:
+                raise OSError(errno.EIO, "a file became shorter while it was in use", str(self._path))
+            done += size
+        places = ((block.begins[first : last + 1] - begin) * self._row_bytes).tolist()
+        if any(crc32c(data[a:b]) != crc for (a, b), crc in zip(pairwise(places), block.crcs[first:last], strict=True)):
+            raise StoreError(
+                f"{self._content} in {self._path} have changed on the disk",
+                hint="Nothing was published. Check the disk below state_dir (SPARK_LOCAL_DIRS on executors), then run it again",
+            )
+        return rows
+
+
+def as_bytes(rows: SpoolRows) -> memoryview:
+    """Return the bytes of rows without a copy."""
+    return rows.reshape(-1).view(np.uint8).data
+
+
+# ---- kernels ----------------------------------------------------------------------------------------------------------------
+
+
+@leaf
+def range_of(word: np.uint64, ranges: int) -> int:
+    """Return the hash range of a row. It is computed from the lower half of the row's first word, because hash tables take their cells from
+    the upper half.
+    """
+    return np.int64(multiply_high((word << np.uint64(32)) | (word >> np.uint64(32)), np.uint64(ranges)))  # type: ignore[return-value]
+
+
+@leaf
+def _copy_row(source: SpoolRows, row: int, target: SpoolRows, to: int) -> None:
+    target[to, 0], target[to, 1], target[to, 2] = source[row, 0], source[row, 1], source[row, 2]
+    for word in range(3, source.shape[1]):
+        target[to, word] = source[row, word]
+
+
+@kernel
+def _copy_rows(rows: SpoolRows, start: int, ranges: int, first: int, count: int, buffer: SpoolRows, fill: int) -> tuple[int, int]:
+    """Copy rows from ``start`` on whose range is one of ``count`` from ``first``. Return the next row and the number of rows now in the
+    buffer.
+    """
+    row = start
+    while row < len(rows) and fill < len(buffer):
+        if first <= range_of(np.uint64(rows[row, 0]), ranges) < first + count:
+            _copy_row(rows, row, buffer, fill)
+            fill += 1
+        row += 1
+    return row, fill
+
+
+@kernel
+def scatter(rows: SpoolRows, fill: int, ranges: int, first: int, count: int, out: SpoolRows) -> npt.NDArray[np.int64]:
+    """Sort the first ``fill`` rows by range, keeping their order within a range. Return the first row of each range, and ``fill``."""
+    begins = np.zeros(count + 1, dtype=np.int64)
+    for row in range(fill):
+        begins[range_of(np.uint64(rows[row, 0]), ranges) - first + 1] += 1
+    for number in range(count):
+        begins[number + 1] += begins[number]
+    place = begins[:-1].copy()
+    for row in range(fill):
+        number = range_of(np.uint64(rows[row, 0]), ranges) - first
+        _copy_row(rows, row, out, place[number])
+        place[number] += 1
+    return begins

@@ -1,0 +1,39 @@
+"""Port through which the cleaner passes decompressed chunks to a second reader (the gate), so that nothing is decompressed twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.worker_threads import ThreadBuffers
+from compactor.records.rows import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessRows:
+    """Result of reading one chunk: a row for each record that the witness will look up, and the number of batches that it has read."""
+
+    batches: int
+    rows: npt.NDArray[np.uint64]
+
+
+class Witness(Protocol):
+    """A second reader of a round's segments, implemented by the gate. ``read_chunk`` and ``expect_chunk`` run in worker threads, the others
+    in order.
+    """
+
+    def begin(self, source: SourceSegment) -> None:
+        """Start a segment; its chunks follow."""
+
+    def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> WitnessRows:
+        """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed."""
+
+    def add_chunk(self, source: SourceSegment, found: WitnessRows) -> None:
+        """Accept the result of ``read_chunk``."""
+
+    def expect_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
+        """Read a chunk of pass 2, with the batches of which some records may be removed."""

@@ -1,0 +1,22 @@
+"""Compilation of kernels before a command needs them. The first time on a machine it takes half a minute."""
+
+from __future__ import annotations
+
+from compactor.cli.output import Output
+
+
+def compile_kernels(out: Output, *, load: bool = False) -> None:
+    """Compile all kernels, with a note to the user, unless they are in the cache.
+
+    :param load: also load them into this process.
+    """
+    from compactor.kernels.jit import COMPLETE, cache_folder
+
+    folder = cache_folder()
+    compiled = folder is None or (folder / COMPLETE).exists()
+    if not compiled:
+        out.note("compiling kernels: up to half a minute, the first time only ...")
+    if load or not compiled:
+        from compactor.cleaner.precompile import precompile
+
+        precompile()

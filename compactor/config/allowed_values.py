@@ -1,0 +1,51 @@
+"""Descriptions of a setting's allowed values in words, from the types and bounds of its pydantic model."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+
+def format_toml_value(value: object) -> str:
+    """Return a value as TOML writes it."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
+
+
+def is_text_setting(field: FieldInfo) -> bool:
+    """Return whether a setting holds text, so that its environment variable needs no quotes."""
+    kinds = [field.annotation] if get_origin(field.annotation) is not Literal else [type(choice) for choice in get_args(field.annotation)]
+    return all(kind is str for kind in kinds)
+
+
+def describe_allowed_values(kind: type[BaseModel], key: str) -> str:
+    """Return the allowed values of a setting in words, such as ``a whole number from 0 to 7 or "auto"``."""
+    field = kind.model_fields[key]
+    return _describe_type(field.annotation, field.metadata)
+
+
+def _describe_type(annotation: Any, metadata: list[Any]) -> str:
+    """Return the values that a type with these constraints allows, in words."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *extra = get_args(annotation)
+        return _describe_type(inner, [part for one in extra for part in (one.metadata if isinstance(one, FieldInfo) else [one])])
+    if origin is Literal:
+        return " or ".join(format_toml_value(choice) for choice in get_args(annotation))
+    if origin is tuple:
+        element = get_args(annotation)[0]
+        return f"a list of {_describe_type(element, [])}" if get_origin(element) is Literal else "a list of texts"
+    if origin is dict:
+        return "a table of texts" if get_args(annotation)[1] is str else "a table of texts, numbers and booleans"
+    if origin is Union or not isinstance(annotation, type):
+        return " or ".join(_describe_type(choice, []) for choice in get_args(annotation))
+    low = next((limit.ge for limit in metadata if isinstance(limit, Ge)), "")
+    high = next((limit.le for limit in metadata if isinstance(limit, Le)), "")
+    if annotation is bool:
+        return "true or false"
+    if annotation is str:
+        return "a text in quotes"
+    return f"a {'whole ' if annotation is int else ''}number from {low} to {high}"

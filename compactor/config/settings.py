@@ -1,0 +1,565 @@
+"""The settings: one TOML file, overridden by environment variables, completed by defaults, as frozen values.
+
+    file         --config FILE, else $TIERED_COMPACTOR_CONFIG, else ./tiered-compactor.toml if it exists
+    environment  TIERED_COMPACTOR__SECTION__KEY: text as it is, everything else as TOML writes it (``5``, ``true``, ``["/a", "/b"]``);
+                 TIERED_COMPACTOR__TOPICS takes the whole table: ``{"orders-.*" = {delete_retention_ms = 0}}``
+
+Everything that is not understood is refused with UsageError: unknown keys (the message names the nearest known one), values outside their
+range (it names the range), values that this version does not support. ``Settings.source_of`` returns the source of each value.
+``conf/default.toml`` describes each key. Units are in the names (``_ms``, ``_bytes``, ``_per_s``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+
+from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting
+from compactor.config.store_sections import MAX_MS, S3, Gcs, Milliseconds, Section
+from compactor.errors import UsageError
+from compactor.model.base import Value
+from compactor.model.policy import MAX32, CleanerPolicy
+from compactor.storage.schemes import DIRECTORY, kind_of_scheme, url_problem
+
+ENV_PREFIX = "TIERED_COMPACTOR__"
+ENV_FILE = "TIERED_COMPACTOR_CONFIG"
+_NO_SETTINGS = (ENV_FILE, "TIERED_COMPACTOR_DEBUG")
+_OF_KUBERNETES = re.compile(r"_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
+"""Variables that Kubernetes sets in every pod for a service whose name begins like ours, such as TIERED_COMPACTOR_AGENT_SERVICE_HOST."""
+DEFAULT_FILE = "tiered-compactor.toml"
+
+BUILT: dict[str, tuple[object, ...]] = {}
+"""Keys of which only these values are supported so far. Other values are refused. Delete a row when all of its values are supported."""
+
+_MAX_BYTES = 2**60
+
+ByteBudget = Annotated[int, Field(ge=4096, le=_MAX_BYTES)]
+Rate = Annotated[int, Field(ge=0, le=_MAX_BYTES)]
+
+
+def _validate_store_url(url: str) -> str:
+    if url and (problem := url_problem(url)):
+        raise ValueError(problem)
+    return url
+
+
+def _validate_listen_address(listen: str) -> str:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("host and port, for example 127.0.0.1:8080")
+    return listen
+
+
+def _validate_expressions(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{json.dumps(pattern)} is not a regular expression: {error}") from error
+    return patterns
+
+
+def _refuse_empty_text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it must not be empty")
+    return text
+
+
+def _validate_spark_properties(properties: dict[str, str | bool | int | float]) -> dict[str, str | bool | int | float]:
+    for name in properties:
+        if not name.startswith("spark.") or name in ("spark.master", "spark.app.name"):
+            raise ValueError('properties of Spark by their whole names, {"spark.executor.cores" = 2}; its master is [spark] master')
+    return properties
+
+
+def _validate_key_pairs(files: dict[str, str]) -> dict[str, str]:
+    for name, file in files.items():
+        if not name or ":" in name or not file:
+            raise ValueError('for each pair a name without a colon and the PEM file of its private key, {key1 = "/etc/keys/key1.pem"}')
+    return files
+
+
+def _validate_storage_class(name: str) -> str:
+    if name in ("GLACIER", "DEEP_ARCHIVE"):
+        raise ValueError("brokers could not read what lies there without being restored first")
+    return name
+
+
+class AivenSettings(Section):
+    """[tier.aiven]: settings for ``layout = "aiven"``. They must match the brokers' ``rsm.config``, so that each side can read the
+    other's objects.
+    """
+
+    key_prefix: str = ""
+    key_pairs: Annotated[dict[str, str], AfterValidator(_validate_key_pairs)] = {}
+    active_key_pair: str = ""
+    chunk_size: int = Field(4 << 20, ge=1, le=2**30 - 1)
+    compression: Literal["none", "zstd", "heuristic"] = "none"
+    custom_metadata_fields: tuple[Literal["REMOTE_SIZE", "OBJECT_PREFIX", "OBJECT_KEY"], ...] = Field((), strict=False)
+    storage_class: Annotated[str, AfterValidator(_validate_storage_class)] = ""
+
+    @model_validator(mode="after")
+    def _check_active_key_pair(self) -> Self:
+        if self.active_key_pair and self.active_key_pair not in self.key_pairs:
+            raise ValueError(f"active_key_pair is {json.dumps(self.active_key_pair)}, which is not among key_pairs")
+        return self
+
+
+def _validate_cluster_name(name: str) -> str:
+    if name and not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise ValueError("letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _validate_pinterest_target(url: str) -> str:
+    """Return a target's URL if Pinterest's consumers can read below it: S3StorageServiceEndpoint accepts no other prefix. Raises
+    ValueError.
+    """
+    url = _validate_store_url(url)
+    kind = kind_of_scheme(url)
+    if kind is not None and not kind.pinterest:
+        raise ValueError("consumers of that layout cannot read there: name a directory or a bucket on S3")
+    if kind is not None and kind.container and not re.fullmatch(r"[^/]+(/[A-Za-z0-9_./-]*)?", url.partition("://")[2]):
+        raise ValueError("consumers of that layout know letters, digits, '.', '_', '-' and '/' in a prefix")
+    return url
+
+
+class PinterestSettings(Section):
+    """[tier.pinterest]: settings for ``layout = "pinterest"``, and for the generations that consumers of that layout read (``target``)."""
+
+    cluster: Annotated[str, AfterValidator(_validate_cluster_name)] = ""
+    entropy_bits: int = Field(0, ge=0, le=128)
+    target: Annotated[str, AfterValidator(_validate_pinterest_target)] = ""
+    keep_ms: int = Field(86_400_000, ge=3_600_000, le=MAX_MS)
+
+
+class TierSettings(Section):
+    """[tier]: where segments and control logs are stored."""
+
+    kind: Literal["object-log", "kafka"] = "object-log"
+    url: Annotated[str, AfterValidator(_validate_store_url)] = ""
+    layout: Literal["native", "kafka-local", "aiven", "pinterest"] = "native"
+    control_url: Annotated[str, AfterValidator(_validate_store_url)] = ""
+    state_dir: Annotated[str, AfterValidator(_refuse_empty_text)] = "/var/lib/tiered-compactor"
+    aiven: AivenSettings = AivenSettings()
+    pinterest: PinterestSettings = PinterestSettings()
+
+
+class KafkaSettings(Section):
+    """[kafka]: how brokers are reached and which topics are compacted, for ``kind = "kafka"``."""
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    topics: Annotated[tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...], AfterValidator(_validate_expressions)] = Field(
+        (), strict=False
+    )
+    properties: dict[str, str | bool | int | float] = {}
+
+
+class Cleaner(Section):
+    """[cleaner]: how partitions are cleaned. Names and defaults are those of Kafka's topic and broker settings if Kafka has such a
+    setting.
+    """
+
+    disk_budget_bytes: ByteBudget | Literal["auto"] = 4 << 30
+    map_budget_bytes: ByteBudget = 512 << 20
+    map_engine: Literal["auto", "memory", "partitioned", "spark"] = "auto"
+    min_cleanable_dirty_ratio: float = Field(0.5, ge=0, le=1)
+    delete_retention_ms: Milliseconds = 86_400_000
+    min_compaction_lag_ms: Milliseconds = 0
+    max_compaction_lag_ms: int = Field(MAX_MS, ge=1, le=MAX_MS)
+    producer_id_expiration_ms: int = Field(86_400_000, ge=1, le=MAX_MS)
+    segment_bytes: int = Field(1 << 30, ge=14, le=MAX32)
+    segment_index_bytes: int = Field(10 << 20, ge=4, le=MAX32)
+    index_interval_bytes: int = Field(4096, ge=0, le=MAX32)
+    max_decompressed_batch_bytes: int = Field(1 << 30, ge=1, le=1 << 40)
+    bloom: bool = True
+    bloom_design_keys: int = Field(0, ge=0, le=10**10)
+    splice: bool = True
+    local_log_dirs: tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...] = Field((), strict=False)
+    cleanup_policy: Literal["compact", "delete", "compact,delete"] = "compact"
+    retention_ms: int = Field(-1, ge=-1, le=MAX_MS)
+    retention_bytes: int = Field(-1, ge=-1, le=_MAX_BYTES)
+    verify_before_publish: bool = True
+
+    @model_validator(mode="after")
+    def _check_compaction_lags(self) -> Self:
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            raise ValueError("min_compaction_lag_ms must not be above max_compaction_lag_ms")
+        return self
+
+    def policy(self) -> CleanerPolicy:
+        """Return the settings that determine the bytes of a round's output."""
+        return CleanerPolicy(**{name: getattr(self, name) for name in CleanerPolicy.model_fields})
+
+
+TOPIC_POLICY: Mapping[str, str] = {
+    "min.cleanable.dirty.ratio": "min_cleanable_dirty_ratio",
+    "delete.retention.ms": "delete_retention_ms",
+    "min.compaction.lag.ms": "min_compaction_lag_ms",
+    "max.compaction.lag.ms": "max_compaction_lag_ms",
+    "segment.bytes": "segment_bytes",
+}
+"""Topic settings of Kafka that apply to the cleaning of a topic if they are set on it -> their names in [cleaner]."""
+
+
+class LimitSettings(Section):
+    """[limits]: rate limits of all threads of a process together; 0 for unlimited."""
+
+    max_read_bytes_per_s: Rate = 0
+    max_write_bytes_per_s: Rate = 0
+    max_requests_per_s: Rate = 0
+
+
+class PublishSettings(Section):
+    """[publish]: when replaced objects are deleted, and how many metadata records compaction may write per hour."""
+
+    grace_ms: Milliseconds = 600_000
+    undo_window_ms: Milliseconds = 0
+    orphan_age_ms: Milliseconds = 86_400_000
+    metadata_records_per_hour: int = Field(0, ge=0, le=10**9)
+
+
+class LeaseSettings(Section):
+    """[lease]: leadership of partitions."""
+
+    ttl_ms: int = Field(30_000, ge=100, le=86_400_000)
+    stall_ms: int = Field(3_600_000, ge=1_000)
+
+
+class DaemonSettings(Section):
+    """[daemon]: settings of the `daemon` command."""
+
+    interval_ms: int = Field(15_000, ge=100, le=MAX_MS)
+    listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8080"
+    threads: int = Field(2, ge=1, le=1024)
+
+
+class AgentSettings(Section):
+    """[agent]: settings of the `agent` command."""
+
+    listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8081"
+    log_dirs: tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...] = Field((), strict=False)
+    topics: Annotated[tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...], AfterValidator(_validate_expressions)] = Field(
+        (), strict=False
+    )
+    interval_ms: int = Field(5_000, ge=100, le=MAX_MS)
+    allow_gaps: bool = False
+    accept_truncation: bool = False
+
+
+class SparkSettings(Section):
+    """[spark]: settings of the `spark` map engine and of the `recompact` command."""
+
+    master: Annotated[str, AfterValidator(_refuse_empty_text)] = "local[*]"
+    partitions: int = Field(0, ge=0, le=1_000_000)
+    led_at_once: int = Field(0, ge=0, le=1024)
+    large_at_once: int = Field(2, ge=1, le=64)
+    properties: Annotated[dict[str, str | bool | int | float], AfterValidator(_validate_spark_properties)] = {}
+
+
+class Settings(Value):
+    """All settings. topics: regular expression -> the values of [cleaner] with that [topics] table's overrides applied."""
+
+    tier: TierSettings = TierSettings()
+    s3: S3 = S3()
+    gcs: Gcs = Gcs()
+    kafka: KafkaSettings = KafkaSettings()
+    cleaner: Cleaner = Cleaner()
+    limits: LimitSettings = LimitSettings()
+    publish: PublishSettings = PublishSettings()
+    lease: LeaseSettings = LeaseSettings()
+    daemon: DaemonSettings = DaemonSettings()
+    agent: AgentSettings = AgentSettings()
+    spark: SparkSettings = SparkSettings()
+    topics: dict[str, Cleaner] = {}
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def cleaner_for(self, topic: str, chosen: Mapping[str, str] | None = None) -> Cleaner:
+        """Return the cleaner settings of a topic: [cleaner], overridden by the first [topics] table whose expression matches the topic's
+        whole name.
+
+        :param chosen: settings of the topic in Kafka, by Kafka's names. They override [cleaner] and are overridden by [topics].
+        :raises UsageError: if the combination is invalid.
+        """
+        pattern = self.pattern_for(topic)
+        cleaner = self.cleaner if pattern is None else self.topics[pattern]
+        said = {ours: (chosen or {})[theirs] for theirs, ours in TOPIC_POLICY.items() if theirs in (chosen or {})}
+        own = {key: value for key, value in said.items() if pattern is None or key not in self.overridden_keys(pattern)}
+        if not own:
+            return cleaner
+        try:
+            kinds = {key: float if key == "min_cleanable_dirty_ratio" else int for key in own}
+            return Cleaner(**{**cleaner.model_dump(), **{key: kinds[key](value) for key, value in own.items()}})
+        except ValueError as error:
+            what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            hint = f"Set what shall hold under [topics.{json.dumps(re.escape(topic))}]"
+            raise UsageError(f"the settings of topic {topic} and [cleaner] do not go together: {what}", hint=hint) from error
+
+    def pattern_for(self, topic: str) -> str | None:
+        """Return the first [topics] expression that matches a topic's whole name, or None."""
+        return next((pattern for pattern in self.topics if re.fullmatch(pattern, topic)), None)
+
+    def source_for(self, topic: str, key: str, chosen: Mapping[str, str]) -> str:
+        """Return the source of a topic's cleaner setting: a file, an environment variable, ``default``, or ``topic NAME`` for a setting of
+        Kafka.
+
+        :param chosen: settings of the topic in Kafka, by Kafka's names.
+        """
+        pattern = self.pattern_for(topic)
+        if pattern is not None and key in self.overridden_keys(pattern):
+            return f"{self.source_of(topic_override_key(pattern, key))}, [topics.{json.dumps(pattern)}]"
+        if any(ours == key and theirs in chosen for theirs, ours in TOPIC_POLICY.items()):
+            return f"topic {topic}"
+        return self.source_of(f"cleaner.{key}")
+
+    def section(self, name: str) -> Value:
+        """Return a section by its name in SECTIONS, such as ``tier`` or ``tier.aiven``."""
+        found: Value = reduce(getattr, name.split("."), self)
+        return found
+
+    def source_of(self, key: str) -> str:
+        """Return the source of a setting such as ``tier.url`` or ``topics."orders-.*".bloom``: a file, an environment variable, or
+        ``default``.
+        """
+        return self._sources.get(key, "default")
+
+    def overridden_keys(self, pattern: str) -> list[str]:
+        """Return the keys that a [topics] table sets."""
+        return [name for name in Cleaner.model_fields if topic_override_key(pattern, name) in self._sources]
+
+    @property
+    def tier_url(self) -> str:
+        """The tier's URL. Raises UsageError if none is set."""
+        if not self.tier.url:
+            raise UsageError(
+                "no tier is configured",
+                hint=f"Set url under [tier] in ./{DEFAULT_FILE} or {ENV_PREFIX}TIER__URL, for example {DIRECTORY.example}",
+            )
+        return self.tier.url
+
+
+def topic_override_key(pattern: str, name: str) -> str:
+    """Return the dotted name of an override in a [topics] table, as ``Settings.source_of`` takes it."""
+    return f"topics.{json.dumps(pattern)}.{name}"
+
+
+def _nested_sections(kind: type[Value], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
+    for name, field in kind.model_fields.items():
+        if isinstance(field.default, Section):
+            yield prefix + name, type(field.default)
+            yield from _nested_sections(type(field.default), f"{prefix}{name}.")
+
+
+SECTION_TYPES: dict[str, type[Section]] = dict(_nested_sections(Settings))
+"""Class of each section by its name, such as ``tier`` or ``tier.aiven``."""
+
+
+def setting_keys(kind: type[Value]) -> list[str]:
+    """Return the keys of a section, without its inner sections."""
+    return [name for name, field in kind.model_fields.items() if not isinstance(field.default, Section)]
+
+
+def load_settings(file: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Load the settings from the configuration file and the environment.
+
+    :param file: value of ``--config``; None for the usual places.
+    :param environ: None for the environment of the process.
+    :raises UsageError: if anything is invalid. The message names the file or variable, the key and the allowed values.
+    """
+    environ = os.environ if environ is None else environ
+    raw = _UncheckedSettings()
+    path = _find_config_file(file, environ)
+    if path is not None:
+        raw.read_file(path)
+    raw.read_environment(environ)
+    return raw.validate()
+
+
+def _find_config_file(file: str | None, environ: Mapping[str, str]) -> Path | None:
+    named = file or environ.get(ENV_FILE)
+    if named:
+        return Path(named)
+    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
+
+
+class _UncheckedSettings:
+    """Values as written, each with its source, before they are validated."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[str, Any]] = {name: {} for name in SECTION_TYPES}
+        self.topics: dict[str, dict[str, Any]] = {}
+        self.sources: dict[str, str] = {}
+
+    def read_file(self, path: Path) -> None:
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise UsageError(f"there is no configuration file {path}", hint=f"See --config and ${ENV_FILE}") from error
+        except OSError as error:
+            raise UsageError(f"the configuration file {path} cannot be read: {error.strerror}") from error
+        except ValueError as error:  # not UTF-8, or not TOML; both tell where
+            raise UsageError(f"{path} is not valid TOML: {error}") from error
+        for section, table in document.items():
+            if section != "topics" and section not in SECTION_TYPES:
+                if isinstance(table, dict):
+                    raise _unknown_section_error(f"{path}: unknown section [{section}]", section)
+                raise _unknown_key_error(f"{path}: unknown key {section}", section)
+            if not isinstance(table, dict):
+                raise UsageError(f"{path}: {section} is a section", hint=f"Write [{section}] and its keys below")
+            if section == "topics":
+                self.add_topics(table, str(path))
+            else:
+                self.read_section(section, table, path)
+
+    def read_section(self, section: str, table: Mapping[str, Any], path: Path) -> None:
+        inner = {f"{section}.{key}": value for key, value in table.items() if f"{section}.{key}" in SECTION_TYPES}
+        self._add_values(section, {key: value for key, value in table.items() if f"{section}.{key}" not in SECTION_TYPES}, str(path))
+        for name, value in inner.items():
+            if not isinstance(value, dict):
+                raise UsageError(f"{path}: {name} is a section", hint=f"Write [{name}] and its keys below")
+            self.read_section(name, value, path)
+
+    def read_environment(self, environ: Mapping[str, str]) -> None:
+        """Read the variables of the environment whose names begin with TIERED_COMPACTOR_. Raises UsageError for unknown ones."""
+        for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX[:-1])):
+            if not variable.startswith(ENV_PREFIX):
+                if variable not in _NO_SETTINGS and not _OF_KUBERNETES.search(variable):
+                    hint = f"Those of settings have two underscores: {ENV_PREFIX}SECTION__KEY"
+                    raise UsageError(f"unknown environment variable {variable}", hint=hint)
+                continue
+            section, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
+            while f"{section}.{key.partition('__')[0]}" in SECTION_TYPES:
+                inner, _, key = key.partition("__")
+                section = f"{section}.{inner}"
+            if section == "topics" and not key:
+                table = _parse_toml_value(environ[variable])
+                if not isinstance(table, dict):
+                    raise UsageError(f"{variable} is not a TOML table", hint='For example {"orders-.*" = {delete_retention_ms = 0}}')
+                self.add_topics(table, variable)
+            elif section not in SECTION_TYPES or key not in setting_keys(SECTION_TYPES[section]):
+                raise _unknown_key_error(f"unknown environment variable {variable}", key or section, environment_variable, within=section)
+            else:
+                text = environ[variable]
+                self._add_values(
+                    section, {key: text if is_text_setting(SECTION_TYPES[section].model_fields[key]) else _parse_toml_value(text)}, variable
+                )
+
+    def _add_values(self, section: str, table: Mapping[str, Any], source: str) -> None:
+        for key, value in table.items():
+            if key not in setting_keys(SECTION_TYPES[section]):
+                raise _unknown_key_error(f"{source}: unknown key {key} in [{section}]", key, within=section)
+            self.values[section][key] = value
+            self.sources[f"{section}.{key}"] = source
+
+    def add_topics(self, tables: Mapping[str, Any], source: str) -> None:
+        for name in [name for name in self.sources if name.startswith("topics.")]:
+            del self.sources[name]
+        self.topics = {}
+        for pattern, table in tables.items():
+            where = f"{source}: [topics.{json.dumps(pattern)}]"
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UsageError(f"{where} is not a regular expression: {error}") from error
+            if not isinstance(table, dict):
+                raise UsageError(f"{where} is not a table", hint="Write the overridden keys of [cleaner] below it")
+            for key in table:
+                if key not in Cleaner.model_fields:
+                    raise _unknown_key_error(f"{where}: unknown key {key}", key, within="cleaner")
+                self.sources[topic_override_key(pattern, key)] = source
+            self.topics[pattern] = dict(table)
+
+    def validate(self) -> Settings:
+        sections: dict[str, Any] = {}
+        for name in sorted(SECTION_TYPES, key=lambda name: -name.count(".")):
+            inside = {inner.rpartition(".")[2]: section for inner, section in sections.items() if inner.rpartition(".")[0] == name}
+            sections[name] = self._validate_section(name, SECTION_TYPES[name], {**self.values[name], **inside})
+        sections = {name: section for name, section in sections.items() if "." not in name}
+        sections["topics"] = {
+            pattern: self._validate_section(f"topics.{json.dumps(pattern)}", Cleaner, {**self.values["cleaner"], **table})
+            for pattern, table in self.topics.items()
+        }
+        settings = Settings(**sections)
+        settings._sources.update(self.sources)
+        return settings
+
+    def _validate_section(self, section: str, kind: type[Section], values: Mapping[str, Any]) -> Section:
+        """Validate a section and return it. Raises UsageError that names the key, its source and the allowed values."""
+        try:
+            value = kind(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            if not first["loc"]:
+                raise UsageError(f"[{section}]: {first['msg'].removeprefix('Value error, ')}") from error
+            key = str(first["loc"][0])
+            why = (
+                first["msg"].removeprefix("Value error, ")
+                if first["type"] == "value_error"
+                else f"allowed is {describe_allowed_values(kind, key)}"
+            )
+            # A table is not repeated, as librdkafka's properties hold passwords; nor is what stands before an @.
+            secret = isinstance(values[key], dict) or "@" in str(values[key])
+            written = "" if secret else f" = {format_toml_value(values[key])}"
+            raise UsageError(f"{self._setting_with_source(section, key)}{written}: {why}") from error
+        for dotted, built in BUILT.items():
+            of, _, key = dotted.rpartition(".")
+            if SECTION_TYPES[of] is kind and getattr(value, key) not in built:
+                works = " or ".join(format_toml_value(choice) for choice in built)
+                what = f"{self._setting_with_source(section, key)} = {format_toml_value(values[key])}"
+                raise UsageError(f"{what} is not built yet", hint=f"This version knows {works}")
+        return value
+
+    def _setting_with_source(self, section: str, key: str) -> str:
+        source = self.sources.get(f"{section}.{key}") or self.sources[f"cleaner.{key}"]
+        return source if source.startswith(ENV_PREFIX) and section != "topics" else f"{source}: [{section}] {key}"
+
+
+def environment_variable(section: str, key: str) -> str:
+    """Return the name of a setting's environment variable."""
+    return f"{ENV_PREFIX}{section.upper().replace('.', '__')}__{key.upper()}"
+
+
+def _format_setting_name(section: str, key: str) -> str:
+    return f"{key} in [{section}]"
+
+
+def _all_setting_keys() -> Iterator[tuple[str, str]]:
+    for section, kind in SECTION_TYPES.items():
+        for key in setting_keys(kind):
+            yield section, key
+
+
+def _unknown_key_error(what: str, name: str, spell: Callable[[str, str], str] = _format_setting_name, within: str = "") -> UsageError:
+    """Return the error for an unknown key. Its hint is the nearest known key: of the same section first, then of any section."""
+    for candidates in ([pair for pair in _all_setting_keys() if pair[0] == within], list(_all_setting_keys())):
+        near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
+        if near:
+            section, key = next(pair for pair in candidates if pair[1] == near[0])
+            return UsageError(what, hint=f"Did you mean {spell(section, key)}?")
+    near = difflib.get_close_matches(name if within in SECTION_TYPES else within or name, [*SECTION_TYPES, "topics"], n=1)
+    return UsageError(what, hint=f"Did you mean [{near[0]}]?" if near else "`tiered-compactor config show` lists all keys")
+
+
+def _unknown_section_error(what: str, name: str) -> UsageError:
+    """Return the error for an unknown section. Its hint is the nearest known one."""
+    near = difflib.get_close_matches(name, [*SECTION_TYPES, "topics"], n=1)
+    return UsageError(what, hint=f"Did you mean [{near[0]}]?") if near else _unknown_key_error(what, name)
+
+
+def _parse_toml_value(text: str) -> object:
+    """Return the TOML value of a text; the text itself if it is not valid TOML, so that validation can name the allowed values."""
+    try:
+        document = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return document["value"] if len(document) == 1 else text

@@ -1,0 +1,46 @@
+"""Sections of the settings that say how stores on servers are reached."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from compactor.model.base import Value
+from compactor.storage.schemes import NO_CREDENTIALS
+
+MAX_MS = 2**63 - 1
+
+Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
+
+
+class Section(Value):
+    """Section of the settings. Values must have exactly the declared types."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def _endpoint(url: str) -> str:
+    if url and not re.match(r"https?://[^/]", url):
+        raise ValueError("write http:// or https://, host and port, for example http://127.0.0.1:9000")
+    if "@" in url.partition("://")[2].partition("/")[0]:  # messages and `config show` show URLs
+        raise ValueError(NO_CREDENTIALS)
+    return url
+
+
+class S3(Section):
+    """[s3]: how S3 is reached. Credentials come from the usual AWS chain (environment, ~/.aws, instance role), never from the
+    configuration.
+    """
+
+    endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
+    region: str = ""
+    first_answer_ms: Milliseconds = 60_000
+
+
+class Gcs(Section):
+    """Google Cloud Storage. Credentials are a file or the default ones (environment, gcloud, service account of the machine)."""
+
+    endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
+    credentials_file: str = ""

@@ -1,0 +1,130 @@
+"""Comparison of a log with what a reader has read before, by topic ids and leader epochs (KIP-320).
+
+A position says more than an offset: the topic id, and the leader epoch of the record before the offset. After an unclean election, or after
+a topic was deleted and created again, other records can have the same offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from checkpoint.lineage import Lineage, first_divergent_offset, truncate_lineage
+from compactor.access.tier import Tier
+from compactor.constants import MAX_OFFSET
+from compactor.control.state import PartitionState
+
+
+class EpochEnd(NamedTuple):
+    """A leader epoch, and the offset after its last record (exclusive)."""
+
+    epoch: int
+    end: int
+
+
+@dataclass(frozen=True)
+class ReadHistory:
+    """Description of what a reader has read of a log.
+
+    topic_id: id of the topic; empty if unknown.
+    epochs: leader epochs of records that were read, ascending; empty if unknown. A restored position knows its last epoch only.
+    end: the position: everything below was read.
+    """
+
+    topic_id: str
+    epochs: tuple[EpochEnd, ...]
+    end: int
+
+    @property
+    def last_epoch(self) -> int | None:
+        """Return the leader epoch of the last record; None if unknown."""
+        return self.epochs[-1].epoch if self.epochs else None
+
+    def until(self, offset: int) -> ReadHistory:
+        """Return the part of this history below ``offset`` (exclusive)."""
+        begun = sum(known.end < offset for known in self.epochs) + 1
+        return ReadHistory(self.topic_id, tuple(EpochEnd(epoch, min(end, offset)) for epoch, end in self.epochs[:begun]), offset)
+
+
+@dataclass(frozen=True)
+class LogIdentity:
+    """Facts that identify the records of a log.
+
+    topic_id: id of the topic; empty if unknown.
+    lineage: leader epochs with their first offsets; empty if unknown.
+    end: end offset, exclusive.
+    """
+
+    topic_id: str = ""
+    lineage: Lineage = ()
+    end: int = 0
+
+    def read_until(self, offset: int) -> ReadHistory:
+        """Return the history of a reader that has read this log up to ``offset`` (exclusive)."""
+        begun = truncate_lineage(self.lineage, offset)
+        ends = [*(entry.start_offset for entry in begun[1:]), offset]
+        return ReadHistory(self.topic_id, tuple(EpochEnd(entry.epoch, end) for entry, end in zip(begun, ends, strict=False)), offset)
+
+
+@dataclass(frozen=True)
+class LogMismatch:
+    """Reason why a log does not continue what was read.
+
+    reason: ``topic``: the log is another topic's; ``older``: the log ends in an earlier leader epoch than what was read, so that a later
+        leader has disowned it; ``truncated``: a later leader has discarded records that were read.
+    agreed_offset: for ``truncated``: the log holds what was read up to this offset (exclusive).
+    """
+
+    reason: Literal["topic", "older", "truncated"]
+    agreed_offset: int = -1
+
+
+def log_identity(tier: Tier, state: PartitionState) -> LogIdentity:
+    """Return the history of a partition as the tier holds it."""
+    return LogIdentity(state.topic_id or tier.metadata.topic_id(state.name), state.lineage, state.end_offset + 1)
+
+
+def position_history(offset: int, leader_epoch: int | None, topic_id: str) -> ReadHistory:
+    """Return the history that a restored position implies.
+
+    :param leader_epoch: epoch of the record before ``offset``; None or negative if unknown.
+    """
+    known = leader_epoch is not None and leader_epoch >= 0 and offset > 0
+    return ReadHistory(topic_id, (EpochEnd(leader_epoch or 0, offset),) if known else (), offset)
+
+
+def is_other_topic(one: str, other: str) -> bool:
+    """Return whether two topic ids differ. An empty one is unknown and differs from none."""
+    return bool(one and other and one != other)
+
+
+def find_mismatch(read: ReadHistory, log: LogIdentity) -> LogMismatch | None:
+    """Return why ``log`` does not continue what was ``read``, or None if it does as far as both are known.
+
+    Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree up to
+    the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end of the
+    log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
+    """
+    if is_other_topic(read.topic_id, log.topic_id):
+        return LogMismatch("topic")
+    if not read.epochs or not log.lineage:
+        return None
+    starts = [entry.start_offset for entry in log.lineage]
+    ends = dict(zip((entry.epoch for entry in log.lineage), [*starts[1:], MAX_OFFSET], strict=True))
+    if log.lineage[-1].epoch < read.epochs[-1].epoch:
+        return LogMismatch("older") if log.end >= read.end else None
+    common = next((known for known in reversed(read.epochs) if known.epoch in ends), None)
+    if common is not None:
+        agreed = min(common.end, ends[common.epoch])
+    else:
+        # A restored position whose epoch the log does not have: as in Kafka, assume that they agree up to the log's next epoch.
+        agreed = next(entry.start_offset for entry in log.lineage if entry.epoch > read.epochs[0].epoch)
+        agreed = agreed if agreed < read.end else starts[0]
+    return LogMismatch("truncated", agreed) if agreed < read.end else None
+
+
+def changed_offset(before: LogIdentity, now: LogIdentity, end: int) -> int | None:
+    """Return the first offset below ``end`` (exclusive) at which the log ``now`` holds other records than ``before``, or None."""
+    if is_other_topic(before.topic_id, now.topic_id):
+        return 0
+    return first_divergent_offset(before.lineage, end, now.lineage, now.end)

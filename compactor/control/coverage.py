@@ -1,0 +1,66 @@
+"""Coverage (I1): a replacement spans exactly the offsets and leader epochs of its sources, and a chain of segments has no gap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from checkpoint import lineage
+from compactor.model.plan import CompactionTask
+from compactor.model.segment import RemoteLogSegmentMetadata
+
+
+def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new: RemoteLogSegmentMetadata) -> str:
+    """Return why a new segment does not cover its sources exactly (I1), or an empty string.
+
+    It must have their start offset, their end offset and the union of their leader epochs, and at least one byte.
+    """
+    if not sources:
+        return f"segment {new.id} replaces nothing that is live"
+    gap = gap_problem(sources)
+    if gap:
+        return gap
+    if (new.start_offset, new.end_offset) != (sources[0].start_offset, sources[-1].end_offset):
+        return (
+            f"segment {new.id} covers {new.start_offset}..{new.end_offset}, its sources {sources[0].start_offset}..{sources[-1].end_offset}"
+        )
+    if new.leader_epochs != lineage.merge_segment_lineages([source.leader_epochs for source in sources]):
+        return f"segment {new.id} does not carry the leader epochs of its sources"
+    log = new.files.get("log")
+    if new.size_bytes <= 0 or log is None or log.size != new.size_bytes:
+        return f"segment {new.id} has no bytes"
+    return ""
+
+
+def task_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> str:
+    """Return why the future segment of a task would not cover its sources exactly (I1), or an empty string."""
+    if tuple(source.id for source in sources) != task.sources or not sources:
+        return f"group {task.group} does not list live sources"
+    epochs = lineage.merge_segment_lineages([source.leader_epochs for source in sources])
+    if (task.start_offset, task.end_offset, task.leader_epochs) != (sources[0].start_offset, sources[-1].end_offset, epochs):
+        return f"group {task.group} does not cover its sources exactly"
+    return gap_problem(sources)
+
+
+def segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> str:
+    """Return how a receipt's segment differs from the one that its task announced, or an empty string."""
+    announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
+    if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:
+        return f"group {task.group} made another segment than it announced"
+    return "" if segment.size_bytes > 0 and "log" in segment.files else f"segment {segment.id} has no bytes"
+
+
+def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
+    """Return which segment is empty or has no leader epoch, or an empty string."""
+    for segment in segments:
+        if segment.end_offset < segment.start_offset or segment.size_bytes <= 0 or not segment.leader_epochs:
+            return f"segment {segment.id} is empty or has no leader epoch"
+    return ""
+
+
+def gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
+    """Return where segments do not follow each other without a gap, or an empty string."""
+    for before, after in pairwise(segments):
+        if after.start_offset != before.end_offset + 1:
+            return f"segment {after.id} starts at {after.start_offset}, the one before it ends at {before.end_offset}"
+    return ""

@@ -1,0 +1,95 @@
+"""The log start: the first offset that readers may read, once retention or a person has deleted the records below it.
+
+One record (*log start raised*) moves it. Segments that lie wholly below it leave the view and wait for grace. The newest segment never
+leaves the view: the end of the log, its tail, its producers and its cleaner offsets are taken from it. A segment in which the log start
+lies stays as it is, and rounds treat all of its records alike, as Kafka's cleaner does.
+
+The functions from ``check_log_start_rises`` on are rows of the table in compactor/control/ordering.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from compactor.control.records import LogStartRaised, Record, SegmentsTiered
+from compactor.control.state import PartitionState, Waiting, sum_batches_of
+from compactor.control.summary import SegmentFacts
+
+S = TypeVar("S", bound=SegmentFacts)
+
+
+def removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:
+    """Return the live segments that lie wholly below an offset, without the newest segment, which always stays."""
+    return tuple(segment for segment in live[:-1] if segment.end_offset < offset)
+
+
+def log_start_record(state: PartitionState, offset: int, leader_epoch: int, grace_ms: int | None) -> LogStartRaised:
+    """Return the record that raises the log start to this offset. The ordering rules decide whether it counts."""
+    gone = removable_below(state.live, offset)
+    return LogStartRaised(
+        leader_epoch=leader_epoch,
+        offset=offset,
+        ids=tuple(segment.id for segment in gone),
+        grace_ms=grace_ms,
+        removed=sum_batches_of(gone),
+        content=sum_batches_of(state.live[len(gone) :]),
+    )
+
+
+def check_log_start_rises(state: PartitionState, record: Record[Any]) -> str:
+    """Require an offset from the log start to the end offset + 1; the log start itself only to remove segments."""
+    body: LogStartRaised = record.body
+    if not state.has_segments or not state.log_start <= body.offset <= state.end_offset + 1:
+        return f"offset {body.offset} does not lie between the log start {state.log_start} and {state.end_offset + 1}"
+    return "" if body.ids or body.offset > state.log_start else f"the log starts at {body.offset} already"
+
+
+def check_removed_segments(state: PartitionState, record: Record[Any]) -> str:
+    """Require exactly the live segments wholly below the offset, never the newest."""
+    body: LogStartRaised = record.body
+    gone = tuple(segment.id for segment in removable_below(state.live, body.offset))
+    return "" if gone == body.ids else f"the live segments below offset {body.offset} are others"
+
+
+def check_removed_balance(state: PartitionState, record: Record[Any]) -> str:
+    """Require the recorded sums of the batches that are removed and of those that stay."""
+    body: LogStartRaised = record.body
+    gone = set(body.ids)
+    removed = sum_batches_of(segment for segment in state.live if segment.id in gone)
+    content = sum_batches_of(segment for segment in state.live if segment.id not in gone)
+    return "" if (body.removed, body.content) == (removed, content) else "the batches that it removes are others than were recorded"
+
+
+def check_imported_log_start(state: PartitionState, record: Record[Any]) -> str:
+    """Require a log start only with the first segments of a partition, within them or right after them."""
+    body: SegmentsTiered = record.body
+    if body.log_start_offset is None:
+        return ""
+    if state.live or state.log_start_offset is not None:
+        return f"the log starts at {state.log_start} already"
+    within = body.segments[0].start_offset <= body.log_start_offset <= body.segments[-1].end_offset + 1
+    return "" if within else f"the log start {body.log_start_offset} lies outside of its segments"
+
+
+def check_log_start_never_raised(state: PartitionState, record: Record[Any]) -> str:
+    """Require a log start that was never raised, because what retention has removed does not come back."""
+    return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
+
+
+def check_cut_above_log_start(state: PartitionState, record: Record[Any]) -> str:
+    """Require an offset above the log start, if that was ever raised."""
+    return truncation_problem(state, record.body.offset)
+
+
+def truncation_problem(state: PartitionState, offset: int) -> str:
+    """Return why the log cannot be truncated at this offset because of a log start that was raised, or an empty string."""
+    if state.log_start_offset is None or offset > state.log_start_offset:
+        return ""
+    return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"
+
+
+def restoring_problem(state: PartitionState, group: Waiting) -> str:
+    """Return which of a round's replaced segments lies wholly below the log start, so that it must not come back, or an empty string."""
+    below = next((segment for segment in group.segments if segment.end_offset < (state.log_start_offset or 0)), None)
+    return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""

@@ -1,0 +1,129 @@
+"""Change feed: reports which partitions a tier has and which of them have new records, without a request for each partition.
+
+On a compactor-managed tier the catalog holds change hints. On a broker-managed tier one reader of the metadata topic knows every partition;
+topics whose settings forbid compaction are suspended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from compactor.access.tier import Tier
+from compactor.brokers.conditions import topic_settings_problem
+from compactor.brokers.view import BrokerMetadata, PartitionVersion
+from compactor.control.logs import collect_inbox
+from compactor.control.pauses import pause_reason
+from compactor.control.state import CatalogState
+from compactor.errors import UsageError
+from compactor.model.ids import TopicPartition
+
+INBOX_POLL_MS = 60_000
+"""How often change hints are collected that could not be appended to the catalog. Costs one LIST."""
+REQUEST_EXPIRY_MS = 600_000
+"""Requests for a round that are older are ignored by a daemon that has just started."""
+POLICY_STEP = 1 << 48
+"""Added to a hint for each change of the topic's settings. Larger than any offset, so that no hint repeats an earlier one."""
+
+
+@dataclass(frozen=True)
+class ChangeReport:
+    """The change feed's knowledge of all partitions at one moment.
+
+    hints: all partitions, each with a number that changes whenever there is something new about the partition.
+    recreated: partitions whose topic was deleted and created again. suspended: topic -> why its rounds are forbidden.
+    paused: partition -> who paused it, and why. requested: partition -> slot of the latest request for a round.
+    """
+
+    hints: Mapping[TopicPartition, int]
+    recreated: frozenset[TopicPartition] = frozenset()
+    suspended: Mapping[str, str] = field(default_factory=dict)
+    paused: Mapping[TopicPartition, str] = field(default_factory=dict)
+    requested: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+
+class ChangeFeed(Protocol):
+    """Source of change reports for one tier."""
+
+    def poll_changes(self, opened: Tier) -> ChangeReport | None:
+        """Return the present report, or None if nothing has changed since the last one. Raises StoreError, UsageError."""
+
+
+class CatalogChangeFeed:
+    """Changes of a compactor-managed tier, read from its catalog."""
+
+    def __init__(self) -> None:
+        self._reported = False
+        self._inbox_ms = 0
+
+    def poll_changes(self, opened: Tier) -> ChangeReport | None:
+        now = opened.ports.clock_ms()
+        taken = 0
+        if self._reported and now - self._inbox_ms >= INBOX_POLL_MS:
+            self._inbox_ms = now
+            taken = collect_inbox(opened.catalog)
+        if self._reported and not taken and not opened.catalog.poll():
+            return None
+        state = opened.identity.read()
+        hints = {name: state.partitions[str(name)] for name in state.names}
+        self._reported = True
+        return ChangeReport(hints, paused=paused_partitions(state, hints), requested=requested_rounds(state, now))
+
+
+def paused_partitions(state: CatalogState, names: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+    """Return the paused partitions among ``names``, each with who paused it and why."""
+    if not state.paused:
+        return {}
+    return {name: reason for name in names if (reason := pause_reason(state, name))}
+
+
+def requested_rounds(state: CatalogState, now_ms: int) -> dict[TopicPartition, int]:
+    """Return the partitions for which a round was requested in the last REQUEST_EXPIRY_MS, each with the slot of the request."""
+    requests = state.wanted.items()
+    return {TopicPartition.parse(text): request.slot for text, request in requests if now_ms - request.at_ms < REQUEST_EXPIRY_MS}
+
+
+class BrokerChangeFeed:
+    """Changes of a broker-managed tier.
+
+    A hint is the number of metadata records about the partition, plus POLICY_STEP for each change of its topic's settings.
+    """
+
+    def __init__(self, brokers: BrokerMetadata) -> None:
+        self._brokers = brokers
+        self._versions: Mapping[TopicPartition, PartitionVersion] = {}
+        self._chosen: dict[str, Mapping[str, str]] = {}
+        self._policies: dict[str, int] = {}
+
+    def poll_changes(self, opened: Tier) -> ChangeReport | None:
+        if not self._versions or opened.catalog.poll():
+            opened.identity.read()
+        brokers = self._brokers
+        brokers.refresh(within_s=0.0)
+        before, self._versions = self._versions, brokers.partition_versions()
+        suspended = {}
+        cluster_problem = brokers.cluster_problem()
+        for topic in {name.topic for name in self._versions}:
+            try:
+                now = brokers.topic_status(topic)
+            except UsageError:
+                continue  # the topic was deleted a moment ago
+            if reason := cluster_problem or topic_settings_problem(topic, now.settings):
+                suspended[topic] = reason
+            if self._chosen.setdefault(topic, now.chosen) != now.chosen:
+                self._chosen[topic] = now.chosen
+                self._policies[topic] = self._policies.get(topic, 0) + 1
+        recreated = {name for name, one in self._versions.items() if name in before and before[name].topic_id != one.topic_id}
+        hints = {name: self._change_hint(name, one) for name, one in self._versions.items()}
+        state = opened.catalog.state
+        requested = requested_rounds(state, opened.ports.clock_ms())
+        return ChangeReport(hints, frozenset(recreated), suspended, paused_partitions(state, hints), requested)
+
+    def _change_hint(self, name: TopicPartition, version: PartitionVersion) -> int:
+        return version.applied + self._policies.get(name.topic, 0) * POLICY_STEP
+
+
+def change_feed_for(opened: Tier) -> ChangeFeed:
+    """Return the change feed for this kind of tier."""
+    return BrokerChangeFeed(opened.brokers) if opened.kind.is_broker_managed else CatalogChangeFeed()

@@ -1,0 +1,394 @@
+"""The daemon: finds partitions that need work, and runs jobs in a few threads under common budgets until it is asked to stop.
+
+Several daemons can share a tier without talking to each other: leases keep them apart, and a random order makes collisions rare.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from heapq import nsmallest
+
+from compactor.access.tier import Tier
+from compactor.config.settings import Settings
+from compactor.daemon.change_feed import change_feed_for
+from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, perform_job, settings_per_job
+from compactor.daemon.partition_cache import PartitionCache
+from compactor.daemon.scheduling import (
+    ROUND_HOLD_MS,
+    DaemonAction,
+    Job,
+    JobOutcome,
+    OutputSchedule,
+    PartitionSchedule,
+    PartitionStatus,
+    after_failed_poll,
+    after_job,
+    after_poll,
+    choose_jobs,
+    needs_poll,
+    new_schedule,
+    poll_interval_ms,
+    restored_schedule,
+    with_hint,
+    with_requests,
+    with_suspension,
+)
+from compactor.daemon.status import DaemonStatus, JobMonitor, PartitionDetails
+from compactor.errors import CompactorError, StoreError
+from compactor.local.budget import Budget
+from compactor.local.spool import try_folder
+from compactor.model.ids import TopicPartition
+from compactor.outputs.configured import configured_output
+from compactor.outputs.port import OutputReport
+from compactor.round.compaction import RoundReport, disk_budget_bytes
+from compactor.service.journal import EventLogger, ServiceLogger
+from compactor.service.loop import ServiceLoop
+from compactor.service.stopping import InterruptibleStore, Stopped
+from compactor.upkeep.retire import RetireReport
+from compactor.upkeep.uploads import LEAST_AGE_MS, sweep_uploads
+
+WRITE_CHECK_MS = 30_000
+"""How often the daemon checks that it can write into state_dir while everything works."""
+POLL_THREADS = 16
+"""Partitions polled at the same time. A poll is a few small requests, one after the other."""
+MOST_POLLS_PER_SCAN = 2_000
+"""Largest number of partitions polled in one scan. The others wait for the next scan, which follows at once."""
+
+DAEMON_JOURNAL = ServiceLogger(logging.getLogger(__name__))
+
+
+class Daemon(ServiceLoop[Job, JobResult]):
+    """Scheduler loop over one tier. ``status`` and ``partition_details`` may be called from any thread.
+
+    :param log: receives one line for each event.
+    :param seed: seed of the order in which partitions are taken; None for a different order in each process.
+    """
+
+    def __init__(self, opened: Tier, *, log: EventLogger = DAEMON_JOURNAL, seed: int | None = None) -> None:
+        super().__init__(opened, log)
+        opened = self._opened
+        self._random = random.Random(seed)  # noqa: S311 - only the order of partitions depends on it
+        self._cache = PartitionCache(self._opened)
+        self._changes = change_feed_for(self._opened)
+        self._suspended: dict[str, str] = {}
+        self._hold_ms = 0
+        self._paused: dict[TopicPartition, str] = {}
+        self._schedules: dict[TopicPartition, PartitionSchedule] = {}
+        self._monitor = JobMonitor(log, lambda name: self._opened.cleaner_for(name.topic).map_budget_bytes)
+        self._problem = ""
+        self._unwritable = ""
+        self._write_check_ms = 0
+        self._check_stores = True
+        self._scan_incomplete = False
+        self._swept_ms = self._started_ms
+        threads = opened.settings.daemon.threads
+        self._disk = Budget(_total_disk_budget(opened, threads))
+        self._resources = JobResources(self._disk, self.stop, configured_output(opened, lambda store: InterruptibleStore(store, self.stop)))
+
+    # --- the loop ---
+
+    def _use_settings(self, settings: Settings) -> None:
+        self._opened = replace(self._opened, settings=settings)
+        self._cache.use_settings(self._opened)
+        now = self._opened.ports.clock_ms()
+        for name, schedule in self._schedules.items():
+            self._schedules[name] = replace(schedule, status=self._cache.recompute_status(name, now) or schedule.status)
+
+    def _scan_interval_s(self) -> float:
+        """Return the seconds until the next scan. A random share keeps daemons that started together from scanning together."""
+        interval_s = self._opened.settings.daemon.interval_ms / 1000
+        return 0.0 if self._scan_incomplete else interval_s * (0.9 + 0.2 * self._random.random())
+
+    def scan(self) -> None:
+        """Read the change feed, poll the partitions that need it, and do the housekeeping that is due."""
+        now = self._opened.ports.clock_ms()
+        try:
+            self._read_changes(now)
+            self._poll_partitions(now)
+        except Stopped:
+            return
+        except CompactorError as error:
+            if not self._problem:
+                self._log(f"the tier cannot be read: {error}", level=logging.ERROR)
+            self._problem = str(error)
+            return
+        if self._problem:
+            self._log("the tier can be read again")
+        self._problem = ""
+        self._scans += 1
+        self._scan_ms = now
+        self._check_writable(now)
+        self._sweep_uploads(now)
+
+    def _sweep_uploads(self, now_ms: int) -> None:
+        """Abort uploads that dead writers left unfinished, once per ``orphan_age_ms``."""
+        if now_ms - self._swept_ms < max(self._opened.retention.orphan_age_ms, LEAST_AGE_MS):
+            return
+        self._swept_ms = now_ms
+        try:
+            swept = sweep_uploads(self._opened, now_ms)
+        except CompactorError as error:
+            self._log(f"unfinished uploads were not swept: {error}", level=logging.WARNING)
+            return
+        if swept:
+            self._log(f"swept {len(swept)} unfinished uploads, {swept[0]} among them")
+
+    def _check_writable(self, now_ms: int) -> None:
+        """Check that rounds could write. If they could not, no job starts until a later check succeeds.
+
+        The stores are checked at the start, after a failed job, and at each scan while writing fails, but not while the tier is idle.
+        """
+        if not self._unwritable and not self._check_stores and now_ms - self._write_check_ms < WRITE_CHECK_MS:
+            return
+        stores = bool(self._unwritable) or self._check_stores
+        self._write_check_ms, self._check_stores = now_ms, False
+        before, self._unwritable = self._unwritable, ""
+        try:
+            try_folder(self._opened.state_dir)
+            if stores:
+                check_stores_writable(self._opened)
+        except Stopped:
+            return
+        except CompactorError as error:
+            self._unwritable = f"nothing can be written: {error}"
+            if not before:
+                self._log(f"{self._unwritable}. No round begins until this is solved", level=logging.ERROR)
+            return
+        if before:
+            self._log("writing works again")
+
+    def start_due_jobs(self) -> list[Job]:
+        """Start every due job for which a worker thread is free, and return these jobs."""
+        if self.stop.event.is_set() or self._unwritable:
+            return []
+        schedules = list(self._schedules.values())
+        self._random.shuffle(schedules)
+        threads = self._opened.settings.daemon.threads
+        now = self._opened.ports.clock_ms()
+        jobs = choose_jobs(schedules, self._running, threads, now, rounds=now >= self._hold_ms)
+        workers = threads if jobs and jobs[0].exclusive else max(1, threads // max(1, len(jobs) + len(self._running)))
+        for job in jobs:
+            self._start_job(job, 1 if job.exclusive else threads, workers)
+        return jobs
+
+    # --- polling ---
+
+    def _read_changes(self, now_ms: int) -> None:
+        """Bring the schedules up to the change feed's report, if it has a new one."""
+        report = self._changes.poll_changes(self._opened)
+        if report is None:
+            return
+        if not self._schedules:
+            hints = {str(name): hint for name, hint in report.hints.items()}
+            poll = poll_interval_ms(len(hints))
+            for name, (seen, checked_ms) in self._cache.load_statuses(hints, poll, now_ms).items():
+                self._schedules[name] = self._with_output(restored_schedule(name, report.hints[name], seen, checked_ms, poll))
+        schedules = {}
+        for name, hint in report.hints.items():
+            schedule = self._schedules.get(name)
+            if schedule is None or name in report.recreated:
+                self._cache.forget_partition(name)
+                schedule = self._with_output(new_schedule(name, hint, now_ms))
+            elif hint != schedule.hint:
+                schedule = with_hint(schedule, hint, now_ms)
+            schedule = with_suspension(schedule, report.suspended.get(name.topic, ""))
+            schedules[name] = with_requests(schedule, report.paused.get(name, ""), report.requested.get(name, 0), now_ms)
+        self._schedules = schedules
+        self._log_suspended(report.suspended)
+        for why in sorted(set(report.paused.values()) - set(self._paused.values())):
+            count = sum(one == why for one in report.paused.values())
+            self._log(f"no round begins for {count} partition{'s' * (count != 1)}: {why}")
+        if self._paused and not report.paused:
+            self._log("no partition is paused any more")
+        self._paused = dict(report.paused)
+
+    def _log_suspended(self, now: Mapping[str, str]) -> None:
+        """Log topics whose suspension began or ended, one line per reason."""
+        before, self._suspended = self._suspended, dict(now)
+        new: dict[str, list[str]] = {}
+        for topic, why in sorted(now.items()):
+            if before.get(topic) != why:
+                new.setdefault(why, []).append(topic)
+        for why, topics in new.items():
+            self._log(f"no round begins for {_describe_topics(topics)}: {why}", level=logging.WARNING)
+        if again := sorted(before.keys() - now.keys()):
+            self._log(f"{_describe_topics(again)} {'is' if len(again) == 1 else 'are'} compacted again")
+
+    def _with_output(self, schedule: PartitionSchedule) -> PartitionSchedule:
+        """Return the schedule with an output, if one is configured."""
+        return schedule if self._resources.output is None else replace(schedule, output=OutputSchedule())
+
+    def _poll_partitions(self, now_ms: int) -> None:
+        """Poll the partitions that need it, up to MOST_POLLS_PER_SCAN of them in parallel."""
+        names = [name for name, schedule in self._schedules.items() if name not in self._running and needs_poll(schedule, now_ms)]
+        self._scan_incomplete = len(names) > MOST_POLLS_PER_SCAN
+        if self._scan_incomplete:  # partitions that the change feed has reported go first
+            names = nsmallest(
+                MOST_POLLS_PER_SCAN, names, key=lambda name: (self._schedules[name].idle_polls != 0, self._schedules[name].next_poll_ms)
+            )
+        if not names:
+            return
+        with ThreadPoolExecutor(min(POLL_THREADS, len(names)), thread_name_prefix="poll") as pool:
+            polls = {name: pool.submit(self._poll, self._schedules[name], now_ms) for name in names}
+            self._process_polls(polls, now_ms)
+        self._cache.save_unchanged()
+
+    def _process_polls(self, polls: dict[TopicPartition, Future[PartitionStatus]], now_ms: int) -> None:
+        """Record the status or failure of each poll. Raises the error if all polls failed because the store is unreachable."""
+        for name, poll in polls.items():
+            schedule = self._schedules[name]
+            try:
+                self._schedules[name] = after_poll(
+                    schedule, poll.result(), now_ms, self._random.random(), poll_interval_ms(len(self._schedules))
+                )
+            except Stopped:
+                raise
+            except Exception as error:
+                if isinstance(error, StoreError) and len(polls) > 1 and all(_is_store_unreachable(other) for other in polls.values()):
+                    raise  # the store is unreachable, not this partition
+                reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
+                self._schedules[name] = after_failed_poll(schedule, reason, now_ms)
+                if not schedule.unreadable:
+                    self._log(reason, level=logging.ERROR, partition=str(name))
+
+    def _poll(self, schedule: PartitionSchedule, now_ms: int) -> PartitionStatus:
+        """Return one partition's present status. Raises Stopped, CompactorError."""
+        self.stop.raise_if_stopped()
+        return self._cache.poll_partition(schedule.name, schedule.hint, schedule.status, now_ms)
+
+    # --- jobs ---
+
+    def _start_job(self, job: Job, jobs: int, workers: int) -> None:
+        """Start a thread that does this job.
+
+        :param jobs: jobs that may run at the same time and share the budgets.
+        :param workers: worker threads of the job.
+        """
+        opened = replace(self._opened, settings=settings_per_job(self._opened.settings, jobs, workers))
+        catalog = self._opened.catalog.state
+        self._running[job.name] = job
+        schedule, now = self._schedules[job.name], self._opened.ports.clock_ms()
+        slot = schedule.status.slot if schedule.status is not None else -1
+        progress = self._monitor.record_job_start(job, schedule, now)
+        why = f": {schedule.status.reason}" if schedule.status is not None and job.action is DaemonAction.ROUND else ""
+        self._log(f"{job.action.value} begins{why}", level=logging.DEBUG, partition=str(job.name))
+
+        def run_job() -> None:
+            begun = time.monotonic()
+            done = perform_job(opened, catalog, job, self._resources, now, progress, slot=slot)
+            self._done.put(replace(done, seconds=time.monotonic() - begun, phases=progress.phase_seconds()))
+
+        threading.Thread(target=run_job, name=f"{job.action.value} {job.name}", daemon=True).start()
+
+    def _process_result(self, done: JobResult) -> None:
+        """Record how a job ended: its partition's schedule, the totals and a log line."""
+        job, now = done.job, self._opened.ports.clock_ms()
+        del self._running[job.name]
+        schedule = self._schedules.get(job.name) or new_schedule(job.name, 0, now)  # its topic was deleted meanwhile
+        try:
+            same = done.log is not None and done.log.name == self._opened.log_key(job.name)  # the topic may have been recreated meanwhile
+            seen = self._cache.update_from_log(done.log, schedule.hint, now) if done.log is not None and same else None
+        except CompactorError:
+            seen = None
+        until = done.report.until_ms if isinstance(done.report, RoundReport) else 0
+        if done.status == "waiting":
+            self._hold_ms = min(until, now + ROUND_HOLD_MS)
+        outcome = JobOutcome(done.status, done.reason, seen, until)
+        if isinstance(done.report, OutputReport):
+            outcome = replace(outcome, written_slot=done.report.written_slot, next_deletion_ms=done.report.next_deletion_ms)
+        self._check_stores = self._check_stores or done.status in ("failed", "out_of_budget")
+        if job.name in self._schedules:
+            self._schedules[job.name] = after_job(schedule, job, outcome, now, self._opened.lease.ttl_ms)
+        run = self._monitor.record_job_end(done, now)
+        if line := describe_job_result(done):
+            segment = done.report.segment if isinstance(done.report, RoundReport) else ""
+            self._log(line, level=result_log_level(done), partition=str(job.name), run=run, segment=segment)
+
+    # --- status ---
+
+    def status(self) -> DaemonStatus:
+        """Return the daemon's status now. Makes no request."""
+        opened, now = self._opened, self._opened.ports.clock_ms()
+        stopping = self.stop.event.is_set()
+        return DaemonStatus(
+            holder=opened.ports.holder,
+            tier=opened.ports.layout.url,
+            now_ms=now,
+            started_ms=self._started_ms,
+            scans=self._scans,
+            scan_ms=self._scan_ms,
+            interval_ms=opened.settings.daemon.interval_ms,
+            ready=self._scans > 0 and not self._scan_incomplete and not self._problem and not self._unwritable and not stopping,
+            stopping=stopping,
+            problem=self._problem or self._unwritable,
+            schedules=tuple(self._schedules.copy().values()),
+            running_jobs=self._monitor.running_jobs(now),
+            usage=opened.counters.usage(),
+            totals=self._monitor.totals,
+            disk_used=self._disk.used,
+            disk_peak=self._disk.peak,
+            disk_total=self._disk.total,
+        )
+
+    def partition_details(self, name: TopicPartition) -> PartitionDetails | None:
+        """Return what is known of one partition, or None if the tier does not hold it. Makes no request."""
+        schedule, now = self._schedules.get(name), self._opened.ports.clock_ms()
+        if schedule is None:
+            return None
+        work = next((work for work in self._monitor.running_jobs(now) if work.job.name == name), None)
+        segments, history = self._cache.live_segments(name), self._cache.cached_history(name)
+        return PartitionDetails(now, schedule, segments, history, work)
+
+
+def _describe_topics(names: Sequence[str]) -> str:
+    """Return one or several topics as messages show them."""
+    return f"topic {names[0]}" if len(names) == 1 else f"{len(names)} topics ({names[0]} among them)"
+
+
+def describe_job_result(done: JobResult) -> str:
+    """Return one line about a finished job for people, or an empty string if it did nothing."""
+    report = done.report
+    if isinstance(report, RoundReport) and done.status in ("cleaned", "resumed"):
+        segments = f"{report.segments_in - report.segments_skipped} segments -> {report.segments_out}"
+        records = f"{report.records_read} records -> {report.records_kept}"
+        line = f"{done.status}, {segments}, {records}, clean up to {report.next_dirty_offset}, {done.seconds:.1f} s"
+        return line + (f"; {report.reason}" if report.reason else "")
+    if isinstance(report, RoundReport) and done.status == "expired":
+        removed = f"{report.segments_expired} segments, {report.bytes_expired} bytes"
+        return f"retention removed {removed}; the log starts at {report.log_start_offset}"
+    if isinstance(report, RetireReport):
+        count = len(report.deleted) + len(report.swept)
+        return f"deleted {count} objects, {report.bytes} bytes" if count else ""
+    if isinstance(report, OutputReport):
+        return report.summary
+    if done.status in ("nothing_to_do", "stopped"):
+        return ""
+    return f"{done.job.action.value} {done.status}" + (f": {done.reason}" if done.reason else "")
+
+
+def result_log_level(done: JobResult) -> int:
+    """Return the log level of a finished job's line."""
+    if done.status in ("failed", "quarantined"):
+        return logging.ERROR
+    return logging.WARNING if done.status in ("out_of_budget", "fenced") else logging.INFO
+
+
+def _is_store_unreachable(poll: Future[PartitionStatus]) -> bool:
+    """Return whether a poll failed because of the store."""
+    return isinstance(poll.exception(), StoreError)
+
+
+def _total_disk_budget(opened: Tier, threads: int) -> int:
+    """Return the disk budget of all jobs together, in bytes. With "auto" it is one chunk per thread, at most the free space."""
+    cleaner = opened.settings.cleaner
+    one = disk_budget_bytes(cleaner, opened.state_dir)
+    if cleaner.disk_budget_bytes != "auto":
+        return one
+    return min(one * threads, shutil.disk_usage(opened.state_dir).free)

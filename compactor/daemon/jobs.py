@@ -1,0 +1,132 @@
+"""Jobs: what a thread of the daemon does with one partition (a round, a deletion, an output). ``scheduling`` decides which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from compactor.access.rounds import new_round
+from compactor.access.tier import Tier
+from compactor.config.settings import Cleaner, Settings
+from compactor.control.leadership import current_lease
+from compactor.control.logs import PartitionLog, open_catalog
+from compactor.control.stages import Stage
+from compactor.control.state import CatalogState
+from compactor.daemon.scheduling import DaemonAction, Job
+from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
+from compactor.local.budget import Budget
+from compactor.model.plan import CompactionPlan
+from compactor.outputs.port import OutputReport, OutputWriter
+from compactor.round.compaction import RoundReport
+from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
+from compactor.upkeep.retire import RetireReport, retire_partition
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """Result of a job.
+
+    status: a status of `run` or of an output, or retired, failed, out_of_budget, stopped. log: the control log as folded after the job,
+    if it was folded. phases: seconds per phase (see ``progress.RunningJob``).
+    """
+
+    job: Job
+    status: str
+    reason: str = ""
+    log: PartitionLog | None = None
+    report: RoundReport | RetireReport | OutputReport | None = None
+    seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+class JobObserver(Protocol):
+    """Receives a job's progress while it runs."""
+
+    def record_moved_bytes(self, size: int) -> None:
+        """Record bytes of segments that were read from the store or written to it."""
+
+    def record_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+        """Record that a round has reached this stage."""
+
+
+@dataclass(frozen=True)
+class JobResources:
+    """Resources that all jobs share besides the tier. output: None if no output is configured."""
+
+    disk: Budget
+    stop: StopRequest
+    output: OutputWriter | None = None
+
+
+def perform_job(
+    opened: Tier, catalog: CatalogState, job: Job, resources: JobResources, now_ms: int, observer: JobObserver, *, slot: int = -1
+) -> JobResult:
+    """Do a job under a writer incarnation of its own, and return how it ended. Raises nothing.
+
+    :param slot: slot up to which the partition's log was read when the job was chosen. A deletion is skipped if the log has grown since:
+        another daemon that saw the same time come has deleted everything that was due.
+    """
+
+    def on_stage(stage: Stage, plan: CompactionPlan) -> None:
+        observer.record_stage(stage, plan)
+        resources.stop.check_between_stages(stage)
+
+    opened = opened.over(data=InterruptibleStore(opened.ports.data, resources.stop, observer.record_moved_bytes))
+    opened = replace(opened, catalog=open_catalog(opened.ports))
+    opened.catalog.load(catalog)
+    log = opened.open(job.name, leads=True)
+    try:
+        if job.action is DaemonAction.OUTPUT and resources.output is not None:
+            written = resources.output.update_output(opened, job.name, resources.disk)
+            return JobResult(job, written.status, report=written)
+        log.refresh()
+        lease = current_lease(opened.ports, log)
+        left_ms = lease.expires_ms - opened.ports.control.clock_ms() if lease else 0
+        # A lease that seems to last longer than two of ours is ignored: the store's clock was set back, or the holder's ttl is longer.
+        if lease is not None and 0 < left_ms <= 2 * opened.lease.ttl_ms:
+            return JobResult(job, "leased", f"{lease.holder} is at work", log)
+        if job.action is DaemonAction.RETIRE and 0 <= slot < log.state.slot:
+            return JobResult(job, "nothing_to_do", "another process has written meanwhile", log)
+        if job.action is DaemonAction.ROUND:
+            round_report = new_round(opened, job.name, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk).execute_round(log)
+            if round_report.status in ("cleaned", "resumed", "expired"):
+                opened.changes.publish([log])
+            result = JobResult(job, round_report.status, round_report.reason, log, round_report)
+        else:
+            work = new_round(opened, job.name, now_ms, on_stage=on_stage, disk=resources.disk)
+            result = JobResult(job, "retired", "", log, retire_partition(opened.ports, log, opened.lease, opened.retention, work=work))
+            opened.changes.publish_slots([log])
+        log.refresh()
+    except CompactorError as error:
+        statuses = {Stopped: "stopped", Leased: "leased", Fenced: "fenced", OutOfBudget: "out_of_budget"}
+        status = statuses.get(type(error), "failed")
+        return JobResult(job, status, error.message if status in ("stopped", "leased", "fenced") else str(error))
+    except Exception as error:  # noqa: BLE001 - one partition's bug must not end the service for the others (I9)
+        return JobResult(job, "failed", f"a bug: {type(error).__name__}: {error}")
+    return result
+
+
+def check_stores_writable(opened: Tier) -> None:
+    """Write a few bytes into each store that rounds write to, and delete them. Raises StoreError or OutOfBudget if that fails."""
+    ports, tier = opened.ports, opened.settings.tier
+    places = [(ports.control, "probe/daemon")]
+    if tier.control_url and opened.ownership.ours:
+        places.append((ports.data, ".tiered-compactor/probe/daemon"))
+    for store, key in places:
+        store.put(key, b"may a round write here?")
+        store.delete([key])
+
+
+def settings_per_job(settings: Settings, jobs: int, threads: int) -> Settings:
+    """Return the settings for one of ``jobs`` simultaneous rounds: an equal share of the map budget, and this many worker threads."""
+
+    def with_shared_budget(cleaner: Cleaner) -> Cleaner:
+        return cleaner.model_copy(update={"map_budget_bytes": max(1, cleaner.map_budget_bytes // jobs)})
+
+    return settings.model_copy(
+        update={
+            "cleaner": with_shared_budget(settings.cleaner),
+            "topics": {pattern: with_shared_budget(cleaner) for pattern, cleaner in settings.topics.items()},
+            "daemon": settings.daemon.model_copy(update={"threads": threads}),
+        }
+    )

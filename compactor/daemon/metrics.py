@@ -1,0 +1,153 @@
+"""The daemon's Prometheus metrics and, on request, the same values under the names of Kafka's LogCleaner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from compactor.constants import NEVER_MS
+from compactor.daemon.scheduling import PartitionSchedule
+from compactor.daemon.status import DaemonStatus
+from compactor.service.metrics import MOST_LABELLED, OWN, make_counter, make_gauge, partition_gauges, store_metrics
+
+
+def daemon_metrics(status: DaemonStatus, *, aliases: bool = True) -> Iterator[Metric]:
+    """Yield the daemon's metrics.
+
+    :param aliases: also yield them under the names of Kafka's LogCleaner.
+    """
+    if aliases:
+        yield from _kafka_alias_metrics(status)
+    yield from _health_metrics(status)
+    yield from _partition_metrics(status)
+    yield from _tier_metrics(status)
+    yield from _job_metrics(status)
+    yield from store_metrics(status.usage)
+
+
+def _kafka_alias_metrics(status: DaemonStatus) -> Iterator[Metric]:
+    """Yield the metrics that Kafka has as kafka.log:type=LogCleaner and LogCleanerManager, under Kafka's names and in its units."""
+    values = _cleaner_values(status)
+    for name, (kafkas, help_text, factor) in ALIASES.items():
+        yield GaugeMetricFamily(kafkas, f"{help_text} (alias of {OWN}_{name})", value=values[name] * factor)
+    since = status.now_ms - status.scan_ms if status.scan_ms else 0
+    yield GaugeMetricFamily("time_since_last_run_ms", "Milliseconds since the latest scan for work", value=since)
+
+
+ALIASES = {
+    "uncleanable_partitions": (
+        "uncleanable_partitions_count",
+        "Partitions that cannot be cleaned at present: quarantined, failing or suspended",
+        1,
+    ),
+    "uncleanable_bytes": ("uncleanable_bytes", "Dirty bytes of partitions for which a round is due", 1),
+    "max_dirty_ratio": ("max_dirty_percent", "Dirty ratio of the dirtiest partition", 100),
+    "max_compaction_delay_seconds": ("max_compaction_delay_secs", "By how much max_compaction_lag_ms is exceeded, at most", 1),
+    "last_round_seconds": ("max_clean_time_secs", "Duration of the last round", 1),
+    "last_round_recopy_ratio": ("cleaner_recopy_percent", "Bytes written per bytes read in the last round", 100),
+    "last_round_map_ratio": ("max_buffer_utilization_percent", "Share of the map budget that the last round used", 100),
+}
+"""Name of a metric -> Kafka's name for it, its help text, and the factor from its unit to Kafka's."""
+
+
+def _cleaner_values(status: DaemonStatus) -> dict[str, float]:
+    """Return the values of the metrics that Kafka's LogCleaner has too, by name, in base units."""
+    seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
+    bad = [schedule.status for schedule in status.blocked_schedules if schedule.status is not None]
+    totals = status.totals
+    return {
+        "uncleanable_partitions": len(status.blocked_schedules),
+        "uncleanable_bytes": sum(one.dirty_bytes for one in bad),
+        "max_dirty_ratio": max((one.dirty_ratio for one in seen), default=0),
+        "max_compaction_delay_seconds": max((one.max_delay_ms for one in seen), default=0) / 1000,
+        "last_round_seconds": totals.last_round_seconds,
+        "last_round_recopy_ratio": totals.last_recopy_percent / 100,
+        "last_round_map_ratio": totals.last_map_percent / 100,
+    }
+
+
+def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
+    """Yield the metrics that alerts watch: readiness, blocked partitions, the latest round."""
+    for name, value in _cleaner_values(status).items():
+        yield make_gauge(name, ALIASES[name][1], value)
+    yield make_gauge("last_scan_timestamp_seconds", "Time of the latest scan for work; 0 before the first", status.scan_ms / 1000)
+    yield make_gauge("ready", "1 once the whole tier was scanned and the latest scan succeeded", status.ready)
+    yield make_counter("scans", "Scans for work", status.scans)
+
+
+def _importance_key(schedule: PartitionSchedule) -> tuple[bool, int, str]:
+    """Return the sort key that puts blocked partitions first, then those with most to clean."""
+    dirty = schedule.status.dirty_bytes if schedule.status else 0
+    return (not schedule.blocked_reason, -dirty, str(schedule.name))
+
+
+def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
+    """Yield the metrics with one time series per partition, for the MOST_LABELLED most important partitions."""
+    shown = sorted((schedule for schedule in status.schedules if schedule.status is not None), key=_importance_key)[:MOST_LABELLED]
+    described = {
+        "first_dirty_offset": f"First offset that is not clean, for the {MOST_LABELLED} partitions that are blocked or have most to clean",
+        "end_offset": "Last offset in the tier, for the same partitions",
+        "dirty_bytes": "Bytes of dirty segments, for the same partitions",
+        "live_bytes": "Bytes of live segments, for the same partitions",
+    }
+    sights = [schedule.status for schedule in shown if schedule.status is not None]
+    yield from partition_gauges(described, ((s.name, (s.first_dirty_offset, s.end_offset, s.dirty_bytes, s.bytes)) for s in sights))
+    yield make_gauge("partitions_labelled", "Partitions that have time series of their own", len(shown))
+
+
+def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
+    """Yield the totals of all partitions."""
+    seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
+    yield make_gauge("partitions", "Partitions of the tier", len(status.schedules))
+    yield make_gauge("segments", "Live segments", sum(one.segments for one in seen))
+    yield make_gauge("partitions_due", "Partitions for which a round is due", sum(one.due for one in seen))
+    yield make_gauge(
+        "due_bytes",
+        "Dirty bytes of partitions for which a round is due",
+        sum(one.dirty_bytes for one in seen if one.due),
+    )
+    yield make_gauge("total_live_bytes", "Bytes of live segments of all partitions", sum(one.bytes for one in seen))
+    yield make_gauge(
+        "total_dirty_bytes",
+        "Bytes of dirty segments of all partitions",
+        sum(one.dirty_bytes for one in seen),
+    )
+    moments = [one.retire_at_ms for one in seen if one.retire_at_ms < NEVER_MS]
+    overdue = max(0, status.now_ms - min(moments)) / 1000 if moments else 0
+    yield make_gauge("partitions_to_retire", "Partitions with objects that wait for deletion", len(moments))
+    yield make_gauge("waiting_bytes", "Replaced bytes that wait for deletion", sum(one.waiting_bytes for one in seen))
+    lagging = sum(schedule.output is not None and schedule.output.failures > 0 for schedule in status.schedules)
+    yield make_gauge("generations_failing", "Partitions whose output could not be updated", lagging)
+    yield make_gauge("retire_overdue_seconds", "Seconds since the first replaced object could have been deleted", overdue)
+
+
+def _job_metrics(status: DaemonStatus) -> Iterator[Metric]:
+    """Yield the totals of jobs since the daemon started."""
+    totals = status.totals
+    yield make_gauge("jobs_running", "Jobs that run now", len(status.running))
+    yield make_gauge("disk_bytes", "Bytes of local disk in use", status.disk_used)
+    yield make_gauge("disk_peak_bytes", "Largest number of bytes of local disk that were in use", status.disk_peak)
+    yield make_gauge("disk_budget_bytes", "Bytes of local disk that may be in use", status.disk_total)
+    jobs = CounterMetricFamily(f"{OWN}_jobs", "Finished jobs by action and status", labels=["action", "status"])
+    for (action, outcome), count in sorted(totals.jobs.items()):
+        jobs.add_metric([action, outcome], count)
+    yield jobs
+    rounds = HistogramMetricFamily(f"{OWN}_round_duration_seconds", "Duration of rounds by status", labels=["status"])
+    deletions = HistogramMetricFamily(f"{OWN}_retire_duration_seconds", "Duration of deletions that deleted something", labels=["status"])
+    for (action, outcome), taken in sorted(totals.durations.items()):
+        (rounds if action == "round" else deletions).add_metric([outcome], taken.prometheus_buckets, taken.total)
+    phases = HistogramMetricFamily(f"{OWN}_round_phase_duration_seconds", "Duration of the phases of published rounds", labels=["phase"])
+    for phase, taken in totals.phases.items():
+        phases.add_metric([phase], taken.prometheus_buckets, taken.total)
+    yield from (rounds, deletions, phases)
+    yield make_counter("records_read", "Records read by rounds", totals.records_read)
+    yield make_counter("records_kept", "Records kept by rounds", totals.records_kept)
+    yield make_counter("segments_read", "Segments replaced by rounds", totals.segments_read)
+    yield make_counter("segments_written", "Segments written by rounds", totals.segments_written)
+    yield make_counter("segments_skipped", "Segments skipped by rounds", totals.segments_skipped)
+    yield make_counter("filters_asked", "Segments for which the Bloom filter alone decided whether to read them", totals.filters_asked)
+    yield make_counter("filters_useless", "Segments read because of a false positive of their Bloom filter", totals.filters_useless)
+    yield make_counter("objects_deleted", "Objects deleted or swept", totals.objects_deleted)
+    yield make_counter("bytes_deleted", "Bytes deleted or swept", totals.bytes_deleted)
+    yield make_counter("saved_bytes", "Bytes by which rounds made segments smaller", totals.saved_bytes)

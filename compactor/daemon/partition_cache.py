@@ -1,0 +1,144 @@
+"""Cache of partition summaries for the daemon.
+
+For each partition it keeps a summary of the control log and the position up to which the log was read, across polls and restarts. It does
+not keep the full state, which is rebuilt from local state (``Tier.open``) when a log has new records.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compactor.access.tier import Tier
+from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
+from compactor.daemon.partition_history import PartitionHistory, deserialize_history, partition_history, serialize_history
+from compactor.daemon.scheduling import PartitionStatus, partition_status
+from compactor.local.cache import Seen
+from compactor.model.ids import TopicPartition
+from compactor.upkeep.retire import read_slot_times
+from compactor.views.overview import is_summary_fresh
+
+
+@dataclass(frozen=True)
+class CachedPartition:
+    """A partition's summary and the log position it was made from.
+
+    position: last log record included in the summary; None if the summary could not be matched with the log.
+    slot_times_ms: store time, in milliseconds, of each log slot that starts a grace or undo period.
+    """
+
+    summary: PartitionSummary
+    position: Seen | None
+    slot_times_ms: Mapping[int, int]
+
+
+class PartitionCache:
+    """Cache of partition summaries. Thread-safe for different partitions; a single partition must be used by one thread at a time."""
+
+    def __init__(self, opened: Tier) -> None:
+        self._opened = opened
+        self._known: dict[TopicPartition, CachedPartition] = {}
+        self._confirmed: dict[TopicPartition, Seen] = {}
+        self._histories: dict[TopicPartition, bytes] = {}
+        self._lock = threading.Lock()
+
+    def load_statuses(self, hints: Mapping[str, int], max_age_ms: int, now_ms: int) -> dict[TopicPartition, tuple[PartitionStatus, int]]:
+        """Load the summaries that are still valid, and return each partition's status and the time when its log was read last.
+
+        A summary is valid if the partition has not changed since it was saved. Makes no request.
+
+        :param max_age_ms: older summaries are ignored.
+        """
+        kept = self._opened.local.summaries() if self._opened.local else {}
+        found: dict[TopicPartition, tuple[PartitionStatus, int]] = {}
+        for text, (seen, summary) in kept.items():
+            fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
+            if (
+                fresh and not summary.waiting and self._opened.floor(summary.name) <= seen.slot
+            ):  # the times of waiting groups have to be read from the store
+                self._known[summary.name] = CachedPartition(summary, seen, {})
+                found[summary.name] = self._compute_status(summary.name, now_ms), seen.checked_ms
+        return found
+
+    def use_settings(self, opened: Tier) -> None:
+        """Use the settings of this tier from now on."""
+        self._opened = opened
+
+    def forget_partition(self, name: TopicPartition) -> None:
+        """Drop everything known of a partition, because its topic was recreated."""
+        self._known.pop(name, None)
+        self._histories.pop(name, None)
+
+    def recompute_status(self, name: TopicPartition, now_ms: int) -> PartitionStatus | None:
+        """Return the status under the present settings, or None if nothing is known of the partition. Makes no request."""
+        return self._compute_status(name, now_ms) if name in self._known else None
+
+    def poll_partition(self, name: TopicPartition, hint: int, before: PartitionStatus | None, now_ms: int) -> PartitionStatus:
+        """Return the partition's present status. Takes two requests if nothing was written since ``before``.
+
+        :param hint: the latest change hint of the partition. :raises StoreError: :raises BadControlRecord:
+        """
+        known = self._known.get(name)
+        if before is not None and known is not None and not self._has_changed(known, hint):
+            self._mark_unchanged(known, hint, now_ms)
+            return before if now_ms < before.wake_ms else self._compute_status(name, now_ms)
+        log = self._opened.open(name)
+        log.refresh()
+        self.update_from_log(log, hint, now_ms)
+        return self._compute_status(name, now_ms)
+
+    def update_from_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
+        """Take over a control log that was just folded, and return the partition's status."""
+        self._opened.changes.keep(log, hint)
+        # One request for each slot whose time the log does not hold.
+        slot_times_ms = read_slot_times(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
+        mark = log.mark()
+        position = Seen(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
+        self._histories[log.state.name] = serialize_history(partition_history(log.state))
+        self._known[log.state.name] = CachedPartition(summarize_state(self._opened.as_read(log.state)), position, slot_times_ms)
+        return self._compute_status(log.state.name, now_ms)
+
+    def live_segments(self, name: TopicPartition) -> tuple[SegmentSummary, ...]:
+        """Return the live segments as last polled. Makes no request. Thread-safe."""
+        known = self._known.get(name)
+        return known.summary.model_copy().live if known else ()
+
+    def cached_history(self, name: TopicPartition) -> PartitionHistory | None:
+        """Return the history as last polled, or None if only a summary is known. Makes no request. Thread-safe."""
+        if name not in self._histories and self._opened.local is not None and self._opened.local.bound:
+            kept = self._opened.local.state(name)
+            if kept is not None:
+                self._histories.setdefault(name, serialize_history(partition_history(kept[0])))
+        data = self._histories.get(name)
+        return deserialize_history(data) if data is not None else None
+
+    def save_unchanged(self) -> None:
+        """Record in local state which partitions had nothing new."""
+        with self._lock:
+            confirmed, self._confirmed = self._confirmed, {}
+        if self._opened.local and confirmed:
+            self._opened.local.checked(confirmed)
+
+    def _has_changed(self, known: CachedPartition, hint: int) -> bool:
+        """Return whether the partition may have changed. On broker-managed tiers every new hint counts as a change."""
+        opened, name = self._opened, known.summary.name
+        if known.position is None or (not opened.kind.has_complete_log and known.position.hint != hint):
+            return True
+        log = open_partition(opened.ports, name, opened.floor(name), key=opened.log_key(name))
+        return log.has_changed_since(known.position.slot, known.position.mark)
+
+    def _mark_unchanged(self, known: CachedPartition, hint: int, now_ms: int) -> None:
+        """Remember that the partition was polled and had nothing new, for ``save_unchanged``."""
+        if known.position is not None:
+            with self._lock:
+                self._confirmed[known.summary.name] = known.position.model_copy(update={"hint": hint, "checked_ms": now_ms})
+
+    def _compute_status(self, name: TopicPartition, now_ms: int) -> PartitionStatus:
+        """Return the partition's status under the present settings, from its cached summary."""
+        known = self._known[name]
+        # A copy, because a summary caches its decoded segments: 200,000 of them in a large tier.
+        return partition_status(
+            known.summary.model_copy(), self._opened.cleaner_for(name.topic), self._opened.retention, known.slot_times_ms, now_ms
+        )

@@ -1,0 +1,79 @@
+"""A partition's history as its page shows it: recent rounds, compactor epochs, lineage and replaced ranges. About 1 KB each."""
+
+from __future__ import annotations
+
+import zlib
+
+from checkpoint.lineage import EpochEntry
+from compactor.control.state import EpochHistory, Leader, PartitionState, Run
+from compactor.model.base import Value
+
+MOST_RUNS = 20
+MOST_EPOCHS = 12
+MAX_HISTORY_RANGES = 400
+MOST_LINEAGE = 100
+
+
+class ReplacedRange(Value):
+    """A run of adjacent segments that were replaced and wait for deletion.
+
+    Offsets are inclusive. run_id is empty if no round replaced them (a truncation, a deleted partition).
+    """
+
+    start_offset: int
+    end_offset: int
+    segments: int
+    bytes: int
+    run_id: str
+    undone: bool
+
+
+class PartitionHistory(Value):
+    """The newest runs, compactor epochs and leader epochs, newest last. fenced: number of appends that had no effect."""
+
+    slot: int
+    leader: Leader | None
+    runs: tuple[Run, ...]
+    epochs: tuple[EpochHistory, ...]
+    lineage: tuple[EpochEntry, ...]
+    replaced: tuple[ReplacedRange, ...]
+    fenced: int
+
+
+def partition_history(state: PartitionState) -> PartitionHistory:
+    """Return what a partition's page shows of its past: recent rounds, compactor epochs, lineage and replaced ranges."""
+    return PartitionHistory(
+        slot=state.slot,
+        leader=state.leader,
+        runs=state.runs[-MOST_RUNS:],
+        epochs=state.epochs[-MOST_EPOCHS:],
+        lineage=state.lineage[-MOST_LINEAGE:],
+        replaced=tuple(_replaced_ranges(state))[:MAX_HISTORY_RANGES],
+        fenced=len(state.fenced),
+    )
+
+
+def serialize_history(history: PartitionHistory) -> bytes:
+    """Return the history as compressed JSON, about 1 KB."""
+    return zlib.compress(history.model_dump_json().encode(), 1)
+
+
+def deserialize_history(data: bytes) -> PartitionHistory:
+    """Return the history that ``serialize_history`` serialized."""
+    return PartitionHistory.model_validate_json(zlib.decompress(data))
+
+
+def _replaced_ranges(state: PartitionState) -> list[ReplacedRange]:
+    """Return the replaced segments that wait for deletion, adjacent ones of a group joined."""
+    found: list[ReplacedRange] = []
+    for group in state.waiting:
+        begun = len(found)
+        for segment in sorted(group.segments, key=lambda each: each.start_offset):
+            last = found[-1] if len(found) > begun else None
+            if last is not None and segment.start_offset <= last.end_offset + 1:
+                grown = {"end_offset": segment.end_offset, "segments": last.segments + 1, "bytes": last.bytes + segment.size_bytes}
+                found[-1] = last.model_copy(update=grown)
+            else:
+                one = {"start_offset": segment.start_offset, "end_offset": segment.end_offset, "bytes": segment.size_bytes}
+                found.append(ReplacedRange(**one, segments=1, run_id=group.run_id, undone=group.undone))
+    return found

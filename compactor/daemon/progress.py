@@ -1,0 +1,118 @@
+"""Progress of a job: reported by the round and the store while it runs, read by whoever shows it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+from compactor.control.stages import Stage
+from compactor.daemon.scheduling import DaemonAction, Job, PartitionStatus
+from compactor.model.plan import CompactionPlan
+from compactor.service.journal import EventLogger
+
+LEAST_SHARE = 0.05
+"""Below this share of the work no expected end is shown."""
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A running job at one moment. Times are in milliseconds.
+
+    phase: resume, index (pass 1), rewrite (pass 2 and upload), verify, publish or close; retire for a deletion, output for an output.
+    done and total: in ``unit``; total is 0 if unknown. share: of the whole job, from 0 to 1.
+    expected_end_ms: 0 while less than LEAST_SHARE is done.
+    """
+
+    job: Job
+    begun_ms: int
+    phase: str
+    run_id: str = ""
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    share: float = 0.0
+    expected_end_ms: int = 0
+
+
+class JobProgress:
+    """Progress of one job (a ``JobObserver``). Thread-safe.
+
+    Pass 2 counts as the second half, because both passes read about the same number of bytes.
+    """
+
+    def __init__(self, job: Job, status: PartitionStatus | None, begun_ms: int, log: EventLogger) -> None:
+        self._job = job
+        self._begun_ms = begun_ms
+        self._log = log
+        self._lock = threading.Lock()
+        self._dirty_bytes = status.dirty_bytes if status else 0
+        whole = {DaemonAction.RETIRE: "retire", DaemonAction.OUTPUT: "output"}
+        self._phase = whole.get(job.action) or ("resume" if status is not None and status.open_run else "index")
+        self._entered = time.monotonic()
+        self._seconds: dict[str, float] = {}
+        self._bytes = 0
+        self._groups = 0
+        self._plan: CompactionPlan | None = None
+
+    def record_moved_bytes(self, size: int) -> None:
+        """Record bytes of segments that were read from the store or written to it."""
+        with self._lock:
+            self._bytes += size
+
+    def record_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+        """Record that the round has reached this stage, and log it."""
+        groups = len(plan.tasks)
+        with self._lock:
+            self._plan = plan
+            self._groups += stage is Stage.UPLOADED
+            done = self._groups
+            if stage is Stage.ANNOUNCED:
+                self._enter_phase("rewrite")
+            elif stage is Stage.UPLOADED and done == groups:
+                self._enter_phase("verify")
+            elif stage is Stage.VERIFIED:
+                self._enter_phase("publish")
+            elif stage is Stage.PUBLISHED:
+                self._enter_phase("close")
+        name, run = str(self._job.name), plan.run_id
+        if stage is Stage.ANNOUNCED:
+            what = f"{len(plan.sources)} segments to rewrite in {groups} groups, {len(plan.skipped)} skipped"
+            self._log(f"announced, {what}, to be clean up to offset {plan.next_dirty_offset}", partition=name, run=run)
+            for left in plan.skipped:
+                self._log(f"skipped: {left.reason}", level=logging.DEBUG, segment=left.id, partition=name, run=run)
+            for read in plan.read:
+                self._log(f"to rewrite: {read.reason}", level=logging.DEBUG, segment=read.id, partition=name, run=run)
+        elif stage is Stage.UPLOADED:
+            self._log(f"uploaded, group {done} of {groups}", level=logging.DEBUG, partition=name, run=run)
+        elif stage in (Stage.VERIFIED, Stage.PUBLISH_BEGUN, Stage.PUBLISHED):
+            self._log(stage.value, partition=name, run=run)
+
+    def snapshot(self, now_ms: int) -> RunningJob:
+        """Return the progress at this moment."""
+        with self._lock:
+            phase, moved, plan, groups = self._phase, self._bytes, self._plan, self._groups
+        run_id = plan.run_id if plan else ""
+        if phase in ("index", "resume") and plan is None:
+            done, total, unit = (min(moved, self._dirty_bytes), self._dirty_bytes, "bytes") if phase == "index" else (moved, 0, "bytes")
+            share = done / total / 2 if total else 0.0
+        elif plan is not None and phase != "close":
+            done, total, unit = min(groups, len(plan.tasks)), len(plan.tasks), "groups"
+            share = 0.5 + done / total / 2 if total else 0.5
+        else:
+            done, total, unit, share = 0, 0, "", 1.0 if phase == "close" else 0.0
+        spent = max(0, now_ms - self._begun_ms)
+        ends = self._begun_ms + round(spent / share) if share >= LEAST_SHARE else 0
+        return RunningJob(self._job, self._begun_ms, phase, run_id, done, total, unit, share, max(ends, now_ms) if ends else 0)
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Return the seconds that each phase has taken, in order; the last one up to now."""
+        with self._lock:
+            return self._seconds | {self._phase: self._seconds.get(self._phase, 0.0) + time.monotonic() - self._entered}
+
+    def _enter_phase(self, phase: str) -> None:
+        """Begin a phase, and add the time of the one before to its total."""
+        now = time.monotonic()
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._entered
+        self._phase, self._entered = phase, now

@@ -1,0 +1,461 @@
+"""The daemon's scheduler: decides what is done next, as pure functions over frozen values: no store, no clock, no threads, no randomness.
+
+    PartitionStatus    what scheduling needs of a partition's state
+    PartitionSchedule  what the daemon remembers of a partition: its latest status, and when what may be done next
+    choose_jobs        the jobs to start now
+
+Polling is what costs while nothing happens. A partition is polled when the change feed says that it changed, when time alone changes the
+answer (``next_wake_ms``: a delete horizon, a lag), and every ``poll_interval_ms``, because change hints can be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from checkpoint.offsets import CleanerOffset
+from compactor.config.settings import Cleaner
+from compactor.constants import NEVER_MS
+from compactor.control.grace import earliest_retire_ms, import_abandoned_ms
+from compactor.control.ports import Retention
+from compactor.control.summary import LastRound, PartitionSummary, SegmentFacts
+from compactor.model.ids import TopicPartition
+from compactor.round.expiry import find_expired_segments, next_expiry_ms
+from compactor.round.plan import assess_round
+from compactor.service.retry_delay import RETRY_MS, backoff_ms
+
+POLL_MS = 3_600_000
+"""Longest time between two polls of an idle partition, in milliseconds. One poll costs two requests."""
+IDLE_POLLS_PER_HOUR = 1_250
+"""Most polls per hour of all idle partitions together. In a large tier each one is polled less often."""
+FIRST_POLL_MS = 60_000
+"""Delay of the first poll after a change. It doubles with every poll up to POLL_MS."""
+SLOWEST_AFTER_POLLS = 64
+"""Number of consecutive polls without news after which the delay is POLL_MS."""
+CLOCK_RESOLUTION_MS = 1_000
+"""Stores report times in whole seconds, so a deletion is tried one second late rather than too early."""
+ROUND_HOLD_MS = 60_000
+"""How long all rounds wait when one round found the tier-wide record budget exhausted."""
+
+
+class DaemonAction(StrEnum):
+    """An action of the daemon on one partition. ``POLL`` is done by the scan; the others are jobs."""
+
+    POLL = "poll"
+    ROUND = "round"
+    RETIRE = "retire"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True)
+class PartitionStatus:
+    """The part of a partition's state that scheduling needs, at one slot of its control log.
+
+    end_offset: last offset, inclusive. first_dirty_offset: first offset that is not clean.
+    first_uncleanable_offset: exclusive upper bound of what a round may clean now.
+    due: whether a round has something to do, including to finish one that was interrupted. reason: why, or why not.
+    max_delay_ms: by how much max.compaction.lag.ms is exceeded.
+    wake_ms: until this time only a new record can make a round due; NEVER_MS if time does not matter.
+    retire_at_ms: when something may be deleted; NEVER_MS if nothing waits. waiting_bytes: bytes that wait for deletion.
+    undone_slot: slot of the latest round that was undone.
+    freed: pairs of time and bytes that deletions by any compactor freed, by the hour.
+    """
+
+    name: TopicPartition
+    slot: int
+    segments: int = 0
+    bytes: int = 0
+    start_offset: int = 0
+    end_offset: int = -1
+    cleaner_offsets: tuple[CleanerOffset, ...] = ()
+    first_dirty_offset: int = 0
+    first_uncleanable_offset: int = 0
+    dirty_bytes: int = 0
+    dirty_ratio: float = 0.0
+    due: bool = False
+    reason: str = ""
+    max_delay_ms: int = 0
+    wake_ms: int = NEVER_MS
+    open_run: str = ""
+    leader: str = ""
+    leader_epoch: int = -1
+    quarantine: str = ""
+    quarantine_segment: str = ""
+    quarantine_ms: int = 0
+    quarantine_failures: int = 0
+    retire_at_ms: int = NEVER_MS
+    waiting_bytes: int = 0
+    undone_slot: int = 0
+    last_round: LastRound | None = None
+    freed: tuple[tuple[int, int], ...] = ()
+
+
+def partition_status(
+    known: PartitionSummary, cleaner: Cleaner, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int
+) -> PartitionStatus:
+    """Return how dirty a partition is, whether a round is due and why, and when replaced segments may be deleted.
+
+    :param slot_times_ms: store time of each log slot that starts a grace or undo period.
+    """
+    found = assess_round(known, cleaner, now_ms)
+    expired, expires_ms = find_expired_segments(known, cleaner, now_ms), next_expiry_ms(known, cleaner)
+    reason = f"retention: {expired.reason}" if expired and not found.due else found.reason
+    leads = known.leader if known.leader is not None and not known.leader.released else None
+    why = known.quarantine
+    late = [s.first_timestamp_ms + cleaner.max_compaction_lag_ms for s in found.dirty if s.first_timestamp_ms > 0]
+    return PartitionStatus(
+        name=known.name,
+        slot=known.slot,
+        segments=known.segments,
+        bytes=known.bytes,
+        start_offset=known.start_offset,
+        end_offset=known.end_offset,
+        cleaner_offsets=known.vector,
+        first_dirty_offset=known.first_dirty_offset,
+        first_uncleanable_offset=found.end,
+        dirty_bytes=sum(segment.size_bytes for segment in found.dirty),
+        dirty_ratio=found.dirty_ratio,
+        due=found.due or known.open_run != "" or expired is not None,
+        reason="a round was begun and not finished" if known.open_run else reason,
+        max_delay_ms=max(0, now_ms - min(late)) if late else 0,
+        wake_ms=min(next_wake_ms(known.live, cleaner, now_ms), expires_ms if expires_ms > now_ms else NEVER_MS),
+        open_run=known.open_run,
+        leader=leads.holder if leads else "",
+        leader_epoch=known.leader.epoch if known.leader else -1,
+        quarantine=why.reason if why else "",
+        quarantine_segment=why.segment if why else "",
+        quarantine_ms=why.at_ms if why else 0,
+        quarantine_failures=why.failures if why else 0,
+        retire_at_ms=_retire_at_ms(known, retention, slot_times_ms, now_ms),
+        waiting_bytes=sum(group.size_bytes for group in known.waiting),
+        undone_slot=known.undone_slot,
+        last_round=known.last_round,
+        freed=tuple((at_ms + max(retention.grace_ms, retention.undo_window_ms), size) for at_ms, size in known.freed),
+    )
+
+
+def next_wake_ms(live: Iterable[SegmentFacts], cleaner: Cleaner, now_ms: int) -> int:
+    """Return the next time at which a round may become due although nothing is written; NEVER_MS if there is none."""
+    moments = []
+    for segment in live:
+        moments.append(segment.due_ms)
+        if cleaner.min_compaction_lag_ms > 0:
+            stamp = segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
+            moments.append(stamp + cleaner.min_compaction_lag_ms)
+        if segment.first_timestamp_ms > 0:
+            moments.append(segment.first_timestamp_ms + cleaner.max_compaction_lag_ms + 1)
+    return min((moment for moment in moments if now_ms < moment < NEVER_MS), default=NEVER_MS)
+
+
+def _retire_at_ms(known: PartitionSummary, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
+    if known.retiring:
+        return now_ms
+    moments = [earliest_retire_ms(group, retention, slot_times_ms, now_ms) for group in known.waiting]
+    moments += [import_abandoned_ms(entry, retention, slot_times_ms, now_ms) for entry in known.imports]
+    return min(min(moments, default=NEVER_MS) + CLOCK_RESOLUTION_MS, NEVER_MS)
+
+
+@dataclass(frozen=True)
+class OutputSchedule:
+    """Time and reason of the next update of a partition's output.
+
+    written_slot: slot of the control log whose view the output has; -1 if unknown.
+    next_deletion_ms: when an old version of the output may be deleted; NEVER_MS if none waits.
+    rounds: rounds published since the output was written. failures: failed attempts in a row; problem: the latest one's reason.
+    """
+
+    written_slot: int = -1
+    next_deletion_ms: int = NEVER_MS
+    rounds: int = 0
+    failures: int = 0
+    problem: str = ""
+    retry_at_ms: int = 0
+
+    def is_due(self, status: PartitionStatus, now_ms: int) -> bool:
+        """Return whether the output lacks records of the log, or an old version may be deleted."""
+        return now_ms >= self.retry_at_ms and (status.slot > self.written_slot or now_ms >= self.next_deletion_ms)
+
+
+@dataclass(frozen=True)
+class PartitionSchedule:
+    """The daemon's memory of one partition: its latest status, failures, requests, and when it may act next.
+
+    Times are milliseconds of the daemon's clock.
+
+    hint: number of the latest change report that was followed.
+    idle_polls: polls in a row that found nothing new.
+    suspended: why the topic's settings forbid rounds. paused: who paused rounds. Both are empty if rounds may begin.
+    waiting_reason: why the latest round was not begun although nothing is wrong.
+    request_slot: slot of the latest request for a round; requested: whether that round is still to be begun.
+    exclusive: whether the next round needs the budgets for itself.
+    failures: failed jobs in a row for reasons of this process (store, budgets); problem: the latest reason.
+    poll_failures and unreadable: the same for polls. failing_since_ms: since when either holds; 0 if neither.
+    repeats: rounds in a row that found nothing new to clean and left the partition due; next_repeat_ms: when the next such round may begin.
+    swept_slot: slot up to which objects of undone rounds were swept.
+    output: None if no output is configured.
+    """
+
+    name: TopicPartition
+    hint: int = 0
+    status: PartitionStatus | None = None
+    next_poll_ms: int = 0
+    idle_polls: int = 0
+    next_round_ms: int = 0
+    retire_at_ms: int = 0
+    swept_slot: int = 2**63 - 1
+    exclusive: bool = False
+    failures: int = 0
+    problem: str = ""
+    poll_failures: int = 0
+    unreadable: str = ""
+    failing_since_ms: int = 0
+    repeats: int = 0
+    next_repeat_ms: int = 0
+    suspended: str = ""
+    waiting_reason: str = ""
+    output: OutputSchedule | None = None
+    paused: str = ""
+    request_slot: int = 0
+    requested: bool = False
+
+    @property
+    def blocked_reason(self) -> str:
+        """The reason why rounds of this partition fail or are forbidden, or an empty string."""
+        return self.suspended or self.unreadable or self.problem or (self.status.quarantine if self.status else "")
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """Result of a job, as far as scheduling needs it.
+
+    status: a status of `run`, or retired, failed, out_of_budget, stopped. partition: its status after the job; None if unknown.
+    until_ms: when a round that waits may be tried again. written_slot and next_deletion_ms: of an output job, as in OutputSchedule.
+    """
+
+    status: str
+    reason: str = ""
+    partition: PartitionStatus | None = None
+    until_ms: int = 0
+    written_slot: int = -1
+    next_deletion_ms: int = NEVER_MS
+
+
+@dataclass(frozen=True)
+class Job:
+    """One action on one partition. exclusive: no other job runs beside it. force: a round whatever the dirty ratio is."""
+
+    name: TopicPartition
+    action: DaemonAction
+    exclusive: bool = False
+    force: bool = False
+
+
+def with_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> PartitionSchedule:
+    """Return the schedule after the change feed reported a change: the partition is polled at once."""
+    return replace(schedule, hint=hint, next_poll_ms=now_ms, idle_polls=0)
+
+
+def new_schedule(name: TopicPartition, hint: int, now_ms: int) -> PartitionSchedule:
+    """Return the schedule of a partition that was not known before."""
+    return PartitionSchedule(name=name, hint=hint, next_poll_ms=now_ms)
+
+
+def poll_interval_ms(partitions: int) -> int:
+    """Return the longest time between two polls of an idle partition, in milliseconds, for a tier of this many partitions."""
+    return max(POLL_MS, partitions * POLL_MS // IDLE_POLLS_PER_HOUR)
+
+
+def restored_schedule(
+    name: TopicPartition, hint: int, status: PartitionStatus, checked_ms: int, interval_ms: int = POLL_MS
+) -> PartitionSchedule:
+    """Return the schedule of a partition that an earlier process polled at ``checked_ms`` and that has not changed since."""
+    return PartitionSchedule(
+        name=name,
+        hint=hint,
+        status=status,
+        next_poll_ms=checked_ms + interval_ms,
+        idle_polls=SLOWEST_AFTER_POLLS,
+        swept_slot=status.undone_slot,
+    )
+
+
+def with_suspension(schedule: PartitionSchedule, reason: str) -> PartitionSchedule:
+    """Return the schedule with rounds suspended for this reason; an empty reason ends the suspension and retries failed rounds at once."""
+    if reason == schedule.suspended:
+        return schedule
+    if reason:
+        return replace(schedule, suspended=reason)
+    since_ms = schedule.failing_since_ms if schedule.unreadable else 0
+    return replace(schedule, suspended="", failures=0, problem="", next_round_ms=0, failing_since_ms=since_ms)
+
+
+def with_requests(schedule: PartitionSchedule, paused: str, request_slot: int, now_ms: int) -> PartitionSchedule:
+    """Return the schedule with what people have asked for.
+
+    :param paused: why rounds are paused, or an empty string.
+    :param request_slot: slot of the latest request for a round; 0 if there is none.
+    """
+    if request_slot > schedule.request_slot:
+        return replace(
+            schedule, paused=paused, request_slot=request_slot, requested=True, next_poll_ms=now_ms, next_round_ms=0, next_repeat_ms=0
+        )
+    return schedule if paused == schedule.paused else replace(schedule, paused=paused)
+
+
+def needs_poll(schedule: PartitionSchedule, now_ms: int) -> bool:
+    """Return whether the partition must be polled before anything is decided about it."""
+    return now_ms >= schedule.next_poll_ms or (schedule.status is not None and now_ms >= schedule.status.wake_ms)
+
+
+def after_poll(
+    schedule: PartitionSchedule, status: PartitionStatus, now_ms: int, spread: float, interval_ms: int = POLL_MS
+) -> PartitionSchedule:
+    """Return the schedule after a successful poll.
+
+    :param spread: a number from 0 to 1 that spreads the second polls of many partitions over ``interval_ms``.
+    """
+    before = schedule.status
+    changed = before is not None and before.slot != status.slot
+    grown = before is not None and before.end_offset != status.end_offset
+    output = schedule.output
+    if output is not None and before is not None and status.slot < before.slot:
+        output = replace(output, written_slot=-1)  # the partition was deleted and its log begun anew
+    if before is None:
+        delay_ms = interval_ms // 8 + int(spread * interval_ms * 7 / 8)
+        idle_polls = SLOWEST_AFTER_POLLS
+    else:
+        idle_polls = 0 if changed else schedule.idle_polls + 1
+        delay_ms = min(interval_ms, FIRST_POLL_MS << min(idle_polls, 40))
+    return replace(
+        schedule,
+        status=status,
+        next_poll_ms=now_ms + delay_ms,
+        idle_polls=idle_polls,
+        poll_failures=0,
+        unreadable="",
+        failing_since_ms=schedule.failing_since_ms if schedule.problem else 0,
+        repeats=0 if grown else schedule.repeats,
+        next_repeat_ms=0 if grown else schedule.next_repeat_ms,
+        swept_slot=status.undone_slot if before is None else schedule.swept_slot,
+        output=output,
+    )
+
+
+def after_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> PartitionSchedule:
+    """Return the schedule after a poll that failed: the next one follows with a growing delay."""
+    failures = schedule.poll_failures + 1
+    since_ms = schedule.failing_since_ms or now_ms
+    retry_ms = now_ms + backoff_ms(failures)
+    return replace(schedule, poll_failures=failures, unreadable=reason, failing_since_ms=since_ms, next_poll_ms=retry_ms)
+
+
+def next_action(schedule: PartitionSchedule, now_ms: int, *, rounds: bool = True) -> DaemonAction | None:
+    """Return what can be done with a partition now, or None.
+
+    :param rounds: whether new rounds may begin; interrupted ones are finished in any case.
+    """
+    status = schedule.status
+    if needs_poll(schedule, now_ms):
+        return DaemonAction.POLL
+    if status is None:
+        return None
+    may_begin = not schedule.suspended and ((rounds and not schedule.paused) or bool(status.open_run))
+    if may_begin and schedule.requested and now_ms >= schedule.next_round_ms:
+        return DaemonAction.ROUND
+    output_due = schedule.output is not None and schedule.output.is_due(status, now_ms)
+    if output_due and schedule.output is not None and schedule.output.rounds:
+        return DaemonAction.OUTPUT  # it goes before the next round, or a partition that is always due would never have its output written
+    quarantine_ends_ms = status.quarantine_ms + backoff_ms(status.quarantine_failures)
+    if status.due and may_begin and now_ms >= max(schedule.next_round_ms, schedule.next_repeat_ms, quarantine_ends_ms):
+        return DaemonAction.ROUND
+    if output_due:
+        return DaemonAction.OUTPUT
+    if now_ms >= schedule.retire_at_ms and (now_ms >= status.retire_at_ms or status.undone_slot > schedule.swept_slot):
+        return DaemonAction.RETIRE
+    return None
+
+
+def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
+    """Return the schedule after a job: when the next one may begin.
+
+    :param ttl_ms: lease time of a compactor that was found at work; the partition is left alone for so long.
+    """
+    output = schedule.output
+    if job.action is DaemonAction.OUTPUT:
+        return replace(schedule, output=_output_after_job(output or OutputSchedule(), outcome, now_ms, ttl_ms))
+    if outcome.status in ("cleaned", "resumed") and output is not None:
+        schedule = replace(schedule, output=replace(output, rounds=output.rounds + 1))
+    before, status = schedule.status, outcome.partition or schedule.status
+    changed = replace(
+        schedule,
+        status=status,
+        exclusive=False,
+        requested=schedule.requested and job.action is not DaemonAction.ROUND,
+        next_poll_ms=now_ms if outcome.partition is None else schedule.next_poll_ms,
+    )
+    if outcome.status in ("leased", "fenced"):
+        return replace(changed, next_round_ms=now_ms + ttl_ms, retire_at_ms=now_ms + ttl_ms, next_poll_ms=now_ms + ttl_ms)
+    if outcome.status == "out_of_budget" and not job.exclusive:
+        return replace(changed, exclusive=True, requested=schedule.requested)
+    if outcome.status in ("failed", "out_of_budget"):
+        failures = schedule.failures + 1
+        retry_ms = now_ms + backoff_ms(failures)
+        since_ms = schedule.failing_since_ms or now_ms
+        return replace(
+            changed, failures=failures, problem=outcome.reason, failing_since_ms=since_ms, next_round_ms=retry_ms, retire_at_ms=retry_ms
+        )
+    since_ms = schedule.failing_since_ms if schedule.unreadable else 0
+    changed = replace(changed, failures=0, problem="", waiting_reason="", failing_since_ms=since_ms)
+    if outcome.status == "waiting":
+        # The round was not begun, so a request for it is still open.
+        retry_ms = max(outcome.until_ms, now_ms + CLOCK_RESOLUTION_MS)
+        return replace(
+            changed, waiting_reason=outcome.reason, next_round_ms=retry_ms, exclusive=job.exclusive, requested=schedule.requested
+        )
+    if job.action is DaemonAction.RETIRE and outcome.status == "nothing_to_do":
+        return changed  # another daemon was faster: what is due is decided anew from what it has written
+    if job.action is DaemonAction.RETIRE:
+        # By the store's clock it was not due yet: try again later, not every second.
+        delay_ms = RETRY_MS if status is not None and now_ms >= status.retire_at_ms else 0
+        return replace(changed, retire_at_ms=now_ms + delay_ms, swept_slot=status.undone_slot if status else schedule.swept_slot)
+    still_due = status is not None and status.due and before is not None and before.end_offset == status.end_offset
+    repeats = schedule.repeats + 1 if still_due else 0
+    return replace(changed, repeats=repeats, next_repeat_ms=now_ms + backoff_ms(repeats - 1))
+
+
+def _output_after_job(before: OutputSchedule, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> OutputSchedule:
+    """Return the output's schedule after an output job. A failed output never delays rounds."""
+    if outcome.status == "stopped":
+        return before
+    if outcome.status in ("leased", "fenced"):
+        return replace(before, retry_at_ms=now_ms + ttl_ms)
+    if outcome.status in ("failed", "out_of_budget"):
+        failures = before.failures + 1
+        return replace(before, rounds=0, failures=failures, problem=outcome.reason, retry_at_ms=now_ms + backoff_ms(failures))
+    return OutputSchedule(outcome.written_slot, min(outcome.next_deletion_ms + CLOCK_RESOLUTION_MS, NEVER_MS))
+
+
+def choose_jobs(
+    schedules: Iterable[PartitionSchedule], running: Mapping[TopicPartition, Job], threads: int, now_ms: int, *, rounds: bool = True
+) -> list[Job]:
+    """Return the jobs to start now: at most one per partition, and at most ``threads`` including the running ones.
+
+    Requested rounds go first, then the order of ``schedules`` decides. An exclusive round starts only when nothing else runs, and nothing
+    else starts before it.
+
+    :param rounds: whether new rounds may begin.
+    """
+    if any(job.exclusive for job in running.values()):
+        return []
+    candidates: list[tuple[PartitionSchedule, DaemonAction]] = []
+    for schedule in schedules:
+        action = next_action(schedule, now_ms, rounds=rounds)
+        if schedule.name not in running and action is not None and action is not DaemonAction.POLL:
+            candidates.append((schedule, action))
+    exclusive = next((schedule for schedule, action in candidates if schedule.exclusive and action is DaemonAction.ROUND), None)
+    if exclusive is not None:
+        return [] if running else [Job(exclusive.name, DaemonAction.ROUND, exclusive=True, force=exclusive.requested)]
+    candidates.sort(key=lambda candidate: not candidate[0].requested)
+    free = max(0, threads - len(running))
+    return [Job(schedule.name, action, force=schedule.requested and action is DaemonAction.ROUND) for schedule, action in candidates[:free]]

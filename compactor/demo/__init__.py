@@ -1,0 +1,1 @@
+"""The demo: the main job, end to end, on data that it generates."""

@@ -1,0 +1,174 @@
+"""A change-capture topic as a broker would have it on disk: one table of customers, captured row by row.
+
+The same seed gives the same bytes. The topic has inserts, updates of keys with skewed popularity, deletes as tombstones, headers, all five
+codecs (as if the producer's settings had changed over time) and three leader epochs. One producer is idempotent. A second one is
+transactional, and its transactions lie between the other's batches; all but one are committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from checkpoint.files import format_leader_epoch_checkpoint
+from checkpoint.lineage import EpochEntry
+from compactor.records.build import Producer, Row, batch, marker
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
+
+CONNECTOR = 4001
+IMPORTER = 4002
+"""Producer ids of the change-capture connector, and of a job that changes many customers in one transaction."""
+
+_CODECS = (NONE, GZIP, SNAPPY, LZ4, ZSTD)
+_SKEW = 0.9
+_DELETES = 0.02
+_HISTORY_MS = 7 * 86_400_000
+_CITIES = (b"Lisbon", b"Oslo", b"Turin", b"Graz", b"Nantes", b"Gdansk", b"Leeds", b"Zagreb")
+_PLANS = (b"free", b"basic", b"plus", b"business")
+
+
+@dataclass(frozen=True)
+class TopicShape:
+    """Size of the generated topic: counts and bytes. now_ms: time of the last record. seed: the same seed gives the same bytes."""
+
+    now_ms: int
+    records: int = 300_000
+    keys: int = 30_000
+    batch_records: int = 120
+    segment_bytes: int = 4 << 20
+    transactions: int = 24
+    seed: int = 1272
+
+
+@dataclass
+class _LogWriter:
+    """Writer of a log directory. Appends batches to segments as a broker does, and rolls a segment when the next batch does not fit."""
+
+    folder: Path
+    segment_bytes: int
+    next_offset: int = 0
+    leader_epoch: int = 0
+    epochs: list[EpochEntry] = field(default_factory=list)
+    _base: int = 0
+    _parts: list[bytes] = field(default_factory=list)
+    _size: int = 0
+
+    def append_batch(self, data: bytes, records: int, timestamp: int) -> None:
+        """Append a batch."""
+        if self._size + len(data) > self.segment_bytes:
+            self.roll_segment(timestamp)
+        self._parts.append(data)
+        self._size += len(data)
+        self.next_offset += records
+
+    def begin_leader_epoch(self, epoch: int) -> None:
+        """Begin a leader epoch at the end of the log."""
+        self.leader_epoch = epoch
+        self.epochs.append(EpochEntry(epoch, self.next_offset))
+
+    def roll_segment(self, timestamp: int) -> None:
+        """Write the batches so far as a segment file with this modification time, in milliseconds."""
+        if self._parts:
+            path = self.folder / f"{self._base:020d}.log"
+            path.write_bytes(b"".join(self._parts))
+            os.utime(path, ns=(timestamp * 1_000_000,) * 2)
+        self._base, self._parts, self._size = self.next_offset, [], 0
+
+
+def write_topic(folder: Path, shape: TopicShape, table: CustomersTable) -> Iterator[int]:
+    """Write a log directory with the generated topic, and yield the number of records of each batch, for a progress bar."""
+    folder.mkdir(parents=True)
+    log = _LogWriter(folder, shape.segment_bytes)
+    batches = -(-shape.records // shape.batch_records)
+    transactions = {(2 * n + 1) * batches // (2 * shape.transactions): n for n in range(shape.transactions)}
+    elections = {0: 0, batches // 3: 1, 3 * batches // 4: 3}
+    sequence = {CONNECTOR: 0, IMPORTER: 0}
+    for number in range(batches):
+        now = shape.now_ms - _HISTORY_MS + (number + 1) * (_HISTORY_MS // batches)
+        codec = _CODECS[number * len(_CODECS) // batches]
+        if number in elections:
+            log.begin_leader_epoch(elections[number])
+        count = min(shape.batch_records, shape.records - number * shape.batch_records)
+        whose = [(CONNECTOR, count)]
+        if number in transactions:
+            # The importer's transaction begins before this batch and ends after it.
+            third = count // 3
+            whose = [(IMPORTER, third), (CONNECTOR, count - 2 * third), (IMPORTER, third)]
+        for producer, some in whose:
+            rows = table.next_changes(some, log.next_offset, now, aborted=producer == IMPORTER and _is_aborted(shape, transactions[number]))
+            header = Producer(producer, 0, sequence[producer], producer == IMPORTER)
+            log.append_batch(batch(rows, codec=codec, producer=header, leader_epoch=log.leader_epoch), some, now)
+            sequence[producer] += some
+        if number in transactions:
+            commit = not _is_aborted(shape, transactions[number])
+            log.append_batch(marker(log.next_offset, now, IMPORTER, 0, commit=commit, leader_epoch=log.leader_epoch), 1, now)
+        yield count
+    log.roll_segment(shape.now_ms)
+    (folder / "leader-epoch-checkpoint").write_text(format_leader_epoch_checkpoint(tuple(log.epochs)), encoding="utf-8")
+
+
+def _is_aborted(shape: TopicShape, transaction: int) -> bool:
+    """Return whether a transaction is aborted: the one in the middle."""
+    return transaction == shape.transactions // 2
+
+
+class CustomersTable:
+    """The captured table: which rows exist, how often each was changed, and the last committed record of each key.
+
+    latest: key -> last committed value, None if the key was deleted.
+    """
+
+    def __init__(self, shape: TopicShape) -> None:
+        self._random = np.random.default_rng(shape.seed)
+        weights = np.cumsum(np.arange(1, shape.keys + 1, dtype=np.float64) ** -_SKEW)
+        self._popularity = weights / weights[-1]
+        self._id_of_rank = self._random.permutation(shape.keys) + 10_000
+        self.latest: dict[bytes, bytes | None] = {}
+        self._versions: dict[int, int] = {}
+        self._lsn = 1 << 32
+
+    def next_changes(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[Row]:
+        """Return the records of the next ``count`` changes. Changes of an aborted transaction do not change the table."""
+        ids = self._id_of_rank[np.searchsorted(self._popularity, self._random.random(count))].tolist()
+        lots = self._random.random(count).tolist()
+        versions = dict(self._versions) if aborted else self._versions
+        rows = [
+            self._next_change(versions, key, lot, offset + i, timestamp + i) for i, (key, lot) in enumerate(zip(ids, lots, strict=True))
+        ]
+        if not aborted:
+            self.latest |= {row.key: row.value for row in rows if row.key is not None}
+        return rows
+
+    def _next_change(self, versions: dict[int, int], key: int, lot: float, offset: int, timestamp: int) -> Row:
+        self._lsn += 64 + key % 512
+        name = b'{"id":%d}' % key
+        headers = (("connector", b"shop-db"), ("lsn", b"%d" % self._lsn))
+        version = versions.get(key, 0)
+        if version and lot < _DELETES:
+            del versions[key]
+            return Row(offset, timestamp, name, None, headers)
+        versions[key] = version + 1
+        return Row(offset, timestamp, name, _row_json(key, version, lot, timestamp, self._lsn), headers)
+
+
+def _row_json(key: int, version: int, lot: float, timestamp: int, lsn: int) -> bytes:
+    return (
+        b'{"op":"%s","ts_ms":%d,"source":{"db":"shop","table":"customers","lsn":%d},"after":{"id":%d,"name":"Customer %d",'
+        b'"email":"c%d@example.org","city":"%s","plan":"%s","balance_cents":%d,"session":"%016x","version":%d}}'
+    ) % (
+        b"u" if version else b"c",
+        timestamp,
+        lsn,
+        key,
+        key,
+        key,
+        _CITIES[key % len(_CITIES)],
+        _PLANS[(key + version) % len(_PLANS)],
+        int(lot * 1_000_000),
+        int(lot * (1 << 60)),
+        version + 1,
+    )

@@ -1,0 +1,161 @@
+"""The demo: compaction of a generated topic in seven steps: make, import, plan, run, verify, export, check."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from compactor.access.rounds import compact
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import Settings, load_settings
+from compactor.consumer.messages import byte_strings
+from compactor.consumer.ranges import read_blocks
+from compactor.demo.data import CustomersTable, TopicShape, write_topic
+from compactor.errors import UsageError
+from compactor.model.ids import TopicPartition
+from compactor.round.compaction import OnStage, RoundReport
+from compactor.storage.schemes import kind_of
+from compactor.transfer.export import export_partition
+from compactor.transfer.import_ import import_directory
+from compactor.transfer.import_options import ImportProgress, ImportReport
+from compactor.upkeep.segment_check import SegmentProblem
+from compactor.upkeep.verify_tier import verify_partition
+from compactor.views.forecast import Forecast, forecast_partition
+
+NAME = TopicPartition("customers", 0)
+FIRST_LINE = "# Written by `tiered-compactor demo`, which deletes what it finds beside it when it is run here again.\n"
+
+OnCount = Callable[[int], None]
+
+
+ValueByKey = dict[bytes, bytes | None]
+"""Last committed value of each key; None if the key was deleted."""
+
+
+@dataclass(frozen=True)
+class TopicSize:
+    """Size of the topic in the tier. records: including transaction markers."""
+
+    records: int
+    bytes: int
+    segments: int
+
+
+@dataclass(frozen=True)
+class DemoComparison:
+    """The tier before and after the round, and each key's last value as written and as found in the tier.
+
+    differences: a line for each key whose last value in the tier is not the one that was written.
+    """
+
+    before: TopicSize
+    after: TopicSize
+    written: ValueByKey
+    found: ValueByKey
+    differences: list[str]
+
+
+def count_values(values: ValueByKey) -> int:
+    """Return the number of keys that are not deleted."""
+    return sum(value is not None for value in values.values())
+
+
+def describe_differences(written: ValueByKey, found: ValueByKey) -> list[str]:
+    """Return a line for each key whose last value differs. A deleted key may have a tombstone or no record."""
+    return [f"{key!r} has another last value" for key in sorted(written.keys() | found.keys()) if written.get(key) != found.get(key)]
+
+
+class Demo:
+    """One run of the demo in a folder.
+
+    :param folder: must not exist, be empty, or hold an earlier demo, which is deleted.
+    :param tier_url: where the tier is created; empty for inside the folder. There must be no tier yet, and it is not deleted.
+    :raises UsageError: if the folder or the URL is in use.
+    """
+
+    def __init__(self, folder: Path, now_ms: int, tier_url: str = "", settings: Settings | None = None) -> None:
+        self.folder = folder.absolute()
+        self.now_ms = now_ms
+        self.shape = TopicShape(now_ms)
+        self._table = CustomersTable(self.shape)
+        self._before = TopicSize(0, 0, 0)
+        self.config = self.folder / "tiered-compactor.toml"
+        self.log_dir = self.folder / "kafka-log" / str(NAME)
+        self.exported = self.folder / "exported" / str(NAME)
+        self._clear_folder()
+        self.tier_place = tier_url or str(self.folder / "tier")
+        tier = {"url": tier_url or (self.folder / "tier").as_uri(), "state_dir": str(self.folder / "state")}
+        section = kind_of(self.tier_place).section
+        reached = {section: settings.section(section).model_dump()} if settings and section else {}
+        self.config.write_text(_as_toml({"tier": tier, **reached}), encoding="utf-8")
+        # The environment is ignored, so that the demo never touches a real tier.
+        self._tier: Tier = open_tier(load_settings(str(self.config), {}))
+        if tier_url and self._tier.catalog.refresh().tier_id:
+            raise UsageError(f"there is a tier at {tier_url} already", hint="Name a prefix that nothing uses yet")
+        self._cleaner = self._tier.cleaner_for(NAME.topic)
+
+    def _clear_folder(self) -> None:
+        """Delete an earlier demo in the folder. Raises UsageError if the folder holds anything else."""
+        if self.folder.is_dir() and any(self.folder.iterdir()):
+            if not self.config.exists() or not self.config.read_text(encoding="utf-8", errors="replace").startswith(FIRST_LINE):
+                raise UsageError(f"{self.folder} is not empty and not of an earlier demo", hint="Name an empty or a new directory")
+            for name in ("kafka-log", "tier", "state", "exported"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make {self.folder}: {error.strerror}", hint="Name another directory") from error
+
+    def make_topic(self, on_records: OnCount) -> None:
+        """Write the generated log directory."""
+        for count in write_topic(self.log_dir, self.shape, self._table):
+            on_records(count)
+
+    def import_topic(self, progress: ImportProgress) -> ImportReport:
+        """Import the log directory into the tier."""
+        report = import_directory(self._tier, self.log_dir, NAME, self._cleaner.policy(), progress)
+        self._before = self._topic_size()
+        return report
+
+    def plan_round(self) -> Forecast:
+        """Return the forecast of a round."""
+        return forecast_partition(self._tier, NAME, self.now_ms)
+
+    def run_round(self, on_stage: OnStage) -> RoundReport:
+        """Compact the topic in one round."""
+        return compact(self._tier, NAME, self.now_ms, on_stage=on_stage)
+
+    def verify_tier(self, on_bytes: OnCount) -> list[SegmentProblem]:
+        """Return the errors that verification finds, without notes."""
+        found = verify_partition(self._tier, NAME, on_bytes)
+        return [problem for problem in found if problem.severity == "error"]
+
+    def export_topic(self, on_bytes: OnCount) -> None:
+        """Export the compacted view as a Kafka log directory."""
+        export_partition(self._tier, NAME, self.exported, on_bytes)
+
+    def compare_last_values(self) -> DemoComparison:
+        """Read the tier as a consumer does and compare the last value of each key with the last one that was written."""
+        found: ValueByKey = {}
+        for block in read_blocks(self._tier, NAME):
+            found |= {
+                key: value for key, value in zip(byte_strings(block.keys), byte_strings(block.values), strict=True) if key is not None
+            }
+        return DemoComparison(self._before, self._topic_size(), self._table.latest, found, describe_differences(self._table.latest, found))
+
+    def _topic_size(self) -> TopicSize:
+        """Return the size of the topic in the tier now."""
+        state = self._tier.open(NAME).refresh()
+        return TopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))
+
+
+def _as_toml(sections: dict[str, dict[str, str]]) -> str:
+    """Return these sections as a TOML file."""
+    lines = [FIRST_LINE]
+    for name, keys in sections.items():
+        lines += [f"[{name}]\n", *(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in keys.items())]
+    return "".join(lines)

@@ -1,0 +1,138 @@
+"""Compilation of kernels with numba, and the folder in which the machine code is cached.
+
+numba compiles a kernel on its first call and reuses the cached machine code as long as the source file of that function is unchanged. It
+does not notice a change in a function or constant that the kernel imports from another file. Therefore the folder's name ends in a digest
+of all files that kernels are compiled from, of the compiler versions, and of the processor.
+
+Import this module only where kernels are needed, because numba takes half a second to load. Call a kernel with arrays of the same types
+everywhere, so that it is compiled once. Two processes that compile one kernel for different types at the same moment may overwrite each
+other's cache entry.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import llvmlite
+import numba
+import numpy as np
+from llvmlite import binding
+from numba.extending import register_jitable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COMPLETE: Final = "complete"
+"""A file in the cache folder: the kernels that nearly every log needs are compiled and on disk."""
+
+KEPT_FOLDERS: Final = 10
+"""Cache folders of other versions that are not deleted, a few MB each; the least recently used are deleted."""
+
+_LEAST_FREE_BYTES: Final = 64 << 20
+_ALL_SOURCES: Final = ("kernels", "model", "records")
+_OPTIONS: Final = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_NAMED_FOLDER: Final = numba.config.CACHE_DIR  # NUMBA_CACHE_DIR
+_log = logging.getLogger(__name__)
+
+
+def kernel(function: F) -> F:
+    """Compile a function that loops over arrays. The compiled function releases the GIL, does not check indexes, and divides by zero as
+    numpy does.
+    """
+    folder = cache_folder()
+    compiled: Any = numba.njit(cache=folder is not None, **_OPTIONS)(function)
+    if folder is not None and not compiled.stats.cache_path.startswith(str(folder)):  # beside the source, where entries become stale
+        compiled = numba.njit(**_OPTIONS)(function)
+    result: F = compiled
+    return result
+
+
+def leaf(function: F) -> F:
+    """Compile a small function that is inlined into every kernel that calls it. Called from Python it runs as Python code."""
+    inlined: F = register_jitable(forceinline=True, **_OPTIONS)(function)
+    return inlined
+
+
+@functools.cache
+def cache_folder() -> Path | None:
+    """Return the folder for cached machine code, or None if no folder can be written or the sources are in an archive.
+
+    Candidates are, in this order: ``NUMBA_CACHE_DIR``, the user's cache directory, and the directory for temporary files. If the first one
+    is read-only, for example in a container image, its content is copied to the next one, because numba caches only where it can write.
+    """
+    if not Path(__file__).is_file():
+        return None
+    name, ready = f"kernels-{sources_digest()}", None
+    for parent, prefix in _cache_locations():
+        folder = parent / (prefix + name)
+        try:
+            if not folder.exists() and not prefix:
+                _delete_unused(parent)
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            # The content is executed. Among everybody's temporary files the folder must therefore be our own, not prepared by others.
+            if folder.lstat().st_uid != os.getuid() or shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
+                raise PermissionError(f"{folder} belongs to another user, or its disk is full")
+            os.utime(folder)
+            tempfile.TemporaryFile(dir=folder).close()
+            if ready is not None and not any(folder.iterdir()):
+                _copy_cache_folder(ready, folder)
+        except OSError as error:
+            _log.debug("kernels are not cached in %s: %s", folder, error)
+            ready = ready or (folder if not prefix and folder.is_dir() else None)
+            continue
+        return folder
+    return None
+
+
+def sources_digest() -> str:
+    """Return 32 hex digits that identify the kernels' source code, the versions of Python and of the compilers, and the processor."""
+    config = numba.config
+    machine = config.CPU_NAME or binding.get_host_cpu_name()
+    features = config.CPU_FEATURES if config.CPU_FEATURES is not None else binding.get_host_cpu_features().flatten()
+    about = [sys.version, np.__version__, numba.__version__, llvmlite.__version__, machine, features]
+    digest = hashlib.sha256("\n".join(about).encode())
+    for path in kernel_sources():
+        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:32]
+
+
+def kernel_sources() -> list[Path]:
+    """Return the files that contain kernels, and all files of the packages from which kernels import constants."""
+    root = Path(__file__).parents[2]
+    files = sorted([*root.glob("bloom/*.py"), *root.glob("compactor/**/*.py")])
+    constants = root / "compactor" / "constants.py"
+    return [
+        path for path in files if path == constants or path.parent.name in _ALL_SOURCES or b"compactor.kernels.jit" in path.read_bytes()
+    ]
+
+
+def _cache_locations() -> Iterator[tuple[Path, str]]:
+    """Yield the directories that may hold the cache, each with a prefix for the name of the cache folder."""
+    if _NAMED_FOLDER:
+        yield Path(_NAMED_FOLDER), ""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    yield Path(cache) / "tiered-compactor", ""
+    yield Path(tempfile.gettempdir()), f"tiered-compactor-{os.getuid()}-"
+
+
+def _delete_unused(parent: Path) -> None:
+    """Delete the least recently used cache folders of other versions. A process that still uses one compiles its kernels again."""
+    for old in sorted(parent.glob("kernels-*"), key=lambda path: path.stat().st_mtime)[:-KEPT_FOLDERS]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _copy_cache_folder(source: Path, folder: Path) -> None:
+    """Copy a cache folder to an empty one. Other processes see either all of the copy or nothing."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        shutil.copytree(source, Path(scratch) / "copy").rename(folder)
+
+
+numba.config.CACHE_DIR = str(cache_folder() or "")

@@ -1,0 +1,3 @@
+"""Outputs: a partition's compacted view, written for readers that do not know the tier. There is one kind: generations in Pinterest's
+layout.
+"""

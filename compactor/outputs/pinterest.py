@@ -1,0 +1,374 @@
+"""Writer of generations: copies of a partition's compacted view for consumers of Pinterest's layout.
+
+    published view -> objects created < step recorded < _metadata < offset.wm < pointer < told
+
+A generation is derived from the published view of a compactor-managed tier. Segments that follow its last one are appended to it. If an
+earlier part of the log was rewritten, undone or truncated, a new generation is written beside it, and readers are directed to that one.
+Any number of processes may write at the same time: names follow from the view, and objects and steps are created but never overwritten. A
+process that finds that another one was faster starts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from compactor.access.tier import Tier
+from compactor.cleaner.passes.describe import last_record_offset
+from compactor.cleaner.passes.source import open_source
+from compactor.control.state import PartitionState
+from compactor.errors import AlreadyExists, BadData, Leased, NotFound, Unavailable, UsageError
+from compactor.local.budget import Budget
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.outputs.pinterest_names import (
+    Generation,
+    GenerationLog,
+    Generations,
+    GenerationStep,
+    PublishedSegment,
+    format_pointer,
+    generation_name,
+    shifted_index,
+    shifted_timeindex,
+)
+from compactor.round.compaction import disk_budget_bytes
+from compactor.round.sources import StagedSegmentReader, closing_reader, segment_reader
+from compactor.storage.deleting import delete_keys
+from compactor.storage.factory import open_store
+from compactor.storage.port import ObjectStore
+from compactor.storage.schemes import bucket_and_prefix
+from compactor.tier.contents import FileContent, create_object
+from compactor.tier.kinds import control_url, pinterest_keys
+from compactor.tier.layouts.pinterest.keys import METADATA_FILE, WATERMARK, PartitionKeys
+from compactor.tier.layouts.pinterest.metadata import format_metadata, format_watermark
+from compactor.tier.recorded import read_recorded
+
+PUBLISH_ATTEMPTS = 5
+"""Attempts per partition. An attempt fails if segments were replaced while it ran, or another writer was faster."""
+MAX_NAMED_PARTITIONS = 100
+"""Largest number of names tried for one step's generation."""
+AT_WORK_MS = 300_000
+"""Age of a writer's latest announcement, in milliseconds, from which on other writers assume that it has died."""
+SAY_MS = 60_000
+"""How often the writer of a new generation renews its announcement, in milliseconds."""
+
+
+@dataclass(frozen=True)
+class GenerationReport:
+    """Result of one update of a partition's generation.
+
+    status: written (a new generation), appended, up_to_date, empty (the view has no records, and the layout has no form for that), removed
+    (the partition was deleted, and its pointer too), or superseded (a new generation is due, but only appending was requested).
+    objects and bytes: created by this update. start_offset: the generation's first object name; end_offset: its last record.
+    slot: slot of the control log whose view the generation has now.
+    """
+
+    topic: str
+    partition: int
+    status: str
+    generation: str = ""
+    objects: int = 0
+    bytes: int = 0
+    start_offset: int = -1
+    end_offset: int = -1
+    slot: int = -1
+
+
+@dataclass(frozen=True)
+class GenerationTarget:
+    """Store and layout of generations. keep_ms: how long a superseded generation is kept after readers were directed to the next one."""
+
+    store: ObjectStore
+    keys: PartitionKeys
+    url: str
+    keep_ms: int
+    clock_ms: Callable[[], int]
+
+    def generation_log(self, name: TopicPartition) -> GenerationLog:
+        """Return the log of a partition's generations."""
+        return GenerationLog(self.store, self.keys, name)
+
+    def generation_folder(self, generation: str, name: TopicPartition) -> str:
+        """Return the folder of a partition's objects in a generation."""
+        return f"{generation}/{self.keys.folder(name)}"
+
+    def pointer_content(self, name: TopicPartition, generation: Generation) -> bytes:
+        """Return the content of the object that directs readers to this generation."""
+        bucket, prefix = bucket_and_prefix(self.url)
+        return format_pointer(prefix, bucket, self.keys, name, generation)
+
+
+def configured_target(tier: Tier) -> GenerationTarget:
+    """Return the target that ``[tier.pinterest]`` configures.
+
+    :raises UsageError: if none is configured, if the tier is not compactor-managed, or if the target overlaps the tier or its control
+        store.
+    """
+    settings, pinterest = tier.settings, tier.settings.tier.pinterest
+    if not tier.kind.owns_root:
+        raise UsageError(
+            "generations are written from compactor-managed tiers only", hint="`import --from-tier` takes an upstream tier into one"
+        )
+    if not pinterest.target:
+        raise UsageError("no target is configured", hint="Set target under [tier.pinterest] to a prefix of its own")
+    for url in (settings.tier_url, control_url(settings)):
+        if _is_below(pinterest.target, url) or _is_below(url, pinterest.target):
+            raise UsageError(f"target under [tier.pinterest] and {url} lie within each other", hint="Name a prefix of its own")
+    store = open_store(pinterest.target, settings=settings, limits=settings.limits, counters=tier.counters)
+    return GenerationTarget(store, pinterest_keys(settings), pinterest.target, pinterest.keep_ms, tier.ports.clock_ms)
+
+
+def _is_below(url: str, other: str) -> bool:
+    """Return whether a URL is equal to another one or lies below it."""
+    return f"{url.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """Options of writing a generation.
+
+    disk: budget for staged segments; None for a budget of ``disk_budget_bytes``.
+    append_only: whether new generations are left to other processes, except for a partition's first one.
+    yields: whether to raise Leased if another process has announced recently that it writes this generation.
+    on_bytes: receives the bytes of each segment that was copied.
+    """
+
+    disk: Budget | None = None
+    append_only: bool = False
+    yields: bool = False
+    on_bytes: Callable[[int], None] = field(default=lambda size: None)
+
+
+def write_generation(tier: Tier, target: GenerationTarget, name: TopicPartition, options: WriteOptions | None = None) -> GenerationReport:
+    """Bring a partition's current generation up to its published view.
+
+    :raises BadData: if an object is missing or damaged. :raises OutOfBudget: if a segment does not fit the disk budget.
+    :raises Leased: if another process writes it (see ``Writing.yields``). :raises Unavailable: if other processes were faster TRIES times.
+    :raises StoreError:
+    """
+    return update_generation(tier, target, name, options or WriteOptions())[0]
+
+
+def update_generation(
+    tier: Tier, target: GenerationTarget, name: TopicPartition, options: WriteOptions
+) -> tuple[GenerationReport, Generations]:
+    """Bring a partition's current generation up to its published view, and return the report and the partition's generations.
+
+    Raises as ``write_generation``.
+    """
+    log = target.generation_log(name)
+    for attempt in range(PUBLISH_ATTEMPTS):
+        try:
+            # In this order: a view that is older than the generation is then that of a log that was begun anew, and no stale one.
+            known = log.read_generations()
+            state = tier.open(name).refresh_and_check_gaps()
+            with _open_segments(tier, state, options) as reading:
+                report = _GenerationWriter(tier, target, log, state, known, options, reading).write_or_append()
+        except NotFound as error:
+            if attempt == PUBLISH_ATTEMPTS - 1:
+                raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="See `verify`") from error
+            continue  # replaced and retired meanwhile
+        if report is not None:
+            return report, direct_readers(target, log)
+    raise Unavailable(f"{name}: other processes were faster {PUBLISH_ATTEMPTS} times", hint="Let one process write generations")
+
+
+@contextmanager
+def _open_segments(tier: Tier, state: PartitionState, options: WriteOptions) -> Iterator[StagedSegmentReader]:
+    """Open the partition's segments for reading within the disk budget."""
+    cleaner = tier.cleaner_for(state.topic)
+    disk = options.disk or Budget(disk_budget_bytes(cleaner, tier.state_dir))
+    with closing_reader(segment_reader(tier.ports, cleaner, tier.state_dir, state.name, state.live, disk, "generation")) as reading:
+        yield reading
+
+
+@dataclass(frozen=True)
+class _GenerationWriter:
+    """One attempt to bring a partition's generation up to one published view."""
+
+    tier: Tier
+    target: GenerationTarget
+    log: GenerationLog
+    state: PartitionState
+    known: Generations
+    options: WriteOptions
+    reading: StagedSegmentReader
+
+    def write_or_append(self) -> GenerationReport | None:
+        """Append to the current generation or write a new one. Returns None if another writer was faster."""
+        current = self.known.current
+        lacking = current.missing_segments(self.state.live) if current else None
+        if current and lacking is not None:
+            if not lacking:
+                return self._generation_report("up_to_date", current)
+            parts = self._create_parts(lacking, current.name, current.parts)
+            if parts is not None:
+                return self._record_step("appended", self.known.next_step(current, self.state.slot, parts), (*current.parts, *parts), parts)
+        if current and self.options.append_only:
+            return self._generation_report("superseded", current)
+        if current and self.state.deleted_slot and not self.state.has_segments:
+            return self._record_removal()
+        for attempt in range(MAX_NAMED_PARTITIONS):
+            generation = generation_name(self.known.next_number, attempt)
+            self._announce_generation(generation)
+            parts = self._create_parts(self.state.live, generation, ())
+            if parts is None:
+                continue  # what lies there under this name is of a view that was taken back
+            if all(part.base < 0 for part in parts):
+                return GenerationReport(*self.state.name, "empty", slot=self.state.slot)
+            return self._record_step("written", self.known.first_step(generation, self.state.slot, parts), parts, parts)
+        raise BadData(f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_number} differ", segment=str(self.state.name))
+
+    def _record_removal(self) -> GenerationReport | None:
+        """Record an empty generation for a deleted partition.
+
+        Its step remains after all others are deleted, so that names and numbers are never used twice.
+        """
+        taken = {one.generation for one in self.known.begun}
+        names = (generation_name(self.known.next_number, attempt) for attempt in range(len(taken) + 1))
+        generation = next(name for name in names if name not in taken)
+        return self._record_step("removed", self.known.first_step(generation, self.state.slot, ()), (), ())
+
+    def _announce_generation(self, generation: str) -> None:
+        """Announce that this process writes a generation. The announcement also lets abandoned objects be found later.
+
+        :raises Leased: if another process has announced this step recently, and ``Writing.yields`` is set.
+        """
+        here = [one for one in self.known.begun if one.number == self.known.next_number]
+        begun = max(here, key=lambda one: one.modified_ms, default=None)
+        if self.options.yields and begun and self.target.store.clock_ms() < begun.modified_ms + AT_WORK_MS:
+            key = self.log.begun_key(begun.generation)
+            holder = self.target.store.get(key).decode("utf-8", "replace")
+            if holder != self.tier.ports.holder:
+                raise Leased(f"{self.state.name}: {holder} writes generation {begun.generation}", hint="The daemon tries again later")
+        self.target.store.put(self.log.begun_key(generation), self.tier.ports.holder.encode())
+
+    def _record_step(
+        self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], made: Sequence[PublishedSegment]
+    ) -> GenerationReport | None:
+        """Record the step that makes the parts count. Returns None if another writer has recorded a step with this number.
+
+        :param parts: all parts of the generation. :param made: those that were written now.
+        """
+        number = self.known.next_number
+        try:
+            self.target.store.create(self.log.step_key(number), step.model_dump_json(exclude_none=True).encode())
+        except AlreadyExists:
+            return None
+        began = step.whole.began if step.whole else self.known.current.began if self.known.current else number
+        generation = Generation(name=step.generation, number=number, began=began, whole=began, slot=step.slot, parts=tuple(parts))
+        return self._generation_report(status, generation, [part for part in made if part.base >= 0])
+
+    def _generation_report(self, status: str, generation: Generation, created: Sequence[PublishedSegment] = ()) -> GenerationReport:
+        """Return the report of this update."""
+        objects = generation.objects
+        size = sum(part.log_bytes for part in created)
+        offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
+        return GenerationReport(*self.state.name, status, generation.name, len(created), size, *offsets, self.state.slot)
+
+    def _create_parts(
+        self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, before: Sequence[PublishedSegment]
+    ) -> list[PublishedSegment] | None:
+        """Create the objects of these segments and return their parts; None if an object of that name has other content.
+
+        :param segments: the last segments of the view. :param before: parts of the generation so far.
+        """
+        found: list[PublishedSegment] = []
+        ends = [part.last + 1 for part in before if part.base >= 0]
+        base = ends[-1] if ends else self.state.start_offset
+        latest = before[-1].timestamp_ms if before else 0
+        said_ms = self.target.clock_ms()
+        for ordinal in range(len(self.state.live) - len(segments), len(self.state.live)):
+            segment = self.state.live[ordinal]
+            latest = max(latest, segment.max_timestamp_ms)
+            part = self._create_segment_objects(ordinal, generation, base, latest)
+            if part is None:
+                return None
+            found.append(part)
+            base = part.last + 1 if part.base >= 0 else base
+            self.options.on_bytes(segment.size_bytes)
+            if not before and self.target.clock_ms() - said_ms > SAY_MS:
+                said_ms = self.target.clock_ms()
+                self.target.store.put(self.log.begun_key(generation), self.tier.ports.holder.encode())
+        return found
+
+    def _create_segment_objects(self, ordinal: int, generation: str, base: int, latest: int) -> PublishedSegment | None:
+        """Create the objects of one segment. Indexes come before the log, so that a reader that sees a log also finds its indexes.
+
+        :param ordinal: position of the segment in the view. :param base: name of the object. :param latest: largest timestamp up to here.
+        """
+        segment, reading = self.state.live[ordinal], self.reading
+        name, limit = self.state.name, reading.inflate_limit
+        with reading.staging.opened(reading.log_request(ordinal)) as path:
+            source = open_source(ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
+            source.name = reading.log_key(ordinal)
+            last = last_record_offset(source, limit)
+            if last < 0:
+                return PublishedSegment(segment=segment.id, timestamp_ms=latest)
+            distance = segment.start_offset - base
+            contents: dict[str, FileContent] = {
+                "index": shifted_index(self._read_index(segment, "index"), distance),
+                "timeindex": shifted_timeindex(self._read_index(segment, "timeindex"), distance),
+                "log": path,
+            }
+            for kind, data in contents.items():
+                if not create_object(self.target.store, f"{generation}/{self.target.keys.file(name, base, kind)}", data):
+                    return None
+        reading.staging.forget([reading.log_request(ordinal)])
+        return PublishedSegment(segment=segment.id, base=base, last=last, timestamp_ms=latest, log_bytes=segment.size_bytes)
+
+    def _read_index(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
+        """Return a segment's index of this kind; empty if it has none."""
+        return read_recorded(self.tier.ports.layout, self.state.name, segment, kind) if kind in segment.files else b""
+
+
+# ---- telling readers ----------------------------------------------------------------------------------------------------------
+
+
+def direct_readers(target: GenerationTarget, log: GenerationLog) -> Generations:
+    """Direct readers to the current generation: write its metadata, its watermark and the pointer, and delete steps that nobody reads any
+    more.
+
+    Every call repeats this, so that whatever a killed or slow writer left unfinished is completed. After writing, the steps are read again.
+    Of two simultaneous writers the later one therefore continues until it has seen the other one's step.
+    """
+    while True:
+        known = log.read_generations()
+        current = known.current
+        if current is None:
+            return known
+        folder = target.generation_folder(current.name, log.name)
+        if current.objects:
+            changed = _put_if_changed(target.store, folder + METADATA_FILE, format_metadata(log.name, current.segment_times))
+            changed |= _put_if_changed(target.store, folder + WATERMARK, format_watermark(current.objects[-1].base))
+            changed |= _put_if_changed(target.store, log.pointer_key, target.pointer_content(log.name, current))
+        else:
+            changed = _delete_if_exists(target.store, log.pointer_key)
+        if current.began not in known.told_ms:
+            create_object(target.store, log.told_key(current.began), b"")
+        delete_keys(target.store, [log.step_key(number) for number in known.deletable_steps()])
+        if not changed:
+            return known
+
+
+def _delete_if_exists(store: ObjectStore, key: str) -> bool:
+    """Delete an object and return whether it existed."""
+    try:
+        store.get(key)
+    except NotFound:
+        return False
+    delete_keys(store, [key])
+    return True
+
+
+def _put_if_changed(store: ObjectStore, key: str, data: bytes) -> bool:
+    """Write an object unless it has this content already, and return whether it was written."""
+    try:
+        if store.get(key) == data:
+            return False
+    except NotFound:
+        pass
+    store.put(key, data)
+    return True

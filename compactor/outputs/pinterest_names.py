@@ -1,0 +1,338 @@
+"""Names and records of generations, the output for consumers of Pinterest's layout.
+
+    <generation>/[<bits>/]<cluster>/<topic>-<partition>/...         objects of the layout; new ones are only appended
+    .generations/<cluster>/<topic>-<partition>/<20 digits>.json     a step: what was done; never overwritten
+    .generations/<cluster>/<topic>-<partition>/<20 digits>.told     readers were directed to the generation that this step began
+    .generations/<cluster>/<topic>-<partition>/<generation>.begun   announcement of the process that writes, or has written, a generation
+    .generations/<cluster>/<topic>-<partition>/current.json         pointer for readers: where the current generation lies
+
+The last step of a deleted partition is a generation without parts, and its pointer is gone.
+
+A generation is named after the number of the step that may begin it. Once another step has that number, the generation can no longer count.
+
+A consumer's position is the offset of the last record it received, plus one. It reads the object with the greatest base at or below the
+position. Therefore an object is named after the last record before it, plus one, and segments without records have no object. Then no
+position exists, up to the last record of all, at which one object has nothing more to give and the next one is not yet due.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pydantic import ValidationError
+
+from compactor.errors import BadData, NotFound
+from compactor.model.base import Value
+from compactor.model.ids import TopicPartition
+from compactor.model.policy import MAX32
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
+from compactor.storage.port import ObjectStore
+from compactor.tier.layouts.pinterest.keys import PartitionKeys
+from compactor.tier.layouts.pinterest.metadata import SegmentTime
+
+GENERATIONS_FOLDER: Final = ".generations"
+CATALOG_VERSION: Final = 1
+CATALOG_READ_ATTEMPTS: Final = 5
+"""How often the steps are listed again if one of them was deleted between listing and reading."""
+ENDLESS_SEARCH_ENTRIES: Final = 2
+"""Number of index entries with which the consumer's search finds no end below the first one (S3OffsetIndexHandler)."""
+
+WHOLE_EVERY: Final = 32
+"""After this many steps, one step repeats the content of all earlier ones, so that readers need no older step."""
+
+_STEP: Final = re.compile(r"(\d{20})\.(json|told)")
+_BEGUN: Final = re.compile(r"(g(\d{20})(?:-\d+)?)\.begun")
+
+
+class PublishedSegment(Value):
+    """One segment of the tier in a generation.
+
+    base: name of its object; last: offset of its last record; both -1 if the segment has no records.
+    timestamp_ms: largest timestamp of this part and of those before it. log_bytes: size of the log object.
+    """
+
+    segment: str
+    base: int = -1
+    last: int = -1
+    timestamp_ms: int = 0
+    log_bytes: int = 0
+
+
+class SupersededGeneration(Value):
+    """An earlier generation. began: number of its first step. ended: number of the step that began the next generation."""
+
+    name: str
+    began: int
+    ended: int
+
+
+class StepHistory(Value):
+    """Everything that the steps before this one recorded. began: first step of the generation. before: parts of its earlier steps.
+
+    earlier: generations before it that are not deleted yet.
+    """
+
+    began: int
+    before: tuple[PublishedSegment, ...] = ()
+    earlier: tuple[SupersededGeneration, ...] = ()
+
+
+class GenerationStep(Value):
+    """A recorded step: parts appended to a generation. slot: slot of the control log whose view they come from.
+
+    whole: content of all earlier steps; set in a generation's first step and every WHOLE_EVERY steps.
+    """
+
+    version: int = CATALOG_VERSION
+    generation: str
+    slot: int
+    parts: tuple[PublishedSegment, ...]
+    whole: StepHistory | None = None
+
+
+class Generation(Value):
+    """The current generation of a partition, folded from its steps.
+
+    number: number of its last step. began: number of its first step. whole: number of its last step that repeats the earlier ones.
+    slot: slot of the control log whose view it has.
+    """
+
+    name: str
+    number: int
+    began: int
+    whole: int
+    slot: int
+    parts: tuple[PublishedSegment, ...]
+
+    @property
+    def objects(self) -> tuple[PublishedSegment, ...]:
+        """Parts that have an object, ascending."""
+        return tuple(part for part in self.parts if part.base >= 0)
+
+    @property
+    def segment_times(self) -> tuple[SegmentTime, ...]:
+        """Largest timestamp and name of each object, as the layout's metadata list them."""
+        return tuple(SegmentTime(part.timestamp_ms, part.base) for part in self.objects)
+
+    def missing_segments(self, live: Sequence[RemoteLogSegmentMetadata]) -> Sequence[RemoteLogSegmentMetadata] | None:
+        """Return the live segments that are to be appended; None if the generation is not a prefix of them, so that a new generation is
+        due.
+        """
+        known = [part.segment for part in self.parts]
+        return live[len(known) :] if [segment.id for segment in live[: len(known)]] == known else None
+
+
+@dataclass(frozen=True)
+class AnnouncedGeneration:
+    """An announced generation. number: number of the step that would make it count. modified_ms: time of the latest announcement, by the
+    store's clock.
+    """
+
+    generation: str
+    number: int
+    modified_ms: int
+
+
+@dataclass(frozen=True)
+class Generations:
+    """All generations of one partition.
+
+    earlier: those before the current one that are not deleted yet, oldest first. begun: announced generations.
+    numbers: numbers of the steps that are left, ascending.
+    told_ms: first step of a generation -> when readers were directed to it, in milliseconds of the store's clock.
+    """
+
+    current: Generation | None = None
+    earlier: tuple[SupersededGeneration, ...] = ()
+    begun: tuple[AnnouncedGeneration, ...] = ()
+    numbers: tuple[int, ...] = ()
+    told_ms: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next step."""
+        return self.current.number + 1 if self.current else 1
+
+    @property
+    def recorded_names(self) -> frozenset[str]:
+        """Names of all generations that count or have counted."""
+        return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
+
+    def first_step(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
+        """Return the step that makes a new generation count, to be recorded under ``next_number``."""
+        earlier = self.earlier
+        if self.current:
+            earlier = (*earlier, SupersededGeneration(name=self.current.name, began=self.current.began, ended=self.next_number))
+        whole = StepHistory(began=self.next_number, earlier=earlier)
+        return GenerationStep(generation=generation, slot=slot, parts=tuple(parts), whole=whole)
+
+    def next_step(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
+        """Return the step that appends parts to the current generation."""
+        due = self.next_number - current.whole >= WHOLE_EVERY
+        whole = StepHistory(began=current.began, before=current.parts, earlier=self.earlier) if due else None
+        return GenerationStep(generation=current.name, slot=slot, parts=tuple(parts), whole=whole)
+
+    def deletable_steps(self) -> list[int]:
+        """Return the numbers of steps that may be deleted.
+
+        They lie before the last step that repeats everything, by so much that no reader needs them that listed the steps earlier. A
+        generation's first step stays.
+        """
+        one = self.current
+        return [number for number in self.numbers if one.began < number < one.whole - WHOLE_EVERY] if one else []
+
+
+class GenerationLog:
+    """Log of one partition's steps, numbered without gaps. Steps never change, so that each is read once. Not thread-safe."""
+
+    def __init__(self, store: ObjectStore, keys: PartitionKeys, name: TopicPartition) -> None:
+        self._store = store
+        self._steps: dict[int, GenerationStep] = {}
+        self.name = name
+        self.folder = f"{GENERATIONS_FOLDER}/{keys.cluster}/{name}/"
+
+    @property
+    def pointer_key(self) -> str:
+        """Key of the pointer."""
+        return f"{self.folder}current.json"
+
+    def step_key(self, number: int) -> str:
+        """Return the key of a step."""
+        return f"{self.folder}{number:020d}.json"
+
+    def told_key(self, number: int) -> str:
+        """Return the key of the marker that readers were directed to the generation that this step began."""
+        return f"{self.folder}{number:020d}.told"
+
+    def begun_key(self, generation: str) -> str:
+        """Return the key of a generation's announcement."""
+        return f"{self.folder}{generation}.begun"
+
+    def read_generations(self) -> Generations:
+        """Read all generations of the partition. Takes one LIST, and a GET for each step since the last one that repeats the earlier ones.
+
+        If a listed step is gone, a writer has deleted it as needless (``Generations.deletable_steps``), and the steps are listed again.
+
+        :raises BadData: if steps are missing or invalid. :raises StoreError:
+        """
+        for _ in range(CATALOG_READ_ATTEMPTS - 1):
+            try:
+                return self._read_once()
+            except NotFound:
+                continue
+        return self._read_once()
+
+    def _read_once(self) -> Generations:
+        numbers: list[int] = []
+        begun: list[AnnouncedGeneration] = []
+        told: dict[int, int] = {}
+        for info in self._store.list(self.folder):
+            file = info.key.removeprefix(self.folder)
+            if match := _STEP.fullmatch(file):
+                if match[2] == "json":
+                    numbers.append(int(match[1]))
+                else:
+                    told[int(match[1])] = info.modified_ms
+            elif match := _BEGUN.fullmatch(file):
+                begun.append(AnnouncedGeneration(match[1], int(match[2]), info.modified_ms))
+        if not numbers:
+            return Generations(begun=tuple(begun))
+        steps, whole = self._read_recent_steps(numbers)
+        current = Generation(
+            name=steps[-1].generation,
+            number=numbers[-1],
+            began=whole.began,
+            whole=numbers[-1] - len(steps) + 1,
+            slot=steps[-1].slot,
+            parts=(*whole.before, *(part for step in steps for part in step.parts)),
+        )
+        left = set(numbers)  # those that were deleted have no steps any more
+        earlier = tuple(one for one in whole.earlier if one.began in left)
+        return Generations(current, earlier, tuple(begun), tuple(numbers), told)
+
+    def _read_recent_steps(self, numbers: Sequence[int]) -> tuple[list[GenerationStep], StepHistory]:
+        """Return the last steps, ascending, and what the first of them says about all steps before it. Raises BadData if a step is
+        missing.
+        """
+        steps: list[GenerationStep] = []
+        expected = numbers[-1]
+        for number in reversed(numbers):
+            if number != expected:
+                break
+            steps.insert(0, self._read_step(number))
+            if steps[0].whole:
+                return steps, steps[0].whole
+            expected -= 1
+        missing = self.step_key(expected + 1)
+        raise BadData("the steps before it are missing", segment=missing, hint="Restore them from the store's versions")
+
+    def _read_step(self, number: int) -> GenerationStep:
+        """Return one step, from memory if it was read before. Raises BadData if it is invalid or of another version."""
+        key = self.step_key(number)
+        if number in self._steps:
+            return self._steps[number]
+        try:
+            step = GenerationStep.model_validate_json(self._store.get(key))
+        except ValidationError as error:
+            raise BadData(f"it is not a valid step of a generation: {error.errors()[0]['msg']}", segment=key) from None
+        if step.version != CATALOG_VERSION:
+            raise BadData(f"it is of version {step.version}", segment=key, hint="A newer release wrote it")
+        self._steps[number] = step
+        return step
+
+
+def partitions_of_keys(keys: Sequence[str]) -> list[TopicPartition]:
+    """Return the partitions to which objects below ROOT belong, sorted."""
+    return sorted({TopicPartition.parse(key.split("/")[2]) for key in keys if key.count("/") >= 3})
+
+
+def generation_name(number: int, attempt: int = 0) -> str:
+    """Return the name of the generation that step ``number`` begins.
+
+    :param attempt: 0, or counts up if objects with other content lie under the name before.
+    """
+    return f"g{number:020d}" + (f"-{attempt}" if attempt else "")
+
+
+def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, name: TopicPartition, generation: Generation) -> bytes:
+    """Return the pointer as JSON. It holds what an endpoint provider needs: bucket and base prefix of S3StorageServiceEndpoint.Builder."""
+    document = {
+        "version": CATALOG_VERSION,
+        "bucket": bucket,
+        "basePrefix": f"{base_prefix}{generation.name}",
+        "cluster": keys.cluster,
+        "entropyBits": keys.entropy_bits,
+        "topic": name.topic,
+        "partition": name.partition,
+        "step": generation.number,
+    }
+    return json.dumps(document, indent=1).encode()
+
+
+def shifted_index(data: bytes, distance: int) -> bytes:
+    """Return an offset index for a base offset that is lower by ``distance``.
+
+    Offsets that no longer fit an entry are left out; readers find them by scanning.
+    """
+    entries = np.frombuffer(data, OFFSET_ENTRY).copy()
+    offsets = entries["offset"].astype(np.int64) + distance
+    entries = entries[offsets <= MAX32]
+    entries["offset"] = offsets[offsets <= MAX32]
+    return (entries[1:] if len(entries) == ENDLESS_SEARCH_ENTRIES else entries).tobytes()
+
+
+def shifted_timeindex(data: bytes, distance: int) -> bytes:
+    """Return a time index for a base offset that is lower by ``distance``. Offsets that no longer fit an entry are replaced by the largest
+    one.
+
+    No entry is left out, because consumers read the last one.
+    """
+    entries = np.frombuffer(data, TIME_ENTRY).copy()
+    entries["offset"] = np.minimum(entries["offset"].astype(np.int64) + distance, MAX32)
+    return entries.tobytes()

@@ -1,0 +1,39 @@
+"""The port of outputs: a partition's compacted view, written for readers that do not know the tier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from compactor.access.tier import Tier
+from compactor.constants import NEVER_MS
+from compactor.local.budget import Budget
+from compactor.model.ids import TopicPartition
+
+
+@dataclass(frozen=True)
+class OutputReport:
+    """Result of one update of an output.
+
+    status: written, appended, up_to_date, empty, removed or superseded.
+    written_slot: slot of the control log whose view the output has now.
+    next_deletion_ms: when an old version may be deleted, by the store's clock; NEVER_MS if none waits.
+    summary: one line for people; empty if nothing was written or deleted.
+    """
+
+    status: str
+    written_slot: int
+    next_deletion_ms: int = NEVER_MS
+    summary: str = ""
+
+
+class OutputWriter(Protocol):
+    """Writer of one kind of output. A new kind is a module in this folder and a line in ``compactor.outputs.configured``."""
+
+    def update_output(self, opened: Tier, name: TopicPartition, disk: Budget) -> OutputReport:
+        """Bring a partition's output up to its published view, and delete old versions whose time is over.
+
+        :param disk: local disk that the partition's segments may use.
+        :raises BadData: if an object is missing or damaged. :raises OutOfBudget: if a segment does not fit the disk budget.
+        :raises Leased: if another process writes this output now. :raises StoreError:
+        """

@@ -1,0 +1,196 @@
+"""Writing and deleting generations of many partitions, for the command `generations` and for the daemon.
+
+A generation is a complete compacted copy of a partition for consumers of Pinterest's layout. A superseded generation is deleted ``keep_ms``
+after readers were directed to its successor. A generation that was announced and never counted is deleted ``keep_ms`` after its writer's
+last announcement. Objects are deleted first, then the records about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from compactor.access.tier import Tier
+from compactor.constants import NEVER_MS
+from compactor.errors import CompactorError
+from compactor.local.budget import Budget
+from compactor.model.ids import TopicPartition
+from compactor.outputs.pinterest import (
+    GenerationReport,
+    GenerationTarget,
+    WriteOptions,
+    configured_target,
+    direct_readers,
+    update_generation,
+    write_generation,
+)
+from compactor.outputs.pinterest_names import GENERATIONS_FOLDER, Generations, partitions_of_keys
+from compactor.outputs.port import OutputReport
+from compactor.round.compaction import disk_budget_bytes
+from compactor.storage.deleting import delete_keys
+from compactor.storage.port import ObjectStore
+
+
+@dataclass(frozen=True)
+class RetiredGeneration:
+    """A generation that was deleted or waits for deletion. due_ms: when it may be deleted, in milliseconds of the store's clock.
+
+    objects and bytes: -1 if they were not counted.
+    """
+
+    topic: str
+    partition: int
+    generation: str
+    deleted: bool
+    objects: int
+    bytes: int
+    due_ms: int
+
+
+@dataclass(frozen=True)
+class GenerationUpkeep:
+    """Result of writing a partition's generation and deleting old ones. again_ms: when the next one may be deleted; NEVER_MS if none
+    waits.
+    """
+
+    report: GenerationReport
+    retired: tuple[RetiredGeneration, ...]
+    again_ms: int
+
+
+def write_generations(
+    tier: Tier,
+    target: GenerationTarget,
+    names: Sequence[TopicPartition],
+    *,
+    on_bytes: Callable[[int], None] = lambda size: None,
+    on_partition: Callable[[TopicPartition, GenerationReport | CompactorError], None] = lambda name, done: None,
+) -> list[GenerationReport | CompactorError]:
+    """Bring the generations of several partitions up to their views, ``daemon.threads`` at a time within one disk budget.
+
+    A partition that fails does not stop the others (I9).
+
+    :param on_bytes: receives the bytes of each segment that was copied.
+    :param on_partition: receives each partition's report or error as soon as it is done.
+    :returns: a report or an error for each partition, in the given order.
+    """
+    options = WriteOptions(disk=Budget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), on_bytes=on_bytes)
+
+    def write_one(name: TopicPartition) -> GenerationReport | CompactorError:
+        try:
+            done: GenerationReport | CompactorError = write_generation(tier, target, name, options)
+        except CompactorError as error:
+            done = error
+        on_partition(name, done)
+        return done
+
+    with ThreadPoolExecutor(tier.settings.daemon.threads, "generations") as pool:
+        return list(pool.map(write_one, names))
+
+
+def maintain_generation(tier: Tier, target: GenerationTarget, name: TopicPartition, options: WriteOptions) -> GenerationUpkeep:
+    """Bring a partition's generation up to its view and delete old generations whose time is over. Raises as ``write_generation``."""
+    report, known = update_generation(tier, target, name, options)
+    retired = _delete_expired_generations(target, name, known, dry_run=False, count=False)
+    return GenerationUpkeep(report, tuple(retired), min((one.due_ms for one in retired if not one.deleted), default=NEVER_MS))
+
+
+@dataclass(frozen=True)
+class PinterestOutput:
+    """Generations of Pinterest's layout as an output (compactor.outputs.port)."""
+
+    target: GenerationTarget
+
+    @staticmethod
+    def from_settings(opened: Tier, wrapped: Callable[[ObjectStore], ObjectStore]) -> PinterestOutput:
+        """Return the output that [tier.pinterest] describes. Raises UsageError if its target is not usable."""
+        target = configured_target(opened)
+        return PinterestOutput(replace(target, store=wrapped(target.store)))
+
+    def update_output(self, opened: Tier, name: TopicPartition, disk: Budget) -> OutputReport:
+        """Write the partition's generation and delete old generations. Raises as ``OutputWriter.update_output``."""
+        done = maintain_generation(opened, self.target, name, WriteOptions(disk=disk, yields=True))
+        made, deleted = done.report, [one for one in done.retired if one.deleted]
+        parts = [f"generation {made.generation} {made.status}, {made.objects} segments, {made.bytes} bytes"] if made.objects else []
+        parts += [f"deleted generation {one.generation}, {one.objects} objects, {one.bytes} bytes" for one in deleted]
+        return OutputReport(made.status, made.slot, done.again_ms, "; ".join(parts))
+
+
+def partitions_with_generations(target: GenerationTarget) -> list[TopicPartition]:
+    """Return the partitions of which the target holds generations (compacted copies for Pinterest's consumers), sorted."""
+    return partitions_of_keys([info.key for info in target.store.list(f"{GENERATIONS_FOLDER}/{target.keys.cluster}/")])
+
+
+def partition_generations(target: GenerationTarget, name: TopicPartition) -> Generations:
+    """Return the generations of a partition: the current compacted copy for Pinterest's consumers, and older ones. Raises BadData,
+    StoreError.
+    """
+    return target.generation_log(name).read_generations()
+
+
+def retire_generations(target: GenerationTarget, name: TopicPartition, *, dry_run: bool = False) -> list[RetiredGeneration]:
+    """Delete a partition's generations whose time is over, and return these and the ones that still wait. Raises BadData, StoreError.
+
+    :param dry_run: delete nothing.
+    """
+    log = target.generation_log(name)
+    return _delete_expired_generations(
+        target, name, log.read_generations() if dry_run else direct_readers(target, log), dry_run=dry_run, count=True
+    )
+
+
+def _delete_expired_generations(
+    target: GenerationTarget, name: TopicPartition, known: Generations, *, dry_run: bool, count: bool
+) -> list[RetiredGeneration]:
+    """Delete generations whose time is over, and return these and the ones that still wait.
+
+    :param count: whether to count the objects of those that wait.
+    """
+    if not known.earlier and not known.begun:
+        return []
+    log, store = target.generation_log(name), target.store
+    now = (target.clock_ms if dry_run else store.clock_ms)()
+    found: list[RetiredGeneration] = []
+    for generation in known.earlier:
+        told = [ms for number, ms in known.told_ms.items() if number >= generation.ended]  # of the next one, or of one after it
+        due_ms = min(told) + target.keep_ms if told else NEVER_MS
+        # The oldest first: what is left of the steps begins with a generation.
+        if any(not one.deleted for one in found):
+            due_ms = max(due_ms, found[-1].due_ms)
+        found.append(_delete_if_due(target, name, generation.name, due_ms, now, dry_run=dry_run, count=count))
+        if found[-1].deleted and not dry_run:
+            numbers = [number for number in reversed(known.numbers) if generation.began <= number < generation.ended]
+            # From the newest to the oldest, so that what is left of them begins a generation.
+            delete_keys(store, [key for number in numbers for key in (log.step_key(number), log.told_key(number))])
+    for begun in known.begun:
+        if begun.generation in known.recorded_names:
+            gone = True
+        elif begun.number < known.next_number:
+            found.append(
+                _delete_if_due(target, name, begun.generation, begun.modified_ms + target.keep_ms, now, dry_run=dry_run, count=count)
+            )
+            gone = found[-1].deleted
+        else:
+            gone = False  # somebody is at it, or will be
+        if gone and not dry_run:
+            delete_keys(store, [log.begun_key(begun.generation)])
+    return found
+
+
+def _delete_if_due(
+    target: GenerationTarget, name: TopicPartition, generation: str, due_ms: int, now_ms: int, *, dry_run: bool, count: bool
+) -> RetiredGeneration:
+    """Delete the objects of one generation if its time is over, and return what was or would be deleted.
+
+    :param due_ms: when it may be deleted, in milliseconds of the store's clock.
+    :param count: count its objects even if it is not due.
+    """
+    due = due_ms <= now_ms
+    one = RetiredGeneration(*name, generation, due, -1, -1, due_ms)
+    if not due and not count:
+        return one
+    objects = list(target.store.list(target.generation_folder(generation, name)))
+    if due and not dry_run:
+        delete_keys(target.store, [info.key for info in objects])
+    return replace(one, objects=len(objects), bytes=sum(info.size for info in objects))

@@ -1,0 +1,97 @@
+"""Expiry of segments by retention: decides which segments are deleted from the front of a log, by Kafka's rules. Pure functions.
+
+Whole segments expire, in order, from the first one on (``UnifiedLog.deleteRetentionMsBreachedSegments`` and
+``deleteRetentionSizeBreachedSegments``): while a segment's largest timestamp is older than ``retention_ms``, then while at least
+``retention_bytes`` would remain without it. A segment without timestamps has its modification time instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from compactor.config.settings import Cleaner
+from compactor.constants import NEVER_MS
+from compactor.control.log_start import removable_below
+from compactor.control.summary import PartitionFacts, SegmentFacts
+
+S = TypeVar("S", bound=SegmentFacts)
+
+
+@dataclass(frozen=True)
+class ExpiredSegments:
+    """Segments that expire now, and where readers begin afterwards.
+
+    log_start_offset: first offset that readers may read afterwards. It does not change if only segments go that were deleted earlier and
+        stayed as the newest segment.
+    segments, bytes: of the segments that leave the view. The newest one is never among them, even if its records expire.
+    reason: which limits have passed.
+    """
+
+    log_start_offset: int
+    segments: int
+    bytes: int
+    reason: str
+
+
+def is_retention_enabled(cleaner: Cleaner) -> bool:
+    """Return whether ``retention_ms`` and ``retention_bytes`` count. As in Kafka, they do not under "compact" alone."""
+    return cleaner.cleanup_policy != "compact"
+
+
+def find_expired_segments(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int) -> ExpiredSegments | None:
+    """Return what retention deletes at this time, or None if nothing expires.
+
+    Segments below the log start that could not leave so far are included, whatever the cleanup policy is.
+
+    :param state: the folded state, or its summary. A broker-managed tier's own brokers expire its segments, so that None is returned.
+    :param now_ms: the smaller of this machine's clock and the store's, so that a clock that is ahead deletes nothing.
+    """
+    if state.mirrored or not state.has_segments:
+        return None
+    readable = [segment for segment in state.live if segment.end_offset >= state.log_start]
+    aged = _count_aged_segments(readable, cleaner, now_ms)
+    surplus = _count_surplus_segments(readable[aged:], cleaner)
+    count = aged + surplus
+    offset = readable[count - 1].end_offset + 1 if count else state.log_start
+    gone = removable_below(state.live, offset)
+    if offset == state.log_start and not gone:
+        return None
+    why = [f"{aged} segments are older than retention_ms"] * bool(aged) + [f"{surplus} exceed retention_bytes"] * bool(surplus)
+    return ExpiredSegments(
+        offset, len(gone), sum(segment.size_bytes for segment in gone), " and ".join(why) or "they lie below the log start"
+    )
+
+
+def next_expiry_ms(state: PartitionFacts[S], cleaner: Cleaner) -> int:
+    """Return the first time at which a segment is too old, by the timestamps alone; NEVER_MS if that never happens."""
+    if state.mirrored or not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
+        return NEVER_MS
+    first = next((segment for segment in state.live if segment.end_offset >= state.log_start), None)
+    return NEVER_MS if first is None else min(NEVER_MS, largest_timestamp_ms(first) + cleaner.retention_ms + 1)
+
+
+def largest_timestamp_ms(segment: SegmentFacts) -> int:
+    """Return the segment's largest timestamp, or its modification time if none of its records has one (Kafka's LogSegment)."""
+    return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
+
+
+def _count_aged_segments(readable: Sequence[S], cleaner: Cleaner, now_ms: int) -> int:
+    """Return how many segments at the front are older than ``retention_ms``."""
+    if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
+        return 0
+    young = (n for n, segment in enumerate(readable) if now_ms - largest_timestamp_ms(segment) <= cleaner.retention_ms)
+    return next(young, len(readable))
+
+
+def _count_surplus_segments(readable: Sequence[S], cleaner: Cleaner) -> int:
+    """Return how many segments at the front can go so that at least ``retention_bytes`` remain."""
+    if not is_retention_enabled(cleaner) or cleaner.retention_bytes < 0:
+        return 0
+    remaining = sum(segment.size_bytes for segment in readable)
+    for number, segment in enumerate(readable):
+        remaining -= segment.size_bytes
+        if remaining < cleaner.retention_bytes:
+            return number
+    return len(readable)

@@ -1,0 +1,262 @@
+"""Plan of a partial rewrite: which batches of a clean segment a round reads, and which the store copies. Pure functions.
+
+    key directory + fold + dirty keys -> touched batches -> stretches (read, copied, read, ...) -> pieces of the new object
+
+A batch that is not *touched* stays byte for byte the same, however the segment is cleaned: none of its records is superseded, and nothing
+in its header requires a change. Some of these are read all the same, because a store copies only long ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from bloom.directory import HAS_KEYLESS_RECORD, TOMBSTONE, KeyDirectory, concatenate_directories, size_of
+from bloom.producer_runs import runs_and_markers
+from bloom.sidecar import RecordsDue, Sidecar
+from compactor.cleaner.passes.retention import BatchDecisions
+from compactor.constants import NEVER_MS
+from compactor.kernels.common import Flags
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import EMPTIED, HORIZON, NOT_CONTROL, BatchTable, Int64s
+from compactor.records.encode import COPY, FILTER
+from compactor.records.headers import range_crc32c
+from compactor.storage.port import ComposeSource, CopiedRange, FileRange, RangeCopies
+
+LEAST_COPY: Final = 256 << 10
+"""Smallest range in bytes that is worth a server-side copy of its own."""
+LEAST_COPIES: Final = 4
+"""A segment smaller than this many of the shortest ranges that the store copies is read whole."""
+MOST_READ: Final = 2
+"""A segment of which more than one part in this many must be read is read whole."""
+MOST_SHARE: Final = 16
+"""Segment bytes for each byte of its key directory, at least; with fewer there is no directory."""
+FEWER_KEYS: Final = 4
+"""Records of the segment for each key of the round, at least; with fewer the directory is not asked, as hardly a batch would be untouched.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """Consecutive batches of a segment, from ``first`` to ``last`` (exclusive), that are either copied or read."""
+
+    first: int
+    last: int
+    is_copied: bool
+
+
+@dataclass(frozen=True, eq=False)
+class PartialRewritePlan:
+    """Plan of a partial rewrite of one segment.
+
+    directory: loads the segment's key directory, which is too large to hold during a round.
+    table: all batches of the segment.
+    version: version of the segment's object, which must not change meanwhile.
+    """
+
+    directory: Callable[[], KeyDirectory]
+    table: BatchTable
+    stretches: tuple[BatchRange, ...]
+    version: str
+
+    @property
+    def rows_read(self) -> Int64s:
+        """Indexes of the batches that are read, ascending."""
+        return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.is_copied])
+
+    @property
+    def ranges_read(self) -> tuple[tuple[int, int], ...]:
+        """Position and length of each range of the log that is read."""
+        return tuple(log_range(self.table, stretch) for stretch in self.stretches if not stretch.is_copied)
+
+    @property
+    def is_copied(self) -> Flags:
+        """For each batch, whether the store copies it."""
+        stays = np.ones(len(self.table), np.bool_)
+        stays[self.rows_read] = False
+        return stays
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes that the store copies."""
+        return int(self.table.size[self.is_copied].sum())
+
+
+def log_range(table: BatchTable, stretch: BatchRange) -> tuple[int, int]:
+    """Return position and length in the log of consecutive batches."""
+    start = int(table.position[stretch.first])
+    return start, int(table.position[stretch.last - 1] + table.size[stretch.last - 1]) - start
+
+
+# ---- whether a segment is read in part
+
+
+def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int, copies: RangeCopies | None) -> bool:
+    """Return whether a segment should get a key directory: a later round may read it in part, and the directory is small enough."""
+    size = segment.size_bytes
+    if copies is None or size < LEAST_COPIES * shortest_copy_bytes(copies) or not segment.file("log").batches:
+        return False
+    return MOST_SHARE * size_of(batches, segment.records) <= size
+
+
+def shortest_copy_bytes(copies: RangeCopies) -> int:
+    """Return the smallest range in bytes that is copied: the store's limit, and at least LEAST_COPY."""
+    return max(copies.least_bytes, LEAST_COPY)
+
+
+def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, keys: int, copies: RangeCopies | None) -> str:
+    """Return why a clean segment must be read whole, as far as is known without its key directory, or an empty string.
+
+    :param keys: number of keys of the dirty range.
+    """
+    if copies is None:
+        return "its store does not copy ranges"
+    if segment.size_bytes < LEAST_COPIES * shortest_copy_bytes(copies):
+        return "it is short"
+    if sidecar is None:
+        return "it has no sidecar"
+    if segment.is_cut or segment.negative_timestamps or "txnindex" in segment.files:
+        return "its end, its timestamps or its aborted transactions want a look at all of it"
+    if segment.content is None or not segment.file("log").batches:
+        return "an earlier program wrote it"
+    if keys > sidecar.records // FEWER_KEYS:
+        return f"the round brings {keys} keys, it has {sidecar.records} records"
+    return ""
+
+
+def batches_that_may_change(table: BatchTable, decisions: BatchDecisions, directory: KeyDirectory, holding: Flags, now_ms: int) -> Flags:
+    """Return, for each batch, whether it may change, so that it cannot be copied.
+
+    :param holding: batches that may hold a dirty key.
+
+    The last batch always counts, because a filler may be needed after it (coverage, I1).
+    """
+    waiting = ((table.attributes & np.int16(HORIZON)) != 0) & (table.base_timestamp > now_ms)
+    due = ((directory.flags & HAS_KEYLESS_RECORD) != 0) | (((directory.flags & TOMBSTONE) != 0) & ~waiting)
+    by_header = (decisions.action != FILTER) & (decisions.action != COPY)
+    undated = (table.control != NOT_CONTROL) & (decisions.action == FILTER)
+    # An empty batch that an earlier round retained is removed by the next round that reads it.
+    found: Flags = holding | due | by_header | undated | (table.count == 0) | (table.control < EMPTIED)
+    found[-1:] = True
+    return found
+
+
+def divide_into_ranges(table: BatchTable, marked: Flags, copies: RangeCopies) -> tuple[BatchRange, ...]:
+    """Divide a segment into stretches that are read and stretches that are copied; return nothing if too much would have to be read.
+
+    Between two copied ranges at least ``copies.least_bytes`` that surely stay are read, so that the new part of the object is large enough
+    for the store.
+
+    :param marked: for each batch, whether it may change.
+    """
+    if MOST_READ * int(table.size[marked].sum()) > int(table.size.sum()):
+        return ()
+    end = np.concatenate((table.position, table.position[-1:] + table.size[-1:]))
+    least, shortest_copy, total = copies.least_bytes, shortest_copy_bytes(copies), len(table)
+    places = [*np.flatnonzero(marked).tolist(), total]
+    found: list[BatchRange] = []
+    at = number = 0
+    while at < total:
+        if int(end[places[number]] - end[at]) >= shortest_copy:
+            found.append(BatchRange(at, places[number], is_copied=True))
+            at = places[number]
+        first, spare = at, 0
+        while at < total:
+            gap = int(end[places[number]] - end[at])
+            need = max(0, least - spare)
+            if gap >= need + shortest_copy:
+                stop = int(np.searchsorted(end, end[at] + need))
+                if int(end[places[number]] - end[stop]) >= shortest_copy:
+                    at = stop
+                    break
+            spare += gap
+            at = min(places[number] + 1, total)
+            number = min(number + 1, len(places) - 1)
+        if at > first:
+            found.append(BatchRange(first, at, is_copied=False))
+    read = sum(log_range(table, stretch)[1] for stretch in found if not stretch.is_copied)
+    return tuple(found) if MOST_READ * read <= int(end[-1]) else ()
+
+
+# ---- the new segment
+
+
+def new_log_pieces(splice: PartialRewritePlan, key: str, log: Path, cleaned: BatchTable) -> list[ComposeSource]:
+    """Return the pieces from which the store composes the new log: ranges of the source's object and of a local file.
+
+    :param key: key of the source's object.
+    :param log: file with what the cleaner made of the batches that were read.
+    :param cleaned: the batches in that file.
+    """
+    made: list[ComposeSource] = []
+    headers = splice.directory().headers
+    for stretch, (first, last) in zip(splice.stretches, _rewritten_batches(splice, cleaned), strict=True):
+        if stretch.is_copied:
+            start, length = log_range(splice.table, stretch)
+            crc = range_crc32c(headers[stretch.first : stretch.last])
+            made.append(CopiedRange(key, start, length, splice.version, crc))
+        elif last > first:
+            made.append(FileRange(log, *log_range(cleaned, BatchRange(first, last, is_copied=False))))
+    return made
+
+
+def merge_key_directory(splice: PartialRewritePlan, segment_id: str, cleaned: BatchTable, fresh: KeyDirectory) -> KeyDirectory:
+    """Return the key directory of the composed segment.
+
+    :param fresh: key directory of what the cleaner wrote.
+    """
+    source = splice.directory()
+    return concatenate_directories(
+        segment_id,
+        [
+            source.part(stretch.first, stretch.last) if stretch.is_copied else fresh.part(first, last)
+            for stretch, (first, last) in zip(splice.stretches, _rewritten_batches(splice, cleaned), strict=True)
+        ],
+    )
+
+
+def _rewritten_batches(splice: PartialRewritePlan, cleaned: BatchTable) -> Iterator[tuple[int, int]]:
+    """Yield for each stretch the range of batches that the cleaner made of it; (0, 0) if it is copied. A filler belongs to the last
+    stretch.
+    """
+    done = 0
+    for number, stretch in enumerate(splice.stretches):
+        if stretch.is_copied:
+            yield 0, 0
+            continue
+        end = splice.table.last_offset[stretch.last - 1]
+        is_last = number == len(splice.stretches) - 1
+        upto = len(cleaned) if is_last else int(np.searchsorted(cleaned.last_offset, end, side="right"))
+        yield done, upto
+        done = upto
+
+
+def combined_due(splice: PartialRewritePlan, fresh: RecordsDue) -> RecordsDue:
+    """Return what becomes due in the composed segment. A copied batch with tombstones counts as one tombstone with the batch's horizon.
+
+    :param fresh: what becomes due in the batches that the cleaner wrote.
+    """
+    buried = splice.is_copied & ((splice.directory().flags & TOMBSTONE) != 0)
+    return RecordsDue(
+        fresh.tombstones + int(np.count_nonzero(buried)),
+        fresh.tombstones_without_horizon,
+        min(fresh.earliest_tombstone_horizon_ms, int(splice.table.base_timestamp[buried].min(initial=NEVER_MS))),
+        fresh.keyless_records,
+    )
+
+
+def inherited_sidecar(old: Sidecar, segment_id: str, due: RecordsDue, table: BatchTable) -> Sidecar:
+    """Return the sidecar of the composed segment, with the filter and the key sketch of its source.
+
+    They may still name keys that are gone, which can cost a read but never a record.
+
+    :param old: sidecar of the source.
+    :param table: all batches of the composed segment.
+    """
+    runs, markers = runs_and_markers(table)
+    records = int(table.count[table.control == NOT_CONTROL].sum())
+    return Sidecar(segment_id, records, old.distinct_keys, due, runs, markers, old.sketch, old.made_for, old.filter, inherited=True)

@@ -1,0 +1,214 @@
+"""Partial rewrite of clean segments: only some batches are read, and the new segment is composed of new bytes and ranges that the store
+copies.
+
+NeedsWholeSegment is raised if anything does not match on the way: a key directory is gone, bytes differ from it, or the store refuses to
+copy. The segment is then read whole. Both ways give the same objects (I7).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from bloom.directory import KeyDirectory, Pieces
+from bloom.sidecar import RecordsDue
+from compactor.cleaner.passes.retention import RoundRules, decide_batches
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, SidecarBuilder, scan_into, verdicts_from_stand_in
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.errors import BadData, NotFound
+from compactor.kernels.common import Flags
+from compactor.model.balance import Balance, DigestSum
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.balance import BalanceKey, sum_of_headers
+from compactor.records.batches import BatchTable, Int64s, part_of, table_of
+from compactor.records.encode import MAX_SEGMENT
+from compactor.records.headers import digest_of_headers, headers_of
+from compactor.round.partial.plan import PartialRewritePlan, batches_that_may_change, combined_due, divide_into_ranges, merge_key_directory
+from compactor.round.sources import StagedSegmentReader
+from compactor.tier.sidecars import Sidecars
+
+KEPT = 3
+"""Number of key directories held in memory: of the segment being read, of the one being uploaded, and of the next one."""
+
+
+class NeedsWholeSegment(Exception):
+    """A segment that was to be read in part must be read whole. This does not mean that the segment is corrupt."""
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentPart:
+    """A segment that is read in part.
+
+    whole: all its batches without their bytes, for the transaction fold.
+    rows: indexes of the batches that are read.
+    source, verdicts: the batches that are read, as a segment of their own.
+    """
+
+    splice: PartialRewritePlan
+    whole: SourceSegment
+    whole_verdicts: Verdicts
+    rows: Int64s
+    source: SourceSegment
+    verdicts: Verdicts
+
+    def require_matching_batches(self) -> None:
+        """Raise NeedsWholeSegment if the batches that were read are corrupt or do not match the key directory."""
+        source = self.source
+        length = int(source.table.size.sum())
+        wanted = self.splice.directory().headers[self.rows]
+        if len(source.buf) != length or not np.array_equal(headers_of(source.buf, source.table.position), wanted):
+            raise NeedsWholeSegment(f"{source.name}: its batches are not what its key directory says")
+        try:
+            source.verify(0, len(source.table))
+        except BadData as wrong:
+            raise NeedsWholeSegment(str(wrong)) from None
+
+
+class KeyDirectoryCache:
+    """Cache of key directories that match the recorded digests of their segments. Holds the latest few, because they are large.
+
+    Thread-safe.
+    """
+
+    def __init__(self, sidecars: Sidecars) -> None:
+        self._sidecars = sidecars
+        self._kept: dict[str, KeyDirectory] = {}
+        self._lock = threading.Lock()
+
+    def load_each(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[tuple[KeyDirectory | None, int]]:
+        """Yield for each segment its key directory, or None if it has none that can be used, and the number of bytes fetched. Raises
+        StoreError.
+        """
+        found = self._sidecars.directories([segment.id for segment in segments])
+        for segment, (directory, fetched) in zip(segments, found, strict=True):
+            is_its = directory is not None and digest_of_headers(directory.headers) == segment.file("log").batches
+            yield directory if is_its else None, fetched
+
+    def add(self, directory: KeyDirectory) -> None:
+        """Add a directory to the cache."""
+        with self._lock:
+            self._kept[directory.segment_id] = directory
+            while len(self._kept) > KEPT:
+                del self._kept[next(iter(self._kept))]
+
+    def load(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
+        """Return a key directory that existed before. Raises StoreError, and NeedsWholeSegment if it is gone."""
+        with self._lock:
+            kept = self._kept.get(segment.id)
+        if kept is not None:
+            return kept
+        ((directory, _),) = self.load_each([segment])
+        if directory is None:
+            raise NeedsWholeSegment(f"the key directory of segment {segment.id} is gone")
+        self.add(directory)
+        return directory
+
+
+@dataclass(frozen=True)
+class PartSearchResult:
+    """Answer of a key directory about one segment.
+
+    part: the part to read; None if the segment must be read whole.
+    meets_none: whether the segment has none of the dirty keys, so that no batch must be read because of a key.
+    """
+
+    part: SegmentPart | None = None
+    meets_none: bool = False
+
+
+@dataclass(frozen=True)
+class PartSearch:
+    """Search for clean segments of a partition that can be read in part.
+
+    pieces: hashes of the dirty keys (bloom.directory).
+    """
+
+    reading: StagedSegmentReader
+    rules: RoundRules
+    pieces: Pieces
+    directories: KeyDirectoryCache
+
+    def find_part(self, directory: KeyDirectory, stood_in: SourceSegment, verdicts: Verdicts) -> PartSearchResult:
+        """Return what a segment's key directory says about reading it in part. Raises StoreError.
+
+        :param stood_in: the segment's stand-in.
+        :param verdicts: verdicts on the batches of the stand-in.
+        """
+        holding = directory.holding(self.pieces)
+        return PartSearchResult(self._build_part(directory, holding, stood_in, verdicts), meets_none=not holding.any())
+
+    def _build_part(self, directory: KeyDirectory, holding: Flags, stood_in: SourceSegment, verdicts: Verdicts) -> SegmentPart | None:
+        layout = self.reading.staging.layout
+        copies = layout.copies
+        if copies is None:
+            return None
+        table = table_of(directory.headers, directory.control, directory.coordinator_epoch)
+        whole = replace(stood_in, table=table, buf=NO_BYTES)
+        of_all = verdicts_from_stand_in(whole, stood_in, verdicts)
+        if of_all.indexed.any() or len(of_all.txn_entries):
+            return None
+        decisions = decide_batches(table, of_all, self.rules, whole.name)
+        marked = batches_that_may_change(table, decisions, directory, holding, self.rules.now_ms)
+        stretches = divide_into_ranges(table, marked, copies)
+        if not any(stretch.is_copied for stretch in stretches):
+            return None
+        try:
+            segment = self.reading.live[stood_in.ordinal]
+            version = layout.version(self.reading.partition, segment)
+        except (NotFound, BadData):
+            return None  # reading the whole segment reports the error
+        self.directories.add(directory)
+        splice = PartialRewritePlan(partial(self.directories.load, segment), table, stretches, version)
+        rows = splice.rows_read
+        flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
+        source = replace(whole, table=part_of(table, rows))
+        return SegmentPart(splice, whole, of_all, rows, source, Verdicts(*flags, of_all.txn_entries))
+
+
+# ---- the new segment
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedSegment:
+    """A composed segment, most of whose bytes were not read: its key directory, its batches and what becomes due in it."""
+
+    directory: KeyDirectory
+    table: BatchTable
+    due: RecordsDue
+
+
+def describe_composed_segment(
+    part: SegmentPart, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
+) -> ComposedSegment:
+    """Return the description of a composed segment. Raises NeedsWholeSegment if its parts do not fit together.
+
+    :param output: what the cleaner made of the batches that were read.
+    """
+    splice = part.splice
+    builder = SidecarBuilder(output, None, hash_key, sketch=False, directory=True)
+    with WorkerThreads(1) as workers:
+        scan_into(builder, output, inflate_limit, workers)
+    directory = merge_key_directory(splice, segment_id, output.table, builder.directory(segment_id))
+    table = table_of(directory.headers, directory.control, directory.coordinator_epoch)
+    if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
+        raise NeedsWholeSegment(f"{output.name}: what it would be put together from does not fit")
+    return ComposedSegment(directory, table, combined_due(splice, builder.due))
+
+
+def balance_with_copied_batches(part: SegmentPart, read: Balance, recorded: DigestSum | None, key: BalanceKey) -> Balance:
+    """Return the group's balance, with the copied batches accounted as unchanged.
+
+    :param read: balance of the batches that were read.
+    :param recorded: the source's recorded sum; NeedsWholeSegment is raised if its batches do not add up to it.
+    """
+    rest = sum_of_headers(part.splice.directory().headers[part.splice.is_copied], key)
+    sources = read.sources.plus(rest)
+    if sources != recorded:
+        raise NeedsWholeSegment(f"{part.source.name}: its batches do not come to the sum that was recorded of them")
+    return read.model_copy(update={"sources": sources, "left": read.left.plus(rest), "result": read.result.plus(rest)})

@@ -1,0 +1,528 @@
+"""Pass 1, before a plan is announced: which records survive, and which clean segments need not be read.
+
+    after the range    sidecar, else headers          a transaction's marker may lie anywhere after its data
+    dirty              fetched, newest first          each segment is read once: headers, outcomes known so far, keys
+    fold               segments and stand-ins         the verdict on every batch, and what becomes due by it
+    clean              sidecar heads, then filters    what must be read is read in pass 2 (with keys on disk also here)
+                       key directories                if a key directory allows it, only a part is read (round.partial), or nothing
+
+The offset map is a set of keys while ``map_budget_bytes`` allows, and rows on local disk otherwise, or from the moment when an estimate
+turns out too low. If the disk cannot hold all rows, the keys are split into parts and each part has its own scan. The gate keeps its keys
+in its own memory: all keys that fit, else those of one range of its hash.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bloom.directory import distinct_hash_prefixes
+from bloom.producer_runs import reason_markers_are_due
+from compactor.cleaner.gate.gate import Gate, GateTerms
+from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES
+from compactor.cleaner.gate.key_table import KeyTable
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, passes_needed
+from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
+from compactor.cleaner.keys.spilling import SpillingSurvivors
+from compactor.cleaner.keys.survivors import KeyScan
+from compactor.cleaner.passes.chunks import FinishedChunks
+from compactor.cleaner.passes.outcomes import outcomes_backwards
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.control.state import PartitionState
+from compactor.errors import OutOfBudget
+from compactor.kernels.common import KEY_BYTES, Hashes
+from compactor.local.budget import Grant, Overrun, blocks
+from compactor.records.batches import ABORT, NOT_CONTROL
+from compactor.records.indexes import TXN_ENTRY
+from compactor.round.partial.plan import reason_to_read_whole
+from compactor.round.partial.rewrite import KeyDirectoryCache, PartSearch, SegmentPart
+from compactor.round.plan import RemainingBound
+from compactor.round.roles import RoundExtent, SegmentRoles, SourceTable
+from compactor.round.skip import (
+    CleanVerdicts,
+    FilterRecord,
+    SidecarDecision,
+    choose_engine,
+    clean_verdicts,
+    decide_by_sidecar,
+    horizon_passed_reason,
+)
+from compactor.round.sources import StagedSegmentReader
+from compactor.tier.sidecars import Sidecars
+
+_log = logging.getLogger(__name__)
+
+MOST_PASSES = 64
+"""Most parts into which the keys are split, each with its own scan of the dirty range."""
+
+BATCH_HEADER_BYTES = 61
+"""Size of the header that stays of a batch without records."""
+
+LEAST_GATE_SHARE = 8
+"""Fraction (one in this many) of the map budget that the gate gets at least, on top of the budget if the offset map needs all of it."""
+
+PLANNED = "the plan says so"
+
+MEETS_NONE = "its key directory has none of the keys"
+
+
+@dataclass(frozen=True)
+class PassOneSettings:
+    """Settings and resources of pass 1.
+
+    engine: auto, memory or partitioned.
+    gate: whether the gate sees the records, within the map budget.
+    check: called between segments; may raise Fenced.
+    """
+
+    engine: str
+    map_budget_bytes: int
+    hash_key: bytes
+    workers: WorkerThreads
+    gate: bool = True
+    check: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True)
+class CleanSegmentQuery:
+    """Inputs from which pass 1 decides which clean segments must be read.
+
+    sidecars: None if sidecars are switched off (``bloom = false``).
+    record: what filters have achieved on this partition so far.
+    only: ids of the clean segments to read, as a resumed plan says; None to decide here.
+    in_part: ids of clean segments that may be read in part; None for all.
+    """
+
+    sidecars: Sidecars | None
+    record: FilterRecord
+    only: frozenset[str] | None = None
+    in_part: frozenset[str] | None = frozenset()
+
+
+@dataclass(frozen=True)
+class PassOneResult:
+    """Result of pass 1.
+
+    opened: sources and verdicts. A segment that was not opened is represented by its stand-in, or is empty.
+    passes: number of scans of the dirty range.
+    clean: which clean segments must be read, and why.
+    """
+
+    opened: SourceTable
+    survivors: SpillingSurvivors
+    finished: FinishedChunks
+    engine: str
+    passes: int
+    clean: CleanVerdicts
+    gate: Gate | None
+
+    @property
+    def sources(self) -> Sequence[SourceSegment]:
+        return self.opened.sources
+
+    @property
+    def witness(self) -> Gate | None:
+        return self.gate
+
+    @contextmanager
+    def open_segment(self, ordinal: int, grant: Grant | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
+        """Open a segment: yield its bytes and the verdicts on its batches. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegment."""
+        known, part = self.opened.is_segment_open(ordinal), self.part_of_segment(ordinal)
+        with self.opened.map_segment(ordinal, grant) as source:
+            if not known and self.gate is not None:
+                self.gate.settle_transactions(self.sources)
+            if part is not None and self.gate is not None:
+                self.gate.select_batches(source, part.rows)
+            yield source, self.opened.verdicts[ordinal] if part is None else part.verdicts
+
+    def free_memory(self) -> None:
+        """Free the memory of keys and cleaned chunks. The counts stay."""
+        self.survivors.free_keys()
+        self.finished.clear()
+        if self.gate is not None:
+            self.gate.free_keys()
+
+    def part_of_segment(self, ordinal: int) -> SegmentPart | None:
+        """Return the part of a segment that is read, or None if all of it is."""
+        return self.opened.parts.get(ordinal)
+
+
+@dataclass(frozen=True)
+class _PassOneJob:
+    """Inputs shared by all attempts at one pass 1. Segments that one attempt opened stay open for the next."""
+
+    reading: StagedSegmentReader
+    extent: RoundExtent
+    settings: PassOneSettings
+    inquiry: CleanSegmentQuery
+    roles: SegmentRoles
+    opened: SourceTable
+    cost: _SidecarCost
+
+
+@dataclass
+class _SidecarCost:
+    """Bytes of sidecars that were fetched, attempts that were given up included."""
+
+    bytes: int
+
+
+@dataclass
+class _DiskSpace:
+    """Reserved bytes of local disk; ``grant`` is None while none are needed."""
+
+    grant: Grant | None = None
+
+
+@dataclass(frozen=True)
+class _ScanAttempt:
+    """One attempt at pass 1: the offset map, the gate, the cache of cleaned chunks and the reserved disk space."""
+
+    job: _PassOneJob
+    survivors: SpillingSurvivors
+    gate: Gate | None
+    finished: FinishedChunks
+    space: _DiskSpace
+
+
+@dataclass(frozen=True)
+class _FilterAnswers:
+    """Answers of Bloom filters for clean segments, by ordinal.
+
+    asked: segments that only their filter could decide.
+    met: why a segment must be read although its filter was asked.
+    """
+
+    asked: frozenset[int] = frozenset()
+    met: Mapping[int, str] = field(default_factory=dict)
+
+
+def run_pass_one(reading: StagedSegmentReader, extent: RoundExtent, settings: PassOneSettings, inquiry: CleanSegmentQuery) -> PassOneResult:
+    """Run pass 1. Holds no disk space when it is done; fetched segments stay staged while the space is not needed.
+
+    Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises.
+    """
+    roles = SegmentRoles.assign_roles(reading.live, extent, inquiry.sidecars)
+    cost = _SidecarCost(sum(head.bytes for head in roles.heads.values()))
+    job = _PassOneJob(reading, extent, settings, inquiry, roles, SourceTable(reading, roles), cost)
+    expected, rows = roles.expected_dirty_keys, roles.expected_dirty_records
+    if choose_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
+        try:
+            return _attempt_in_memory(job, expected, rows)
+        except Overrun:
+            pass  # the keys do not fit in memory, and there was no disk space at that moment to move them to
+    parts = _count_key_parts(job, rows)
+    while True:
+        try:
+            return _attempt_on_disk(job, rows, parts)
+        except Overrun as overrun:
+            if parts >= MOST_PASSES:
+                raise OutOfBudget(overrun.message, hint=overrun.hint) from overrun
+            parts = min(2 * parts, MOST_PASSES)
+
+
+# ---- the engines ------------------------------------------------------------------------------------------------------------
+
+
+def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneResult:
+    """Run one attempt with the keys in memory, moving them to disk if they turn out not to fit. Raises Overrun if the disk has no space
+    then.
+    """
+    settings, staging, space = job.settings, job.reading.staging, _DiskSpace()
+    spare = max(0, settings.map_budget_bytes - expected * KEY_BYTES * 5 // 4 - MIN_MAP_BYTES)
+    most = max(spare, settings.map_budget_bytes // LEAST_GATE_SHARE) if settings.gate else 0
+    gate_share = min(most, expected * GATE_KEY_BYTES * 5 // 4 + MIN_MAP_BYTES)
+
+    finished = FinishedChunks(max(0, spare - gate_share))
+    gate = _create_gate(job, gate_share, rows)
+
+    def spill(part: int, parts: int) -> DiskOffsetMap:
+        if settings.engine == "memory":
+            raise OutOfBudget(
+                f"the offset map is full: a map budget of {settings.map_budget_bytes} bytes holds about "
+                f"{settings.map_budget_bytes // KEY_BYTES} keys",
+                hint='Raise map_budget_bytes, or set map_engine = "auto"',
+            )
+        # From here on this thread holds disk space, so it must not wait for more (two waiting threads could deadlock).
+        space.grant = Grant(staging.budget, staging.account, 0)
+        return DiskOffsetMap(staging.folder / "disk_map", space.grant, map_budget_bytes=settings.map_budget_bytes, expected_rows=rows)
+
+    budget = settings.map_budget_bytes - (0 if settings.engine == "memory" else spare)
+    survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), KeySet(budget, expected_keys=expected), spill)
+    scan = _ScanAttempt(job, survivors, gate, finished, space)
+    try:
+        _scan_dirty(scan)
+        _fold_transactions(scan)
+        looks = _decide_by_sidecars(job, _bound_on_disk_keys(job, rows) if survivors.on_disk else survivors.keys)
+        answers = _ask_filters(scan, looks, _FilterAnswers())
+        answers = _choose_segment_parts(scan, looks, answers)
+        survivors.finish_part()
+    finally:
+        survivors.close()
+        if space.grant is not None:
+            space.grant.release()
+    return _build_pass_one_result(scan, looks, answers, 1)
+
+
+def _attempt_on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneResult:
+    """Run one attempt with the keys on local disk, with one scan of the dirty range for each of ``parts`` parts of the keys."""
+    settings, staging = job.settings, job.reading.staging
+    gate_share = _gate_budget_bytes(settings)
+    map_budget = settings.map_budget_bytes - gate_share
+    size = min(job.roles.largest_segment_bytes + blocks(rows * KEY_ROW_BYTES * 11 // (10 * parts)), staging.budget.total)
+    finished = FinishedChunks(0)
+    with staging.room(size, f"the offset map of {job.reading.partition}") as grant:
+        space = _DiskSpace(grant)
+        gate = _create_gate(job, gate_share, rows)
+
+        def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
+            path = staging.folder / "disk_map"
+            return DiskOffsetMap(path, grant, map_budget_bytes=map_budget, expected_rows=rows, part=part, parts=parts)
+
+        survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), None, open_disk_map, parts)
+        scan = _ScanAttempt(job, survivors, gate, finished, space)
+        looks: Mapping[int, SidecarDecision] | None = None
+        answers = _FilterAnswers()
+        try:
+            for _ in range(parts):
+                _scan_dirty(scan)
+                _fold_transactions(scan)
+                looks = looks if looks is not None else _decide_by_sidecars(job, _bound_on_disk_keys(job, rows))
+                answers = _ask_filters(scan, looks, answers)
+                survivors.finish_part()
+        finally:
+            survivors.close()
+    return _build_pass_one_result(scan, looks or {}, answers, parts)
+
+
+def _bound_on_disk_keys(job: _PassOneJob, rows: int) -> int:
+    """Return a bound on the number of dirty keys while rows on disk are not yet deduplicated.
+
+    Without a key every clean segment may be skipped, so the result is 0 only if nothing was scanned; ``rows`` is an estimate.
+    """
+    return max(1, rows) if job.roles.dirty else 0
+
+
+def _count_key_parts(job: _PassOneJob, rows: int) -> int:
+    """Return into how many parts the keys must be split so that one part's rows and the segment being read fit the disk budget.
+
+    Raises OutOfBudget if more than MOST_PASSES would be needed.
+    """
+    budget, largest = job.reading.staging.budget.total, job.roles.largest_segment_bytes
+    parts = passes_needed(rows, budget - largest)
+    if parts > MOST_PASSES or budget <= largest:
+        need = largest + blocks(rows * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
+        raise OutOfBudget(
+            f"the keys of {rows} records need {rows * KEY_ROW_BYTES} bytes of local disk in at most {MOST_PASSES} parts, next to a "
+            f"segment of {largest} bytes; the disk budget is {budget}",
+            hint=f"Set disk_budget_bytes to at least {need}, or map_budget_bytes to {rows * KEY_BYTES}. Nothing was changed",
+        )
+    return parts
+
+
+def _gate_budget_bytes(settings: PassOneSettings) -> int:
+    """Return the gate's bytes of the map budget, for attempts with the cleaner's keys on disk."""
+    return max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - MIN_MAP_BYTES)) if settings.gate else 0
+
+
+def _create_gate(job: _PassOneJob, budget_bytes: int, rows: int) -> Gate | None:
+    if not job.settings.gate:
+        return None
+    extent = job.extent
+    terms = GateTerms(extent.rules, extent.first_dirty, job.settings.hash_key, job.reading.inflate_limit)
+    return Gate(terms, KeyTable(budget_bytes, rows))
+
+
+def _create_key_scan(job: _PassOneJob, finished: FinishedChunks, gate: Gate | None) -> KeyScan:
+    extent, opened = job.extent, job.opened
+    return KeyScan(
+        opened.sources, opened.verdicts, extent.first_dirty, extent.end, job.settings.hash_key, job.reading.inflate_limit,
+        finished, extent.rules, gate,
+    )  # fmt: skip
+
+
+# ---- the phases, in their order ---------------------------------------------------------------------------------------------
+
+
+def _scan_dirty(scan: _ScanAttempt) -> None:
+    """Read the keys of the dirty range, newest segment first. Segments after the range only contribute outcomes of transactions."""
+    job, opened, survivors = scan.job, scan.job.opened, scan.survivors
+    outcomes: dict[int, int] = {}
+    for ordinal in reversed(job.roles.behind):
+        if job.roles.sidecar_head(ordinal).sidecar is None:
+            opened.read_headers(ordinal, scan.space.grant)
+        outcomes_backwards(opened.sources[ordinal].table, outcomes)
+        if survivors.key_scan.witness is not None and scan.gate is not None:
+            scan.gate.read_markers(opened.sources[ordinal])
+    coming = list(job.roles.dirty)
+    while coming:
+        ordinal = coming.pop()
+        with opened.map_segment(ordinal, scan.space.grant) as source:
+            if coming:
+                job.reading.staging.fetch_ahead(job.reading.log_request(coming[-1]))
+            job.settings.check()
+            aborted = outcomes_backwards(source.table, outcomes) == ABORT
+            if not opened.folded:
+                opened.verdicts[ordinal] = Verdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
+            # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
+            ahead = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec > 0))
+            survivors.scan(source, survivors.key_scan.batches_to_map(source), job.settings.workers, ahead=ahead)
+
+
+def _fold_transactions(scan: _ScanAttempt) -> None:
+    """Compute the verdict on every batch, once. Clean segments without a sidecar are opened for it, because their headers are needed."""
+    job = scan.job
+    if not job.opened.folded:
+        for ordinal in job.roles.clean:
+            if job.roles.sidecar_head(ordinal).sidecar is None:
+                job.opened.read_headers(ordinal, scan.space.grant)
+                job.settings.check()
+        job.opened.fold_transactions()
+    if scan.gate is not None:
+        scan.gate.settle_transactions(job.opened.sources)
+
+
+def _decide_by_sidecars(job: _PassOneJob, keys: int) -> dict[int, SidecarDecision]:
+    """Return what the sidecars of clean segments say, by ordinal.
+
+    :param keys: number of keys of the dirty range, or a bound on it.
+    """
+    live, inquiry = job.roles.live, job.inquiry
+    if inquiry.only is not None:
+        return {n: SidecarDecision(None, must=PLANNED) for n in job.roles.clean if live[n].id in inquiry.only}
+    now_ms = job.extent.rules.now_ms
+    found = {}
+    for ordinal in job.roles.clean:
+        due = _reason_due_by_fold(job, ordinal) or horizon_passed_reason(live[ordinal], now_ms)
+        found[ordinal] = decide_by_sidecar(job.roles.sidecar_head(ordinal), due, keys=keys, record=inquiry.record, now_ms=now_ms)
+    return found
+
+
+def _reason_due_by_fold(job: _PassOneJob, ordinal: int) -> str:
+    """Return what the transaction fold requires to do in a segment, as a reason, or an empty string.
+
+    The answer is the same for an opened segment and for its stand-in.
+    """
+    verdicts = job.opened.verdicts[ordinal]
+    return reason_markers_are_due(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
+
+
+def _ask_filters(scan: _ScanAttempt, looks: Mapping[int, SidecarDecision], before: _FilterAnswers) -> _FilterAnswers:
+    """Ask filters about the keys of this part. With keys on disk, also read the segments that may have one of them."""
+    job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.on_disk
+    asked = [n for n, look in looks.items() if look.askable and not look.may and (on_disk or not look.must)]
+    met = _match_filters(scan, asked)
+    if on_disk:
+        straddling = [n for n in job.roles.dirty if job.roles.live[n].start_offset < job.extent.first_dirty]
+        below = [n for n, look in looks.items() if n in met or (look.must and not look.askable)]
+        for ordinal in (*below, *straddling):
+            with job.opened.map_segment(ordinal, scan.space.grant) as source:
+                job.settings.check()
+                survivors.scan_below(source, survivors.key_scan.batches_below(source), job.settings.workers)
+    return replace(
+        before,
+        asked=before.asked | {n for n in asked if not looks[n].must},
+        met={**before.met, **{n: why for n, why in met.items() if not looks[n].must}},
+    )
+
+
+def _choose_segment_parts(scan: _ScanAttempt, looks: dict[int, SidecarDecision], answers: _FilterAnswers) -> _FilterAnswers:
+    """Choose the clean segments of which a part is enough, by their key directories. Not done with keys on disk, which need all rows now.
+
+    A segment in which nothing is due and whose directory has none of the keys is skipped whatever its filter says: the filter of a composed
+    segment still has keys that are gone, and would match them round after round.
+    """
+    job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
+    if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.on_disk:
+        return answers
+    copies, opened = job.reading.staging.layout.copies, job.opened
+
+    def may_be(ordinal: int, look: SidecarDecision) -> bool:
+        segment = job.roles.live[ordinal]
+        is_read = (look.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
+        if not is_read or opened.is_segment_open(ordinal):
+            return False
+        why = reason_to_read_whole(segment, job.roles.sidecar_head(ordinal).sidecar, survivors.keys, copies)
+        if why:
+            _log.debug("%s is read whole: %s", job.reading.log_key(ordinal), why)
+        return not why
+
+    asked = [ordinal for ordinal, look in looks.items() if may_be(ordinal, look)]
+    if not asked:
+        return answers
+    met = dict(answers.met)
+    directories = KeyDirectoryCache(inquiry.sidecars)
+    search = PartSearch(job.reading, job.extent.rules, distinct_hash_prefixes(survivors.dirty_keys()), directories)
+    for ordinal, (directory, fetched) in zip(asked, directories.load_each([job.roles.live[n] for n in asked]), strict=True):
+        job.cost.bytes += fetched
+        job.settings.check()
+        if directory is None:
+            continue
+        found, look = search.find_part(directory, opened.sources[ordinal], opened.verdicts[ordinal]), looks[ordinal]
+        if found.meets_none and (look.for_keys or not look.must):
+            looks[ordinal] = replace(look, must="", may=MEETS_NONE, for_keys=False)
+            met.pop(ordinal, None)
+        elif found.part is not None:
+            opened.restrict_to_part(ordinal, found.part)
+    return replace(answers, met=met)
+
+
+def _match_filters(scan: _ScanAttempt, ordinals: Sequence[int]) -> dict[int, str]:
+    """Return the segments whose filter matches a dirty key or cannot be used, with the reason."""
+    job, live = scan.job, scan.job.roles.live
+    if job.inquiry.sidecars is None:
+        return {}
+
+    def keys() -> Iterator[Hashes]:
+        job.settings.check()
+        return scan.survivors.dirty_keys()
+
+    met, size = job.inquiry.sidecars.match_segments([live[n].id for n in ordinals], keys)
+    job.cost.bytes += size
+    return {n: met[live[n].id] for n in ordinals if live[n].id in met}
+
+
+def _build_pass_one_result(scan: _ScanAttempt, looks: Mapping[int, SidecarDecision], answers: _FilterAnswers, passes: int) -> PassOneResult:
+    job, live, survivors = scan.job, scan.job.roles.live, scan.survivors
+    if scan.gate is not None:
+        scan.gate.settle_transactions(job.opened.sources)  # more sources were opened since the fold
+    return PassOneResult(
+        job.opened,
+        survivors,
+        scan.finished,
+        engine="partitioned" if survivors.spilled else "memory",
+        passes=passes,
+        clean=clean_verdicts(
+            {live[n].id: look for n, look in looks.items()},
+            {live[n].id: why for n, why in answers.met.items()},
+            {live[n].id: why for n in job.roles.clean if (why := _reason_due_by_fold(job, n))},
+            asked=(live[n].id for n in answers.asked),
+            keys=survivors.keys,
+            sidecar_bytes=job.cost.bytes,
+            in_part=(live[n].id for n in job.opened.parts),
+        ),
+        gate=scan.gate,
+    )
+
+
+def bound_remaining_bytes(found: PassOneResult, state: PartitionState) -> dict[str, RemainingBound]:
+    """Return an upper bound on what remains of each segment after the round, by id, for segments that pass 1 has read.
+
+    It counts batches that keep a record or whose records are not known, and one header for each producer.
+    """
+    left = {}
+    for ordinal, segment in enumerate(state.live):
+        source = found.sources[ordinal]
+        counts = found.survivors.counts(source) if found.opened.is_segment_open(ordinal) else None
+        if counts is None or len(counts.kept) != len(source.table):
+            continue
+        data = source.table.control == NOT_CONTROL
+        size = int(source.table.size[~data | (counts.kept != 0)].sum()) + BATCH_HEADER_BYTES * len(np.unique(source.table.producer_id))
+        left[segment.id] = RemainingBound(size, records=int(np.abs(counts.kept[data]).sum()))
+    return left

@@ -1,0 +1,512 @@
+"""Work of one round on this machine: fetch, pass 1, pass 2, upload, receipt. It never writes metadata."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from bloom.sizing import FilterDesign
+from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
+from checkpoint.lineage import EpochEntry, truncate_lineage
+from compactor import __version__
+from compactor.cleaner.gate.gate import Gate, GateFailed
+from compactor.cleaner.gate.result_sums import ResultSums
+from compactor.cleaner.keys.survivors import Survivors
+from compactor.cleaner.passes.chunks import FinishedChunks
+from compactor.cleaner.passes.describe import negative_timestamps
+from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
+from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, scan_into
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.cleaner.witness import Witness
+from compactor.errors import CannotCopy, CopyDiffers
+from compactor.local.budget import BLOCK, Grant, Overrun
+from compactor.local.staging import Staging, group_room
+from compactor.model.balance import Balance
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
+from compactor.profiling import WorkStage, measure_stage
+from compactor.records import codecs
+from compactor.records.balance import BalanceKey
+from compactor.records.indexes import build
+from compactor.records.producers import ENTRY, ProducerStates, format_snapshot, parse_snapshot
+from compactor.round.delivery import FinishedSegment, describe_file, upload_segment
+from compactor.round.partial.plan import inherited_sidecar, is_key_directory_worthwhile, new_log_pieces
+from compactor.round.partial.rewrite import (
+    ComposedSegment,
+    NeedsWholeSegment,
+    SegmentPart,
+    balance_with_copied_batches,
+    describe_composed_segment,
+)
+from compactor.round.pass_one import CleanSegmentQuery, PassOneResult, PassOneSettings, run_pass_one
+from compactor.round.ports import WorkSession, WorkStats
+from compactor.round.roles import RoundExtent
+from compactor.round.skip import FilterRecord
+from compactor.round.sources import StagedSegmentReader
+from compactor.tier.ports import SegmentLayout, SegmentPublisher
+from compactor.tier.sidecars import Sidecars
+
+_log = logging.getLogger(__name__)
+
+
+def executor_fingerprint() -> str:
+    """Return the versions that decide the bytes of a round besides its plan. An executor with another fingerprint refuses the plan (I7)."""
+    return f"tiered-compactor={__version__} {codecs.fingerprint()}"
+
+
+@dataclass(frozen=True)
+class LocalWorker:
+    """Worker (round.ports) that uses threads of this process.
+
+    publisher: is told about each new segment before its first object is created.
+    engine: auto, memory or partitioned; used if pass 1 must be repeated.
+    sidecars: sidecars of sources and of new segments; None to use and write none.
+    filter_for: returns the filter for a new segment of so many records and bytes, or None.
+    found: result of pass 1 for the plan that was just announced, together with its ``workers``.
+    splices: whether segments may be read in part, and new ones get the key directories that this needs.
+    stats: filled in while the round runs.
+    known: contents of small files that were already read, by segment id and kind.
+    """
+
+    layout: SegmentLayout
+    publisher: SegmentPublisher
+    staging: Staging
+    hash_key: bytes
+    map_budget_bytes: int
+    threads: int
+    engine: str = "auto"
+    verify_before_publish: bool = True
+    sidecars: Sidecars | None = None
+    filter_for: Callable[[int, int], FilterDesign | None] = lambda records, size: None
+    found: PassOneResult | None = None
+    workers: WorkerThreads | None = None
+    splices: bool = False
+    stats: WorkStats = field(default_factory=WorkStats)
+    known: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
+
+    def __call__(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        if plan.fingerprint != executor_fingerprint():
+            message = f"the plan is for {plan.fingerprint}, this process is {executor_fingerprint()}"
+            yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=message)
+            return
+        left = {task.group: task for task in tasks}
+        try:
+            with nullcontext(self.workers) if self.workers else WorkerThreads(self.threads) as workers:
+                try:
+                    for outcome in self._run_attempt(plan, tasks, session, workers, self.found, in_part=self.splices):
+                        del left[outcome.group]
+                        yield outcome
+                except NeedsWholeSegment as why:
+                    _log.warning("%s-%d is read whole: %s", plan.topic, plan.partition, why)
+                if left:
+                    if self.found is not None:
+                        self.found.free_memory()
+                    yield from self._run_attempt(plan, list(left.values()), session, workers, None, in_part=False)
+        except GateFailed as refused:
+            yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
+
+    def _run_attempt(
+        self,
+        plan: CompactionPlan,
+        tasks: Sequence[CompactionTask],
+        session: WorkSession,
+        workers: WorkerThreads,
+        found: PassOneResult | None,
+        *,
+        in_part: bool,
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """Yield the outcomes of the tasks. Raises GateFailed, and NeedsWholeSegment if a segment must be read whole after all.
+
+        :param found: result of pass 1; None if it is still to be done.
+        :param in_part: whether pass 1 may choose parts of segments.
+        """
+        name, limit = TopicPartition(plan.topic, plan.partition), plan.policy.max_decompressed_batch_bytes
+        reading = StagedSegmentReader(self.staging, name, session.state.live, limit, self.known)
+        if found is None:
+            found = self._repeat_pass_one(plan, tasks, session, reading, workers, in_part=in_part)
+        else:
+            reading.ranges.update(found.opened.reading.ranges)
+        self.stats.peak_map_bytes = found.survivors.peak_bytes
+        self.stats.map_entries = found.survivors.keys
+        yield from self._rewrite_and_upload_groups(PlanExecution(self, plan, reading, workers, found), tasks, session)
+        if self.found is not None and self.found is not found:
+            self.found.survivors.segments_superseded |= found.survivors.segments_superseded  # for filter_stats
+
+    def _repeat_pass_one(
+        self,
+        plan: CompactionPlan,
+        tasks: Sequence[CompactionTask],
+        session: WorkSession,
+        reading: StagedSegmentReader,
+        workers: WorkerThreads,
+        *,
+        in_part: bool,
+    ) -> PassOneResult:
+        """Run pass 1 for a plan that was announced before, so that the clean segments to read are given."""
+        wanted = {name for task in tasks for name in task.sources}
+        clean = frozenset(s.id for s in reading.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
+        settings = PassOneSettings(
+            self.engine, self.map_budget_bytes, self.hash_key, workers, self.verify_before_publish, session.check_leadership
+        )
+        extent = RoundExtent(plan.first_dirty_offset, plan.end_offset, cleaner_rules(plan, BalanceKey(self.hash_key)))
+        parts = frozenset(task.sources[0] for task in tasks if task.in_part) if in_part else frozenset()
+        # If every segment is a source, all are read and no sidecar is needed as a stand-in.
+        sidecars = self.sidecars if parts or any(s.id not in wanted for s in reading.live) else None
+        return run_pass_one(reading, extent, settings, CleanSegmentQuery(sidecars, FilterRecord(), clean, parts))
+
+    def _rewrite_and_upload_groups(
+        self, round_: PlanExecution, tasks: Sequence[CompactionTask], session: WorkSession
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """Yield the outcomes of groups: each is fetched ahead, rewritten by all threads, and uploaded while the next one is rewritten."""
+        uploads: deque[tuple[RewrittenGroup, Future[CompactionReceipt | CompactionFailure]]] = deque()
+        with ThreadPoolExecutor(1, "upload") as uploader:
+            try:
+                for number, task in enumerate(tasks):
+                    session.check_leadership()
+                    written = round_.rewrite_group(task, tasks[number + 1 : number + 2])
+                    uploads.append((written, uploader.submit(round_.upload_group, written)))
+                    while uploads and (uploads[0][1].done() or len(uploads) > 1):
+                        yield uploads.popleft()[1].result()
+                while uploads:
+                    yield uploads.popleft()[1].result()
+            finally:
+                for written, upload in uploads:
+                    if upload.cancel():
+                        round_.release_group(written)
+
+
+@dataclass(frozen=True)
+class RewrittenGroup:
+    """A group's new segment on local disk, with its disk reservation.
+
+    members: ordinals of its sources.
+    cleaned: the written files; of a partial rewrite, only the rewritten batches.
+    balance: accounts for all records of the sources, also with a partial rewrite.
+    part: the part of the source that was read; None if all of it was.
+    """
+
+    task: CompactionTask
+    members: tuple[int, ...]
+    cleaned: CleanedSegment
+    folder: Path
+    grant: Grant
+    balance: Balance
+    part: SegmentPart | None = None
+
+    @property
+    def unread_records(self) -> int:
+        """Number of records in batches that were not read because the store copies them."""
+        return int(self.part.whole.table.count.sum() - self.part.source.table.count.sum()) if self.part else 0
+
+
+class PassOneAnswers(Protocol):
+    """Result of pass 1 that pass 2 needs, as a protocol.
+
+    gate: checks each group; None if it is switched off.
+    witness: is shown the records that pass 2 inflates; None if nothing needs to see them.
+    """
+
+    @property
+    def survivors(self) -> Survivors: ...
+
+    @property
+    def finished(self) -> FinishedChunks: ...
+
+    @property
+    def gate(self) -> Gate | None: ...
+
+    @property
+    def witness(self) -> Witness | None: ...
+
+    @property
+    def sources(self) -> Sequence[SourceSegment]:
+        """Sources by ordinal. Those that were opened by ``open_segment`` have their batch headers."""
+
+    def open_segment(self, ordinal: int, grant: Grant | None) -> AbstractContextManager[tuple[SourceSegment, Verdicts]]:
+        """Open a segment: yield its bytes and the verdicts on its batches. Raises BadData, StoreError, OutOfBudget.
+
+        If ``part_of_segment`` returns a part, only that part is opened, and NeedsWholeSegment is raised if it turns out not to be enough.
+        """
+
+    def part_of_segment(self, ordinal: int) -> SegmentPart | None:
+        """Return the part of a segment that ``open_segment`` opens, or None if it opens all of it."""
+
+
+class PlanExecution:
+    """Execution of one plan: takes each group from its sources to its receipt."""
+
+    def __init__(
+        self, worker: LocalWorker, plan: CompactionPlan, reading: StagedSegmentReader, workers: WorkerThreads, answers: PassOneAnswers
+    ) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._live = reading.live
+        self._lanes = workers
+        self._answers = answers
+        self._partition = reading.partition
+        self._limit = reading.inflate_limit
+        self._reading = reading
+        self._key = BalanceKey(worker.hash_key)
+        self._rules = cleaner_rules(plan, self._key)
+
+    def rewrite_and_upload(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
+        """Rewrite one group and upload it under the announced id; return its receipt or failure."""
+        return self.upload_group(self.rewrite_group(task))
+
+    def rewrite_group(self, task: CompactionTask, following: Sequence[CompactionTask] = ()) -> RewrittenGroup:
+        """Run pass 2 for one group, within one disk reservation for everything that it has on disk at once.
+
+        :param following: the next tasks, whose sources are fetched meanwhile if there is space.
+        :raises OutOfBudget: if the group does not fit even alone.
+        :raises NeedsWholeSegment: if a segment must be read whole after all.
+        """
+        members = tuple(ordinal for ordinal, metadata in enumerate(self._live) if metadata.id in task.sources)
+        inputs = [self._reading.log_request(ordinal) for ordinal in members]
+        staging = self._worker.staging
+        what = f"group {task.group} of {self._partition}"
+        interval = self._plan.policy.index_interval_bytes
+
+        def within(size: int) -> RewrittenGroup:
+            with staging.room(size, what, inputs) as grant:
+                for coming in following:
+                    self._prefetch_sources(coming)
+                folder = staging.folder / f"group-{task.group}"
+                try:
+                    return self._rewrite_reserved(task, members, grant, folder)
+                except BaseException:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+
+        def attempt() -> RewrittenGroup:
+            sources = [self._live[ordinal] for ordinal in members]
+            part = self._part_of_group(members)
+            most = int(part.source.table.size.sum()) if part else task.most_bytes
+            need = group_room(sources, interval, staging.missing(inputs), most_bytes=most)
+            try:
+                return within(min(need, staging.budget.total))
+            except Overrun:
+                return within(staging.budget.total)
+
+        try:
+            return staging.patiently(attempt)
+        finally:
+            staging.forget(inputs)
+            self._update_stats()
+
+    def _rewrite_reserved(self, task: CompactionTask, members: tuple[int, ...], grant: Grant, folder: Path) -> RewrittenGroup:
+        folder.mkdir()
+        interval = self._plan.policy.index_interval_bytes
+        answers = self._answers
+        rewriting = RewritePass(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.witness)
+        grant.take(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
+        part = self._part_of_group(members)
+        cleaned = rewriting.rewrite(
+            task.start_offset,
+            [partial(answers.open_segment, ordinal, grant) for ordinal in members],
+            folder,
+            self._lanes,
+            end_offset=task.end_offset,
+            end_epoch=task.leader_epochs[-1].epoch if task.leader_epochs else -1,
+            disk=grant,
+        )
+        tally = ResultSums(cleaned, self._key, self._limit)
+        if answers.gate is not None:
+            sources = [part.source] if part else [answers.sources[ordinal] for ordinal in members]
+            mapped = partial(self._reading.map_segment, grant=grant)
+            report = answers.gate.check_group(sources, cleaned.paths, end_offset=task.end_offset, mapped=mapped, tally=tally)
+            self._worker.stats.gate_keys = report.keys
+            self._worker.stats.gate_coverage = report.coverage
+        balance = tally.balance()
+        if part:
+            balance = balance_with_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
+        grant.take(self._worker.layout.upload_room(cleaned.size))
+        return RewrittenGroup(task, members, cleaned, folder, grant.handed_over(), balance, part)
+
+    def _part_of_group(self, members: Sequence[int]) -> SegmentPart | None:
+        return self._answers.part_of_segment(members[0]) if len(members) == 1 else None
+
+    def upload_group(self, written: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
+        """Upload a rewritten group, then release its disk space. May run while another group is rewritten.
+
+        Raises StoreError, NeedsWholeSegment.
+        """
+        try:
+            return self._worker.staging.patiently(lambda: self._upload_with_sidecar(written))
+        finally:
+            self.release_group(written)
+
+    def release_group(self, written: RewrittenGroup) -> None:
+        """Delete the files of a group that was uploaded or never will be, and release its disk space."""
+        shutil.rmtree(written.folder, ignore_errors=True)
+        written.grant.release()
+        self._update_stats()
+
+    @measure_stage(WorkStage.UPLOAD, lambda self, written: written.cleaned.size)
+    def _upload_with_sidecar(self, written: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
+        task, cleaned = written.task, written.cleaned
+        last, layout = self._live[written.members[-1]], self._worker.layout
+        output = open_source(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
+        negative = any(self._live[ordinal].negative_timestamps for ordinal in written.members)
+        joined = None
+        if written.part is None:
+            contents: dict[str, Path | bytes] = {**cleaned.paths, **self._snapshot_and_checkpoint(written)}
+            made = FinishedSegment.from_local_files(output, contents, self._limit, digests=layout.keeps_digests)
+        else:
+            joined = describe_composed_segment(written.part, task.new_segment_id, output, self._worker.hash_key, self._limit)
+            made = self._compose_segment(written, written.part, output, joined)
+        try:
+            metadata, problem = upload_segment(
+                (layout, self._worker.publisher),
+                self._partition,
+                task,
+                made,
+                open_txn_offset=last.open_txn_offset if not last.is_cut else -1,
+                content=written.balance.result,
+                negative_timestamps=negative_timestamps(output, self._limit) if negative else 0,
+            )
+        except (CannotCopy, CopyDiffers) as refused:
+            raise NeedsWholeSegment(refused.message) from None
+        if problem:
+            return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)
+        if joined is None:
+            self._store_sidecar(metadata, output)
+        else:
+            self._store_composed_sidecar(metadata, last, joined)
+        if written.part:
+            self._worker.stats.bytes_copied += written.part.splice.bytes_copied
+        return CompactionReceipt(
+            run_id=self._plan.run_id,
+            group=task.group,
+            segment=metadata,
+            records_read=cleaned.records_read + written.unread_records,
+            records_kept=cleaned.records_kept + written.unread_records,
+            bytes_read=sum(self._live[ordinal].size_bytes for ordinal in written.members),
+            bytes_written=made.log.size,
+            balance=written.balance,
+        )
+
+    def _compose_segment(
+        self, written: RewrittenGroup, part: SegmentPart, output: SourceSegment, joined: ComposedSegment
+    ) -> FinishedSegment:
+        task, table, source = written.task, joined.table, self._live[written.members[0]]
+        index, timeindex = build(
+            task.start_offset, table.size, table.last_offset, table.max_timestamp, self._plan.policy.index_interval_bytes
+        )
+        log_key = self._worker.layout.where(self._partition, source, "log")
+        return FinishedSegment.from_pieces(
+            joined,
+            new_log_pieces(part.splice, log_key, written.cleaned.paths["log"], output.table),
+            {"index": index, "timeindex": timeindex, **self._snapshot_and_checkpoint(written)},
+        )
+
+    def _snapshot_and_checkpoint(self, written: RewrittenGroup) -> dict[str, bytes]:
+        """Return producer snapshot and leader-epoch checkpoint at the group's end: those of the last source, cut where it is cut."""
+        ordinal = written.members[-1]
+        last, end = self._live[ordinal], written.task.end_offset
+        found: dict[str, bytes] = {}
+        if "snapshot" in last.files:
+            found["snapshot"] = self._reading.read_small_file(last, "snapshot")
+        if "leader-epoch-checkpoint" in last.files:
+            found["leader-epoch-checkpoint"] = self._epoch_checkpoint(ordinal)
+        if last.is_cut and "snapshot" in found:
+            copied = parse_snapshot(found["snapshot"], self._reading.object_key(last, "snapshot"))
+            before = self._live[ordinal - 1] if ordinal else None
+            known = ProducerStates.none()
+            if before is not None and "snapshot" in before.files:
+                known = parse_snapshot(self._reading.read_small_file(before, "snapshot"), self._reading.object_key(before, "snapshot"))
+            states = copied.rewound(end, known.rewound(last.start_offset - 1).replay(self._answers.sources[ordinal].table))
+            found["snapshot"] = format_snapshot(states)
+        if last.is_cut and "leader-epoch-checkpoint" in found:
+            where = self._reading.object_key(last, "leader-epoch-checkpoint")
+            lineage = parse_leader_epoch_checkpoint(found["leader-epoch-checkpoint"].decode(), where)
+            found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage(lineage, end + 1)).encode()
+        return found
+
+    def _epoch_checkpoint(self, ordinal: int) -> bytes:
+        """Return a segment's leader-epoch checkpoint.
+
+        It is not fetched if the recorded digest shows that it equals the checkpoint computed from the epochs of the segments.
+        """
+        segment, kind = self._live[ordinal], "leader-epoch-checkpoint"
+        known: dict[int, EpochEntry] = {}
+        for entry in (entry for before in self._live[: ordinal + 1] for entry in before.leader_epochs):
+            known.setdefault(entry.epoch, entry)
+        made = format_leader_epoch_checkpoint(list(known.values())).encode()
+        return made if describe_file(made).is_same(segment.files[kind]) else self._reading.read_small_file(segment, kind)
+
+    def _store_sidecar(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
+        """Build and store the new segment's sidecar, while the segment's bytes are in the page cache."""
+        worker = self._worker
+        if worker.sidecars is None:
+            return
+        design = worker.filter_for(metadata.records, metadata.size_bytes)
+        directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.copies)
+        builder = SidecarBuilder(output, design, worker.hash_key, sketch=design is not None, directory=directory)
+        with WorkerThreads(1) as workers:
+            scan_into(builder, output, self._limit, workers)
+        worker.stats.sidecar_bytes_written += worker.sidecars.add(builder.sidecar(metadata.id))
+        if directory:
+            worker.stats.sidecar_bytes_written += worker.sidecars.add_directory(builder.directory(metadata.id))
+
+    def _store_composed_sidecar(
+        self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, joined: ComposedSegment
+    ) -> None:
+        """Store the sidecar of a composed segment, derived from its source's. Without a source's sidecar there is none."""
+        worker = self._worker
+        old = worker.sidecars.load(source.id) if worker.sidecars else None
+        if worker.sidecars is None or old is None:
+            return
+        sidecar = inherited_sidecar(old, metadata.id, joined.due, joined.table)
+        worker.stats.sidecar_bytes_written += worker.sidecars.add(sidecar) + worker.sidecars.add_directory(joined.directory)
+
+    def _prefetch_sources(self, task: CompactionTask) -> None:
+        for ordinal, metadata in enumerate(self._live):
+            if metadata.id in task.sources:
+                self._worker.staging.fetch_ahead(self._reading.log_request(ordinal))
+                return
+
+    def _update_stats(self) -> None:
+        self._worker.stats.bytes_fetched = self._worker.staging.bytes_fetched
+        self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
+
+
+def cleaner_rules(plan: CompactionPlan, balance_key: BalanceKey | None = None) -> RoundRules:
+    """Return the cleaner's rules for a plan.
+
+    :param balance_key: key of the record sums for the balance; None to compute none.
+    """
+    return RoundRules(
+        now_ms=plan.now_ms,
+        delete_retention_ms=plan.policy.delete_retention_ms,
+        legacy_horizon_ms=plan.legacy_horizon_ms,
+        high_watermark=plan.high_watermark,
+        latest_offset=plan.next_dirty_offset - 1,
+        producers=plan_producer_states(plan),
+        balance_key=balance_key,
+    )
+
+
+def plan_producer_states(plan: CompactionPlan) -> ProducerStates:
+    """Return the plan's live producers in the form that the cleaner's rules use."""
+    entries = np.zeros(len(plan.producers), ENTRY)
+    for row, producer in enumerate(sorted(plan.producers, key=lambda p: p.producer_id)):
+        entries[row]["producer_id"] = producer.producer_id
+        entries[row]["epoch"] = producer.epoch
+        entries[row]["last_offset"] = producer.last_offset
+    return ProducerStates(entries)

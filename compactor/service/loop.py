@@ -1,0 +1,115 @@
+"""The loop that daemon and agent share: scan, start jobs in threads, process their results, until asked to stop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sized
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from compactor.access.tier import Tier
+from compactor.config.settings import Settings
+from compactor.model.ids import TopicPartition
+from compactor.service.journal import EventLogger
+from compactor.service.stopping import InterruptibleStore, StopRequest
+
+ResultT = TypeVar("ResultT")
+JobT = TypeVar("JobT")
+
+WAKE_S = 1.0
+"""Shortest time between two scans, in seconds, however often ``request_scan`` is called."""
+
+
+class ServiceLoop(ABC, Generic[JobT, ResultT]):
+    """Base class of services: one thread repeats ``scan``, ``start_due_jobs`` and ``collect_results``. Other public methods may be called
+    from any thread.
+
+    :param log: receives one line for each event.
+    """
+
+    def __init__(self, opened: Tier, log: EventLogger) -> None:
+        self.stop = StopRequest(threading.Event())
+        opened = opened.over(data=InterruptibleStore(opened.ports.data, self.stop))
+        self._opened = replace(opened, ports=replace(opened.ports, sleep=self.stop.sleep))
+        self._log = log
+        self._running: dict[TopicPartition, JobT] = {}
+        self._done: queue.SimpleQueue[ResultT | None] = queue.SimpleQueue()
+        self._started_ms = opened.ports.clock_ms()
+        self._scans = 0
+        self._scan_ms = 0
+        self._new_settings: Settings | None = None
+        self._woken = threading.Event()
+        self._loop_s = time.monotonic()
+
+    def run(self) -> None:
+        """Run until ``end`` is called. Running jobs then end within a request or two."""
+        last_scan = next_scan = time.monotonic()
+        while not self.stop.event.is_set():
+            self._loop_s = time.monotonic()
+            settings, self._new_settings = self._new_settings, None
+            if settings is not None:
+                self._use_settings(settings)
+            if self._loop_s >= next_scan:
+                self._woken.clear()
+                self.scan()
+                last_scan = time.monotonic()
+                next_scan = last_scan + self._scan_interval_s()
+            elif self._woken.is_set():
+                next_scan = min(next_scan, last_scan + WAKE_S)
+            self.start_due_jobs()
+            self.collect_results(max(0.0, next_scan - time.monotonic()))
+        while self._running:
+            self.collect_results(None)
+
+    def request_stop(self) -> None:
+        """Ask the service to stop, and return at once."""
+        self.stop.event.set()
+        self._done.put(None)
+
+    def request_scan(self) -> None:
+        """Ask the service to scan soon, and return at once."""
+        self._woken.set()
+        self._done.put(None)
+
+    def adopt_settings(self, settings: Settings) -> None:
+        """Ask the service to use these settings from the next job on (see ``service.reloading``), and return at once."""
+        self._new_settings = settings
+        self._done.put(None)
+
+    def collect_results(self, wait_s: float | None) -> None:
+        """Wait until a job ends, at most ``wait_s`` seconds (None: without limit), and process all jobs that have ended."""
+        try:
+            done = self._done.get(timeout=wait_s) if wait_s is None or wait_s > 0 else self._done.get_nowait()
+            while True:
+                if done is not None:
+                    self._process_result(done)
+                done = self._done.get_nowait()
+        except queue.Empty:
+            return
+
+    def loop_age_ms(self) -> int:
+        """Return the milliseconds since the loop last began."""
+        return int((time.monotonic() - self._loop_s) * 1000)
+
+    @abstractmethod
+    def scan(self) -> None:
+        """Find out which partitions need work."""
+
+    @abstractmethod
+    def start_due_jobs(self) -> Sized:
+        """Start every due job for which a thread is free, and return these jobs."""
+
+    @abstractmethod
+    def _process_result(self, done: ResultT) -> None:
+        """Take in the result of a job and drop it from ``_running``."""
+
+    @abstractmethod
+    def _use_settings(self, settings: Settings) -> None:
+        """Use these settings from the next job on."""
+
+    @abstractmethod
+    def _scan_interval_s(self) -> float:
+        """Return the seconds from the end of a scan to the next one."""

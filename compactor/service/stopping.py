@@ -1,0 +1,79 @@
+"""Stopping a service: the request to stop, and a store wrapper that obeys it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from compactor.control.stages import Stage
+from compactor.errors import CompactorError
+from compactor.storage.forwarding import ForwardingStore
+from compactor.storage.port import ObjectInfo, ObjectStore
+
+T = TypeVar("T")
+
+
+class Stopped(CompactorError):
+    """The service was asked to stop. A round that ends with this error is like one ended by a crash: the next run resumes it."""
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """The request to stop, shared by all threads of a service. Checked wherever work can be interrupted safely."""
+
+    event: threading.Event
+
+    def raise_if_stopped(self) -> None:
+        """Raise Stopped if the service was asked to stop."""
+        if self.event.is_set():
+            raise Stopped("the daemon is stopping")
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for at most ``seconds``. Raises Stopped as soon as the service is asked to stop."""
+        if self.event.wait(seconds):
+            self.raise_if_stopped()
+
+    def check_between_stages(self, stage: Stage) -> None:
+        """Raise Stopped between two stages of a round if the service was asked to stop.
+
+        A published round is not interrupted: only its statistics are left to record.
+        """
+        if stage is not Stage.PUBLISHED:
+            self.raise_if_stopped()
+
+
+class InterruptibleStore(ForwardingStore):
+    """Object store whose next request raises Stopped once the service is asked to stop, so that large jobs end within one request.
+
+    :param moved: receives the number of bytes read by each request, for progress reports.
+    """
+
+    def __init__(self, store: ObjectStore, stop: StopRequest, moved: Callable[[int], None] = lambda size: None) -> None:
+        super().__init__(store)
+        self._stop = stop
+        self._moved = moved
+
+    def _reading(self, key: str, request: Callable[[], T]) -> T:
+        """Raise Stopped if the service was asked to stop, else make the request."""
+        self._stop.raise_if_stopped()
+        return request()
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        data = super().get(key, start, length)
+        self._moved(len(data))
+        return data
+
+    def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
+        size = super().download(key, path, start, length)
+        self._moved(size)
+        return size
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        self._stop.raise_if_stopped()
+        return super().list(prefix, after)
+
+    def clock_ms(self) -> int:
+        return self._store.clock_ms()

@@ -1,0 +1,76 @@
+"""The driver's side of one round: it runs each step as a Spark job, stops at the first error, and adds up the cost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from compactor.errors import CompactorError
+from compactor.round.ports import LeadershipCheck
+from compactor.spark.cluster.executor import SharedSettings, TaskCost
+from compactor.spark.cluster.jobs import Cluster, JobListener, TaskWork
+from compactor.storage.deleting import delete_keys
+from compactor.storage.port import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+
+
+@dataclass(frozen=True)
+class RoundJobs:
+    """Runs the Spark jobs of one round.
+
+    control: the driver's control store.
+    shared: settings that every task of the round receives.
+    cost: the cost of every task is added to it.
+    check: called while a step runs; raises Fenced if another compactor leads the partition.
+    """
+
+    cluster: Cluster
+    control: ObjectStore
+    shared: SharedSettings
+    cost: TaskCost
+    job_listener: JobListener
+    check: LeadershipCheck
+
+    def run_items(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        """Run one task per item and yield (item index, result) as the tasks finish. Raises the first error of a task.
+
+        :param work: function that each task calls as ``work(shared, item, cost)``.
+        """
+        if items:
+            yield from self.run_step(step, self.cluster.distribute(items), BoundWork(work, self.shared), len(items))
+
+    def delete_scratch(self, keys: Sequence[str]) -> None:
+        """Delete scratch objects of this attempt. An error is only logged, because `retire` deletes what remains."""
+        try:
+            delete_keys(self.control, keys)
+        except CompactorError as error:
+            logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
+
+    def run_step(self, step: str, rdd: RDD[tuple[int, Any]], work: TaskWork, count: int) -> Iterator[tuple[int, Any]]:
+        """Run ``work`` over an RDD of (index, item) with ``count`` items and yield (index, result) as the tasks finish. Raises the first
+        error of a task.
+        """
+        what = f"{self.shared.partition}: {step}"
+        waits = partial(self.check, waiting=True)
+        for outcome in self.cluster.run_job(what, rdd, work, count, plan=self.shared.plan, check=waits, job_listener=self.job_listener):
+            self.check()
+            self.cost.add(outcome.cost)
+            if outcome.error is not None:
+                raise outcome.error
+            yield outcome.index, outcome.value
+
+
+@dataclass(frozen=True)
+class BoundWork:
+    """Picklable function of a task, with the settings that all tasks share already applied."""
+
+    work: Callable[..., Any]
+    shared: SharedSettings
+
+    def __call__(self, place: int, item: Any, cost: TaskCost) -> Any:
+        return self.work(self.shared, item, cost)

@@ -1,0 +1,126 @@
+"""Computes what the gate expects to be left of each segment: tasks do so for some ranges of the gate's hash, and one task adds up their
+sums.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from compactor.cleaner.gate.key_table import MAX_GATE_RANGES, GateRows, GateSums, KeyTable, no_sums
+from compactor.control.records import ScratchObject
+from compactor.errors import OutOfBudget
+from compactor.spark.cluster.executor import SharedSettings, TaskCost, open_task_tier, record_peak_memory
+from compactor.spark.round.exchange import create_scratch_once, pack_arrays
+from compactor.spark.round.gate_rows import DIRTY, OUTSIDE, ExpectedSums, GateBundle, HashBounds
+from compactor.spark.round.range_rows import RangeRows, read_ranges
+from compactor.storage.port import ObjectStore
+
+GATE_SUMS_NAME = "judged"
+"""Last part of the key of the scratch object with the sums that the gate expects."""
+
+
+@dataclass(frozen=True)
+class GateInput:
+    """The gate's input of all range tasks: its rows, and the offsets at which the segments begin."""
+
+    bundles: tuple[GateBundle, ...]
+    bounds: HashBounds
+
+
+def sum_gate_ranges(shared: SharedSettings, ranges: range, gate_input: GateInput, cost: TaskCost) -> bytes:
+    """Return what some ranges of the gate's hash expect to be left of each segment, encoded as sums followed by the number of keys."""
+    store = open_task_tier(shared).ports.control
+    sums, keys = sum_ranges(store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds)
+    cost.gate_keys += keys
+    cost.gate_coverage = 1.0
+    record_peak_memory(cost)
+    return sums.tobytes() + keys.to_bytes(8, "little")
+
+
+def write_expected_sums(shared: SharedSettings, gate_input: GateInput, answers: Iterable[bytes], cost: TaskCost) -> ScratchObject:
+    """Add up the sums of all range tasks and write them as one scratch object."""
+    sums, keys = no_sums(len(gate_input.bounds) - 1), 0
+    for answer in answers:
+        sums += np.frombuffer(answer[:-8], np.uint64).reshape(-1, 2)
+        keys += int.from_bytes(answer[-8:], "little")
+        cost.exchanged_bytes += len(answer)
+    judged = ExpectedSums(gate_input.bounds, sums, keys)
+    written = create_scratch_once(
+        open_task_tier(shared).ports.control, f"{shared.scratch}{GATE_SUMS_NAME}", pack_arrays(judged.to_arrays(), dense=True)
+    )
+    cost.exchanged_bytes += written.size
+    record_peak_memory(cost)
+    return written
+
+
+@dataclass(frozen=True)
+class StoredGateRange:
+    """The gate's rows of one range, in all bundles."""
+
+    bundles: Mapping[int, GateBundle]
+    rows_of_range: RangeRows
+
+    def count_rows(self, section: int) -> int:
+        """Return the number of rows in a section."""
+        return sum(int(directory[1, section] - directory[0, section]) for directory in self.rows_of_range.directories.values())
+
+    def read_section(self, section: int) -> Iterator[GateRows]:
+        """Yield the rows of a section. Every call fetches them from the store again. Raises StoreError, or BadData if a checksum does
+        not match.
+        """
+        for place, rows in self.rows_of_range.read_section(list(self.bundles), section):
+            crc = int(self.rows_of_range.directories[place][:1, 2].copy().view(np.uint32)[section])
+            if zlib.crc32(np.ascontiguousarray(rows).view(np.uint8).data) != crc:
+                self.bundles[place].raise_damaged()
+            yield np.ascontiguousarray(rows)
+
+
+def sum_ranges(
+    store: ObjectStore, bundles: Sequence[GateBundle], ranges: range, all_ranges: int, budget_bytes: int, bounds: HashBounds
+) -> tuple[GateSums, int]:
+    """Return the expected sums of neighbouring ranges and the number of their keys. Raises StoreError, BadData, OutOfBudget.
+
+    :param all_ranges: number of ranges that the hash is divided into.
+    :param bounds: first offset of each segment, and the end of the last one.
+    """
+    by_place, sums, keys, table = dict(enumerate(bundles)), no_sums(len(bounds) - 1), 0, KeyTable(budget_bytes, 0)
+    for number, found in read_ranges(store, by_place, ranges):
+        keys += sum_range(StoredGateRange(by_place, found), table, all_ranges, number, bounds, sums)
+    return sums, keys
+
+
+class GateRange(Protocol):
+    """Rows of one range that can be read several times."""
+
+    def count_rows(self, section: int) -> int:
+        """Return the number of rows in a section."""
+
+    def read_section(self, section: int) -> Iterator[GateRows]:
+        """Yield the rows of a section."""
+
+
+def sum_range(gate_range: GateRange, table: KeyTable, ranges: int, number: int, bounds: HashBounds, sums: GateSums) -> int:
+    """Add what range ``number`` of ``ranges`` expects to be left to ``sums`` and return its number of keys.
+
+    If the table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,
+    StoreError, BadData.
+    """
+    if ranges > MAX_GATE_RANGES:
+        raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
+    done = 0
+    table.clear(gate_range.count_rows(DIRTY), ranges, number)
+    for rows in gate_range.read_section(DIRTY):
+        taken = table.put(rows)
+        done += taken
+        if taken < len(rows):
+            parts = max(2, -(-gate_range.count_rows(DIRTY) // max(1, done)))
+            return sum(sum_range(gate_range, table, ranges * parts, number * parts + part, bounds, sums) for part in range(parts))
+    table.sum_left(bounds, sums)
+    for rows in gate_range.read_section(OUTSIDE):
+        table.sum_left_outside(rows, bounds, sums)
+    return table.keys

@@ -1,0 +1,221 @@
+"""Equivalence gate of a spread round, in which no process sees all keys: one task computes the expected result for each range of the
+gate's own hash.
+
+    pass 1      each task also writes the gate's rows of its segments, sorted by range, as one object per bundle
+    ranges      range tasks find the last record of each key and compute what must be left of each segment: a count and a sum of record
+    marks gathering   one task adds up the sums of all range tasks, 16 bytes a segment
+    pass 2      each group is compared with its sources and these sums before it is uploaded
+
+The other checks equal those on one machine: transactions (folded a second time on the driver), headers, order, checksums, coverage.
+The gate shares only the transport of bytes with the cleaner's exchange.
+
+    object      [range 0 | range 1 | ..] dirty rows   [range 0 | ..] rows outside the dirty range   [directory]
+    directory   for each range and for the end: the first row number of both sections, 8 bytes each; CRCs of both sections, 4 bytes each
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from compactor.cleaner.gate.batch_checks import BatchTransactions
+from compactor.cleaner.gate.gate import Gate, GateTerms
+from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS, GateRows, GateSums, KeyTable, Words
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, as_bytes
+from compactor.errors import BadData, CompactorError
+from compactor.model.plan import CompactionPlan
+from compactor.records.batches import Int64s
+from compactor.round.pass_two import cleaner_rules
+from compactor.spark.round.exchange import Arrays, read_scratch_bytes
+from compactor.storage.port import ObjectStore
+
+DIRECTORY_ENTRY_BYTES: Final = 24
+DIRTY, OUTSIDE = SECTIONS = range(2)
+"""Sections of a bundle: rows of the dirty range, and rows outside it that are looked up."""
+
+HashBounds = Int64s
+"""First offset of each segment that the gate covers, ascending, and the end offset (exclusive) of the last one."""
+
+
+# ---- rows of a bundle -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GateBundle:
+    """Location of the gate's rows of one bundle.
+
+    size: bytes of the object.
+    dirty_rows: number of rows in the dirty range.
+    rows_below: number of rows outside the dirty range.
+    """
+
+    key: str
+    size: int
+    ranges: int
+    dirty_rows: int
+    rows_below: int
+
+    row_bytes: ClassVar[int] = GATE_ROW_BYTES
+
+    def read_directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Read the row numbers at which the ranges [first, last) and their end begin in both sections, and the CRCs of both. Raises
+        BadData if they are inconsistent.
+        """
+        total = self.dirty_rows + self.rows_below
+        data = read_scratch_bytes(
+            store, self.key, total * GATE_ROW_BYTES + first * DIRECTORY_ENTRY_BYTES, (last - first + 1) * DIRECTORY_ENTRY_BYTES
+        )
+        found = (
+            np.frombuffer(data, np.int64).reshape(-1, 3)
+            if len(data) == (last - first + 1) * DIRECTORY_ENTRY_BYTES
+            else np.empty((0, 3), np.int64)
+        )
+        if not len(found) or (np.diff(found[:, :2], axis=0) < 0).any() or found[-1, 0] > self.dirty_rows or found[-1, 1] > total:
+            self.raise_damaged()
+        return found
+
+    def read_rows(self, store: ObjectStore, begin: int, end: int) -> GateRows:
+        """Read the rows [begin, end). Raises BadData if the object is too short."""
+        data = read_scratch_bytes(store, self.key, begin * GATE_ROW_BYTES, (end - begin) * GATE_ROW_BYTES)
+        if len(data) != (end - begin) * GATE_ROW_BYTES:
+            self.raise_damaged()
+        return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
+
+    def raise_damaged(self) -> NoReturn:
+        """Raise BadData because the rows are not those that were written."""
+        raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
+
+
+def open_gate_spool(path: Path, disk: DiskReservation, ranges: int) -> RowSpool:
+    """Open an empty spool for the gate's rows of one bundle."""
+    return RowSpool(path, disk, HashRanges(ranges), WORDS, np.uint64, "the keys of the gate")
+
+
+def write_gate_bundle(spool: RowSpool, path: Path, key: str) -> GateBundle:
+    """Write a spool's rows and directory to ``path``, as the object to be stored under ``key``. Raises StoreError if the disk fails."""
+    ranges, first = spool.ranges.count, 0
+    entries, crcs = np.zeros((ranges + 1, 3), np.int64), np.zeros((ranges, 2), np.uint32)
+    with path.open("wb") as file:
+        for section in SECTIONS:
+            for number in range(ranges):
+                entries[number, section] = first
+                crc = 0
+                for rows in spool.read(section, number):
+                    file.write(as_bytes(rows))
+                    crc = zlib.crc32(as_bytes(rows), crc)
+                    first += len(rows)
+                crcs[number, section] = crc
+            entries[ranges, section] = first
+        entries[:-1, 2] = crcs.view(np.int64)[:, 0]
+        file.write(entries.tobytes())
+        dirty, total = entries[ranges, :2].tolist()
+        return GateBundle(key, file.tell(), ranges, dirty, total - dirty)
+
+
+# ---- transactions -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SparseOutcomes:
+    """The gate's transaction results of one segment, stored only for batches that belong to transactions.
+
+    places: the batch numbers of ``outcomes``; ``batches`` is the number of batches in all.
+    """
+
+    batches: int
+    places: Int64s
+    outcomes: BatchTransactions
+
+    def expand(self) -> BatchTransactions:
+        """Return the results of all batches."""
+        aborted, idle = np.zeros(self.batches, np.bool_), np.zeros(self.batches, np.bool_)
+        began = np.full(self.batches, -1, np.int64)
+        aborted[self.places], idle[self.places], began[self.places] = self.outcomes.aborted, self.outcomes.idle, self.outcomes.began
+        return BatchTransactions(aborted, idle, began)
+
+
+def empty_outcomes(batches: int) -> BatchTransactions:
+    """Return the results for a segment without transactions."""
+    return BatchTransactions(np.zeros(batches, np.bool_), np.zeros(batches, np.bool_), np.full(batches, -1, np.int64))
+
+
+def encode_outcomes(outcomes: BatchTransactions) -> Arrays:
+    """Return transaction results as arrays for a scratch object."""
+    return {"gate_aborted": np.packbits(outcomes.aborted), "gate_idle": np.packbits(outcomes.idle), "gate_began": outcomes.began}
+
+
+def decode_outcomes(arrays: Arrays, batches: int) -> BatchTransactions:
+    """Restore the transaction results of a segment with ``batches`` batches."""
+    aborted, idle = (np.unpackbits(arrays[name], count=batches).astype(np.bool_) for name in ("gate_aborted", "gate_idle"))
+    return BatchTransactions(aborted, idle, arrays["gate_began"].astype(np.int64))
+
+
+# ---- gates over some segments of a log --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExpectedSums:
+    """Sums over the records that the gate expects to be left of each segment.
+
+    bounds: the first offset of each segment, ascending, and the end of the last one.
+    sums: for each segment, the number of its surviving records and the sum of their marks.
+    keys: number of distinct keys in the dirty range.
+    """
+
+    bounds: HashBounds
+    sums: GateSums
+    keys: int
+
+    def to_arrays(self) -> Arrays:
+        """Return the arrays for a scratch object."""
+        return {"gate_bounds": self.bounds, "gate_sums": self.sums, "gate_keys": np.array([self.keys], np.int64)}
+
+    @staticmethod
+    def from_arrays(arrays: Arrays) -> ExpectedSums:
+        """Restore the sums from the arrays of a scratch object."""
+        return ExpectedSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
+
+    def expected(self, source: SourceSegment) -> Words:
+        """Return the sum of one segment. Raises CompactorError if the gate has not seen the segment."""
+        place = int(np.searchsorted(self.bounds[:-1], source.base))
+        if place >= len(self.sums) or int(self.bounds[place]) != source.base:
+            raise CompactorError(f"the gate was not shown {source.name}", hint="This is a bug; please report it")
+        return np.asarray(self.sums[place])
+
+
+def create_scan_gate(plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactions) -> Gate:
+    """Return a gate that reads the rows of one segment in pass 1.
+
+    :param hash_key: key of the cleaner's hash.
+    """
+    gate = Gate(_gate_terms(plan, hash_key), KeyTable(0, 0), {source.ordinal: outcomes})
+    gate.begin(source)
+    return gate
+
+
+def create_group_gate(
+    plan: CompactionPlan,
+    hash_key: bytes,
+    sources: Sequence[SourceSegment],
+    outcomes: Sequence[BatchTransactions],
+    judged: ExpectedSums | None,
+) -> Gate:
+    """Return a gate that compares rewritten groups with their sources in pass 2.
+
+    :param judged: the expected sums; None if nothing is dirty, so that no record is superseded.
+    """
+    known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
+    left = {} if judged is None else {source.ordinal: judged.expected(source) for source in sources}
+    return Gate(_gate_terms(plan, hash_key), KeyTable(0, 0), known, left)
+
+
+def _gate_terms(plan: CompactionPlan, hash_key: bytes) -> GateTerms:
+    """Return the rules and limits that the gate takes from the plan."""
+    return GateTerms(cleaner_rules(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)

@@ -1,0 +1,91 @@
+"""Finds bundles that interrupted attempts left in the scratch prefix and reuses those that match the current plan.
+
+    <scratch>/<run>/<epoch>-keys-..                    bundles of an announced plan
+    <scratch>/scouted-<now>-<kin>/<attempt>/keys-..    bundles of a plan that was not announced yet; no record names them
+
+*kin* is a digest of everything that determines rows, verdicts and the gate's rows, except *now*. The time of the interrupted attempt
+is reused, as a resumed plan keeps its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from compactor.control.logs import PartitionLog
+from compactor.errors import BadData, StoreError
+from compactor.model.plan import CompactionPlan
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.round.drive import SCOUTED, scratch_prefix
+from compactor.round.engines import DraftAt
+from compactor.spark.cluster.round_jobs import RoundJobs
+from compactor.spark.round.bundles import decode_bundle
+from compactor.spark.round.exchange import is_scratch_kind, read_tail
+from compactor.spark.round.pass_one_tasks import GATE_PREFIX, KEYS_PREFIX
+from compactor.spark.round.segment_index import SegmentIndex
+from compactor.storage.port import ObjectInfo, ObjectStore
+
+_SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
+
+
+def unannounced_prefix(log: PartitionLog, plan: CompactionPlan, live: Sequence[RemoteLogSegmentMetadata]) -> str:
+    """Return the key prefix of scratch objects written before such a plan is announced, by any attempt at it."""
+    below = " ".join(segment.id for segment in live if segment.start_offset < plan.end_offset)
+    facts = (plan.fingerprint, plan.policy.model_dump_json(), plan.vector, plan.first_dirty_offset, plan.end_offset, below)
+    kin = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
+    return f"{scratch_prefix(log)}{SCOUTED}{plan.now_ms}-{kin}/"
+
+
+def resumed_time_ms(store: ObjectStore, log: PartitionLog, live: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftAt) -> int:
+    """Return the time of the newest interrupted pass 1 that read exactly what the new plan would read, or ``now_ms`` if there is none.
+
+    An attempt over other segments or with other settings does not match, because deletions could be due at its time that are not due
+    now.
+    """
+    prefix = scratch_prefix(log)
+    found = (
+        _SCOUTED.fullmatch(info.key.removeprefix(prefix))
+        for info in store.list(f"{prefix}{SCOUTED}")
+        if is_scratch_kind(KEYS_PREFIX, info.key)
+    )
+    places = sorted({(int(match[2]), f"{prefix}{match[1]}") for match in found if match and int(match[2]) <= now_ms}, reverse=True)
+    for at_ms, place in places:
+        plan = draft_at(at_ms)
+        if plan is not None and unannounced_prefix(log, plan, live) == place:
+            return at_ms
+    return now_ms
+
+
+def list_bundles(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
+    """Return the key bundles and gate bundles below a prefix."""
+    return [info for info in store.list(prefix) if is_scratch_kind(KEYS_PREFIX, info.key) or is_scratch_kind(GATE_PREFIX, info.key)]
+
+
+def claim_leftovers(jobs: RoundJobs, log: PartitionLog, place: str) -> list[ObjectInfo]:
+    """Return what earlier attempts at the same round left and delete what attempts at other rounds left. Only the leader may call it.
+
+    :param place: key prefix of this round.
+    """
+    found = list(jobs.control.list(f"{scratch_prefix(log)}{SCOUTED}"))
+    jobs.delete_scratch([info.key for info in found if not info.key.startswith(place)])
+    return [info for info in found if info.key.startswith(place)]
+
+
+def adopt_bundles(jobs: RoundJobs, index: SegmentIndex, leftovers: Sequence[ObjectInfo]) -> RoundJobs:
+    """Add matching bundles to the index and return the jobs with as many hash ranges as these bundles have."""
+    for info in leftovers:
+        if not is_scratch_kind(KEYS_PREFIX, info.key):
+            continue
+        try:
+            bundle = decode_bundle(read_tail(jobs.control, info.key, info.size), info.key, info.size)
+        except (BadData, StoreError):
+            continue  # damaged, or its writer lives and has deleted it
+        shared = jobs.shared
+        if bundle.keys is None or (bundle.gate is not None) != shared.gate or (index.bundles and bundle.keys.ranges != shared.ranges):
+            continue
+        if index.add_bundle(bundle):
+            jobs = replace(jobs, shared=replace(shared, ranges=bundle.keys.ranges))
+    return jobs

@@ -1,0 +1,432 @@
+"""Tasks of pass 1: indexing the keys of a bundle, asking Bloom filters, finding survivors in hash ranges, and writing a bundle's
+survivors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bloom.siphash import key_halves
+from compactor.cleaner.gate.gate import Gate
+from compactor.cleaner.gate.key_table import GATE_ROW_BYTES as GATE_ROW_BYTES
+from compactor.cleaner.keys.disk_map import survive_if_absent, survive_if_first
+from compactor.cleaner.keys.key_set import KeySet
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.worker_threads import ThreadBuffers
+from compactor.cleaner.row_spool import RowSpool
+from compactor.constants import MAX_OFFSET
+from compactor.control.records import ScratchObject
+from compactor.errors import CompactorError, OutOfBudget
+from compactor.kernels.common import Flags
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import NOT_CONTROL, BatchTable
+from compactor.records.rows import parse
+from compactor.round.sources import StagedSegmentReader
+from compactor.spark.cluster.executor import SharedSettings, TaskCost, open_sidecars, open_task_tier, record_peak_memory, task_staging
+from compactor.spark.round.bundles import (
+    BatchRowFacts,
+    IndexedBundle,
+    IndexedSegment,
+    OrdinalRange,
+    SurvivorParts,
+    decode_row_facts,
+    encode_tail,
+)
+from compactor.spark.round.exchange import (
+    ExchangeRows,
+    KeyBundle,
+    RowSorter,
+    create_scratch_once,
+    decode_gaps,
+    encode_survivors,
+    encode_verdicts,
+    last_row_ordinals,
+    mappable_batches,
+    mark_tombstone_batches,
+    pack_arrays,
+    pack_tail,
+)
+from compactor.spark.round.gate_rows import (
+    DIRECTORY_ENTRY_BYTES,
+    DIRTY,
+    OUTSIDE,
+    SparseOutcomes,
+    create_scan_gate,
+    empty_outcomes,
+    encode_outcomes,
+    open_gate_spool,
+    write_gate_bundle,
+)
+from compactor.spark.round.range_rows import RangeRows, read_ranges
+
+GATE_PREFIX: Final = "gate-"
+"""Prefix of the names of scratch objects with the gate's rows."""
+
+KEYS_PREFIX: Final = "keys-"
+SURVIVORS_PREFIX: Final = "survivors-"
+
+
+@dataclass(frozen=True)
+class SegmentToIndex:
+    """A segment for pass 1.
+
+    rows: whether its keys are wanted.
+    verdicts, outcomes: its transaction results, once the driver has folded the transactions.
+    """
+
+    metadata: RemoteLogSegmentMetadata
+    rows: bool
+    verdicts: SparseVerdicts | None = None
+    outcomes: SparseOutcomes | None = None
+
+
+@dataclass(frozen=True)
+class SparseVerdicts:
+    """The cleaner's transaction verdicts of one segment, stored only for batches that belong to transactions.
+
+    places: the batch numbers of ``verdicts``; ``batches`` is the number of batches in all.
+    """
+
+    batches: int
+    places: npt.NDArray[np.int64]
+    verdicts: Verdicts
+
+    def expand(self) -> Verdicts:
+        """Return the verdicts of all batches."""
+        flags = {}
+        for name in ("aborted", "discardable", "indexed"):
+            flags[name] = np.zeros(self.batches, np.bool_)
+            flags[name][self.places] = getattr(self.verdicts, name)
+        return Verdicts(**flags, txn_entries=self.verdicts.txn_entries)
+
+
+def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost: TaskCost) -> IndexedBundle:
+    """Read the headers of some segments and, where wanted, write their key rows as one scratch object.
+
+    :param items: the segments of the bundle, newest first.
+    :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short.
+    """
+    name = hashlib.sha256("".join(f"{item.metadata.id} {item.rows} {item.verdicts is None}\n" for item in items).encode()).hexdigest()[:16]
+    with task_staging(shared, cost) as staging, ExitStack() as reserved:
+
+        def reserve(size: int) -> None:
+            """Reserve disk until the task ends. Raises OutOfBudget."""
+            reserved.enter_context(staging.reserved(size, f"the keys of {len(items)} segments of {shared.partition}"))
+
+        bundle = _BundleWriter(
+            shared,
+            shared.open_segments(staging, [item.metadata for item in items]),
+            [RowSorter(staging.folder / f"{section}.spool", shared.ranges, reserve) for section in ("dirty", "clean")],
+            open_gate_spool(staging.folder / "gate.spool", _TaskReservation(reserve), shared.ranges) if shared.gate else None,
+        )
+        indexed = [bundle.index_segment(ordinal, item) for ordinal, item in enumerate(items)]
+        done = IndexedBundle(tuple(indexed), None)
+        if any(item.rows for item in items):
+            done = bundle.write(done, name, staging.folder / "keys", reserve)
+            cost.rows += bundle.rows
+            cost.exchanged_bytes += sum(part.size for part in (done.keys, done.gate) if part)
+        return done
+
+
+@dataclass(frozen=True)
+class _TaskReservation:
+    """Disk reservation of a RowSpool that is held until the task ends."""
+
+    take: Callable[[int], None]
+
+    def give(self, nbytes: int) -> None:
+        """Do nothing: the whole reservation is released when the task ends."""
+
+
+@dataclass
+class _BundleWriter:
+    """Collects the rows of one bundle while its segments are read, and writes them.
+
+    next_ordinal: the first ordinal that is not used yet.
+    """
+
+    shared: SharedSettings
+    reading: StagedSegmentReader
+    sorters: list[RowSorter]
+    gate_rows: RowSpool | None
+    facts: dict[str, BatchRowFacts] = field(default_factory=dict)
+    next_ordinal: int = 0
+    rows: int = 0
+
+    def index_segment(self, ordinal: int, item: SegmentToIndex) -> IndexedSegment:
+        """Read one segment and collect its key rows if they are wanted and its transactions are decided."""
+        with self.reading.open_segment(ordinal) as source:
+            pass  # its headers
+        table, name = source.table, item.metadata.id
+        data = table.is_transactional & (table.control == NOT_CONTROL)
+        places = np.flatnonzero(data | (table.control != NOT_CONTROL))
+        undecided = item.rows and item.verdicts is None and bool(data.any())
+        first, ordinals_, rows = -1, 0, 0
+        if item.rows and not undecided:
+            before = sum(sorter.rows for sorter in self.sorters)
+            first, ordinals_ = self.next_ordinal, self._add_keys(source, item)
+            self.next_ordinal = -(-(first + ordinals_) // 8) * 8
+            rows = sum(sorter.rows for sorter in self.sorters) - before
+            self.rows += rows
+        self.reading.staging.forget([self.reading.log_request(ordinal)])
+        deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
+        return IndexedSegment(name, len(table), places, deciding, source.txn_entries, undecided, first, ordinals_, rows)
+
+    def _add_keys(self, source: SourceSegment, item: SegmentToIndex) -> int:
+        """Collect the rows of one segment and return the number of its ordinals."""
+        aborted = item.verdicts.expand().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
+        outcomes = item.outcomes.expand() if item.outcomes else empty_outcomes(len(source.table))
+        with self.reading.map_segment(source):
+            gate = create_scan_gate(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
+            wanted = mappable_batches(source, aborted)
+            self.facts[item.metadata.id], count = _sort_rows(
+                self.shared, source, wanted, self.sorters, gate, self.gate_rows, self.next_ordinal
+            )
+        return count
+
+    def write(self, done: IndexedBundle, name: str, path: Path, reserve: Callable[[int], None]) -> IndexedBundle:
+        """Create the scratch objects of the bundle. The gate's object comes first, so that it exists whenever the bundle does."""
+        shared, store = self.shared, open_task_tier(self.shared).ports.control
+        gate = None
+        if self.gate_rows is not None:
+            reserve(self.gate_rows.rows * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
+            gate = write_gate_bundle(self.gate_rows, path, f"{shared.scratch}{GATE_PREFIX}{name}")
+            create_scratch_once(store, gate.key, path)
+            self.gate_rows.close()
+        with path.open("wb") as file:
+            dirty = self.sorters[0].write_sorted(file)
+            clean = dirty[-1] + self.sorters[1].write_sorted(file)
+            file.write(np.column_stack((dirty, clean)).tobytes())
+            keys = KeyBundle(
+                f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, int(dirty[-1]), int(clean[-1] - dirty[-1])
+            )
+            tail = pack_tail(encode_tail(replace(done, keys=keys, gate=gate), self.facts))
+            reserve(len(tail))
+            file.write(tail)
+        size = create_scratch_once(store, keys.key, path).size
+        path.unlink()
+        return replace(done, keys=replace(keys, size=size), gate=gate)
+
+
+def _sort_rows(
+    shared: SharedSettings,
+    source: SourceSegment,
+    selected_batches: Flags,
+    sorters: Sequence[RowSorter],
+    gate: Gate | None,
+    gate_rows: RowSpool | None,
+    next_ordinal: int,
+) -> tuple[BatchRowFacts, int]:
+    """Collect a segment's rows from the last record to the first, giving them ordinals from ``next_ordinal`` on. Return the facts about
+    its batches and the number of ordinals used.
+
+    The gate reads the same decompressed chunks.
+    """
+    table, plan, buffers, begun_at = source.table, shared.plan, ThreadBuffers(), next_ordinal
+    halves, (dirty, clean) = key_halves(shared.hash_key), sorters
+    first_dirty = plan.first_dirty_offset
+    limit = plan.policy.max_decompressed_batch_bytes
+    tombstones = np.zeros(len(table), np.bool_)
+    counts = np.where(selected_batches, table.count.astype(np.int64), 0)
+    for first, last in reversed(source.ranges()):
+        if not selected_batches[first:last].any():
+            continue
+        for chunk in source.chunks(first, last, selected_batches[first:last], limit, buffers.bodies, backwards=True):
+            rows, first_row = parse(table, chunk, buffers.rows, source.name)
+            some = slice(chunk.first, chunk.last)
+            counts[some] = np.diff(first_row)
+            begin = next_ordinal + last_row_ordinals(counts[some])
+            next_ordinal += len(rows)
+            mark_tombstone_batches(first_row, rows.value_length, tombstones[some])
+            if source.end > first_dirty:
+                dirty.add_chunk(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET)
+                if gate is not None and gate_rows is not None:
+                    gate_rows.add(DIRTY, gate.read_chunk(buffers, source, chunk).rows)
+            if source.base < first_dirty:
+                clean.add_chunk(chunk, rows, first_row, begin, halves, 0, first_dirty)
+                if gate is not None and gate_rows is not None:
+                    gate_rows.add(OUTSIDE, gate.read_chunk(buffers, source, chunk, below=True).rows)
+    packed_legacy = (table.magic < 2) & (table.codec > 0)
+    return BatchRowFacts(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
+
+
+# ---- clean segments that need not be read -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FilterQuery:
+    """Segments, by id, whose filters one task compares with all dirty keys, which are in ``bundles``."""
+
+    segments: tuple[str, ...]
+    bundles: tuple[KeyBundle, ...]
+
+
+def query_filters(shared: SharedSettings, item: FilterQuery, cost: TaskCost) -> tuple[dict[str, str], int]:
+    """Return why each segment must be read, by segment id, and the number of bytes fetched; segments that no dirty key matches are
+    absent. Raises StoreError.
+    """
+    sidecars = open_sidecars(shared)
+    if sidecars is None:
+        return dict.fromkeys(item.segments, "bloom = false"), 0
+    store = open_task_tier(shared).ports.control
+    answer = sidecars.match_segments(item.segments, lambda: chain.from_iterable(each.dirty_keys(store) for each in item.bundles))
+    record_peak_memory(cost)
+    return answer
+
+
+# ---- the second stage -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RangeInput:
+    """Input of all range tasks.
+
+    dirty: rows of the dirty segments, newest first.
+    wanted_bundles: indexes of the bundles whose survivors are wanted.
+    """
+
+    bundles: tuple[KeyBundle, ...]
+    dirty: tuple[OrdinalRange, ...]
+    wanted_bundles: frozenset[int]
+
+
+@dataclass(frozen=True)
+class SegmentToGather:
+    """A segment whose survivors are to be written. If it has no rows, none of its records is superseded."""
+
+    indexed: IndexedSegment
+    verdicts: SparseVerdicts
+    outcomes: SparseOutcomes
+
+
+@dataclass(frozen=True)
+class BundleToGather:
+    """Segments whose survivors are written as one object.
+
+    name: last part of the object's key.
+    keys: the bundle with their key rows; None if they have none.
+    """
+
+    name: str
+    segments: tuple[SegmentToGather, ...]
+    keys: KeyBundle | None
+
+
+def find_survivors(shared: SharedSettings, ranges: range, exchange: RangeInput, cost: TaskCost) -> Iterator[tuple[int, bytes]]:
+    """Yield (bundle index, encoded survivors) for neighbouring hash ranges. A bundle may appear several times or never."""
+    store = open_task_tier(shared).ports.control
+    wanted = {place: bundle for place, bundle in enumerate(exchange.bundles) if bundle.dirty_rows or place in exchange.wanted_bundles}
+    for number, rows in read_ranges(store, wanted, ranges):
+        yield from _find_range_survivors(shared, number, exchange, rows, cost)
+    record_peak_memory(cost)
+
+
+def _find_range_survivors(
+    shared: SharedSettings, number: int, exchange: RangeInput, rows_of: RangeRows, cost: TaskCost
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the survivors of one range. If its keys exceed the memory budget, the range is split and its rows are read again for each
+    part.
+    """
+    clean = [place for place in sorted(exchange.wanted_bundles) if exchange.bundles[place].clean_rows]
+    part, parts, guess = 0, 1, 0
+    while part < parts:
+        ranges, wanted = shared.ranges * parts, number * parts + part
+        if ranges > 2**32:
+            raise OutOfBudget("more keys than the map budget holds share one hash", hint="Raise map_budget_bytes")
+        keys = KeySet(shared.map_budget_bytes, expected_keys=guess)
+        full = False
+        for place, rows in rows_of.read_dirty(exchange.dirty):
+            by_row, kept = _number_rows(rows)
+            taken = survive_if_first(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
+            while taken < len(rows) and keys.grow():
+                taken = survive_if_first(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
+            if taken < len(rows):
+                full = True
+                break
+            if place in exchange.wanted_bundles and kept.any():
+                yield place, encode_survivors(rows, kept)
+        cost.peak_map_bytes = max(cost.peak_map_bytes, keys.peak_bytes)
+        if full:
+            # What has been answered so far was right and will be answered again.
+            part, parts = part * 2, parts * 2
+            continue
+        for place, rows in rows_of.read_section(clean, 1):
+            by_row, kept = _number_rows(rows)
+            survive_if_absent(keys.table, keys.state, by_row, ranges, wanted, kept)
+            if kept.any():
+                yield place, encode_survivors(rows, kept)
+        cost.map_entries += keys.entries
+        guess = keys.entries + keys.entries // 20
+        part += 1
+
+
+def _number_rows(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.uint8]]:
+    """Return a copy of the rows with row numbers as ordinals, and a zeroed bitmap with one bit per row."""
+    by_row = rows.copy()
+    by_row[:, 3] = np.arange(len(rows), dtype=np.uint32)
+    return by_row, np.zeros(-(-len(rows) // 8), np.uint8)
+
+
+@dataclass(frozen=True)
+class GatheredObject:
+    """A scratch object with survivors or with the gate's expected sums.
+
+    parts: location of each segment's survivors; None for the gate's object.
+    superseded: ids of the segments that have superseded records.
+    """
+
+    written: ScratchObject
+    parts: SurvivorParts | None = None
+    superseded: tuple[str, ...] = ()
+
+
+def write_survivors(shared: SharedSettings, item: BundleToGather, answers: Iterable[bytes], cost: TaskCost) -> GatheredObject:
+    """Combine the answers of all ranges for one bundle and write them as one scratch object, with everything that pass 2 needs of each
+    segment.
+    """
+    store = open_task_tier(shared).ports.control
+    bitmap, facts = np.zeros(0, np.uint8), {}
+    if item.keys is not None:
+        bitmap = np.zeros(item.keys.ordinals // 8 + 1, np.uint8)
+        for answer in answers:
+            if not decode_gaps(np.frombuffer(answer, np.uint8), bitmap):
+                raise CompactorError(f"an answer does not fit {item.keys.key}", hint="This is a bug; please report it")
+            cost.exchanged_bytes += len(answer)
+        facts = decode_row_facts(item.keys.tail(store))
+    out, parts, superseded = bytearray(), {}, []
+    for segment in item.segments:
+        known = segment.indexed
+        # With or without a gate: whoever takes the round up may have one.
+        arrays = encode_verdicts(segment.verdicts.expand()) | encode_outcomes(segment.outcomes.expand())
+        if known.has_rows:
+            mine = bitmap[known.first // 8 : -(-(known.first + known.ordinals) // 8)]
+            if int(np.bitwise_count(mine).sum(dtype=np.int64)) < known.rows:
+                superseded.append(known.id)
+            arrays |= {"bitmap": mine, "tombstones": facts[known.id].tombstones, "counts": facts[known.id].counts}
+        data = pack_arrays(arrays)
+        parts[known.id] = (len(out), len(data), hashlib.sha256(data).hexdigest())
+        out += data
+    found = SurvivorParts(parts)
+    written = create_scratch_once(store, f"{shared.scratch}{SURVIVORS_PREFIX}{item.name}", bytes(out) + pack_tail(found.to_arrays()))
+    cost.exchanged_bytes += written.size
+    record_peak_memory(cost)
+    return GatheredObject(written, found, tuple(superseded))
+
+
+def load_kernels() -> None:
+    """Compile the kernels for finding survivors, or load them from the cache."""
+    keys, kept = KeySet(1 << 16, expected_keys=0), np.zeros(1, np.uint8)
+    rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
+    survive_if_first(keys.table, keys.state, rows, 0, 1, 0, kept)
+    survive_if_absent(keys.table, keys.state, rows, 1, 0, kept)
+    decode_gaps(np.frombuffer(encode_survivors(rows, kept), np.uint8), kept)

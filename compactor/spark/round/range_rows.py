@@ -1,0 +1,135 @@
+"""Reads the rows of hash ranges from bundles in the store, with prefetching. Small neighbouring ranges are fetched in one request."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from compactor.spark.round.bundles import OrdinalRange
+from compactor.storage.port import ObjectStore
+
+PREFETCHED_BUNDLES: Final = 4
+"""Number of bundles fetched ahead, because a request takes longer than processing its rows."""
+
+COMBINED_FETCH_BYTES: Final = 64 << 20
+"""Neighbouring ranges are fetched together, with one request per bundle, up to this many bytes of rows."""
+
+Directory = npt.NDArray[np.int64]
+FetchedRows = npt.NDArray[Any]
+
+
+class RowBundle(Protocol):
+    """An object in the store that holds rows by hash range, in two sections (0: dirty, 1: clean)."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the size of one row in bytes."""
+
+    def read_directory(self, store: ObjectStore, first: int, last: int) -> Directory:
+        """Read the row numbers at which the ranges [first, last) begin, one line per range and one for the end. The first two columns
+        are the two sections.
+        """
+
+    def read_rows(self, store: ObjectStore, begin: int, end: int) -> FetchedRows:
+        """Read the rows [begin, end)."""
+
+
+@dataclass(frozen=True)
+class RangeRows:
+    """The rows of one hash range in all bundles.
+
+    directories: by bundle, the row numbers where the range begins and where it ends in each section.
+    prefetched: by bundle and section, (first row, rows) of data that was fetched together with other ranges.
+    """
+
+    store: ObjectStore
+    bundles: Mapping[int, RowBundle]
+    directories: Mapping[int, Directory]
+    prefetched: Mapping[tuple[int, int], tuple[int, Future[FetchedRows]]]
+    pool: ThreadPoolExecutor
+
+    def read_dirty(self, order: Sequence[OrdinalRange]) -> Iterator[tuple[int, FetchedRows]]:
+        """Yield (bundle, rows) of the dirty section in the given order. A bundle stays in memory from its first piece to its last."""
+        order = [piece for piece in order if self._has_rows(piece.place, 0)]
+        last = {piece.place: number for number, piece in enumerate(order)}
+        coming = self._fetch(list(dict.fromkeys(piece.place for piece in order)), 0)
+        held: dict[int, FetchedRows] = {}
+        for number, piece in enumerate(order):
+            if piece.place not in held:
+                held.update([next(coming)])
+            rows = held[piece.place]
+            low, high = np.searchsorted(rows[:, 3], (piece.first, piece.end))
+            if low < high:
+                yield piece.place, rows[low:high]
+            if last[piece.place] == number:
+                del held[piece.place]
+
+    def read_section(self, places: Sequence[int], section: int) -> Iterator[tuple[int, FetchedRows]]:
+        """Yield (bundle, rows) of one section (0: dirty, 1: clean), bundle by bundle."""
+        return self._fetch([place for place in places if self._has_rows(place, section)], section)
+
+    def _has_rows(self, place: int, section: int) -> bool:
+        """Return whether the range has rows in this section of the bundle."""
+        begin, end = self.directories[place][:, section]
+        return bool(begin < end)
+
+    def _fetch(self, places: Sequence[int], section: int) -> Iterator[tuple[int, FetchedRows]]:
+        """Yield (bundle, rows) of one section in the order of ``places``, fetching a few bundles ahead."""
+        running: deque[tuple[int, Future[FetchedRows]]] = deque()
+        for place in places:
+            begin, end = (int(row) for row in self.directories[place][:, section])
+            if (place, section) in self.prefetched:
+                first, rows = self.prefetched[place, section]
+                yield place, rows.result()[begin - first : end - first]
+                continue
+            running.append((place, self.pool.submit(self.bundles[place].read_rows, self.store, begin, end)))
+            if len(running) > PREFETCHED_BUNDLES:
+                at, arrived = running.popleft()
+                yield at, arrived.result()
+        for at, arrived in running:
+            yield at, arrived.result()
+
+
+def read_ranges(store: ObjectStore, bundles: Mapping[int, RowBundle], ranges: range) -> Iterator[tuple[int, RangeRows]]:
+    """Yield (range number, rows) for neighbouring hash ranges, in order. Raises StoreError if a bundle cannot be fetched, BadData if it
+    is damaged.
+    """
+    with ThreadPoolExecutor(PREFETCHED_BUNDLES) as pool:
+        found = pool.map(lambda bundle: bundle.read_directory(store, ranges.start, ranges.stop), bundles.values())
+        directories = dict(zip(bundles, found, strict=True))
+        for some in _combine_ranges(ranges, directories, max((bundle.row_bytes for bundle in bundles.values()), default=0)):
+            first, last = some.start - ranges.start, some.stop - ranges.start
+            prefetched = {}
+            if len(some) > 1:
+                for place, directory in directories.items():
+                    for section in (0, 1):
+                        begin, end = int(directory[first, section]), int(directory[last, section])
+                        if begin < end:
+                            prefetched[place, section] = (begin, pool.submit(bundles[place].read_rows, store, begin, end))
+            for number in some:
+                at = number - ranges.start
+                yield (
+                    number,
+                    RangeRows(
+                        store, bundles, {place: directory[at : at + 2] for place, directory in directories.items()}, prefetched, pool
+                    ),
+                )
+
+
+def _combine_ranges(ranges: range, directories: Mapping[int, Directory], row_bytes: int) -> Iterator[range]:
+    """Group neighbouring ranges so that each group has at most COMBINED_FETCH_BYTES of rows."""
+    rows = sum((np.diff(directory[:, :2], axis=0).sum(axis=1) for directory in directories.values()), np.zeros(len(ranges), np.int64))
+    begin, size = ranges.start, 0
+    for number, more in zip(ranges, (rows * row_bytes).tolist(), strict=True):
+        if number > begin and size + more > COMBINED_FETCH_BYTES:
+            yield range(begin, number)
+            begin, size = number, 0
+        size += more
+    if begin < ranges.stop:
+        yield range(begin, ranges.stop)

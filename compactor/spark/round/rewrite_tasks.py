@@ -1,0 +1,136 @@
+"""Tasks of pass 2: one rewrites a group of a spread round, another cleans a whole small partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from compactor.cleaner.gate.gate import Gate
+from compactor.cleaner.passes.chunks import FinishedChunks
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.control.records import ScratchObject
+from compactor.control.state import PartitionState
+from compactor.local.budget import Grant
+from compactor.model.plan import CompactionFailure, CompactionReceipt, CompactionTask
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.round.pass_two import PlanExecution
+from compactor.round.ports import WorkStats
+from compactor.round.sources import StagedSegmentReader
+from compactor.spark.cluster.executor import SharedSettings, TaskCost, create_local_worker, open_task_tier, task_staging
+from compactor.spark.round.exchange import ScratchPart, StoredSurvivors, decode_verdicts, read_scratch_arrays
+from compactor.spark.round.gate_rows import ExpectedSums, create_group_gate, decode_outcomes
+
+
+@dataclass(frozen=True)
+class GroupWork:
+    """A group for pass 2, with the metadata and the stored survivors of its sources, in order.
+
+    judged: the sums that the gate expects; None if nothing is dirty.
+    """
+
+    task: CompactionTask
+    sources: tuple[RemoteLogSegmentMetadata, ...]
+    survivors: tuple[ScratchPart | ScratchObject, ...]
+    judged: ScratchPart | ScratchObject | None = None
+
+
+@dataclass(frozen=True)
+class StoredPassOne:
+    """Stored results of pass 1 for the sources of one group, as pass 2 reads them (the Answers port of round.pass_two)."""
+
+    reading: StagedSegmentReader
+    sources: Sequence[SourceSegment]
+    verdicts: Sequence[Verdicts]
+    survivors: StoredSurvivors
+    gate: Gate | None
+    finished: FinishedChunks = field(default_factory=lambda: FinishedChunks(0))
+    witness: None = None
+
+    @contextmanager
+    def open_segment(self, ordinal: int, grant: Grant | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
+        """Provide one source with its log mapped into memory, and its transaction verdicts."""
+        with self.reading.map_segment(self.sources[ordinal], grant):
+            yield self.sources[ordinal], self.verdicts[ordinal]
+
+    def part_of_segment(self, ordinal: int) -> None:
+        """Return None: segments are always rewritten as a whole."""
+
+
+def rewrite_group(shared: SharedSettings, item: GroupWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
+    """Rewrite one group and upload the new segment under the announced id. Raises BadData, StoreError, OutOfBudget, GateFailed."""
+    with task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
+        stats, reading = WorkStats(), shared.open_segments(staging, item.sources)
+        answers = _read_pass_one(shared, item, reading)
+        receipt = PlanExecution(create_local_worker(shared, staging, stats), shared.plan, reading, workers, answers).rewrite_and_upload(
+            item.task
+        )
+        cost.sidecar_bytes = stats.sidecar_bytes_written
+        return receipt
+
+
+def _read_pass_one(shared: SharedSettings, item: GroupWork, reading: StagedSegmentReader) -> StoredPassOne:
+    """Read the headers of the sources and their stored survivors and verdicts."""
+    survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
+    store = open_task_tier(shared).ports.control
+    sources, verdicts, outcomes = [], [], []
+    for ordinal, stored in enumerate(item.survivors):
+        with reading.open_segment(ordinal) as source:
+            sources.append(source)
+        arrays = read_scratch_arrays(store, stored)
+        verdicts.append(decode_verdicts(arrays, len(source.table)))
+        survivors.add(source, verdicts[-1], arrays)
+        if shared.gate:
+            outcomes.append(decode_outcomes(arrays, len(source.table)))
+    gate = None
+    if shared.gate:
+        judged = ExpectedSums.from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
+        gate = create_group_gate(shared.plan, shared.hash_key, sources, outcomes, judged)
+    return StoredPassOne(reading, sources, verdicts, survivors, gate)
+
+
+@dataclass(frozen=True)
+class PartitionWork:
+    """The remaining tasks of a small partition's plan, for one executor.
+
+    snapshot: producer snapshot of the last segment, if the driver has read it.
+    """
+
+    shared: SharedSettings
+    tasks: tuple[CompactionTask, ...]
+    live: tuple[RemoteLogSegmentMetadata, ...]
+    snapshot: bytes = b""
+
+
+def clean_partition(item: PartitionWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure]:
+    """Run all tasks of a plan with a local worker on this executor. Raises BadData, StoreError, OutOfBudget."""
+    shared, stats = item.shared, WorkStats()
+    known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
+    with task_staging(shared, cost) as staging:
+        outcomes = list(create_local_worker(shared, staging, stats, known)(shared.plan, item.tasks, _ExecutorSession(shared, item.live)))
+    cost.map_entries += stats.map_entries
+    cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)
+    cost.gate_keys, cost.gate_coverage, cost.sidecar_bytes = stats.gate_keys, stats.gate_coverage, stats.sidecar_bytes_written
+    return outcomes
+
+
+class _ExecutorSession:
+    """WorkSession on an executor: its state is what the driver sent, and the driver keeps the leadership."""
+
+    stored_survivors: tuple[ScratchObject, ...] = ()
+
+    def __init__(self, shared: SharedSettings, live: tuple[RemoteLogSegmentMetadata, ...]) -> None:
+        self.state = PartitionState(topic=shared.plan.topic, partition=shared.plan.partition, live=live)
+        self._scratch = shared.scratch
+
+    def scratch_key(self, name: str) -> str:
+        """Return the key of a scratch object of this attempt."""
+        return f"{self._scratch}{name}"
+
+    def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
+        """Record nothing: an interrupted plan of a small partition starts again."""
+
+    def check_leadership(self, *, waiting: bool = False) -> None:
+        """Check nothing: the driver checks its leadership while it waits for this task."""

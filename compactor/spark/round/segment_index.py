@@ -1,0 +1,166 @@
+"""The driver's index of live segments during pass 1: plans the bundles, collects their results, and folds the transactions.
+
+rows wanted     keys of dirty segments and of all sources, as scratch objects
+headers only    other segments, because the end of a transaction may be in any of them
+sidecars        replace segments that are not read
+bundles         of an earlier attempt at the same plan replace their segments
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bloom.sidecar import Sidecar
+from compactor.cleaner.gate.batch_checks import BatchTransactions, transaction_outcomes
+from compactor.cleaner.gate.key_table import GATE_ROW_BYTES as GATE_ROW_BYTES
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, stand_in_source
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.transactions import Verdicts, fold
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.spark.cluster.round_jobs import RoundJobs
+from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, ordinal_ranges, plan_bundles
+from compactor.spark.round.exchange import KeyBundle
+from compactor.spark.round.gate_ranges import GateInput
+from compactor.spark.round.gate_rows import GateBundle, SparseOutcomes
+from compactor.spark.round.pass_one_tasks import BundleToGather, RangeInput, SegmentToGather, SegmentToIndex, SparseVerdicts, index_bundle
+
+SEGMENTS_PER_GATHER_TASK = 256
+"""Number of segments without keys whose verdicts one task writes."""
+
+
+@dataclass
+class SegmentIndex:
+    """Index of the live segments that the driver builds during pass 1.
+
+    stand_ins: sidecars, by segment id, of segments that need not be read. Without one, at least the headers are read.
+    segments: results of the segments that were read, by id.
+    folded: transaction results of each segment, by id.
+    bundles, gate_bundles: the key rows and the gate's rows that were written.
+    bundle_places: index of the bundle that holds a segment's keys, by segment id.
+    """
+
+    live: Sequence[RemoteLogSegmentMetadata]
+    stand_ins: Mapping[str, Sidecar]
+    segments: dict[str, IndexedSegment] = field(default_factory=dict)
+    folded: dict[str, tuple[SourceSegment, Verdicts, BatchTransactions]] = field(default_factory=dict)
+    bundles: list[KeyBundle] = field(default_factory=list)
+    gate_bundles: list[GateBundle] = field(default_factory=list)
+    bundle_places: dict[str, int] = field(default_factory=dict)
+
+    def read_segments(self, jobs: RoundJobs, rows: AbstractSet[str], sources: AbstractSet[str] = frozenset()) -> None:
+        """Read what is not known yet: the keys of the segments in ``rows``, and headers of ``sources`` and of all segments without a
+        sidecar.
+
+        A segment whose headers alone are known is read again if its keys are wanted. Raises BadData, StoreError, OutOfBudget.
+
+        :param rows: ids of segments whose keys are wanted.
+        :param sources: ids of segments that will be rewritten.
+        """
+        items = []
+        for segment in self.live:
+            name = segment.id
+            if name not in self.segments:
+                if name in rows or name in sources or name not in self.stand_ins:
+                    items.append(SegmentToIndex(segment, name in rows))
+            elif name in rows and not self.segments[name].has_rows and not self.segments[name].undecided:
+                items.append(self._reindex_item(segment))
+        self._index_bundles(jobs, items, "")
+        self._fold_transactions()
+        undecided = [segment for segment in self.live if segment.id in self.segments and self.segments[segment.id].undecided]
+        self._index_bundles(jobs, [self._reindex_item(segment) for segment in undecided], " with transactions")
+
+    def add_bundle(self, bundle: IndexedBundle) -> bool:
+        """Add the result of a task. Return False, without adding it, if keys of one of its segments are known already."""
+        if any(segment.has_rows and segment.id in self.bundle_places for segment in bundle.segments):
+            return False
+        for segment in bundle.segments:
+            if segment.has_rows:
+                self.bundle_places[segment.id] = len(self.bundles)
+            if segment.has_rows or segment.id not in self.bundle_places:
+                self.segments[segment.id] = segment
+        if bundle.keys is not None:
+            self.bundles.append(bundle.keys)
+        if bundle.gate is not None:
+            self.gate_bundles.append(bundle.gate)
+        return True
+
+    def range_input(self, sources: AbstractSet[str]) -> RangeInput:
+        """Return the input of range tasks.
+
+        :param sources: ids of the segments whose survivors are wanted.
+        """
+        with_rows = [self.segments[segment.id] for segment in reversed(self.live) if segment.id in self.bundle_places]
+        dirty = [
+            (self.bundle_places[segment.id], segment) for segment in with_rows if self.bundles[self.bundle_places[segment.id]].dirty_rows
+        ]
+        return RangeInput(
+            tuple(self.bundles),
+            ordinal_ranges(dirty),
+            frozenset(self.bundle_places[name] for name in sources if name in self.bundle_places),
+        )
+
+    def gate_input(self) -> GateInput:
+        """Return the gate's input of range tasks: all rows that the gate has seen."""
+        shown = [segment for segment in self.live if segment.id in self.bundle_places]
+        bounds = [*(segment.start_offset for segment in shown), *(segment.end_offset + 1 for segment in shown[-1:])]
+        return GateInput(tuple(self.gate_bundles), np.array(bounds, np.int64))
+
+    def gather_items(self, sources: AbstractSet[str]) -> list[BundleToGather]:
+        """Return what is to be gathered for the segments in ``sources``: first each bundle that has keys, then segments without keys."""
+        of_bundle: dict[int, list[SegmentToGather]] = {}
+        without: list[SegmentToGather] = []
+        for segment in self.live:
+            if segment.id in sources:
+                place = self.bundle_places.get(segment.id)
+                (without if place is None else of_bundle.setdefault(place, [])).append(self._gather_item(segment.id))
+        found = [BundleToGather(f"{place}", tuple(of_bundle[place]), self.bundles[place]) for place in sorted(of_bundle)]
+        together = range(0, len(without), SEGMENTS_PER_GATHER_TASK)
+        return found + [BundleToGather(f"headers-{n}", tuple(without[n : n + SEGMENTS_PER_GATHER_TASK]), None) for n in together]
+
+    @property
+    def scratch_keys(self) -> list[str]:
+        """Return the keys of the scratch objects that were written."""
+        return [bundle.key for bundle in self.bundles] + [bundle.key for bundle in self.gate_bundles]
+
+    def _gather_item(self, segment_id: str) -> SegmentToGather:
+        """Return the result and the transaction verdicts of a segment that was read."""
+        indexed = self.segments[segment_id]
+        _, verdicts, outcomes = self.folded[segment_id]
+        places = indexed.batches, indexed.places
+        return SegmentToGather(indexed, SparseVerdicts(*places, verdicts), SparseOutcomes(*places, outcomes))
+
+    def _reindex_item(self, segment: RemoteLogSegmentMetadata) -> SegmentToIndex:
+        """Return the order to read a segment again, this time with its keys."""
+        if segment.id not in self.folded:
+            return SegmentToIndex(segment, True)
+        known = self._gather_item(segment.id)
+        return SegmentToIndex(segment, True, known.verdicts, known.outcomes)
+
+    def _index_bundles(self, jobs: RoundJobs, items: Sequence[SegmentToIndex], which: str) -> None:
+        """Index segments in bundles, one task each, and add the results."""
+        row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
+        runs = plan_bundles([item.metadata for item in items], jobs.cluster.slots, jobs.shared.disk_budget_bytes, row_bytes)
+        what = f"pass 1, keys of {len(items)} segments{which}, in {len(runs)} bundles"
+        for result in jobs.run_items(what, index_bundle, [tuple(reversed(items[begin:end])) for begin, end in runs]):
+            self.add_bundle(result[1])
+
+    def _fold_transactions(self) -> None:
+        """Fold the transactions of all segments, once for the cleaner and once for the gate."""
+        sources = list(self._source_segments())
+        both = zip(sources, fold(sources), transaction_outcomes(sources, {}), strict=True)
+        self.folded = {source.name: (source, verdicts, outcomes) for source, verdicts, outcomes in both}
+
+    def _source_segments(self) -> Iterator[SourceSegment]:
+        """Yield every live segment with the batch headers that decide about transactions, from its index result or its sidecar."""
+        for ordinal, segment in enumerate(self.live):
+            place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
+            found = self.segments.get(segment.id)
+            if found is None:
+                yield stand_in_source(*place, self.stand_ins[segment.id])
+            else:
+                yield SourceSegment(*place, NO_BYTES, found.table, txn_entries=found.txn_entries)

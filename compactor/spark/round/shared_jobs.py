@@ -1,0 +1,208 @@
+"""Cleans many small partitions in shared Spark jobs. A thread of the driver leads and publishes each partition; one task cleans several
+of them.
+
+    threads       lead, plan, announce -> submit -----------------------> receipts, verify, publish
+                                             |                               ^
+    SharedJobs        waiting partitions -> bins of about equal bytes -> one job
+
+No partition waits for the slowest: as soon as a slot is free, a job starts with the partitions that are ready. An error affects only
+its own partition. If Spark aborts a job, for example because one partition kills every executor, each unfinished partition of the job
+is retried in a job of its own, so that only the culprit fails.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Final, Self
+
+from compactor.access.tier import Tier
+from compactor.config.settings import Cleaner
+from compactor.errors import CompactorError
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.round.engines import RemoteWorker
+from compactor.round.plan import RoundFacts
+from compactor.round.ports import LeadershipCheck, WorkSession, WorkStats
+from compactor.round.skip import CleanVerdicts
+from compactor.spark.cluster.binpack import pack_bins
+from compactor.spark.cluster.executor import TaskCost
+from compactor.spark.cluster.jobs import FENCING_CHECK_SECONDS, Cluster, JobListener, TaskOutcome, VersionMismatch, run_task
+from compactor.spark.round.rewrite_tasks import PartitionWork, clean_partition
+from compactor.spark.round.worker import copy_cost, shared_settings
+
+GATHER_SECONDS: Final = 0.2
+"""Time for which the first ready partition waits for others, because a job costs more than a small partition."""
+
+MAX_SNAPSHOT_BYTES: Final = 64 << 10
+"""Largest producer snapshot that is sent to the executor; the executor fetches a larger one itself."""
+
+BINS_PER_SLOT: Final = 2
+"""Bins per slot. More than one, because sizes in bytes only estimate the work."""
+
+
+@dataclass(frozen=True)
+class _QueuedPartition:
+    """A partition that waits for its task, with the queue on which the outcome arrives."""
+
+    item: PartitionWork
+    bytes: int
+    answer: SimpleQueue[TaskOutcome] = field(default_factory=SimpleQueue)
+
+
+class SharedJobs:
+    """Runs Spark jobs in the background for partitions that several threads submit. Used as a context manager."""
+
+    def __init__(self, cluster: Cluster, tier: Tier, cost: TaskCost, job_listener: JobListener) -> None:
+        self.cluster = cluster
+        self.tier = tier
+        self._over = False
+        self._cost = cost
+        self._job_listener = job_listener
+        self._changed = threading.Condition()
+        self._waiting: list[_QueuedPartition] = []
+        self._running = 0
+        self._starter = threading.Thread(target=self._start_jobs, name="flow", daemon=True)
+
+    def create_worker(self, cleaner: Cleaner, stats: WorkStats) -> SharedJobWorker:
+        """Return a worker for the round of one partition."""
+        return SharedJobWorker(self, cleaner, stats)
+
+    def submit(self, ticket: _QueuedPartition) -> None:
+        """Add a partition to the next job."""
+        with self._changed:
+            self._waiting.append(ticket)
+            self._changed.notify_all()
+
+    def __enter__(self) -> Self:
+        self._starter.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._starter.join()
+
+    def _start_jobs(self) -> None:
+        """Start a job whenever partitions wait and a slot is free, until the context ends."""
+        jobs: list[threading.Thread] = []
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or (self._waiting and self._has_free_slot()), timeout=FENCING_CHECK_SECONDS)
+                if self._over:
+                    break
+                if not self._waiting or not self._has_free_slot():
+                    continue  # slots may have come meanwhile
+                self._changed.wait_for(lambda: self._over or len(self._waiting) >= self.cluster.slots, timeout=GATHER_SECONDS)
+                tickets, self._waiting = self._waiting, []
+                bins = pack_bins([ticket.bytes for ticket in tickets], self.cluster.slots * BINS_PER_SLOT)
+                self._running += len(bins)
+            jobs = [job for job in jobs if job.is_alive()]
+            jobs.append(threading.Thread(target=self._run_job_or_retry, args=(tickets, bins), name="flow-job", daemon=True))
+            jobs[-1].start()
+        for job in jobs:
+            job.join()
+
+    def _has_free_slot(self) -> bool:
+        """Return whether fewer tasks run than the cluster has slots."""
+        return self._running < self.cluster.slots
+
+    def _release_slots(self, bins: int) -> None:
+        """Count ``bins`` tasks as ended."""
+        with self._changed:
+            self._running -= bins
+            self._changed.notify_all()
+
+    def _run_job_or_retry(self, tickets: list[_QueuedPartition], bins: list[list[int]]) -> None:
+        """Run one job. If Spark aborts it, retry each unfinished partition in a job of its own."""
+        done: set[int] = set()
+        left = len(bins)
+        try:
+            for _ in self._run_tickets(f"{len(tickets)} partitions in {len(bins)} tasks", tickets, bins, done):
+                left -= 1
+                self._release_slots(1)
+        except Exception:  # noqa: BLE001 - met again below, by whoever is the cause of it
+            for number, ticket in enumerate(tickets):
+                if number not in done:
+                    self._retry_alone(tickets, number, ticket)
+        finally:
+            self._release_slots(left)
+
+    def _retry_alone(self, tickets: list[_QueuedPartition], number: int, ticket: _QueuedPartition) -> None:
+        """Run a job for one partition and deliver its outcome or error."""
+        try:
+            deque(
+                self._run_tickets(f"{ticket.item.shared.partition}: by itself, after its job was given up", tickets, [[number]], set()),
+                maxlen=0,
+            )
+        except CompactorError as error:
+            ticket.answer.put(TaskOutcome(number, None, error, TaskCost()))
+        except Exception as error:  # noqa: BLE001 - somebody waits for this answer
+            ticket.answer.put(TaskOutcome(number, None, CompactorError(f"a bug: {type(error).__name__}: {error}"), TaskCost()))
+
+    def _run_tickets(self, description: str, tickets: list[_QueuedPartition], bins: list[list[int]], done: set[int]) -> Iterator[None]:
+        """Run a job with one task per bin and deliver the outcome of each partition. Yields once for each task that ended."""
+        items = [[(number, tickets[number].item) for number in members] for members in bins]
+        for outcome in self.cluster.run_job(
+            description, self.cluster.distribute(items), clean_partition_bin, len(items), job_listener=self._job_listener
+        ):
+            if outcome.error is not None:
+                raise outcome.error
+            for partition in outcome.value:
+                done.add(partition.index)
+                self._cost.add(partition.cost)
+                tickets[partition.index].answer.put(partition)
+            yield
+
+
+def clean_partition_bin(place: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
+    """Clean the partitions of one task one after the other and return an outcome for each."""
+    return [run_task(number, partial(clean_partition, item), item.shared.plan) for number, item in items]
+
+
+@dataclass
+class SharedJobWorker(RemoteWorker):
+    """RemoteWorker (round.engines) that cleans one partition in a shared job."""
+
+    jobs: SharedJobs
+    cleaner: Cleaner
+    stats: WorkStats
+    _snapshot: bytes = field(default=b"", init=False)
+
+    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
+        """Skip nothing: the executor reads the whole partition. A small producer snapshot that was read for the plan is sent along."""
+        self._snapshot = facts.snapshot if len(facts.snapshot) <= MAX_SNAPSHOT_BYTES else b""
+        return CleanVerdicts()
+
+    def delete_unused_results(self) -> None:
+        """Do nothing: ``check_clean_segments`` keeps nothing in the store."""
+
+    def __call__(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """Submit the partition and yield its receipts once a task has cleaned it."""
+        jobs, live = self.jobs, session.state.live
+        shared = shared_settings(jobs.cluster, jobs.tier, self.cleaner, plan, session.scratch_key(""), session.state)
+        ticket = _QueuedPartition(PartitionWork(shared, tuple(tasks), live, self._snapshot), sum(segment.size_bytes for segment in live))
+        jobs.submit(ticket)
+        outcome = self._wait_for_outcome(ticket, session)
+        copy_cost(self.stats, outcome.cost)
+        if isinstance(outcome.error, VersionMismatch):
+            yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=outcome.error.message)
+        elif outcome.error is not None:
+            raise outcome.error
+        else:
+            yield from outcome.value
+
+    def _wait_for_outcome(self, ticket: _QueuedPartition, session: WorkSession) -> TaskOutcome:
+        """Wait for the partition's outcome, checking regularly that this process still leads. Raises Fenced, Unavailable."""
+        while True:
+            try:
+                return ticket.answer.get(timeout=FENCING_CHECK_SECONDS)
+            except Empty:
+                self.jobs.cluster.check_not_cancelled()
+                session.check_leadership(waiting=True)

@@ -1,0 +1,377 @@
+"""An object store over a vendor's client library: retries, create-if-absent after lost answers, parallel reads, listings.
+
+An adapter gives an ``ObjectClient``, which makes single requests. ``CloudStore`` makes the port of them.
+
+*Create-if-absent*: each create marks its object with a token of its own. If the key is taken, the object is read: with the same token, an
+earlier attempt of this create has succeeded and its answer was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from itertools import islice
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from compactor.errors import AlreadyExists, CannotCopy, CompactorError, NotFound, Refused, Unavailable
+from compactor.storage.answers import OutOfRange, PreconditionFailed
+from compactor.storage.copied import read_back, require_sources
+from compactor.storage.findings import StoreFinding
+from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem
+from compactor.storage.options import StoreOptions
+from compactor.storage.os_errors import file_errors
+from compactor.storage.parallel import in_parallel, write_all
+from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
+from compactor.storage.retrying import Retrier
+from compactor.storage.s3_errors import is_unknown_host
+from compactor.storage.s3_parts import UploadPart, parts_of, parts_of_file
+
+T = TypeVar("T")
+
+FIRST_ANSWER_S = 8.0
+"""Longest wait for the first answer of a store, in seconds. A store that never answered is more likely a wrong address than a busy one."""
+_TOKEN = "written_by"  # noqa: S105 - the name of an object's metadata
+_DELETES_AT_ONCE = 1000
+_BUSY = "The store asks for patience or has trouble; lower [limits] max_requests_per_s if it happens often"
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What to do next, by the kind of refusal, in the words of one vendor."""
+
+    credentials: str
+    permission: str
+    bucket: str
+    endpoint: str
+
+
+def status_error(status: int, said: str, hints: Hints, *, of_object: bool) -> CompactorError:
+    """Return the port's error for an HTTP status. of_object: whether an object was asked for, not the bucket."""
+    if status == HTTPStatus.NOT_FOUND:
+        return NotFound(said) if of_object else Refused(f"{said}: it does not exist", hint=hints.bucket)
+    if status == HTTPStatus.PRECONDITION_FAILED:
+        return PreconditionFailed(said)
+    if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        return OutOfRange(said)
+    if status == HTTPStatus.UNAUTHORIZED:
+        return Refused(f"{said}: the credentials are refused", hint=hints.credentials)
+    if status == HTTPStatus.FORBIDDEN:
+        return Refused(f"{said}: access denied", hint=hints.permission)
+    if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return Unavailable(said, hint=_BUSY)
+    return Refused(said, hint="Run config check")
+
+
+def connection_error(error: Exception, what: str, hints: Hints, *, answered: bool) -> CompactorError:
+    """Return the port's error for a connection that failed or broke. answered: whether the store has answered this process before."""
+    if not answered and is_unknown_host(error):
+        return Refused(f"{what}: nobody knows this host ({error})", hint=hints.endpoint)
+    return Unavailable(f"{what}: {error}".rstrip("."), hint=hints.endpoint if not answered else "Try again")
+
+
+@dataclass(frozen=True)
+class ObjectRange:
+    """Bytes of an object that a request has returned, the size of the whole object, and the version (``ObjectInfo.etag``)."""
+
+    data: bytes
+    size: int
+    version: str
+
+
+class ObjectClient(Protocol):
+    """Single requests to the objects below one prefix. None is repeated, except where ``retry`` is given.
+
+    Keys are the port's. All methods raise the port's errors, or PreconditionFailed or OutOfRange.
+    """
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        """Limits of server-side copies, or None."""
+
+    @property
+    def url(self) -> str:
+        """URL of the store."""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Endpoint, bucket and prefix."""
+
+    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
+        """Return bytes [start, start + length), of this version if one is given."""
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return the properties of an object, with all of its metadata."""
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> ObjectInfo:
+        """Create an object if the key is free."""
+
+    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUpload) -> ObjectInfo:
+        """Create an object of many parts if the key is free."""
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        """Create or overwrite an object."""
+
+    def page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+        """Return one page of a listing and the token of the next one, empty at the end.
+
+        The first page may begin before ``after`` if the store has no start keys.
+        """
+
+    def delete(self, key: str, version: str = "") -> None:
+        """Delete an object, only this version if one is given. Raises NotFound."""
+
+    def clock_ms(self) -> int:
+        """Return the store's time in milliseconds, with one request."""
+
+    def deletes_free_space(self) -> bool | None:
+        """Return whether deleting frees space at once, or None if the credentials may not ask."""
+
+    def inspect(self) -> list[StoreFinding]:
+        """Return findings about the bucket's settings."""
+
+    def required_permission(self, verb: str) -> str:
+        """Return the permission that a verb of ``probe`` needs."""
+
+
+@dataclass(frozen=True)
+class PartUpload:
+    """How the parts of one object are sent. confirm: called when all parts are there, before the object becomes visible."""
+
+    retrier: Retrier
+    threads: int
+    confirm: Callable[[], None] = lambda: None
+
+    def each(self, tasks: Sequence[Callable[[], T]]) -> Sequence[T]:
+        """Run tasks in parallel, each with retries, and return their results in order."""
+
+        def run(task: Callable[[], T]) -> Callable[[threading.Event], T]:
+            def attempt(stop: threading.Event) -> T:
+                if stop.is_set():
+                    raise CancelledError
+                return task()
+
+            return lambda stop: self.retrier.call(lambda _: attempt(stop))
+
+        return in_parallel(self.threads, [run(task) for task in tasks])
+
+
+class CloudStore:
+    """ObjectStore over an ObjectClient. Thread-safe."""
+
+    def __init__(self, client: ObjectClient, options: StoreOptions) -> None:
+        self._client = client
+        self._options = options
+        self._retrier = options.retrier(FIRST_ANSWER_S)
+        self._transfers = options.transfers
+        self._before_create = options.before_create
+        self._bucket_seen = False
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        return self._client.copies
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_key(key)
+        check_range(start, length)
+        if length == 0:
+            self.head(key)
+            return b""
+        try:
+            return self._of(key, lambda: self._client.read(key, start, length)).data
+        except OutOfRange:
+            return b""
+
+    def head(self, key: str) -> ObjectInfo:
+        found = self._head(key)
+        return replace(found, metadata={name: value for name, value in found.metadata.items() if name != _TOKEN})
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._create(key, metadata, lambda described: self._request(lambda: self._client.create(key, data, described)))
+
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        check_key(key)
+        check_metadata(metadata)
+        with file_errors("read", path):
+            size = path.stat().st_size
+            data = path.read_bytes() if size <= self._transfers.part_bytes else None
+        if data is not None:
+            return self.create(key, data, metadata)
+        return self._create_in_parts(key, parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
+
+    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Create an object of these pieces. What the store has copied is read back, because it gives no CRC-32C of a copy."""
+        check_key(key)
+        if self.copies is None:
+            raise CannotCopy(f"{self.url} copies no ranges of objects")
+        parts = parts_of(pieces, self._transfers.part_bytes, self.copies.most_bytes)
+        if not parts:
+            return self.create(key, b"", metadata)
+        require_sources(self, pieces)
+        made = self._create_in_parts(key, parts, metadata, lambda: require_sources(self, pieces))
+        read_back(self, key, pieces, self._transfers.part_bytes)
+        return made
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        check_key(key)
+        return self._request(lambda: self._client.put(key, data))
+
+    def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
+        check_key(key)
+        check_range(start, length)
+        part = self._transfers.part_bytes
+        first = ObjectRange(b"", start, "")
+        if length == 0:
+            self.head(key)
+        else:
+            with suppress(OutOfRange):
+                first = self._of(key, lambda: self._client.read(key, start, part if length is None else min(part, length)))
+        end = first.size if length is None else min(first.size, start + length)
+        version = first.version
+        with file_errors("write", path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+        def fetch(at: int) -> None:
+            found = self._client.read(key, at, min(part, end - at), version)
+            with file_errors("write", path):
+                write_all(descriptor, found.data, at - start)
+
+        try:
+            with file_errors("write", path):
+                write_all(descriptor, first.data, 0)
+            rest = range(start + len(first.data), end, part)
+            PartUpload(self._retrier, self._transfers.threads).each([lambda at=at: fetch(at) for at in rest])  # type: ignore[misc]
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, PreconditionFailed | OutOfRange):
+                hint = "Something else writes to this tier; run verify"
+                raise Unavailable(f"{self.url}/{key} changed while it was read", hint=hint) from error
+            raise
+        finally:
+            os.close(descriptor)
+        return end - start
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        token, last = "", after
+
+        def following() -> tuple[Sequence[ObjectInfo], str]:
+            return self._client.page(prefix, after, token, self._transfers.list_page)
+
+        while True:
+            found, token = self._request(following)
+            for info in found:
+                if key_problem(info.key) or info.key.encode() <= after.encode():
+                    continue
+                if info.key.encode() <= last.encode():
+                    raise Refused(f"{self.url} lists {info.key!r} after {last!r}", hint="Use a store that lists in the order of UTF-8")
+                last = info.key
+                yield replace(info, metadata={})
+            if not token:
+                return
+
+    def delete(self, keys: Iterable[str]) -> None:
+        left = iter(keys)
+        upload = PartUpload(self._retrier, self._transfers.threads)
+        while batch := tuple(islice(left, _DELETES_AT_ONCE)):
+            for key in batch:
+                check_key(key)
+            upload.each([lambda key=key: self._delete_one(key) for key in dict.fromkeys(batch)])  # type: ignore[misc]
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Yield nothing: these stores do not list unfinished uploads. They drop them by themselves, after a week."""
+        check_prefix(prefix)
+        return iter(())
+
+    def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
+        """Do nothing, because none is listed."""
+
+    def clock_ms(self) -> int:
+        return self._request(self._client.clock_ms)
+
+    def inspect(self, prefix: str, now_ms: int) -> Sequence[StoreFinding]:
+        """Return findings about the bucket's settings. Raises StoreError."""
+        return self._request(self._client.inspect)
+
+    def deletes_free_space(self) -> bool | None:
+        """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
+        return self._request(self._client.deletes_free_space)
+
+    def required_permission(self, verb: str) -> str:
+        """Return the permission that a verb of ``probe`` needs."""
+        return self._client.required_permission(verb)
+
+    def conditions_place(self) -> tuple[str, str, str]:
+        """Return endpoint, bucket and prefix (``ConditionCheck``)."""
+        return self._client.place
+
+    def unchecked(self) -> ObjectStore:
+        """Return the same store without ``before_create``."""
+        return CloudStore(self._client, replace(self._options, before_create=lambda store: None))
+
+    def _create_in_parts(
+        self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str] | None, confirm: Callable[[], None] = lambda: None
+    ) -> ObjectInfo:
+        if self._find(key) is not None:  # before a gigabyte is sent for nothing; the last request decides
+            raise AlreadyExists(f"{self.url}/{key} exists already")
+        upload = PartUpload(self._retrier, self._transfers.threads, confirm)
+        return self._create(key, metadata, lambda described: self._client.create_in_parts(key, parts, described, upload))
+
+    def _create(self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]) -> ObjectInfo:
+        check_key(key)
+        described = check_metadata(metadata)
+        self._before_create(self)
+        token = uuid.uuid4().hex
+        try:
+            made = write({**described, _TOKEN: token})
+        except (AlreadyExists, PreconditionFailed) as error:
+            found = self._find(key)
+            if found is None or found.metadata.get(_TOKEN) != token:
+                raise AlreadyExists(f"{self.url}/{key} exists already") from error
+            made = found
+        return replace(made, metadata=described)
+
+    def _head(self, key: str) -> ObjectInfo:
+        check_key(key)
+        return self._of(key, lambda: self._client.head(key))
+
+    def _find(self, key: str) -> ObjectInfo | None:
+        try:
+            return self._head(key)
+        except NotFound:
+            return None
+
+    def _delete_one(self, key: str) -> None:
+        try:
+            self._client.delete(key)
+        except NotFound:
+            return
+
+    def _of(self, key: str, request: Callable[[], T]) -> T:
+        """Make a request for an object. A missing object and a missing bucket are told apart by a listing, once."""
+        try:
+            return self._request(request)
+        except NotFound:
+            if not self._bucket_seen:
+                self._request(lambda: self._client.page("", "", "", 1))
+            raise NotFound(f"cannot read {self.url}/{key}: no such object") from None
+
+    def _request(self, request: Callable[[], T]) -> T:
+        def attempt(number: int) -> T:
+            if number:
+                self._options.meter.repeated()
+            return request()
+
+        answer = self._retrier.call(attempt)
+        self._bucket_seen = True
+        return answer

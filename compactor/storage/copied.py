@@ -1,0 +1,71 @@
+"""Checks around server-side copies: the sources before and after, and the copied bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import crc32c
+
+from compactor.errors import CopyDiffers, Unavailable
+from compactor.storage.port import ComposeSource, CopiedRange, ObjectStore
+
+
+def require_copied(piece: CopiedRange, where: str, copied: Iterable[bytes], source: Callable[[], Iterable[bytes]]) -> None:
+    """Raise CopyDiffers if ``copied`` has another CRC-32C than the range.
+
+    :param where: the object that the range belongs to, for the message.
+    :param copied: the bytes of the new object, in chunks of any size.
+    :param source: reads the range itself; called only if its CRC-32C is not known (``CopiedRange.crc32c``).
+    """
+    expected = _crc_of(source()) if piece.crc32c is None else piece.crc32c
+    if _crc_of(copied) != expected:
+        raise CopyDiffers(f"{where}: the store has copied other bytes of it than it was asked for", hint="Run verify --deep")
+
+
+def _crc_of(chunks: Iterable[bytes]) -> int:
+    crc = 0
+    for chunk in chunks:
+        crc = crc32c.crc32c(chunk, crc)
+    return crc
+
+
+def changed_source(where: str) -> Unavailable:
+    """Return the error for a source that is no longer the version to be copied."""
+    return Unavailable(f"{where} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
+
+
+def require_sources(store: ObjectStore, pieces: Sequence[ComposeSource]) -> None:
+    """Check the sources of the copied ranges, with one request for each source.
+
+    Raises NotFound, Unavailable for another version, ValueError for a range that is not in its source.
+    """
+    copied = [piece for piece in pieces if isinstance(piece, CopiedRange) and piece.length]
+    for key in dict.fromkeys(piece.key for piece in copied):
+        found = store.head(key)
+        if any(piece.etag != found.etag for piece in copied if piece.key == key):
+            raise changed_source(f"{store.url}/{key}")
+        if any(piece.start + piece.length > found.size for piece in copied if piece.key == key):
+            raise ValueError(f"{store.url}/{key} ends before what was to be copied of it")
+
+
+def read_back(store: ObjectStore, key: str, pieces: Sequence[ComposeSource], step: int) -> None:
+    """Compare what a store has copied into a new object, ``step`` bytes at a time, and delete the object if it differs.
+
+    Raises CopyDiffers.
+    """
+
+    def read_range(source: str, start: int, length: int) -> Iterator[bytes]:
+        for at in range(start, start + length, step):
+            yield store.get(source, at, min(step, start + length - at))
+
+    at = 0
+    for piece in pieces:
+        if isinstance(piece, CopiedRange):
+            try:
+                source = partial(read_range, piece.key, piece.start, piece.length)
+                require_copied(piece, f"{store.url}/{piece.key}", read_range(key, at, piece.length), source)
+            except CopyDiffers:
+                store.delete([key])
+                raise
+        at += piece.length

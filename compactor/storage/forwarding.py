@@ -1,0 +1,112 @@
+"""Stores in front of another store, or of none: they pass requests on and change only what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from compactor.errors import CompactorError, NotFound, UsageError
+from compactor.storage.port import ComposeSource, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
+
+T = TypeVar("T")
+
+
+class ForwardingStore:
+    """ObjectStore that passes every request on. Subclasses override the way of all reads, or of all writes."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def _reading(self, key: str, request: Callable[[], T]) -> T:
+        """Make a request that changes nothing."""
+        return request()
+
+    def _writing(self, what: str, key: str, request: Callable[[], T]) -> T:
+        """Make a request that writes or deletes. ``what``: the verb, for messages."""
+        return self._reading(key, request)
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        return self._store.copies
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._reading(key, lambda: self._store.get(key, start, length))
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._reading(key, lambda: self._store.head(key))
+
+    def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
+        return self._reading(key, lambda: self._store.download(key, path, start, length))
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return self._store.list(prefix, after)
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._writing("create", key, lambda: self._store.create(key, data, metadata))
+
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._writing("create", key, lambda: self._store.create_from_file(key, path, metadata))
+
+    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._writing("create", key, lambda: self._store.compose(key, pieces, metadata))
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        return self._writing("put", key, lambda: self._store.put(key, data))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = tuple(keys)
+        self._writing("delete", ", ".join(wanted), lambda: self._store.delete(wanted))
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        return iter(self._reading(prefix, lambda: [*self._store.unfinished_uploads(prefix)]))
+
+    def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
+        wanted = tuple(uploads)
+        self._writing("abort", ", ".join(upload.key for upload in wanted), lambda: self._store.abort_uploads(wanted))
+
+    def clock_ms(self) -> int:
+        return self._writing("ask the clock of", "the store", lambda: self._store.clock_ms())  # noqa: PLW0108 - a null store has no store
+
+
+class ReadOnly(ForwardingStore):
+    """Every request that writes raises CompactorError (a bug). So does asking for the store's clock: a directory writes a file for it."""
+
+    def _writing(self, what: str, key: str, request: Callable[[], T]) -> NoReturn:
+        raise CompactorError(
+            f"something that only reads tried to {what} {key}", hint="This is a bug; please report it. Nothing was changed"
+        )
+
+
+class NullStore(ForwardingStore):
+    """A store that is empty and cannot be written, for a place that was not configured.
+
+    :param needed: what has to be set before anything can be written.
+    """
+
+    def __init__(self, needed: str) -> None:
+        self._needed = needed
+
+    @property
+    def url(self) -> str:
+        return "nowhere"
+
+    @property
+    def copies(self) -> None:
+        return None
+
+    def _reading(self, key: str, request: Callable[[], T]) -> T:
+        raise NotFound(f"{key} does not exist: {self._needed}")
+
+    def _writing(self, what: str, key: str, request: Callable[[], T]) -> NoReturn:
+        raise UsageError(f"nothing can be written: {self._needed}")
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return iter(())
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        return iter(())

@@ -1,0 +1,293 @@
+"""A prefix of a bucket of Google Cloud Storage as an object store (``gs://bucket/prefix``).
+
+*Create-if-absent* is ``ifGenerationMatch=0``, for resumable uploads too. The version of an object is its generation.
+
+*Checksums* are CRC-32C. The client library sends them with uploads, the store compares them, and whole objects are compared when read.
+
+*Copies* of ranges do not exist there: compose takes whole objects.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from compactor.config.store_sections import Gcs
+from compactor.errors import CompactorError, Refused, Unavailable, UsageError
+from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, connection_error, status_error
+from compactor.storage.counting import Meter
+from compactor.storage.findings import StoreFinding
+from compactor.storage.options import StoreOptions
+from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.retrying import FirstContact
+from compactor.storage.s3_parts import UploadPart
+from compactor.storage.schemes import bucket_and_prefix
+
+_TIMEOUT_S = (4.0, 60.0)
+_POOL = 64
+_CHUNK_UNIT = 256 << 10
+_HINTS = Hints(
+    credentials="Check [gcs] credentials_file, GOOGLE_APPLICATION_CREDENTIALS or the service account of this machine",
+    permission="Grant the role Storage Object User (roles/storage.objectUser) on the bucket, then run config check",
+    bucket="Create it, or check [tier] url and [gcs] endpoint_url",
+    endpoint="Check [gcs] endpoint_url, the network and the DNS",
+)
+_PERMISSIONS = {
+    "write": "storage.objects.create",
+    "overwrite": "storage.objects.delete",
+    "read": "storage.objects.get",
+    "list": "storage.objects.list",
+    "delete": "storage.objects.delete",
+}
+
+
+def open_at(url: str, options: StoreOptions) -> ObjectStore:
+    """Return the store at ``gs://bucket/prefix``. Makes no request. Raises UsageError."""
+    bucket, prefix = bucket_and_prefix(url)
+    return CloudStore(GcsClient(bucket, prefix, options.settings.gcs, options.meter, options.contact), options)
+
+
+class GcsClient:
+    """ObjectClient of one prefix of a bucket. Its connection is made by the first request."""
+
+    def __init__(self, bucket: str, prefix: str, settings: Gcs, meter: Meter, contact: FirstContact) -> None:
+        self._name = bucket
+        self._prefix = prefix
+        self._settings = settings
+        self._meter = meter
+        self._contact = contact
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._made: Any = None
+
+    @property
+    def copies(self) -> None:
+        return None
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self._name}/{self._prefix}".rstrip("/")
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        return self._settings.endpoint_url, self._name, self._prefix
+
+    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
+        whole = start == 0 and length is None
+        with self._errors("read", key):
+            data = self._blob(key).download_as_bytes(
+                start=None if whole else start,
+                end=None if length is None else start + length - 1,
+                raw_download=True,
+                if_generation_match=int(version) if version else None,
+                timeout=_TIMEOUT_S,
+                retry=None,
+            )
+        headers = self._session.answer.headers
+        size = int(headers.get("Content-Range", f"/{len(data)}").rpartition("/")[2])
+        self._meter.read(len(data))
+        if len(data) != (size if length is None else min(size, start + length)) - start:
+            raise Unavailable(f"cannot read {self.url}/{key}: asked for {length} bytes from {start} of {size}, the store sent {len(data)}")
+        return ObjectRange(data, size, headers.get("x-goog-generation", ""))
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._errors("read", key):
+            blob = self._blob(key)
+            blob.reload(timeout=_TIMEOUT_S, retry=None)
+        return self._info(blob)
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> ObjectInfo:
+        return self._upload(key, data, metadata, if_generation_match=0)
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        return self._upload(key, data, {})
+
+    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUpload) -> ObjectInfo:
+        """Create an object from a file by a resumable upload, whose chunks are repeated by the client library."""
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        policy = upload.retrier.policy
+        deadline_s = policy.deadline_s if self._contact.answered else policy.first_answer_s
+        first = parts[0]
+        if not isinstance(first, tuple):
+            raise TypeError("only files are uploaded")
+        with self._errors("write", key):
+            blob = self._blob(key, metadata)
+            blob.chunk_size = -(-first[0].length // _CHUNK_UNIT) * _CHUNK_UNIT
+            self._meter.wrote(sum(piece.length for part in parts if isinstance(part, tuple) for piece in part))
+            blob.upload_from_filename(
+                str(first[0].path),
+                content_type="application/octet-stream",
+                if_generation_match=0,
+                checksum="crc32c",
+                timeout=_TIMEOUT_S,
+                retry=DEFAULT_RETRY.with_delay(policy.base_s, policy.cap_s).with_timeout(deadline_s),
+            )
+        return self._info(blob)
+
+    def page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+        with self._errors("list"):
+            listing = self._client().list_blobs(
+                self._name,
+                prefix=self._prefix + prefix,
+                start_offset=self._prefix + after if after else None,
+                page_token=token or None,
+                page_size=size,
+                timeout=_TIMEOUT_S,
+                retry=None,
+            )
+            found = [self._info(blob) for blob in next(listing.pages, ())]
+        return found, listing.next_page_token or ""
+
+    def delete(self, key: str, version: str = "") -> None:
+        with self._errors("delete", key):
+            self._blob(key).delete(if_generation_match=int(version) if version else None, timeout=_TIMEOUT_S, retry=None)
+
+    def clock_ms(self) -> int:
+        self.page("", "", "", 1)
+        return int(parsedate_to_datetime(self._session.answer.headers["Date"]).timestamp() * 1000)
+
+    def deletes_free_space(self) -> bool | None:
+        return None if (reasons := self._reasons_to_keep()) is None else not reasons
+
+    def inspect(self) -> list[StoreFinding]:
+        reasons = self._reasons_to_keep()
+        if reasons is None:
+            detail = f"these credentials may not ask whether {self.url} keeps deleted objects, so no saving is promised"
+            return [StoreFinding.note("versioning-unknown", detail, "Grant storage.buckets.get on the bucket")]
+        hint = "Expect no saving before they are gone, or use a bucket without"
+        return [StoreFinding.warning(kind, f"the bucket of {self.url} {detail}", hint) for kind, detail in reasons]
+
+    def required_permission(self, verb: str) -> str:
+        return _PERMISSIONS[verb]
+
+    def _reasons_to_keep(self) -> list[tuple[str, str]] | None:
+        """Return kind and description of the settings for which deleting frees no space; None if the credentials may not ask."""
+        bucket = self._client().bucket(self._name)
+        try:
+            with self._errors("ask for the settings of"):
+                bucket.reload(timeout=_TIMEOUT_S, retry=None)
+        except Refused:
+            return None
+        soft_s = bucket.soft_delete_policy.retention_duration_seconds
+        found = [
+            ("versioning", "keeps versions: a deleted object stays as a noncurrent version, and is paid for", bucket.versioning_enabled),
+            ("soft-delete", f"keeps deleted objects for {soft_s} seconds (soft delete), and they are paid for", soft_s),
+            ("retention", f"has a retention policy of {bucket.retention_period} seconds", bucket.retention_period),
+            ("holds", "puts an event-based hold on new objects", bucket.default_event_based_hold),
+        ]
+        return [(kind, detail) for kind, detail, is_set in found if is_set]
+
+    def _upload(self, key: str, data: bytes, metadata: Mapping[str, str], **condition: int) -> ObjectInfo:
+        with self._errors("write", key):
+            blob = self._blob(key, metadata)
+            self._meter.wrote(len(data))
+            kind = "application/octet-stream"
+            blob.upload_from_string(data, content_type=kind, checksum="crc32c", timeout=_TIMEOUT_S, retry=None, **condition)
+        return self._info(blob)
+
+    def _info(self, blob: Any) -> ObjectInfo:
+        key = str(blob.name)[len(self._prefix) :]
+        return ObjectInfo(key, int(blob.size), int(blob.updated.timestamp() * 1000), str(blob.generation), dict(blob.metadata or {}))
+
+    def _blob(self, key: str, metadata: Mapping[str, str] | None = None) -> Any:
+        blob = self._client().bucket(self._name).blob(self._prefix + key)
+        if metadata:
+            blob.metadata = dict(metadata)
+        return blob
+
+    @contextmanager
+    def _errors(self, verb: str, key: str = "") -> Iterator[None]:
+        """Raise the port's errors for those of the client library."""
+        from google.api_core.exceptions import GoogleAPICallError
+        from google.auth.exceptions import GoogleAuthError
+        from google.auth.exceptions import TransportError as AuthTransportError
+        from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+        from requests import RequestException
+
+        what = f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
+        of_object = bool(key) and verb != "write"
+        try:
+            yield
+        except CompactorError:
+            raise
+        except GoogleAPICallError as error:
+            status = int(error.code or 0)
+            raise status_error(status, f"{what}: {_message(error.response, status)}", _HINTS, of_object=of_object) from error
+        except InvalidResponse as error:
+            status = int(error.response.status_code)
+            raise status_error(status, f"{what}: {_message(error.response, status)}", _HINTS, of_object=of_object) from error
+        except DataCorruption as error:
+            raise Unavailable(f"{what}: it arrived damaged", hint="Try again") from error
+        except AuthTransportError as error:
+            raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
+        except GoogleAuthError as error:
+            raise Refused(f"{what}: {error}".rstrip("."), hint=_HINTS.credentials) from error
+        except (RequestException, OSError, EOFError) as error:
+            raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
+
+    def _client(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                self._session, self._made = _connect(self._settings, self._meter)
+            return self._made
+
+
+def _connect(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
+    """Return a session and a client on it. Raises UsageError for a credentials file that cannot be used."""
+    import google.auth
+    from google.auth.credentials import AnonymousCredentials
+    from google.auth.transport.requests import AuthorizedSession
+    from google.cloud.storage import Client
+    from requests.adapters import HTTPAdapter
+
+    class CountingSession(AuthorizedSession):  # type: ignore[misc]
+        """Session that reports requests to the meter and keeps the latest answer of each thread."""
+
+        def __init__(self, credentials: Any) -> None:
+            super().__init__(credentials)
+            self._latest = threading.local()
+
+        @property
+        def answer(self) -> Any:
+            return self._latest.answer
+
+        def request(self, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+            meter.request(_kind(method, url))
+            self._latest.answer = super().request(method, url, *args, **kwargs)
+            return self._latest.answer
+
+    scopes = ["https://www.googleapis.com/auth/devstorage.read_write"]
+    if settings.credentials_file:
+        try:
+            credentials, project = google.auth.load_credentials_from_file(settings.credentials_file, scopes=scopes)
+        except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as error:
+            raise UsageError(f"[gcs] credentials_file cannot be used: {error}", hint=_HINTS.credentials) from error
+    elif settings.endpoint_url.startswith("http:"):
+        credentials, project = AnonymousCredentials(), None  # credentials are not sent without TLS
+    else:
+        credentials, project = google.auth.default(scopes=scopes)
+    session = CountingSession(credentials)
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, HTTPAdapter(pool_maxsize=_POOL))
+    options = {"api_endpoint": settings.endpoint_url} if settings.endpoint_url else None
+    return session, Client(project=project or "unused", credentials=credentials, _http=session, client_options=options)
+
+
+def _message(response: Any, status: int) -> str:
+    """Return what the store says in an error answer."""
+    try:
+        return f"the store answered {status} ({response.json()['error']['message'].rstrip('.')})"
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return f"the store answered {status}"
+
+
+def _kind(method: str, url: str) -> str:
+    """Return the meter's kind of a request of the JSON API."""
+    if method == "GET":
+        return "get" if "alt=media" in url else "list" if re.search(r"/o(\?|$)", url) else "head"
+    return "delete" if method == "DELETE" else "put"

@@ -1,0 +1,30 @@
+"""Options with which an adapter opens a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compactor.config.settings import Settings
+from compactor.storage.counting import Meter
+from compactor.storage.port import ObjectStore
+from compactor.storage.retrying import FirstContact, Retrier
+from compactor.storage.settings import Retries, Transfers
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """What ``factory.open_store`` was told, see there. retries: None for the adapter's own default."""
+
+    settings: Settings
+    meter: Meter
+    retries: Retries | None
+    transfers: Transfers
+    contact: FirstContact
+    records: bool
+    before_create: Callable[[ObjectStore], None]
+
+    def retrier(self, first_answer_s: float) -> Retrier:
+        """Return the retrier of a server's requests. first_answer_s: how long to wait for its first answer, in seconds."""
+        policy = (self.retries or Retries()).model_copy(update={"first_answer_s": first_answer_s})
+        return Retrier(policy, contact=self.contact)

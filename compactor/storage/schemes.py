@@ -1,0 +1,219 @@
+"""Kinds of object stores, one row for each URL scheme. Nothing outside ``compactor.storage`` knows a scheme.
+
+Another store needs a module with ``open_at`` (see ``storage.factory``), a row here, and a fixture in tests/contract/test_object_store.py.
+Settings read this module, therefore it imports no adapter and no settings.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from compactor.errors import UsageError
+from compactor.storage.keys import MAX_KEY_BYTES, key_problem
+
+NO_CREDENTIALS = "no user and no password here: credentials come from the store's usual chain"
+_MAX_PREFIX_BYTES = 1024 - MAX_KEY_BYTES - 1
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a kind of store gives a writer. The contract suite tests a store for exactly this, and docs/stores.md lists it.
+
+    :param create_only: how an object is created only if its key is free.
+    :param conditional_delete: how one version of an object is deleted and no other; empty if that cannot be said.
+    :param range_copy: how the store copies ranges of objects itself; empty if it does not.
+    :param checksum: what protects the bytes on their way in and out.
+    :param publication_time: whether ``ObjectInfo.modified_ms`` of a control record is never before the moment at which it became visible.
+    :param start_key: whether a listing begins after a key; otherwise the keys before it are listed and skipped.
+    :param unfinished_uploads: whether uploads that were begun and not finished can be listed and aborted.
+    :param metadata_names: which names of object metadata the store itself accepts. The port's names are accepted by all.
+    :param deletes_free_space: whether deleting frees space at once; None if the store has to be asked.
+    """
+
+    create_only: str
+    conditional_delete: str
+    range_copy: str
+    checksum: str
+    publication_time: bool
+    start_key: bool
+    unfinished_uploads: bool
+    metadata_names: str
+    deletes_free_space: bool | None = None
+
+
+@dataclass(frozen=True)
+class StorePrices:
+    """Prices of one store in USD: per request, and per GiB and month. as_of: the month of the prices. of: the store and region."""
+
+    as_of: str
+    of: str
+    read_request_usd: float
+    write_request_usd: float
+    stored_gib_month_usd: float
+
+
+@dataclass(frozen=True)
+class StoreKind:
+    """What a URL scheme stands for.
+
+    :param example: a URL as people write it.
+    :param container: what the part of the URL after the scheme must match that names the bucket; None for a directory.
+    :param noun: what that part names, for messages.
+    :param adapter: the module below ``compactor.storage`` that opens such stores.
+    :param section: the section of the settings that says how the store is reached; empty if nothing has to be said.
+    :param extra: the extra of the distribution that brings the client library; empty if it always comes along.
+    :param tested_with: the servers and versions that the contract suite runs against.
+    :param pinterest: whether consumers of Pinterest's layout read from such stores.
+    """
+
+    scheme: str
+    example: str
+    adapter: str
+    can: Capabilities
+    prices: StorePrices
+    tested_with: str
+    container: re.Pattern[str] | None = None
+    noun: str = "bucket"
+    section: str = ""
+    extra: str = ""
+    pinterest: bool = True
+
+
+DIRECTORY = StoreKind(
+    scheme="file",
+    example="file:///var/lib/tier",
+    adapter="local",
+    can=Capabilities(
+        create_only="an exclusive hard link",
+        conditional_delete="",
+        range_copy="copy_file_range; shares blocks on Btrfs and XFS",
+        checksum="the disk's",
+        publication_time=True,
+        start_key=True,
+        unfinished_uploads=True,
+        metadata_names="any; kept in a companion file",
+        deletes_free_space=True,
+    ),
+    prices=StorePrices("", "a directory", 0.0, 0.0, 0.0),
+    tested_with="ext4, overlayfs and tmpfs of the test machines",
+)
+"""The kind of a plain path, too."""
+
+STORE_KINDS: tuple[StoreKind, ...] = (
+    DIRECTORY,
+    StoreKind(
+        scheme="s3",
+        example="s3://bucket/prefix",
+        adapter="s3",
+        section="s3",
+        container=re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}"),
+        can=Capabilities(
+            create_only="If-None-Match: *, on PutObject and on CompleteMultipartUpload",
+            conditional_delete="",
+            range_copy="UploadPartCopy; parts of at least 5 MiB but the last",
+            checksum="CRC-32 of each part, CRC-32C of copies; of whole objects when read",
+            publication_time=True,
+            start_key=True,
+            unfinished_uploads=True,
+            metadata_names="HTTP header names; `_` travels as `-`, because proxies drop headers with underscores",
+        ),
+        prices=StorePrices("2026-11", "S3 Standard in us-east-1", 0.4e-6, 5e-6, 0.023),
+        tested_with="moto (requests one at a time), versitygw 1.8.0",
+    ),
+    StoreKind(
+        scheme="gs",
+        example="gs://bucket/prefix",
+        adapter="gcs",
+        section="gcs",
+        extra="gcs",
+        container=re.compile(r"[a-z0-9][a-z0-9._-]{2,221}"),
+        pinterest=False,
+        can=Capabilities(
+            create_only="ifGenerationMatch=0, for resumable uploads too",
+            conditional_delete="ifGenerationMatch",
+            range_copy="",
+            checksum="CRC-32C of uploads; of whole objects when read",
+            publication_time=True,
+            start_key=True,
+            unfinished_uploads=False,
+            metadata_names="any",
+        ),
+        prices=StorePrices("2026-11", "Google Cloud Storage Standard in us-east1", 0.4e-6, 5e-6, 0.020),
+        tested_with="fake-gcs-server 1.56.1",
+    ),
+)
+
+
+def kind_of_scheme(url: str) -> StoreKind | None:
+    """Return the kind of store that a URL's scheme stands for, or None for another scheme or none."""
+    return next((kind for kind in STORE_KINDS if url.lower().startswith(f"{kind.scheme}://")), None)
+
+
+def kind_of(url: str) -> StoreKind:
+    """Return the kind of store that a URL or a plain path names. Raises UsageError if it names none."""
+    if not url.strip():
+        raise UsageError("the store's URL is empty", hint=f"Write {_alternatives()}")
+    kind = kind_of_scheme(url)
+    if kind is not None:
+        return kind
+    if "://" in url or url.lower().startswith(f"{DIRECTORY.scheme}:"):
+        raise UsageError(f"{url!r} is not a store", hint=f"Write {_alternatives()}")
+    return DIRECTORY
+
+
+def url_problem(url: str) -> str:
+    """Return why this text cannot stand as a store's URL in the settings, or an empty string. Plain paths are not URLs."""
+    scheme, _, rest = url.partition("://")
+    kind = kind_of_scheme(url)
+    if kind is None or scheme != kind.scheme or not re.match(r"[^/]" if kind.container else r"(localhost)?/.", rest):
+        return f"write {_alternatives()}"
+    if kind.container and "@" in rest.partition("/")[0]:
+        return NO_CREDENTIALS
+    return ""
+
+
+def bucket_and_prefix(url: str) -> tuple[str, str]:
+    """Return the bucket that a URL names and the prefix in it, which is empty or ends with a slash.
+
+    Both are empty for a directory. Stores whose buckets belong to an account give ``account/container``. Raises UsageError.
+    """
+    kind = kind_of(url)
+    if kind.container is None:
+        return "", ""
+    rest = url.partition("://")[2]
+    found = kind.container.match(rest)
+    if found is None or rest[found.end() : found.end() + 1] not in ("", "/"):
+        raise UsageError(f"{url!r} names no {kind.noun}", hint=f"Write {kind.example}")
+    prefix = rest[found.end() :].strip("/")
+    fault = key_problem(prefix) if prefix else ""
+    if not fault and len(prefix.encode()) > _MAX_PREFIX_BYTES:
+        fault = f"is longer than {_MAX_PREFIX_BYTES} bytes"
+    if fault:
+        raise UsageError(f"the prefix of {url!r} {fault}", hint=f"Write {kind.example}")
+    return found[0], f"{prefix}/" if prefix else ""
+
+
+def local_path(url: str) -> Path:
+    """Return the directory that a URL (percent-encoded or with plain spaces) or a plain path names. Raises UsageError if it names none."""
+    if kind_of(url) is DIRECTORY and "://" not in url:
+        return Path(url)
+    parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
+    if parts.scheme != DIRECTORY.scheme or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise UsageError(f"{url!r} is not a store", hint=f"Write {_alternatives()}")
+    return Path(unquote(parts.path))
+
+
+def local_disk(url: str) -> Path | None:
+    """Return the innermost existing folder on the way to a directory store, or None if the store is not a directory. Raises UsageError."""
+    if kind_of(url) is not DIRECTORY:
+        return None
+    root = local_path(url)
+    return next(folder for folder in (root, *root.parents) if folder.exists())
+
+
+def _alternatives() -> str:
+    examples = [f"{DIRECTORY.example} (three slashes, the full path)", *(kind.example for kind in STORE_KINDS[1:])]
+    return f"{', '.join(examples[:-1])} or {examples[-1]}"

@@ -1,0 +1,184 @@
+"""Table of tier kinds: capabilities of a tier of each kind and layout. Code asks for a capability, never for the name of a kind or layout.
+
+Modules of a single layout are imported on use, because every command imports this one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from compactor.config.settings import Cleaner, Settings
+from compactor.errors import UsageError
+from compactor.storage.port import ObjectStore
+from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.names import TopicIdOf
+from compactor.tier.ports import SegmentLayout
+
+if TYPE_CHECKING:
+    from compactor.tier.layouts.pinterest.keys import PartitionKeys
+    from compactor.tier.layouts.pinterest.listing import ListedTier
+
+
+class MetadataSource(Enum):
+    """Record of a tier's partitions and live segments.
+
+    It decides what is composed for the tier: the live view and topic ids (compactor.access.metadata), the publisher
+    (compactor.bootstrap), the change feed of the daemon, and the checks of `verify` and `config check`.
+    """
+
+    CONTROL_LOG = "control log"
+    """In our control logs alone: only this program writes the tier."""
+    METADATA_TOPIC = "metadata topic"
+    """In ``__remote_log_metadata``: brokers write and read the tier as well."""
+    LISTING = "listing"
+    """Nowhere but in the names of the objects: another program uploads them."""
+
+
+@dataclass(frozen=True)
+class TierKind:
+    """Capabilities of a tier. The factories make no request.
+
+    layout: makes the layout.
+    owns_root: whether only this program writes below tier.url. Then the tier's identity and, by default, its control store lie there,
+        unknown objects are orphans that `retire` sweeps, segments can be imported, and outputs can be made of the tier.
+    compacts: whether rounds run. If not, the tier is only read and has no control store.
+    describes_segments: whether end offset, leader epochs and open transactions of segments are recorded. If not, they are read from the
+        batches.
+    undo_copies: whether `undo` uploads copies of the replaced segments under new ids, because readers never take up a deleted id again.
+        If not, it restores the segments themselves.
+    brokers_expire: whether brokers expire its segments, so that settings for retention are refused.
+    listing: lists the segments of a tier whose metadata source is LISTING.
+    key_prefix: the beginning of every object key below tier.url.
+    storage_class: the S3 storage class of new segments; empty for the bucket's default.
+    """
+
+    layout: Callable[[Settings, ObjectStore, TopicIdOf], SegmentLayout]
+    metadata: MetadataSource
+    owns_root: bool = False
+    compacts: bool = True
+    describes_segments: bool = True
+    undo_copies: bool = False
+    brokers_expire: bool = False
+    listing: Callable[[Settings, ObjectStore], ListedTier] | None = None
+    key_prefix: Callable[[Settings], str] = lambda settings: ""
+    storage_class: Callable[[Settings], str] = lambda settings: ""
+
+    @property
+    def is_broker_managed(self) -> bool:
+        """Return whether brokers write and read the tier."""
+        return self.metadata is MetadataSource.METADATA_TOPIC
+
+    @property
+    def has_complete_log(self) -> bool:
+        """Return whether control logs and catalog alone say what there is, so that what was read of them stays valid until they grow."""
+        return self.metadata is MetadataSource.CONTROL_LOG
+
+
+def _pinterest(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+    from compactor.tier.layouts.pinterest.layout import PinterestLayout
+
+    return PinterestLayout(store, pinterest_keys(settings))
+
+
+def _pinterest_listing(settings: Settings, store: ObjectStore) -> ListedTier:
+    from compactor.tier.layouts.pinterest.listing import ListedTier
+
+    return ListedTier(store, pinterest_keys(settings))
+
+
+def _kafka_local(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+    from compactor.tier.layouts.kafka_local import KafkaLocalLayout
+
+    return KafkaLocalLayout(store, topic_id)
+
+
+def _aiven(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+    from compactor.tier.layouts.aiven.layout import AivenLayout
+
+    return AivenLayout(store, topic_id, settings.tier.aiven)
+
+
+COMPACTOR_MANAGED = TierKind(lambda _, store, __: NativeLayout(store), MetadataSource.CONTROL_LOG, owns_root=True)
+BROKER_MANAGED = TierKind(_kafka_local, MetadataSource.METADATA_TOPIC, undo_copies=True, brokers_expire=True)
+
+KINDS: Mapping[tuple[str, str], TierKind] = {
+    ("object-log", "native"): COMPACTOR_MANAGED,
+    ("object-log", "pinterest"): TierKind(
+        _pinterest, MetadataSource.LISTING, compacts=False, describes_segments=False, listing=_pinterest_listing
+    ),
+    ("kafka", "kafka-local"): BROKER_MANAGED,
+    ("kafka", "aiven"): replace(
+        BROKER_MANAGED,
+        layout=_aiven,
+        key_prefix=lambda settings: settings.tier.aiven.key_prefix,
+        storage_class=lambda settings: settings.tier.aiven.storage_class,
+    ),
+}
+"""By ``tier.kind`` and ``tier.layout``. A new kind of tier is one row here."""
+
+
+def pinterest_keys(settings: Settings) -> PartitionKeys:
+    """Return the object keys configured by [tier.pinterest]. Raises UsageError if no cluster is set."""
+    from compactor.tier.layouts.pinterest.keys import PartitionKeys
+
+    pinterest = settings.tier.pinterest
+    return PartitionKeys(pinterest.cluster, pinterest.entropy_bits)
+
+
+def tier_kind(settings: Settings) -> TierKind:
+    """Return the row for the configured kind and layout. Raises UsageError if the two cannot be combined, or not with retention."""
+    tier = settings.tier
+    found = KINDS.get((tier.kind, tier.layout))
+    if found is None:
+        raise UsageError(
+            f"a tier of kind {tier.kind} cannot have the layout {tier.layout}",
+            hint="Possible are " + ", ".join(f"{kind} with {layout}" for kind, layout in KINDS),
+        )
+    if found.brokers_expire:
+        _refuse_retention(settings)
+    return found
+
+
+def _refuse_retention(settings: Settings) -> None:
+    """Raise UsageError if retention is configured for a tier whose segments this program does not expire."""
+    cleaners = {"cleaner": settings.cleaner, **{f"topics.{json.dumps(pattern)}": one for pattern, one in settings.topics.items()}}
+    for section, cleaner in cleaners.items():
+        for key in ("cleanup_policy", "retention_ms", "retention_bytes"):
+            if getattr(cleaner, key) != Cleaner.model_fields[key].default:
+                what = f"{settings.source_of(f'{section}.{key}')}: [{section}] {key} is set, and brokers expire the segments of this tier"
+                raise UsageError(what, hint="Remove it; on such a tier retention is not built yet, and the topic must keep everything")
+
+
+def owned_root_settings() -> str:
+    """Return the settings of a tier whose root this program owns, as a hint spells them."""
+    kind, layout = next(names for names, row in KINDS.items() if row.owns_root)
+    return f'kind = "{kind}" and layout = "{layout}"'
+
+
+def control_url(settings: Settings) -> str:
+    """Return the URL of the control store, which holds control logs, sidecars and scratch objects.
+
+    Empty if the tier is only read, and if no place was named for a broker-managed tier, because nothing of this program's own may lie
+    among the brokers' objects. Raises UsageError if no tier is set, or if the named place lies among the brokers' objects.
+    """
+    root, kind = settings.tier_url.rstrip("/"), tier_kind(settings)
+    if not kind.compacts:
+        return ""
+    if kind.owns_root:
+        return settings.tier.control_url or f"{root}/.tiered-compactor/"
+    data = f"{root}/{kind.key_prefix(settings)}"
+    if f"{settings.tier.control_url.rstrip('/')}/".startswith(data):
+        raise UsageError(
+            f"control_url under [tier] lies within {data}, where brokers keep their segments",
+            hint="Name another bucket or prefix, or another directory",
+        )
+    return settings.tier.control_url
+
+
+def read_only_error(settings: Settings) -> UsageError:
+    """Return the error for a change of a tier that is only read."""
+    return UsageError(f"a tier of layout {settings.tier.layout} is only read", hint="`import --from-tier` takes it into one of our own")

@@ -1,0 +1,184 @@
+"""Base classes of layouts that store each file of a segment as one object with exactly the file's bytes.
+
+A new layout of this kind only says how its objects are called: ``folder``, ``file_name``, ``parse_file_name`` and ``partition_of``.
+It derives from ``ComposableLayout`` if only this program writes the objects, and from ``PlainLayout`` if they must look as another program
+writes them, without object metadata.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from compactor.errors import AlreadyExists, NotFound
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
+from compactor.storage.deleting import delete_keys
+from compactor.storage.port import ComposeSource, ObjectInfo, ObjectStore, RangeCopies
+from compactor.tier.contents import FileContent, create_object, damaged_object_error, known_file, recorded_file, stored_file, stored_problem
+from compactor.tier.non_composable import NonComposableLayout
+from compactor.tier.ports import ListedObject, SegmentRef
+
+_CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
+"""(key, metadata) -> a new object. Raises AlreadyExists."""
+
+
+class FileName(NamedTuple):
+    """The segment and the kind of file that an object's name stands for."""
+
+    segment_id: str
+    start_offset: int
+    kind: str
+
+
+class PlainLayout(NonComposableLayout):
+    """SegmentLayout of objects that bear nothing but their bytes. Thread-safe if the store is.
+
+    kinds: the kinds of files that this layout has.
+    parts: those without which a segment cannot be read.
+    """
+
+    kinds: ClassVar[Sequence[str]] = FILE_KINDS
+    parts: frozenset[str] = frozenset({"log"})
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @abstractmethod
+    def folder(self, name: TopicPartition) -> str:
+        """Return the key prefix of a partition's objects, with a slash at the end."""
+
+    @abstractmethod
+    def file_name(self, segment: SegmentRef, kind: str) -> str:
+        """Return the name of a file's object below the folder. The names of one segment's files differ only after the last dot."""
+
+    @abstractmethod
+    def parse_file_name(self, file: str) -> FileName | None:
+        """Return what an object's name below the folder stands for, or None if this layout does not make such names."""
+
+    @abstractmethod
+    def partition_of(self, key: str) -> str:
+        """Return the partition in whose folder this key lies, as ``topic-partition``, or an empty string."""
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
+        return self.folder(name) + self.file_name(segment, kind)
+
+    def files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
+        """Return a segment's files; by LIST, without digests, if none are recorded. Raises NotFound if there is no log."""
+        if segment.files:
+            return segment.files
+        log = self.where(name, segment, "log")
+        found = {one.kind: SegmentFile(size=one.size) for one in self._listed(name, log.rpartition(".")[0] + ".") if one.kind}
+        if "log" not in found:
+            raise NotFound(f"{self.url}/{log} does not exist")
+        return {kind: found[kind] for kind in self.kinds if kind in found}
+
+    def read(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._store.get(self.where(name, segment, kind), start, length)
+
+    def download(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+        return self._store.download(self.where(name, segment, kind), path)
+
+    def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+        for kind, content in contents.items():
+            key = self.where(name, segment, kind)
+            if not create_object(self._store, key, content):
+                return f"{key} exists already with other content"
+        return ""
+
+    def upload_room(self, log_bytes: int) -> int:
+        return 0
+
+    def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+        return ""
+
+    def problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+        """Compare size and digest of each object with what was recorded. An object whose metadata has no digest is read."""
+        problems = (stored_problem(self._store, self.where(name, segment, kind), segment, kind) for kind in self._expected(segment))
+        return next(filter(None, problems), "")
+
+    def _expected(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
+        """Return the kinds of files that a valid segment has."""
+        return segment.files or self.parts
+
+    def delete(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        delete_keys(self._store, [self.where(name, segment, kind) for segment in segments for kind in self.kinds])
+
+    def list(self, name: TopicPartition) -> Iterator[ListedObject]:
+        return self._listed(name, self.folder(name))
+
+    def _listed(self, name: TopicPartition, prefix: str) -> Iterator[ListedObject]:
+        """Yield the objects under a prefix of the partition's folder."""
+        folder = self.folder(name)
+        for info in self._store.list(prefix):
+            yield ListedObject(info.key, info.size, info.modified_ms, *(self.parse_file_name(info.key.removeprefix(folder)) or ()))
+
+
+class ComposableLayout(PlainLayout):
+    """SegmentLayout of objects that state their digests, so that logs can be composed of ranges which the store copies.
+
+    Known digests and the broker's modification time are stored as object metadata (``sha256``, ``batches``, ``mtime_ms``).
+    """
+
+    keeps_digests = True
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        return self._store.copies
+
+    def version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+        key, recorded = self.where(name, segment, "log"), segment.file("log")
+        info = self._store.head(key)
+        stated = recorded_file(info)
+        if not stated.is_same(recorded):  # one without our digests is somebody else's
+            raise damaged_object_error(key, stated, recorded)
+        return info.etag
+
+    def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+        return self._create(name, segment, {kind: partial(self._write, content) for kind, content in contents.items()})
+
+    def compose(
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, FileContent]
+    ) -> str:
+        """Create the objects, the log first, so that nothing was created if the store cannot copy ranges."""
+        beside = {kind: partial(self._write, content) for kind, content in contents.items()}
+        return self._create(name, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
+
+    def _create(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]) -> str:
+        """Create an object for each file. Returns the name of an existing object with other content, or an empty string."""
+        for kind, write in writes.items():
+            key, file = self.where(name, segment, kind), segment.files[kind]
+            about = {"sha256": file.sha256, "batches": file.batches, "mtime_ms": str(segment.mtime_ms)}
+            try:
+                write(key, {field: value for field, value in about.items() if value})
+            except AlreadyExists:
+                if not self._exists_with(key, file):
+                    return f"{key} exists already with other content"
+        return ""
+
+    def _write(self, content: FileContent, key: str, about: Mapping[str, str]) -> ObjectInfo:
+        """Create one object."""
+        if isinstance(content, bytes):
+            return self._store.create(key, content, about)
+        return self._store.create_from_file(key, content, about)
+
+    def _exists_with(self, key: str, file: SegmentFile) -> bool:
+        """Return whether an object that exists already is this file.
+
+        One without a SHA-256 may have been composed by a process that died before it compared what the store had copied. Its own
+        metadata says what it ought to be, so it is read.
+        """
+        try:
+            info = self._store.head(key)
+            if info.size == file.size and not recorded_file(info).sha256:
+                return stored_file(self._store, key, info.size, file).is_same(file)
+            return known_file(self._store, info, file).is_same(file)
+        except NotFound:
+            return False

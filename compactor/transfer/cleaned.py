@@ -1,0 +1,76 @@
+"""Check that an incoming log was not compacted beyond the tier's end, by a broker's own cleaner or by the compactor of another tier.
+
+A tombstone that was dropped there can no longer delete a value that the tier has from earlier imports. So the tier is not continued from a
+log that was compacted beyond the tier's end.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from checkpoint.files import parse_cleaner_offset_checkpoint
+from compactor.errors import BadData, UsageError
+from compactor.model.ids import TopicPartition
+
+CLEANED = "cleaner-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+"""Has the format of the cleaner's checkpoint (Kafka: OffsetCheckpointFile)."""
+
+
+def cleaner_offset(partition_dir: Path, name: TopicPartition) -> int:
+    """Return the broker's cleaner offset for a partition: the first offset that its own cleaner has not cleaned; 0 if none is recorded.
+
+    Parameters and errors are those of ``_checkpointed_offset``.
+    """
+    return _checkpointed_offset(partition_dir, name, CLEANED)
+
+
+def log_start_offset(partition_dir: Path, name: TopicPartition) -> int:
+    """Return the broker's log start offset for a partition, or 0 if none is recorded because the log starts with its first segment.
+
+    Parameters and errors are those of ``_checkpointed_offset``.
+    """
+    return _checkpointed_offset(partition_dir, name, LOG_STARTS)
+
+
+def _checkpointed_offset(partition_dir: Path, name: TopicPartition, file: str) -> int:
+    """Return a partition's offset in a checkpoint file, which lies in the parent of the partition's directory.
+
+    0 if there is no such file or it does not name the partition.
+
+    :param name: the partition; used if the directory's name is not a partition's.
+    :raises UsageError: if the file cannot be read.
+    :raises BadData: if it is not a checkpoint file.
+    """
+    folder = Path(os.path.abspath(partition_dir))
+    path = folder.parent / file
+    try:
+        name = TopicPartition.parse(folder.name)
+    except UsageError:
+        pass  # the directory has another name than the broker gave it
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Check its owner and its mode") from error
+    return parse_cleaner_offset_checkpoint(text, str(path)).get((name.topic, name.partition), 0)
+
+
+def check_not_cleaned(name: TopicPartition, position: int, cleaned: int, *, cleaner: str, where: str) -> None:
+    """Raise BadData if a log was compacted beyond the offset at which it is to continue the tier.
+
+    :param position: that offset: the tier's end + 1, or where its end is cut; 0 for an empty tier, in which no value can come back.
+    :param cleaned: first offset of the log that was not compacted.
+    :param cleaner: what compacted the log, for the message.
+    :param where: the file or tier that says so, for the message.
+    """
+    if 0 < position < cleaned:
+        raise BadData(
+            f"{cleaner} has cleaned {name} up to offset {cleaned}, and the tier ends at {position - 1}: "
+            "tombstones may be gone that delete keys which the tier has",
+            segment=where,
+            hint=f"`topics delete {name}` and import the whole log to begin anew. To prevent it, import before the log is cleaned: "
+            "cleanup.policy=delete, or a min.compaction.lag.ms beyond the longest time between two imports",
+        )

@@ -1,0 +1,94 @@
+"""Options, progress callbacks and result of an import (``transfer.import_``), and the resources that imports of one process share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from checkpoint.lineage import Lineage
+from compactor.control.logs import PartitionLog
+from compactor.transfer.staged import StagedFile
+from compactor.transfer.staged_files import HeldFiles
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Options for the import of a log directory.
+
+    live: a broker writes to the directory, so its newest segment is left out.
+    gaps: gaps are expected, because the log was compacted before.
+    accept_truncation: also discard in the tier what the broker's leader epochs have discarded.
+    accept_loss: also if rounds that cleaned beyond the cut can no longer be undone.
+    below: exclusive bound, such as the high watermark; a segment that reaches it is left for later.
+    lineage: the broker's, if the caller knows better than the directory's file.
+    older: add offsets before the tier's start, and compare a directory that ends before the tail with the tier's records.
+    topic_id: topic id of the log; None to read it from the directory, which is then a broker's.
+    refill: start again a partition that was deleted from the tier.
+    may_be_empty: accept a directory without records.
+    fetched_from: the directory has no batches before this offset, so that a gap before it means nothing.
+    rewritten: the log was compacted before this offset, so that its batches differ from the broker's.
+    log_start: log start offset of the log, if the caller knows it. Only the first import of a partition takes it over.
+    held: the live log's staged files, if the caller holds them open.
+    staged_problem: returns why the caller refuses a staged file that has missing offsets, or an empty string.
+    """
+
+    live: bool = False
+    gaps: bool = False
+    accept_truncation: bool = False
+    below: int | None = None
+    lineage: Lineage = ()
+    topic_id: str | None = None
+    older: bool = True
+    refill: bool = True
+    may_be_empty: bool = False
+    accept_loss: bool = False
+    fetched_from: int = 0
+    rewritten: int = 0
+    log_start: int = 0
+    held: HeldFiles | None = None
+    staged_problem: Callable[[StagedFile], str] = lambda file: ""
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """Result of an import: what was added. If nothing was, the offsets are the tier's end + 1 and the tier's end.
+
+    end_offset: inclusive.
+    notes: what people should know.
+    """
+
+    segments: int
+    bytes: int
+    start_offset: int
+    end_offset: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def import_status(self) -> str:
+        return "imported" if self.segments else "up_to_date"
+
+
+@dataclass(frozen=True)
+class ImportProgress:
+    """Callbacks that show progress.
+
+    at: called at the start of a step with its name and its number of bytes.
+    advance: called with a number of bytes when they are done.
+    """
+
+    at: Callable[[str, int], None] = lambda step, size: None
+    advance: Callable[[int], None] = lambda size: None
+
+
+@dataclass(frozen=True)
+class ImportResources:
+    """Resources that imports running in one process share.
+
+    note_change: announces a changed partition in the catalog, of which there is one.
+    large: lock that is held while more than LARGE_BYTES are imported.
+    """
+
+    threads: int
+    note_change: Callable[[PartitionLog], None]
+    large: AbstractContextManager[object] = field(default_factory=nullcontext)

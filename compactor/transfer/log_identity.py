@@ -1,0 +1,350 @@
+"""Identity of logs: whether a log directory has the log that the tier holds, not one of a topic that was recreated under the same name.
+
+    topic ids on both sides, else
+    the seam that a person has adopted, else
+    records compared with the tier's, else
+    the directory that was compared last
+
+Kafka 2.8 and later give each topic an id, stored in the directory's ``partition.metadata``. If one side has no id, offsets alone cannot
+identify a log: at least one record must be equal. A log without new records whose oldest ones have expired in the broker has none to
+compare; it is recognised by its directory, which a broker renames when the topic is deleted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+
+from compactor.access.tier import Tier
+from compactor.control.importing import adopt_topic
+from compactor.control.logs import PartitionLog
+from compactor.control.ports import Ports
+from compactor.control.records import TopicAdopted
+from compactor.control.state import PartitionState
+from compactor.errors import BadData
+from compactor.model.base import Value
+from compactor.model.ids import TopicPartition
+from compactor.tier.kinds import control_url
+from compactor.tier.names import is_topic_id
+
+PARTITION_METADATA = "partition.metadata"
+NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""Kafka's zero UUID, for a topic without an id."""
+
+
+# ---- the decision -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class IdentityEvidence:
+    """Evidence for the identity of a log directory and the log that the tier holds.
+
+    recorded_id: topic id that the tier has; empty if unknown.
+    given_id: topic id of the directory; empty if unknown.
+    holds: whether the tier holds records.
+    adopted: whether a person has declared that the log continues at the tier's end.
+    compared: number of records or batches that were found equal on both sides; any difference has been refused before.
+    same_directory: whether the directory is the one that was compared last.
+    """
+
+    recorded_id: str
+    given_id: str
+    holds: bool
+    adopted: bool = False
+    compared: int = 0
+    same_directory: bool = False
+
+
+class IdentityVerdict(StrEnum):
+    """Answer whether a directory has the tier's log.
+
+    SAME: it is the tier's log, or the first one of an empty partition.
+    OTHER: it belongs to another topic.
+    UNKNOWN: no evidence decides it.
+    """
+
+    SAME = "same"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+
+def identify_log(evidence: IdentityEvidence) -> IdentityVerdict:
+    """Return whether the directory's log is the one that the tier holds."""
+    if evidence.recorded_id and evidence.given_id:
+        return IdentityVerdict.SAME if evidence.recorded_id == evidence.given_id else IdentityVerdict.OTHER
+    if not evidence.holds and not evidence.recorded_id:
+        return IdentityVerdict.SAME
+    return IdentityVerdict.SAME if evidence.adopted or evidence.compared or evidence.same_directory else IdentityVerdict.UNKNOWN
+
+
+def learns_topic_id(evidence: IdentityEvidence) -> bool:
+    """Return whether the tier, which holds segments of a topic without an id, gets the directory's id."""
+    return bool(evidence.holds and evidence.given_id and not evidence.recorded_id and identify_log(evidence) is IdentityVerdict.SAME)
+
+
+def has_same_topic_id(state: PartitionState, topic_id: str, where: str) -> bool:
+    """Return whether both topic ids are known and equal. Before a truncation, where no record can be compared, this is required.
+
+    :param topic_id: id of the directory's topic; empty if unknown.
+    :param where: the file that contains it.
+    :raises BadData: if both are known and differ.
+    """
+    if identify_log(IdentityEvidence(state.topic_id, topic_id, holds=False)) is IdentityVerdict.OTHER:
+        raise _other_topic_error(state, topic_id, where)
+    return bool(state.topic_id) and state.topic_id == topic_id
+
+
+def _other_topic_error(state: PartitionState, topic_id: str, where: str) -> BadData:
+    return BadData(
+        f"this is the log of topic id {topic_id}, and the tier has {state.name} of topic id {state.topic_id}: the topic was deleted and "
+        "created anew, or this is another cluster's",
+        segment=where,
+        hint=f"Import it under another name, or `topics delete {state.name}` first. If the topic was restored with the same records, say "
+        f"`topics adopt {state.topic} --topic-id {topic_id}`",
+    )
+
+
+def _unidentified_error(state: PartitionState, topic_id: str, where: str, bound: int) -> BadData:
+    ids = f"it is of topic id {topic_id or 'unknown'}, the tier's of {state.topic_id or 'unknown'}"
+    return BadData(
+        f"nothing tells that this is the log that the tier has as {state.name}: {ids}, and no record below offset {bound} could be "
+        "compared",
+        segment=where,
+        hint=f"If it is the same log, say `{_adopt_command(state, topic_id)}`; else import it under another name, or "
+        f"`topics delete {state.name}` first",
+    )
+
+
+def _adopt_command(state: PartitionState, topic_id: str) -> str:
+    """Return the command by which a person declares that the log is the same one."""
+    if topic_id and not state.topic_id:
+        return f"topics adopt {state.topic} --topic-id {topic_id}"
+    return f"topics adopt {state.name} --seam {state.end_offset + 1}"
+
+
+# ---- topic ids and directories ------------------------------------------------------------------------------------------------
+
+
+def read_topic_id(log_dir: Path) -> str:
+    """Return the topic id in a directory's ``partition.metadata``; empty if there is no such file (Kafka before 2.8).
+
+    :raises BadData: if the file does not have Kafka's format.
+    """
+    path = log_dir / PARTITION_METADATA
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    match = re.fullmatch(r"version: 0\ntopic_id: (\S+)\n?", text)
+    if not match or not is_topic_id(match[1]):
+        raise BadData("it names no topic id", segment=str(path), hint="Restore it: a broker refuses such a file, too")
+    return "" if match[1] == NO_TOPIC_ID else match[1]
+
+
+class DirectoryId(Value):
+    """Identifier of a directory that does not depend on its name.
+
+    born_ns: creation time, because a file system reuses inode numbers of deleted directories.
+    """
+
+    device: int
+    inode: int
+    born_ns: int
+
+
+def identify_directory(path: Path) -> DirectoryId | None:
+    """Return the identifier of a directory; None if the system does not record creation times. Raises OSError."""
+    born_ns = birth_time_ns(path)
+    if born_ns is None:
+        return None
+    stat = path.stat()
+    return DirectoryId(device=stat.st_dev, inode=stat.st_ino, born_ns=born_ns)
+
+
+_STATX_BTIME = 0x800
+_AT_FDCWD = -100
+
+
+def birth_time_ns(path: Path) -> int | None:
+    """Return the creation time of a file or directory, in nanoseconds; None if the file system or the system does not record it."""
+    born = getattr(path.stat(), "st_birthtime", None)
+    if born is not None:
+        return int(born * 1_000_000_000)
+    if not sys.platform.startswith("linux"):
+        return None
+    buffer = ctypes.create_string_buffer(256)
+    try:
+        failed = ctypes.CDLL(None).statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_BTIME, buffer)
+    except (OSError, AttributeError):
+        return None  # a C library without statx
+    (mask,) = struct.unpack_from("=I", buffer, 0)
+    if failed or not mask & _STATX_BTIME:
+        return None
+    seconds, nanoseconds = struct.unpack_from("=qI", buffer, 80)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds)
+
+
+class ComparedDirectory(Value):
+    """The directory whose log was last found to be the tier's.
+
+    opened_slot: slot of the import that began the tier's log at that time, which distinguishes it from one begun after `topics delete`.
+    """
+
+    directory: DirectoryId
+    opened_slot: int
+
+
+class ComparedDirectories:
+    """Directories that were compared last, by partition: one small file each in ``state_dir``, kept across upgrades.
+
+    If a file is lost or cannot be read, records are compared again.
+    """
+
+    def __init__(self, state_dir: Path, control_url: str) -> None:
+        self._folder = state_dir / "compared" / sha256(control_url.encode()).hexdigest()[:16]
+
+    def load_compared(self, name: TopicPartition) -> ComparedDirectory | None:
+        """Return the directory remembered for a partition, or None."""
+        try:
+            return ComparedDirectory.model_validate_json((self._folder / str(name)).read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def save_compared(self, name: TopicPartition, compared: ComparedDirectory) -> None:
+        """Store the directory of a partition, atomically. A failed write is ignored, because it only costs another comparison."""
+        if self.load_compared(name) == compared:
+            return
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+                file.write(compared.model_dump_json().encode())
+            Path(file.name).replace(self._folder / str(name))
+
+
+# ---- in an import -------------------------------------------------------------------------------------------------------------
+
+Compare = Callable[[int], int]
+"""Compares records below an offset and returns how many; raises BadData if one differs."""
+
+
+@dataclass
+class IdentityCheck:
+    """Check of one log directory's identity, settled before anything is imported from it.
+
+    given_id: topic id of the directory; empty if unknown.
+    directory: the directory itself; None if it is not a broker's, or cannot be identified.
+    read_from_directory: whether the topic id was read from the directory, so that it can be read again.
+    settled: whether the log is known to be the tier's.
+    """
+
+    ports: Ports
+    log: PartitionLog
+    log_dir: Path
+    given_id: str
+    directory: DirectoryId | None
+    remembered: ComparedDirectories
+    read_from_directory: bool
+    settled: bool = False
+
+    @property
+    def metadata_path(self) -> str:
+        return str(self.log_dir / PARTITION_METADATA)
+
+    def refuse_other_topic(self) -> None:
+        """Raise BadData if both topic ids are known and differ."""
+        has_same_topic_id(self.log.state, self.given_id, self.metadata_path)
+
+    def check_directory_unchanged(self) -> None:
+        """Raise BadData if the directory is no longer the one that was checked, because its topic was deleted and created again."""
+        if self.read_from_directory and (read_topic_id(self.log_dir), identify_directory(self.log_dir)) != (self.given_id, self.directory):
+            raise BadData(
+                "the topic was deleted and created again while its log was imported",
+                segment=self.metadata_path,
+                hint="Nothing of it was taken. Import again: the new topic's id is compared with the tier's",
+            )
+
+    def settle_identity(self, compared: int, compare: Compare, *, bound: int | None = None) -> None:
+        """Raise BadData unless the directory's log is known to be the tier's. The tier learns the topic id if it had none.
+
+        :param compared: number of batches that were found equal already.
+        :param compare: called if neither ids nor batches nor the directory decide.
+        :param bound: offset at which the tier is about to be truncated; None if it is not. Below it records or topic ids must be equal:
+            neither an
+            adopted seam nor the directory is evidence for what a truncation leaves.
+        """
+        if self.settled:
+            return
+        evidence = self._gather_evidence(compared, truncates=bound is not None)
+        if identify_log(evidence) is IdentityVerdict.UNKNOWN:
+            below = self.log.state.end_offset + 1 if bound is None else bound
+            evidence = replace(evidence, compared=compare(below))
+            if identify_log(evidence) is IdentityVerdict.UNKNOWN:
+                raise _unidentified_error(self.log.state, self.given_id, self.metadata_path, below)
+        self._accept_identity(evidence)
+
+    def try_to_settle_identity(self, compared: int, compare: Compare) -> bool:
+        """Settle the identity although nothing is imported now. Return False if the next segment will be refused as things are.
+
+        :param compared: number of batches that were found equal already.
+        :param compare: compares records, if nothing else decides.
+        """
+        if self.settled:
+            return True
+        evidence = self._gather_evidence(compared)
+        if identify_log(evidence) is IdentityVerdict.UNKNOWN and self.given_id:
+            evidence = replace(evidence, compared=compare(self.log.state.end_offset + 1))
+        if identify_log(evidence) is IdentityVerdict.SAME:
+            self._accept_identity(evidence)
+        return self.settled
+
+    def adoption_note(self) -> str:
+        """Return a message that the next segment will be refused until a person adopts the log."""
+        state = self.log.state
+        way = _adopt_command(state, self.given_id)
+        return f"{state.name}: no record could be compared with the tier's, so that what comes next is refused until `{way}` is said"
+
+    def remember_directory(self) -> None:
+        """Remember the directory, now that its log is known to be the tier's, unless topic ids will identify it the next time."""
+        state = self.log.state
+        if self.settled and self.directory and state.has_segments and not (state.topic_id and self.given_id):
+            self.remembered.save_compared(state.name, ComparedDirectory(directory=self.directory, opened_slot=state.opened_slot))
+
+    def _gather_evidence(self, compared: int, *, truncates: bool = False) -> IdentityEvidence:
+        state = self.log.state
+        last = self.remembered.load_compared(state.name) if self.directory and not truncates else None
+        return IdentityEvidence(
+            state.topic_id,
+            self.given_id,
+            holds=state.has_segments,
+            adopted=state.adopted_seam == state.end_offset + 1 and not truncates,
+            compared=compared,
+            same_directory=last is not None and (last.directory, last.opened_slot) == (self.directory, state.opened_slot),
+        )
+
+    def _accept_identity(self, evidence: IdentityEvidence) -> None:
+        self.settled = True
+        if learns_topic_id(evidence):
+            why = "its seam was adopted" if evidence.adopted else f"{evidence.compared} records or batches compared equal"
+            why = why if evidence.adopted or evidence.compared else "its directory is the one that was compared last"
+            adopt_topic(self.log, TopicAdopted(topic_id=self.given_id, by=self.ports.holder, why=why))
+
+
+def create_identity_check(opened: Tier, log: PartitionLog, log_dir: Path, topic_id: str | None = None) -> IdentityCheck:
+    """Return the identity check of a directory.
+
+    :param topic_id: topic id if the caller knows it; None if the directory is a broker's, from which it is read.
+    """
+    given = read_topic_id(log_dir) if topic_id is None else topic_id
+    directory = identify_directory(log_dir) if topic_id is None else None
+    remembered = ComparedDirectories(opened.state_dir, control_url(opened.settings))
+    return IdentityCheck(opened.ports, log, log_dir, given, directory, remembered, topic_id is None)

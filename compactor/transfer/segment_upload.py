@@ -1,0 +1,97 @@
+"""Upload of one segment of a log directory into the tier (for ``transfer.intake``): its files and its sidecar."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bloom.sidecar import Sidecar
+from checkpoint.lineage import Lineage
+from compactor.access.tier import Tier
+from compactor.cleaner.passes.sidecar_builder import build_sidecar
+from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.errors import OutOfBudget
+from compactor.local.spool import process_folder
+from compactor.model.ids import TopicPartition
+from compactor.model.policy import CleanerPolicy
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.balance import BalanceKey
+from compactor.storage.schemes import local_disk
+from compactor.tier.sidecars import Sidecars
+from compactor.transfer.log_directory import FutureSegment, check_file_unchanged, prepare_upload
+
+
+@dataclass(frozen=True)
+class UploadSettings:
+    """Settings that the uploads of one import share.
+
+    sidecars: None if no sidecars are wanted.
+    advance: called from threads with the size of each uploaded segment.
+    """
+
+    tier: Tier
+    name: TopicPartition
+    policy: CleanerPolicy
+    threads: int
+    sidecars: Sidecars | None
+    advance: Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class SegmentUpload:
+    """A segment of a log directory on its way into the tier (implements ``intake.IncomingSegment``).
+
+    lineage: leader epochs of the log, as far as they are known.
+    identity_check: raises BadData if the directory's topic was recreated.
+    """
+
+    how: UploadSettings
+    member: FutureSegment
+    lineage: Lineage
+    identity_check: Callable[[], None]
+
+    @property
+    def content_identity(self) -> str:
+        return f"{self.member.start} {self.member.end} {self.member.checked.sha256}"
+
+    def upload_under_id(self, registered: str) -> RemoteLogSegmentMetadata | None:
+        how = self.how
+        with tempfile.TemporaryDirectory(prefix="import-", dir=process_folder(how.tier.state_dir)) as scratch:
+            key = BalanceKey(how.tier.identity.hash_key())
+            metadata, paths = prepare_upload(self.member, registered, self.lineage, how.policy, key, Path(scratch))
+            if how.tier.ports.layout.upload(how.name, metadata, paths):
+                return None
+        if how.sidecars is not None:
+            how.sidecars.add(self._build_sidecar(metadata.id, how.sidecars.hash_key))
+        how.advance(metadata.size_bytes)
+        return metadata
+
+    def _build_sidecar(self, registered: str, hash_key: bytes) -> Sidecar:
+        builder = self.member.checked.builder
+        if builder is not None and builder.hash_key == hash_key:
+            return builder.sidecar(registered)
+        # Another process has created the tier meanwhile, so the builder hashed the keys with another hash key.
+        with WorkerThreads(self.how.threads) as workers:
+            return build_sidecar(
+                registered, self.member.source, None, hash_key, self.how.policy.max_decompressed_batch_bytes, workers, sketch=True
+            )
+
+    def check_source_unchanged(self) -> None:
+        check_file_unchanged(self.member)
+        self.identity_check()
+
+
+def check_free_space(url: str, needed: int) -> None:
+    """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed`` bytes, before half of them are written."""
+    disk = local_disk(url)
+    if disk is None:
+        return
+    free = shutil.disk_usage(disk).free
+    if free < needed:
+        raise OutOfBudget(
+            f"this import needs {needed} bytes, and the disk of {disk} has {free} left",
+            hint="Free space, or move the tier to a larger disk",
+        )

@@ -1,0 +1,173 @@
+"""Rules by which segment files that a broker has staged for deletion (``NNN.log.deleted``) still belong to its log. Pure.
+
+Kafka removes a segment by renaming its files, and unlinks them ``file.delete.delay.ms`` later (LocalLog.deleteSegmentFiles). Retention
+and DeleteRecords do so at the front of the log, and leave the same files: the two cannot be told apart. Truncations and the log cleaner
+do so, too, with records that the log does not have any more. So a staged file is taken only if every rule of ``choose_staged`` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from checkpoint.lineage import Lineage, epoch_at, first_disowned_offset, merge_segment_lineages
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A segment file staged for deletion, as its broker's directory shows it.
+
+    base: offset in its name.
+    size: bytes.
+    mtime_ms: when the broker wrote it last.
+    changed_ms: change time of the inode, which is when the broker renamed the file.
+    inode: device and inode number, because a later file may take the same name.
+    """
+
+    base: int
+    size: int
+    mtime_ms: int
+    changed_ms: int
+    inode: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class StagedSegment:
+    """Offsets and leader epochs of a staged file.
+
+    last_offset: of its last batch; below ``base`` if it has none.
+    epochs: leader epochs that its batches name, in the order of the batches, each with the offset of the first batch that names it.
+    """
+
+    base: int
+    last_offset: int
+    epochs: Lineage = ()
+
+
+@dataclass(frozen=True)
+class LiveLog:
+    """The part of a log that is not staged.
+
+    bases: base offsets of all its segment files, ascending, the active one included.
+    first_epoch: leader epoch of its first batch, -1 if unknown.
+    cleaned: first offset that the broker's own log cleaner has not cleaned, 0 if it has cleaned nothing.
+    """
+
+    bases: tuple[int, ...]
+    first_epoch: int = -1
+    cleaned: int = 0
+
+
+@dataclass(frozen=True)
+class TierEnd:
+    """End of the tier, where a log continues it.
+
+    position: last offset + 1, or the offset at which the tier's end is to be cut; None for an empty tier.
+    lineage: the tier's leader epochs, without those that are to be cut.
+    """
+
+    position: int | None
+    lineage: Lineage = ()
+
+
+@dataclass(frozen=True)
+class StagedChoice:
+    """Base offsets of the staged files to take, ascending, and why others with missing offsets are not taken, by base offset."""
+
+    taken: tuple[int, ...] = ()
+    refusals: Mapping[int, str] = field(default_factory=dict)
+
+
+def choose_staged(segments: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> StagedChoice:
+    """Return which staged segments continue the tier up to the live log. None are taken if the live log continues it by itself.
+
+    :param segments: in any order. Those that have no offset at or after the tier's position are passed over in silence.
+    """
+    position = 0 if tier.position is None else tier.position
+    if not live.bases or (tier.position is not None and live.bases[0] <= position):
+        return StagedChoice()
+    missing = [segment for segment in segments if segment.last_offset >= max(segment.base, position)]
+    refusals = {segment.base: live_file_problem(segment, live) or order_problem(segment, live) for segment in missing}
+    chain = linked([segment for segment in missing if not refusals[segment.base]], live)
+    problem = seam_problem(chain, tier) or epoch_problem(chain, live, tier) or cleaned_problem(chain, live, tier)
+    linked_bases = {segment.base for segment in chain}
+    for segment in missing:
+        if not refusals[segment.base]:
+            unlinked = f"it ends at offset {segment.last_offset}, and it is not the only one before a segment that is taken or live"
+            refusals[segment.base] = problem if segment.base in linked_bases else unlinked
+    taken = () if problem else tuple(segment.base for segment in chain)
+    return StagedChoice(taken, {base: reason for base, reason in refusals.items() if reason})
+
+
+def live_file_problem(segment: StagedSegment, live: LiveLog) -> str:
+    """Return why a segment with a live file of the same base is not taken, or an empty string.
+
+    The log cleaner and a roll over an empty active segment replace a file by one of the same name.
+    """
+    return "a live segment has its base offset: it was replaced" if segment.base in live.bases else ""
+
+
+def order_problem(segment: StagedSegment, live: LiveLog) -> str:
+    """Return why a segment that is not wholly below the lowest live base is not taken, or an empty string.
+
+    Retention removes from the front. What was staged above is the end that a truncation removed, or has a cleaned successor.
+    """
+    if segment.base < live.bases[0] and segment.last_offset < live.bases[0]:
+        return ""
+    return f"it is not wholly below offset {live.bases[0]}, where the live log begins: a truncation or the log cleaner removed it"
+
+
+def linked(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSegment, ...]:
+    """Return the segments, ascending, of which each ends where the next one begins and the last one where the live log begins.
+
+    It goes back as far as exactly one segment ends there: two of them are of two branches of the log, and nothing tells them apart.
+    """
+    chain: list[StagedSegment] = []
+    begin = live.bases[0]
+    while len(before := [segment for segment in segments if segment.last_offset + 1 == begin]) == 1:
+        chain.insert(0, before[0])
+        begin = before[0].base
+    return tuple(chain)
+
+
+def seam_problem(chain: Sequence[StagedSegment], tier: TierEnd) -> str:
+    """Return why linked segments do not continue the tier's end without a gap, or an empty string. An empty tier has no end."""
+    if not chain or tier.position is None or chain[0].base <= tier.position:
+        return ""
+    return f"the tier ends before offset {tier.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
+
+
+def epoch_problem(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> str:
+    """Return why the leader epochs of linked segments do not fit the tier's lineage or the first live batch, or an empty string.
+
+    Epochs never fall along a log. Batches of v0 and v1 name none.
+    """
+    named = [entry for segment in chain for entry in segment.epochs if entry.epoch >= 0]
+    falls = next((after for before, after in pairwise(named) if after.epoch < before.epoch), None)
+    if falls is not None:
+        return f"leader epoch {falls.epoch} at offset {falls.start_offset} is lower than the one before it"
+    if named and 0 <= live.first_epoch < named[-1].epoch:
+        return f"it was written in leader epoch {named[-1].epoch}, and the live log begins with epoch {live.first_epoch}"
+    given = merge_segment_lineages([named])
+    if tier.position is None or not given:
+        return ""
+    older = given[0].epoch < epoch_at(tier.lineage, given[0].start_offset)
+    if older or first_disowned_offset(tier.lineage, tier.position, given, chain[-1].last_offset + 1) is not None:
+        both = f"{_named(tier.lineage)} in the tier, {_named(given)} in what is staged"
+        return f"its leader epochs are not those of the tier's log: {both}"
+    return ""
+
+
+def cleaned_problem(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> str:
+    """Return why linked segments do not go with a live log that the broker's own cleaner has cleaned, or an empty string.
+
+    The cleaner may have dropped a tombstone after retention had staged the key's older records: these would bring the key back.
+    """
+    if not chain or live.cleaned <= max(chain[0].base, tier.position or 0):
+        return ""
+    return f"the broker's own cleaner has cleaned up to offset {live.cleaned}: tombstones may be gone that delete keys in what is staged"
+
+
+def _named(lineage: Lineage) -> str:
+    return ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in lineage) or "none"

@@ -1,0 +1,178 @@
+"""Files staged for deletion, opened when they are first seen and held open: unlinking a file does not take its bytes from its readers."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from checkpoint.lineage import EpochEntry, Lineage, epoch_at
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.model.policy import CleanerPolicy
+from compactor.records.batches import BatchTable, Bytes, read_only
+from compactor.records.indexes import parse_txn_index
+from compactor.transfer.log_directory import DELETED, log_path, read_epoch_checkpoint, staged_path
+from compactor.transfer.staged import StagedFile, StagedSegment
+
+STAGED_NAME = re.compile(r"(\d{20})\.log\.deleted")
+_MAGIC, _EPOCH = 16, slice(12, 16)
+
+
+@dataclass(frozen=True)
+class HeldFile:
+    """An open staged file and the bytes of its transaction index."""
+
+    file: StagedFile
+    descriptor: int
+    txn_index: bytes
+
+    @property
+    def is_unlinked(self) -> bool:
+        """True once the broker has deleted the file, so that only this process can still read it."""
+        return os.fstat(self.descriptor).st_nlink == 0
+
+    def mapped(self) -> Bytes:
+        """Return the file's bytes. A broker never changes a staged file, so that a mapping of it stays valid."""
+        if not self.file.size:
+            return read_only(np.empty(0, np.uint8))
+        return np.frombuffer(mmap.mmap(self.descriptor, self.file.size, access=mmap.ACCESS_READ), np.uint8)
+
+    def opened(self, log_dir: Path, end: int | None, policy: CleanerPolicy) -> SourceSegment:
+        """Return the segment with its batch table. Raises BadData.
+
+        :param end: base offset of the segment after it, None if it is not known yet.
+        """
+        file, limit, path = self.file, policy.max_decompressed_batch_bytes, staged_path(log_dir, self.file.base)
+        entries = parse_txn_index(self.txn_index, path.name.replace(".log", ".txnindex"))
+
+        def read(path: Path) -> Bytes:
+            return self.mapped()
+
+        return open_source(0, path, file.base, end, file.mtime_ms, -1, limit, txn_entries=entries, read=read)
+
+    def segment(self, log_dir: Path, policy: CleanerPolicy) -> StagedSegment:
+        """Return its offsets and leader epochs, by the headers of its batches. Raises BadData."""
+        table = self.opened(log_dir, None, policy).table
+        last = int(table.last_offset[-1]) if len(table) else self.file.base - 1
+        return StagedSegment(self.file.base, last, epochs_named(table))
+
+
+def changed_ms(stat: os.stat_result) -> int:
+    """Return the change time of an inode, in milliseconds."""
+    return stat.st_ctime_ns // 1_000_000
+
+
+def staged_file(base: int, stat: os.stat_result) -> StagedFile:
+    """Return a staged file as the system describes it."""
+    return StagedFile(base, stat.st_size, stat.st_mtime_ns // 1_000_000, changed_ms(stat), (stat.st_dev, stat.st_ino))
+
+
+def staged_before(log_dir: Path, live: Sequence[int]) -> list[StagedFile]:
+    """Return the staged files, by base offset, that begin below the lowest live base. Raises OSError."""
+    found = []
+    with os.scandir(log_dir) as entries:
+        for entry in entries:
+            match = STAGED_NAME.fullmatch(entry.name)
+            if match and int(match[1]) < min(live, default=0):
+                with suppress(FileNotFoundError):
+                    found.append(staged_file(int(match[1]), entry.stat()))
+    return sorted(found, key=lambda file: file.base)
+
+
+def epochs_named(table: BatchTable) -> Lineage:
+    """Return the leader epochs that batches name, in their order, each with the offset of the first batch that names it."""
+    epochs = table.leader_epoch
+    changes = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist()] if len(epochs) else []
+    return tuple(EpochEntry(int(epochs[batch]), int(table.base_offset[batch])) for batch in changes)
+
+
+def first_live_epoch(log_dir: Path, live: Sequence[int]) -> int:
+    """Return the leader epoch at the beginning of the live log, -1 if it is unknown. Raises BadData, OSError.
+
+    It is that of the first batch, or that of the leader-epoch-checkpoint while the live segments have no batch.
+    """
+    for base in live:
+        with log_path(log_dir, base).open("rb") as file:
+            header = file.read(_MAGIC + 1)
+        if len(header) > _MAGIC:
+            return int.from_bytes(header[_EPOCH], "big", signed=True) if header[_MAGIC] == 2 else -1
+    return epoch_at(read_epoch_checkpoint(log_dir), live[0])
+
+
+class HeldFiles:
+    """The staged files of one partition's directory that this process holds open.
+
+    Any thread may open files; only the thread that reads them, or one that knows that none reads them, may close any.
+
+    refusals: why the latest import did not take a file, by base offset.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self.log_dir = log_dir
+        self.refusals: dict[int, str] = {}
+        self._directory = -1
+        self._held: dict[tuple[int, int], HeldFile] = {}
+        self._changing = threading.RLock()
+
+    @property
+    def files(self) -> tuple[HeldFile, ...]:
+        """The files held, by base offset."""
+        with self._changing:
+            return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
+
+    def hold(self, files: Sequence[StagedFile]) -> None:
+        """Open those files that are not held yet. One that was unlinked or replaced meanwhile is left out. Closes none."""
+        for file in files:
+            with self._changing, suppress(OSError):
+                if file.inode not in self._held:
+                    self._open(file)
+
+    def close_outdated(self, listed: Sequence[StagedFile]) -> None:
+        """Close files whose names other files have taken, and all if another directory has taken the place of theirs.
+
+        That is so when a topic was created again. The directory is held open, too, so that nothing else gets its inode number.
+
+        :param listed: the files in the directory.
+        :raises OSError: if the directory is gone.
+        """
+        moved = self._directory >= 0 and not os.path.samestat(os.fstat(self._directory), self.log_dir.stat())
+        inodes = {file.base: file.inode for file in listed}
+        self.keep(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
+
+    def keep(self, wanted: Callable[[HeldFile], bool]) -> None:
+        """Close all files but those that are wanted."""
+        with self._changing:
+            for inode, held in list(self._held.items()):
+                if not wanted(held):
+                    del self._held[inode]
+                    os.close(held.descriptor)
+            if not self._held and self._directory >= 0:
+                os.close(self._directory)
+                self._directory = -1
+
+    def close(self) -> None:
+        """Close all files."""
+        self.keep(lambda held: False)
+
+    def _open(self, file: StagedFile) -> None:
+        """Open one file. Raises OSError, also if it is not the file that was listed."""
+        descriptor = os.open(staged_path(self.log_dir, file.base), os.O_RDONLY)
+        try:
+            stat = os.fstat(descriptor)
+            if stat.st_nlink == 0 or staged_file(file.base, stat) != file:
+                raise FileNotFoundError(file.base)
+            index = log_path(self.log_dir, file.base).with_suffix(f".txnindex{DELETED}")
+            txn_index = index.read_bytes() if index.exists() else b""
+            if self._directory < 0:
+                self._directory = os.open(self.log_dir, os.O_RDONLY)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._held[file.inode] = HeldFile(file, descriptor, txn_index)

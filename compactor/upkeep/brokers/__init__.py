@@ -1,0 +1,1 @@
+"""Checks and verification of broker-managed tiers."""

@@ -1,0 +1,152 @@
+"""Checks of broker-managed tiers for ``config check``: the cluster, its metadata topic, the topics, and this user's permissions.
+
+Read-only; nothing is written to the tier as a test. Each unsafe setting is reported with the command that corrects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from compactor.access.tier import Tier
+from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, AdminQueries, is_supported_version
+from compactor.brokers.metadata_topic.admin import ClusterFacts, MissingRight, metadata_topic_problem
+from compactor.errors import BadData, CompactorError, StoreError
+from compactor.model.ids import TopicPartition
+
+_ERROR_SETTINGS = ("remote.storage.enable", "cleanup.policy")
+
+
+class CheckFinding(NamedTuple):
+    """A problem found by ``config check``.
+
+    severity: error (it does not work), warning (unsafe for compaction) or note.
+    kind: area of the problem, such as version, topic or acl.
+    object: name of the broker, topic, permission or URL.
+    """
+
+    severity: str
+    kind: str
+    object: str
+    detail: str
+    hint: str
+
+
+def check_cluster(admin: AdminQueries, servers: str, *, write: bool) -> list[CheckFinding]:
+    """Check the brokers and the metadata topic.
+
+    :param servers: bootstrap servers, for messages.
+    :param write: whether rounds will be published, so that the permission to append is needed.
+    """
+    found: list[CheckFinding] = []
+    try:
+        cluster = admin.describe_cluster()
+        found += _broker_findings(cluster)
+        topic = admin.describe_metadata_topic(write=write)
+    except StoreError as error:
+        return [*found, CheckFinding("error", "brokers", servers, error.message, error.hint)]
+    found += _permission_findings(topic.missing_rights)
+    if problem := metadata_topic_problem(topic):
+        found.append(
+            CheckFinding("error", "metadata-topic", topic.topic, problem, "Segments whose records are lost are lost to brokers, too")
+        )
+    return found
+
+
+def check_topics(admin: AdminQueries, names: Sequence[str]) -> list[CheckFinding]:
+    """Check the settings, permissions and leaders of these topics."""
+    found: list[CheckFinding] = []
+    for name in names:
+        try:
+            topic = admin.describe_topics([name])[name]
+        except StoreError as error:
+            found.append(CheckFinding("error", "topic", name, error.message, error.hint))
+            continue
+        found += _permission_findings(topic.missing_rights)
+        for setting, (wanted, why) in REQUIRED_TOPIC_SETTINGS.items():
+            value = topic.settings.get(setting)
+            if value is not None and value.value != wanted:
+                mend = f"kafka-configs --alter --topic {name} --add-config {setting}={wanted}"
+                severity = "error" if setting in _ERROR_SETTINGS else "warning"
+                found.append(CheckFinding(severity, "topic", name, f"{setting} is {value.value}, not {wanted}: {why}", mend))
+        led = [number for number, one in topic.partitions.items() if one.leader < 0]
+        if led:
+            found.append(CheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Look at the brokers"))
+    return found
+
+
+def check_object_access(opened: Tier, names: Sequence[TopicPartition]) -> list[CheckFinding]:
+    """Check that the tier's objects can be listed and read, by the first partition that has a segment."""
+    layout = opened.ports.layout
+    url = opened.settings.tier_url
+    for name in names:
+        try:
+            live = opened.open(name).refresh().live
+            if not live:
+                continue
+            if not any(one.segment_id for one in layout.list(name)):
+                detail = f"{name} has {len(live)} segments by its metadata, and nothing is listed in {layout.folder(name)}"
+                return [CheckFinding("error", "tier", url, detail, "Correct url, layout or key_prefix under [tier]")]
+            layout.read(name, live[-1], "log", 0, 1)
+        except (StoreError, BadData) as error:
+            return [CheckFinding("error", "tier", url, error.message, error.hint)]
+        return []
+    return [CheckFinding("note", "tier", url, "no partition has a segment yet, so that reading could not be tried", "")]
+
+
+def check_metadata_topic_reading(opened: Tier) -> tuple[list[TopicPartition], list[CheckFinding]]:
+    """Read the metadata topic, and return the tiered partitions and the problems found."""
+    try:
+        opened.brokers.refresh(within_s=0.0)
+        names = opened.brokers.partition_names()
+    except CompactorError as error:
+        return [], [CheckFinding("error", "metadata", opened.brokers.where, error.message, error.hint)]
+    if opened.brokers.is_incomplete():
+        said = "records are missing: segments that they named cannot be seen"
+        return names, [CheckFinding("warning", "metadata", opened.brokers.where, said, "`orphans purge` refuses to work with it")]
+    return names, []
+
+
+def check_metadata_record_budget(opened: Tier, names: Sequence[TopicPartition]) -> list[CheckFinding]:
+    """Check that a first round over each partition fits within [publish] metadata_records_per_hour."""
+    per_hour = opened.settings.publish.metadata_records_per_hour
+    if not per_hour:
+        return []
+    sizes = []
+    for name in names:
+        try:
+            sizes.append((len(opened.brokers.folded_partition(name).cache.segments), name))
+        except CompactorError:
+            continue  # `check_object_access` reports it
+    tight = sorted(((count, name) for count, name in sizes if 2 * (count + 1) > per_hour), reverse=True)
+    if not tight:
+        return []
+    count, name = tight[0]
+    said = (
+        f"it is {per_hour}, and a first round over {name} with its {count} segments says about {2 * (count + 1)} records: "
+        f"it is begun in an hour that has none ({len(tight)} partitions are like that)"
+    )
+    hint = "Raise it, or leave it: later rounds are smaller"
+    return [CheckFinding("warning", "budget", "publish.metadata_records_per_hour", said, hint)]
+
+
+def _broker_findings(cluster: ClusterFacts) -> Iterator[CheckFinding]:
+    """Yield findings about broker versions and missing permissions."""
+    for broker in cluster.brokers:
+        where = f"broker {broker.id} ({broker.address})"
+        if not broker.version:
+            yield CheckFinding("note", "version", where, "its version is not told", "Allow DescribeConfigs on the cluster")
+        elif not is_supported_version(broker.version):
+            said = f"it is of version {broker.version}: consumers hang where an offset was compacted away before 3.8"
+            yield CheckFinding("warning", "version", where, said, "Upgrade before compacting; reading works")
+    yield from _permission_findings(cluster.missing_rights)
+
+
+def _permission_findings(rights: Sequence[MissingRight]) -> Iterator[CheckFinding]:
+    """Yield a finding, with the kafka-acls command, for each missing permission."""
+    for right in rights:
+        where = "--cluster" if "cluster" in right.resource else f"--topic {right.resource.removeprefix('topic ')}"
+        operation = "".join(part.capitalize() for part in right.operation.split("_"))
+        mend = f"kafka-acls --add --allow-principal User:... --operation {operation} {where}"
+        severity = "error" if right.operation == "READ" else "warning"
+        yield CheckFinding(severity, "acl", right.resource, str(right), mend)

@@ -1,0 +1,83 @@
+"""Comparison of metadata and objects of a broker-managed tier, in both directions, while brokers continue to write.
+
+The metadata is read before and after LIST. Segments that were replaced, tiered or deleted in between are ignored. A broker records a
+segment before it uploads the first object, so an object that the later metadata does not contain belongs to no segment.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compactor.access.tier import Tier
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, uuid_bytes
+from compactor.brokers.metadata_topic.persisted_state import FoldedPartition
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import SegmentState
+from compactor.tier.ports import ListedObject
+
+SNAPSHOT_SLACK_MS = 3_600_000
+"""With a metadata snapshot, only objects older than the snapshot by more than this are judged by it."""
+
+
+@dataclass(frozen=True)
+class OrphanObject:
+    """An object that no metadata names. finished: whether its segment's deletion is recorded as finished; otherwise it was never
+    recorded.
+    """
+
+    listed: ListedObject
+    finished: bool
+
+
+@dataclass(frozen=True)
+class PartitionObjects:
+    """Metadata and objects of one partition.
+
+    folded: the later metadata.
+    readable: segments that were finished before and after LIST.
+    there: listed objects by segment id and kind.
+    orphans: objects of segments that no metadata names.
+    strangers: objects whose names no broker makes.
+    """
+
+    folded: FoldedPartition
+    readable: Sequence[RemoteLogSegmentMetadataRecord]
+    there: dict[str, dict[str, ListedObject]]
+    orphans: Sequence[OrphanObject]
+    strangers: Sequence[ListedObject]
+
+    def missing_parts(self, segment: RemoteLogSegmentMetadataRecord, parts: frozenset[str]) -> list[str]:
+        """Return the parts of a segment that LIST does not contain."""
+        return sorted(parts - self.there.get(segment.id, {}).keys())
+
+
+def inspect_partition_objects(opened: Tier, name: TopicPartition) -> PartitionObjects:
+    """Read metadata and list objects of a partition. Read-only.
+
+    Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists.
+    """
+    brokers = opened.brokers
+    brokers.refresh(within_s=0.0)
+    before = brokers.folded_partition(name)
+    states = {segment.segment_id: segment.state for segment in before.cache.list_all()}
+    gone = set(before.cache.finished)
+    listed = list(opened.ports.layout.list(name))
+    brokers.refresh(within_s=0.0)
+    folded = brokers.folded_partition(name)
+    finished = SegmentState.COPY_SEGMENT_FINISHED
+    readable = [one for one in folded.cache.list_all() if one.state is finished and states.get(one.segment_id) is finished]
+    there: dict[str, dict[str, ListedObject]] = defaultdict(dict)
+    orphans, strangers = [], []
+    latest_ms = brokers.taken_ms - SNAPSHOT_SLACK_MS if brokers.taken_ms >= 0 else None
+    for one in listed:
+        if not one.segment_id:
+            strangers.append(one)
+            continue
+        there[one.segment_id][one.kind] = one
+        raw_id = uuid_bytes(one.segment_id)
+        known = raw_id in states or raw_id in folded.cache.segments
+        if not known and (latest_ms is None or one.modified_ms < latest_ms):
+            orphans.append(OrphanObject(one, raw_id in gone))
+    return PartitionObjects(folded, sorted(readable, key=lambda one: one.start_offset), there, orphans, strangers)

@@ -1,0 +1,251 @@
+"""Verification of broker-managed tiers (``verify``): metadata, objects and segments of a partition. Read-only; brokers may continue to
+write.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from checkpoint.lineage import epoch_at
+from compactor.access.tier import Tier
+from compactor.brokers.metadata_topic.cache import segment_lineage
+from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
+from compactor.cleaner.passes.describe import content_of
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.transactions import txn_index_mismatch
+from compactor.control.mirror import segment_from_broker
+from compactor.errors import BadData, NotFound, Refused
+from compactor.local.spool import process_folder
+from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
+from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
+from compactor.records.indexes import parse_txn_index
+from compactor.tier.recorded import download_recorded
+from compactor.upkeep.brokers.findings import BrokerFinding, broker_finding
+from compactor.upkeep.brokers.objects import PartitionObjects, inspect_partition_objects
+from compactor.upkeep.segment_check import check_companion_files, check_disk_budget
+
+MAX_TRANSACTIONS_SHOWN = 3
+OnBytes = Callable[[int], None]
+
+
+def verify_broker_partition(
+    opened: Tier, name: TopicPartition, on_bytes: OnBytes = lambda size: None, *, fast: bool
+) -> list[BrokerFinding]:
+    """Return all problems of a partition.
+
+    :param fast: check without reading segments.
+    :param on_bytes: called with the size of each segment that was checked.
+    :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
+    :raises StoreError: if the store or the brokers do not answer.
+    """
+    try:
+        seen = inspect_partition_objects(opened, name)
+    except BadData as error:
+        return [broker_finding("unreadable-metadata", name, f"{error.segment} at offset {error.offset}", error.cause)]
+    found = [*_metadata_findings(opened, name, seen), *_object_findings(opened, name, seen), *_upload_findings(opened, name)]
+    check = _SegmentChecker(opened, name)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_folder(opened.state_dir)) as scratch:
+        for record in seen.readable:
+            problems = list(_part_findings(opened, name, seen, record))
+            if not problems and not fast:
+                problems = check.check_segment(record, Path(scratch))
+            if problems and _is_deleted_meanwhile(opened, name, record):
+                continue
+            found += problems
+            on_bytes(record.size_bytes)
+    return found
+
+
+def _is_deleted_meanwhile(opened: Tier, name: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
+    """Return whether brokers have deleted the segment since the metadata was read."""
+    opened.brokers.refresh(within_s=0.0)
+    now = opened.brokers.folded_partition(name).cache.segments.get(record.segment_id)
+    return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
+
+
+def _metadata_findings(opened: Tier, name: TopicPartition, seen: PartitionObjects) -> Iterator[BrokerFinding]:
+    """Yield problems that the metadata alone shows."""
+    cache = seen.folded.cache
+    view = broker_view(cache, name)
+    for first, last in offset_gaps(view.links):
+        yield broker_finding("gap", name, "", f"offsets {first} to {last} are in no segment that readers find")
+    read = {link.segment.segment_id for link in view.links}
+    now = opened.brokers.taken_ms if opened.brokers.taken_ms >= 0 else opened.ports.clock_ms()
+    for segment in cache.list_all():
+        span = f"offsets {segment.start_offset} to {segment.end_offset}"
+        old = now - segment.event_timestamp_ms > opened.retention.orphan_age_ms
+        if segment.state is SegmentState.COPY_SEGMENT_FINISHED and segment.segment_id not in read:
+            yield broker_finding("unread", name, segment.id, f"readers find its {span} elsewhere, or no longer")
+        elif segment.state is SegmentState.COPY_SEGMENT_STARTED and old:
+            yield broker_finding(
+                "stuck-copy", name, segment.id, f"its copy ({span}) was begun by broker {segment.broker_id} and never finished"
+            )
+        elif segment.state is SegmentState.DELETE_SEGMENT_STARTED and old:
+            yield broker_finding("stuck-delete", name, segment.id, f"its deletion ({span}) was begun by broker {segment.broker_id}")
+    for dropped in seen.folded.findings:
+        yield broker_finding("dropped-record", name, f"offset {dropped.offset} of the metadata topic", dropped.detail)
+
+
+def _object_findings(opened: Tier, name: TopicPartition, seen: PartitionObjects) -> Iterator[BrokerFinding]:
+    """Yield orphans and objects with foreign names."""
+    for one in seen.orphans:
+        why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
+        yield broker_finding("orphan", name, one.listed.key, why)
+    for stranger in seen.strangers:
+        yield broker_finding("stranger", name, stranger.key, "its name is none that a broker gives")
+
+
+def _upload_findings(opened: Tier, name: TopicPartition) -> Iterator[BrokerFinding]:
+    """Yield multipart uploads that were begun long ago and never finished."""
+    store, now = opened.ports.data, opened.ports.clock_ms()
+    prefix = opened.ports.layout.folder(name)
+    try:
+        for upload in store.unfinished_uploads(prefix):
+            if now - upload.begun_ms > opened.retention.orphan_age_ms:
+                yield broker_finding(
+                    "unfinished", name, upload.key, f"upload {upload.id} was begun {(now - upload.begun_ms) // 3_600_000} hours ago"
+                )
+    except Refused as error:
+        yield broker_finding("uploads-unknown", name, prefix, error.message)
+
+
+def _part_findings(
+    opened: Tier, name: TopicPartition, seen: PartitionObjects, record: RemoteLogSegmentMetadataRecord
+) -> Iterator[BrokerFinding]:
+    """Yield objects of a readable segment that are absent, have another size or cannot be read."""
+    layout, segment = opened.ports.layout, segment_from_broker(record)
+    missing = seen.missing_parts(record, layout.parts)
+    for part in missing:
+        yield broker_finding("missing", name, layout.where(name, segment, part), f"it is not in the store (segment {record.id})")
+    if missing:
+        return
+    try:
+        problem = layout.problem(name, segment)
+    except BadData as error:
+        problem = error.cause
+    if problem:
+        kind = "missing" if "missing" in problem else "size" if " bytes" in problem else "object"
+        yield broker_finding(kind, name, layout.where(name, segment, "log"), problem)
+
+
+@dataclass
+class _SegmentChecker:
+    """Checker of segment contents, in ascending order, because a transaction may begin in one segment and be aborted in a later one."""
+
+    opened: Tier
+    name: TopicPartition
+    open: dict[int, int] = field(default_factory=dict)
+    """Producer id -> first offset of its open transaction."""
+
+    def check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch: Path) -> list[BrokerFinding]:
+        """Download a segment and return its problems.
+
+        :param scratch: directory for its files.
+        """
+        layout = self.opened.ports.layout
+        segment = segment_from_broker(record)
+        try:
+            segment = segment.model_copy(update={"files": dict(layout.files(self.name, segment))})
+            check_disk_budget(self.opened, self.name, segment, ", or use --fast")
+            paths = self._download_files(segment, scratch)
+        except NotFound as error:
+            return [self._segment_finding("missing", segment, "log", error.message)]
+        except BadData as error:
+            return [broker_finding("object", self.name, error.segment or layout.where(self.name, segment, "log"), error.cause)]
+        limit = self.opened.settings.cleaner_for(self.name.topic).max_decompressed_batch_bytes
+        try:
+            source = open_source(0, paths["log"], record.start_offset, record.end_offset + 1, segment.mtime_ms, -1, limit)
+            source.name = layout.where(self.name, segment, "log")
+            source.verify(0, len(source.table))
+        except BadData as error:
+            self.open.clear()  # its transactions are not known
+            return [
+                self._segment_finding("log", segment, "log", f"{error.cause}{f' at byte {error.position}' if error.position >= 0 else ''}")
+            ]
+        found = [self._segment_finding(kind, segment, "log", detail) for kind, detail in _log_problems(record, source)]
+        beside = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
+        txn_index = beside.pop("txnindex", b"")
+        found += [
+            self._segment_finding(kind, segment, kind, detail)
+            for kind, detail in check_companion_files(source, beside, segment_lineage(record))
+        ]
+        if detail := self._txn_index_problem(source, txn_index):
+            found.append(self._segment_finding("txnindex", segment, "txnindex", detail))
+        return found
+
+    def _download_files(self, segment: RemoteLogSegmentMetadata, scratch: Path) -> dict[str, Path]:
+        """Download a segment's files. Raises BadData if one has another size than recorded."""
+        paths = {}
+        for kind, file in segment.files.items():
+            path = scratch / kind
+            path.unlink(missing_ok=True)
+            arrived = download_recorded(self.opened.ports.layout, self.name, segment, kind, path)
+            if arrived.size != file.size:
+                where = self.opened.ports.layout.where(self.name, segment, kind)
+                raise BadData(f"it has {arrived.size} bytes, {file.size} are expected", segment=where)
+            paths[kind] = path
+        return paths
+
+    def _txn_index_problem(self, source: SourceSegment, data: bytes) -> str:
+        """Return a message if the transaction index lacks an aborted transaction or has an invalid entry, else an empty string."""
+        expected = self._aborted_transactions(source)
+        try:
+            entries = parse_txn_index(data, "")
+        except BadData as error:
+            return error.cause
+        told = {(int(entry["producer_id"]), int(entry["last_offset"])) for entry in entries}
+        lacking = [one for one in expected if one not in told]
+        if lacking:
+            some = ", ".join(f"producer {producer} at offset {offset}" for producer, offset in lacking[:MAX_TRANSACTIONS_SHOWN])
+            some += " ..." * (len(lacking) > MAX_TRANSACTIONS_SHOWN)
+            return f"{len(lacking)} of {len(expected)} aborted transactions are not in it ({some})"
+        return txn_index_mismatch(entries, source)
+
+    def _aborted_transactions(self, source: SourceSegment) -> list[tuple[int, int]]:
+        """Return (producer id, marker offset) of the transactions with records that are aborted in this segment."""
+        table, found = source.table, []
+        for batch in np.flatnonzero(table.is_transactional).tolist():
+            producer, control = int(table.producer_id[batch]), int(table.control[batch])
+            if control == NOT_CONTROL:
+                self.open.setdefault(producer, int(table.base_offset[batch]))
+            elif control in (ABORT, COMMIT) and self.open.pop(producer, None) is not None and control == ABORT:
+                found.append((producer, int(table.base_offset[batch])))
+        return found
+
+    def _segment_finding(self, kind: str, segment: RemoteLogSegmentMetadata, part: str, detail: str) -> BrokerFinding:
+        """Return a finding about a part of a segment."""
+        return broker_finding(kind, self.name, self.opened.ports.layout.where(self.name, segment, part), detail)
+
+
+def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment) -> Iterator[tuple[str, str]]:
+    """Yield (kind, detail) of differences between a valid log and its metadata."""
+    table = source.table
+    if not len(table):
+        yield "log", "there is no batch in it"
+        return
+    # Brokers count the timestamps of markers, too; this program does not (docs/broker-protocol.md, R7).
+    ours = record.broker_id == COMPACTOR_BROKER_ID
+    latest = content_of(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
+    if source.size != record.size_bytes:
+        yield "size", f"it has {source.size} bytes, metadata says {record.size_bytes}"
+    if int(table.last_offset[-1]) != record.end_offset:
+        yield "metadata", f"its last offset is {int(table.last_offset[-1])}, metadata says {record.end_offset}"
+    if latest != record.max_timestamp_ms:
+        yield "metadata", f"its latest record is of {latest}, metadata says {record.max_timestamp_ms}"
+    lineage = segment_lineage(record)
+    named = np.flatnonzero(table.magic == 2)
+    starts = np.array([entry.start_offset for entry in lineage])
+    epochs = np.array([entry.epoch for entry in lineage])
+    place = np.searchsorted(starts, table.base_offset[named], side="right") - 1
+    wrong = named[(place < 0) | (epochs[np.maximum(place, 0)] != table.leader_epoch[named])]
+    if len(wrong):
+        first = int(wrong[0])
+        said = epoch_at(lineage, int(table.base_offset[first]))
+        yield "epochs", f"the batch at {int(table.base_offset[first])} is of epoch {int(table.leader_epoch[first])}, metadata says {said}"

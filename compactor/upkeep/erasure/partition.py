@@ -1,0 +1,366 @@
+"""Search of one partition for the objects that hold a key, or may hold it. Reads only.
+
+Order: fold < live and replaced segments < LIST < segments that the fold does not know < old versions. Keys are searched in the records
+of every segment whose object exists. An object that cannot be read may hold any key. The answer is as of the fold: later imports are not
+covered, and segments that a later round writes contain only records of segments that are covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bloom.siphash import hash_keys, key_halves
+from checkpoint.lineage import EpochEntry
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.control import grace, ordering
+from compactor.control.logs import PartitionLog, read_again_if_missing
+from compactor.control.mirror import segment_from_broker
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, NotFound, Refused
+from compactor.kernels.common import Hashes
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.round.drive import scratch_prefix
+from compactor.storage.versions import layers
+from compactor.tier.ports import ListedObject
+from compactor.tier.sidecars import segment_id_of, sidecar_prefix
+from compactor.upkeep.erasure.holders import (
+    ANY_KEY,
+    ErasureRules,
+    HolderState,
+    KeyHolder,
+    KeyRecords,
+    KeyRemoval,
+    PartitionKeySurvey,
+    UncoveredPlace,
+    latest_records,
+    records_by_segment,
+)
+from compactor.upkeep.retire import read_slot_times
+from compactor.views.search import Searcher
+
+MAX_POSITION = 2**62
+NEXT_RETIRE = "the next `retire`"
+NEW_FILTER = "`bloom rebuild`, or a round that reads the whole segment"
+RECORD = "record"
+CUT_OFF = "a round over its segment, of which this part is not read, and grace after it"
+
+
+@dataclass(frozen=True)
+class KeyQuestion:
+    """Question which objects hold these keys.
+
+    by_filters: do not read live segments whose Bloom filter has none of them.
+    on_bytes: called with the size of each segment that was read.
+    """
+
+    keys: tuple[bytes, ...]
+    now_ms: int
+    by_filters: bool = False
+    on_bytes: Callable[[int], None] = lambda size: None
+
+
+def find_key_holders(opened: Tier, name: TopicPartition, question: KeyQuestion) -> PartitionKeySurvey:
+    """Return the holders of the keys in one partition.
+
+    Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
+    """
+
+    def attempt() -> PartitionKeySurvey:
+        log = opened.open(name)
+        return _KeySearch(opened, log, log.refresh_and_check_gaps(), question).search_partition()
+
+    return read_again_if_missing(name, attempt)
+
+
+@dataclass
+class _KeySearch:
+    """Search of one partition for the keys, as of one fold."""
+
+    opened: Tier
+    log: PartitionLog
+    state: PartitionState
+    question: KeyQuestion
+    holders: list[KeyHolder] = field(default_factory=list)
+    removals: dict[int, dict[str, KeyRemoval]] = field(default_factory=dict)
+    not_covered: list[UncoveredPlace] = field(default_factory=list)
+    movable: set[str] = field(default_factory=set)
+    segments: int = 0
+    bytes: int = 0
+
+    @property
+    def name(self) -> TopicPartition:
+        return self.state.name
+
+    def search_partition(self) -> PartitionKeySurvey:
+        filtered = self._search_live()
+        self._search_replaced(read_slot_times(self.opened.ports, self.log) if self.state.waiting else {})
+        self._search_unknown(list(self.opened.ports.layout.list(self.name)))
+        self._search_old_versions()
+        self._find_keyed_hashes()
+        self._note_data_at_brokers()
+        return PartitionKeySurvey(
+            name=self.name,
+            slot=self.state.slot,
+            holders=tuple(self.holders),
+            removals={key: tuple(found.values()) for key, found in self.removals.items()},
+            movable=frozenset(self.movable),
+            not_covered=tuple(self.not_covered),
+            segments=self.segments,
+            filtered=filtered,
+            bytes=self.bytes,
+        )
+
+    # --- segments that the fold names ---
+
+    def _search_live(self) -> int:
+        """Search live segments, newest first because later markers decide transactions; return how many the filters ruled out.
+
+        Raises NotFound if an object is gone.
+        """
+        searcher = self._create_searcher(self.opened)
+        ruled_out = self._ruled_out_by_filters()
+        found: list[KeyRecords] = []
+        for segment in reversed(self.state.live):
+            if segment.id in ruled_out:
+                continue
+            try:
+                found += records_by_segment(searcher.search([segment], keys=self.question.keys), self.question.keys)
+            except BadData as error:
+                self._search_segment(self.opened, segment, HolderState.LIVE, f"the next round ({error.cause})")
+        latest = latest_records(found)
+        cleaner = self.opened.cleaner_for(self.name.topic)
+        rules = ErasureRules.for_partition(self.state, cleaner, self.question.now_ms, compacts=self.opened.kind.compacts)
+        for one in found:
+            status = rules.key_status(one, latest.get(one.key))
+            if status.movable:
+                self.movable.add(one.segment.id)
+            self._add_holder(one.segment, HolderState.LIVE, status.what, status.waits_for, status.until_ms, records=one)
+        self._search_cut_off(rules)
+        return len(ruled_out)
+
+    def _search_cut_off(self, rules: ErasureRules) -> None:
+        """Search the part of live objects after the end up to which they are read; from there on brokers read another segment."""
+        seen = {(holder.segment, holder.key) for holder in self.holders}
+        for segment in self.state.live:
+            if segment.is_cut:
+                before, movable = len(self.holders), rules.compacts and segment.start_offset < rules.end
+                self._search_segment(self.opened, segment, HolderState.LIVE, CUT_OFF)
+                self.holders[before:] = [one for one in self.holders[before:] if (segment.id, one.key) not in seen]
+                self.movable |= {segment.id} if movable and len(self.holders) > before else set()
+
+    def _ruled_out_by_filters(self) -> set[str]:
+        """Return the live segments whose filter has none of the keys; filters have no false negatives."""
+        if not self.question.by_filters or not self.opened.kind.compacts:
+            return set()
+        sidecars = self.opened.sidecars(self.name)
+        hashes = hash_keys_for_filters(self.question.keys, sidecars.hash_key)
+        met, _ = sidecars.match_segments([segment.id for segment in self.state.live], lambda: [hashes])
+        return {segment.id for segment in self.state.live if segment.id not in met}
+
+    def _search_replaced(self, since: Mapping[int, int]) -> None:
+        """Search segments that readers do not get any more and that are not deleted yet."""
+        now, retention = self.question.now_ms, self.opened.retention
+        for group in self.state.waiting:
+            state = HolderState.UNDONE if group.undone else HolderState.REPLACED
+            until = grace.earliest_retire_ms(group, retention, since, now)
+            waits_for = NEXT_RETIRE if until <= now else f"its grace, then {NEXT_RETIRE[4:]}"
+            for segment in group.segments:
+                for one in self._search_segment(self.opened, segment, state, waits_for, until, group.run_id):
+                    if not group.undone:
+                        removal = KeyRemoval(str(self.name), group.run_id, since.get(group.slot, now))
+                        self.removals.setdefault(one.key, {})[group.run_id] = removal
+        for segment in self.state.retiring:
+            self._search_segment(self.opened, segment, HolderState.RETIRING, NEXT_RETIRE)
+        if self.state.intent is not None:
+            run_id = self.state.intent.plan.run_id
+            for receipt in self.state.intent.receipts:
+                self._search_segment(self.opened, receipt.segment, HolderState.OPEN_ROUND, f"the end of run {run_id}", None, run_id)
+
+    # --- segments that the fold does not know ---
+
+    def _search_unknown(self, listed: Sequence[ListedObject]) -> None:
+        state = self.state
+        known = {segment.id for segment in (*state.live, *state.retiring)}
+        known |= {receipt.segment.id for receipt in state.intent.receipts} if state.intent else set()
+        known |= {segment.id for group in state.waiting for segment in group.segments}
+        theirs = {record.id: segment_from_broker(record) for record in self.opened.metadata.broker_records(self.name)}
+        for item in listed:
+            if item.kind == "log" and item.segment_id not in known:
+                why, waits_for, until = self._state_of_unknown_object(item, theirs)
+                segment = theirs.get(item.segment_id) or _metadata_of_listed(item)
+                self._search_segment(self.opened, segment, why, waits_for, until, place=item.key)
+        strangers = [item.key for item in listed if not item.segment_id]
+        if strangers and self.opened.kind.compacts:
+            what = f"{len(strangers)} objects among those of {self.name}, {strangers[0]} for one"
+            self.not_covered.append(UncoveredPlace(what, "their names are none of a segment's, so that nobody knows what they are"))
+
+    def _state_of_unknown_object(
+        self, item: ListedObject, theirs: Mapping[str, RemoteLogSegmentMetadata]
+    ) -> tuple[HolderState, str, int | None]:
+        """Return the state of an object that the fold does not know, what it waits for, and until when."""
+        state, identity = self.state, item.segment_id
+        if any(identity in entry.ids for entry in state.registrations.values()):
+            return HolderState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
+        if identity in ordering.protected_ids(state):
+            return HolderState.OPEN_ROUND, "the end of the open round, then `retire`", None
+        if identity in theirs:
+            return HolderState.BROKERS, "the brokers, which copy or delete it", None
+        if self.opened.kind.is_broker_managed:
+            return HolderState.ORPHAN, "`orphans find` and `orphans purge`: no metadata names it", None
+        if identity in state.voided:
+            return HolderState.ORPHAN, NEXT_RETIRE, None
+        until = item.modified_ms + self.opened.retention.orphan_age_ms
+        return HolderState.ORPHAN, "orphan_age_ms, then `retire`: its control log does not know it", until
+
+    def _search_old_versions(self) -> None:
+        """Search the versions that a bucket keeps of deleted objects."""
+        folder = self.opened.ports.layout.folder(self.name)
+        try:
+            found = layers(open_tier(self.opened.settings).ports.data, folder)
+        except Refused as error:
+            why = f"these credentials may not ask (s3:ListBucketVersions): {error.message}"
+            self.not_covered.append(UncoveredPlace(f"old versions of the objects of {self.name}", why))
+            return
+        for layer in found:
+            shadow = self.opened.over(data=layer)
+            for item in shadow.ports.layout.list(self.name):
+                if item.kind == "log":
+                    version = layer.versions[item.key].version
+                    waits_for = f"the bucket: a lifecycle rule NoncurrentVersionExpiration, or who deletes version {version}"
+                    place = f"{item.key} (version {version})"
+                    self._search_segment(shadow, _metadata_of_listed(item), HolderState.OLD_VERSION, waits_for, place=place)
+
+    # --- what lies beside the segments ---
+
+    def _find_keyed_hashes(self) -> None:
+        """Find keyed hashes of the keys, in filters and in scratch objects of rounds."""
+        control, state = self.opened.ports.control, self.state
+        holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
+        known = ordering.known_ids(state)
+        sidecars = self.opened.sidecars(self.name)
+        listed = list(control.list(sidecar_prefix(self.log.prefix)))
+        inherited = self._segments_with_inherited_filter({segment_id_of(info.key) for info in listed} & known - holding.keys())
+        for info in listed:
+            segment_id = segment_id_of(info.key)
+            if segment_id in holding:
+                self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, holding[segment_id].waits_for, holding[segment_id].until_ms)
+            elif segment_id and segment_id not in known and self._filter_matches(segment_id):
+                self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, NEXT_RETIRE)
+            elif segment_id in inherited and info.key == sidecars.key(segment_id) and self._filter_matches(segment_id):
+                self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, NEW_FILTER)
+        for info in control.list(scratch_prefix(self.log)):
+            self._add_hash_holder(
+                info.key, info.size, HolderState.SCRATCH, "the end of its run, then `retire`" if state.intent else NEXT_RETIRE
+            )
+
+    def _segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
+        """Return the segments whose filter was inherited from sources and may contain keys that are gone."""
+        heads = self.opened.sidecars(self.name).heads(sorted(segment_ids))
+        return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
+
+    def _filter_matches(self, segment_id: str) -> bool:
+        sidecars = self.opened.sidecars(self.name)
+        whole = sidecars.load(segment_id)
+        if whole is None:
+            return True
+        return whole.filter is not None and bool(
+            whole.filter.contains_all(hash_keys_for_filters(self.question.keys, sidecars.hash_key)).any()
+        )
+
+    def _note_data_at_brokers(self) -> None:
+        held = f"hold from offset {self.state.end_offset + 1} on, and"
+        if self.opened.kind.is_broker_managed:
+            what = f"{self.name}: what its brokers {held} have not uploaded"
+        else:
+            what = f"what the brokers of {self.name} {held} nobody has imported"
+        self.not_covered.append(UncoveredPlace(what, "only the brokers' own logs have it"))
+
+    # --- searching one segment ---
+
+    def _search_segment(
+        self,
+        opened: Tier,
+        segment: RemoteLogSegmentMetadata,
+        state: HolderState,
+        waits_for: str,
+        until_ms: int | None = None,
+        run_id: str = "",
+        place: str = "",
+    ) -> list[KeyRecords]:
+        """Find records of the keys in one segment and add it to the holders. Open and aborted transactions and batches after its end
+        count, too.
+        """
+        try:
+            whole = segment.model_copy(update={"end_offset": MAX_POSITION})
+            found = records_by_segment(self._create_searcher(opened).search([whole], keys=self.question.keys), self.question.keys)
+        except NotFound:
+            return []
+        except BadData as error:
+            what = f"{waits_for} (it cannot be looked into: {error.message})"
+            self._add_holder(segment, state, "unknown", what, until_ms, run_id, place)
+            return []
+        for one in found:
+            self._add_holder(segment, state, RECORD, waits_for, until_ms, run_id, place, one)
+        return found
+
+    def _add_holder(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        state: HolderState,
+        what: str,
+        waits_for: str,
+        until_ms: int | None,
+        run_id: str = "",
+        place: str = "",
+        records: KeyRecords | None = None,
+    ) -> None:
+        log = segment.files.get("log")
+        found = (records.key, records.records, records.first_offset, records.newest.offset) if records else (ANY_KEY, 0, -1, -1)
+        key, count, first, last = found
+        place = place or self.opened.ports.layout.where(self.name, segment, "log")
+        self.holders.append(
+            KeyHolder(
+                str(self.name), place, state, key, what, waits_for, until_ms, segment.id, count, first, last, segment.size_bytes,
+                log.sha256 if log else "", run_id,
+            )
+        )  # fmt: skip
+
+    def _add_hash_holder(self, key: str, size: int, state: HolderState, waits_for: str, until_ms: int | None = None) -> None:
+        self.holders.append(KeyHolder(str(self.name), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size))
+
+    def _create_searcher(self, opened: Tier) -> Searcher:
+        return Searcher(opened, self.name, self._count_read, "erasure")
+
+    def _count_read(self, size: int) -> None:
+        self.segments += 1
+        self.bytes += size
+        self.question.on_bytes(size)
+
+
+def hash_keys_for_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
+    """Return the keyed hashes by which filters know the keys."""
+    lengths = np.array([len(key) for key in keys], np.int32)
+    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[:-1], dtype=np.int64)))
+    out = np.empty((len(keys), 2), np.uint64)
+    hash_keys(np.frombuffer(b"".join(keys) + bytes(8), np.uint8), starts, lengths, *key_halves(hash_key), out)
+    return out
+
+
+def _metadata_of_listed(item: ListedObject) -> RemoteLogSegmentMetadata:
+    """Return metadata for a segment of which only the name and size of its log are known."""
+    return RemoteLogSegmentMetadata(
+        id=item.segment_id,
+        start_offset=item.start_offset,
+        end_offset=MAX_POSITION,
+        size_bytes=item.size,
+        max_timestamp_ms=-1,
+        mtime_ms=item.modified_ms,
+        leader_epochs=(EpochEntry(0, max(0, item.start_offset)),),
+        files={"log": SegmentFile(size=item.size)},
+    )

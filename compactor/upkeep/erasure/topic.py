@@ -1,0 +1,313 @@
+"""Erasure of keys from a topic: find what still holds them, report it, and speed it up within the rules of rounds and `retire`."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from compactor import __version__
+from compactor.access.rounds import new_round
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.brokers.metadata_topic.codec import uuid_text
+from compactor.config.settings import Cleaner
+from compactor.control.grace import retention_time_ms
+from compactor.control.state import PartitionState
+from compactor.errors import CompactorError, Refused, UsageError
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.outputs.pinterest_names import GenerationLog
+from compactor.round.compaction import AssessWith
+from compactor.round.plan import RoundAssessment, assess_round
+from compactor.storage.factory import open_store
+from compactor.tier.kinds import pinterest_keys
+from compactor.upkeep.erasure.holders import ANY_KEY, HolderState, KeyHolder, KeyRemoval, PartitionKeySurvey, UncoveredPlace
+from compactor.upkeep.erasure.partition import RECORD, KeyQuestion, find_key_holders
+from compactor.upkeep.retire import STORES_OWN, GraceClock, retire_partition
+from compactor.upkeep.uploads import LEAST_AGE_MS, find_unfinished_uploads
+from compactor.views.difference import iso_time
+
+ERASURE_SCHEMA = "tiered-compactor/erasure/1"
+NEVER_COVERED = (
+    UncoveredPlace("values and headers of records", "a record is found by its key alone"),
+    UncoveredPlace("consumers, exports, backups and replicas of the store", "they are no part of the tier"),
+    UncoveredPlace("old versions of sidecars in the control store", "they have keyed hashes of keys, no keys"),
+    UncoveredPlace("local disks of compactors (tier.state_dir)", "what a round stages there goes when the round ends"),
+)
+OLD_GENERATIONS = UncoveredPlace(
+    "old versions of generations that were deleted, and unfinished uploads beside them ([tier.pinterest] target)",
+    "nobody remembers what they were; in a bucket a lifecycle rule ends them",
+)
+NEXT_GENERATION = "`generations write`, and `generations retire` after [tier.pinterest] keep_ms"
+MAX_EXPEDITED_ROUNDS = 3
+"""Most rounds of one erasure. The first drops superseded records and gives tombstones their horizon; later ones drop expired tombstones."""
+
+
+@dataclass(frozen=True)
+class TopicKeySurvey:
+    """Holders of the keys in a topic.
+
+    beside: holders outside its partitions.
+    failed: partitions that could not be searched.
+    """
+
+    surveys: tuple[PartitionKeySurvey, ...]
+    beside: tuple[KeyHolder, ...]
+    not_covered: tuple[UncoveredPlace, ...]
+    failed: tuple[tuple[TopicPartition, CompactorError], ...]
+
+    @property
+    def holders(self) -> tuple[KeyHolder, ...]:
+        return (*(holder for one in self.surveys for holder in one.holders), *self.beside)
+
+    @property
+    def removals(self) -> list[tuple[int, KeyRemoval]]:
+        """Rounds that took records from readers, each with the key's number."""
+        return [(key, one) for found in self.surveys for key, some in found.removals.items() for one in some]
+
+
+def partitions_of_topic(opened: Tier, topic: str) -> list[TopicPartition]:
+    """Return all partitions of a topic, or the single partition of that name. Raises UsageError if the tier does not hold it."""
+    names = opened.partitions()
+    found = [name for name in names if name.topic == topic] or [name for name in names if str(name) == topic]
+    if not found:
+        raise UsageError(f"the tier holds no partition of a topic {topic}", hint="`topics` lists what it holds")
+    return found
+
+
+def find_key_holders_in_topic(
+    opened: Tier, names: Sequence[TopicPartition], question: KeyQuestion, on_partition: Callable[[TopicPartition], None] = lambda name: None
+) -> TopicKeySurvey:
+    """Search the partitions of a topic for the keys. A partition that fails does not stop the others (isolation, I9)."""
+    surveys: list[PartitionKeySurvey] = []
+    failed: list[tuple[TopicPartition, CompactorError]] = []
+    for name in names:
+        on_partition(name)
+        try:
+            surveys.append(find_key_holders(opened, name, question))
+        except CompactorError as error:
+            failed.append((name, error))
+    not_covered = [one for found in surveys for one in found.not_covered]
+    beside = [*_unfinished_upload_holders(opened, names, question, not_covered), *_former_topic_holders(opened, names)]
+    if opened.settings.tier.pinterest.target and opened.kind.owns_root:
+        beside += [holder for name in names for holder in _holders_in_generations(opened, name, question)]
+        not_covered.append(OLD_GENERATIONS)
+    return TopicKeySurvey(tuple(surveys), tuple(beside), (*not_covered, *NEVER_COVERED), tuple(failed))
+
+
+def _unfinished_upload_holders(
+    opened: Tier, names: Sequence[TopicPartition], question: KeyQuestion, not_covered: list[UncoveredPlace]
+) -> Iterator[KeyHolder]:
+    """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory.
+
+    :param not_covered: receives what could not be searched.
+    """
+    wanted = {str(name) for name in names}
+    age_ms = max(opened.retention.orphan_age_ms, LEAST_AGE_MS)
+    try:
+        found = find_unfinished_uploads(opened, question.now_ms)
+    except Refused as error:
+        not_covered.append(UncoveredPlace("unfinished uploads", f"these credentials may not ask: {error.message}"))
+        return
+    if not opened.kind.owns_root:
+        not_covered.append(UncoveredPlace("unfinished uploads of brokers", "they are the brokers' own"))
+    for one in found:
+        of = opened.ports.layout.partition_of(one.upload.key)
+        if one.store is opened.ports.data and (not of or of in wanted):
+            until, waits_for = one.upload.begun_ms + age_ms, "the end of who uploads it, or orphan_age_ms and `retire`"
+            yield KeyHolder(of, one.object_url, HolderState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)
+
+
+def _former_topic_holders(opened: Tier, names: Sequence[TopicPartition]) -> Iterator[KeyHolder]:
+    """Yield deleted topics of the same name whose data the brokers have not deleted completely."""
+    topics = {name.topic for name in names}
+    for one in opened.metadata.deleted_topic_partitions():
+        if one.topic in topics:
+            name, waits_for = str(one.name), "the brokers, which delete the tier of a deleted topic"
+            place = f"{name} under topic id {uuid_text(one.topic_id)}"
+            yield KeyHolder(name, place, HolderState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
+
+
+def _holders_in_generations(opened: Tier, name: TopicPartition, question: KeyQuestion) -> Iterator[KeyHolder]:
+    """Yield holders among the copies that `generations write` made for consumers of Pinterest's layout."""
+    settings, target = opened.settings, opened.settings.tier.pinterest.target
+    store = open_store(target, settings=settings, limits=settings.limits, counters=opened.counters)
+    known = GenerationLog(store, pinterest_keys(settings), name).read_generations()
+    for generation in sorted(known.recorded_names | {one.generation for one in known.begun}):
+        url = f"{target.rstrip('/')}/{generation}"
+        tier = settings.tier.model_copy(update={"url": url, "layout": "pinterest", "control_url": ""})
+        copy = open_tier(settings.model_copy(update={"tier": tier}))
+        if name not in copy.partitions():
+            continue
+        try:
+            holders = find_key_holders(copy, name, question).holders
+        except CompactorError as error:
+            waits_for = f"it cannot be looked into: {error.message}"
+            yield KeyHolder(str(name), url, HolderState.GENERATION, ANY_KEY, "unknown", waits_for)
+            continue
+        for holder in holders:
+            place = f"{url}/{holder.object}"
+            yield replace(holder, object=place, state=HolderState.GENERATION, waits_for=NEXT_GENERATION, what=RECORD)
+
+
+# --- bringing it forward ---
+
+
+def expedite_erasure(
+    opened: Tier, found: PartitionKeySurvey, question: KeyQuestion, *, shorten_grace: bool, tell: Callable[[str], None]
+) -> PartitionKeySurvey:
+    """Run rounds over the segments that hold the keys, then `retire`; return a new survey.
+
+    Its ``removals`` include rounds whose replaced segments `retire` has deleted. Only what rounds and `retire` may write is written. Grace
+    is shortened only if the caller consents; delete horizons of tombstones are not, because slow readers rely on them.
+
+    Raises Leased, Fenced, StoreError, OutOfBudget.
+    """
+    for _ in range(MAX_EXPEDITED_ROUNDS):
+        if not found.movable or not _run_erasure_round(opened, found, question.now_ms, tell):
+            break
+        before, found = found.movable, find_key_holders(opened, found.name, question)
+        if found.movable == before:
+            break
+    if not found.holders:
+        return found
+    _retire_replaced_segments(opened, found, question.now_ms, shorten_grace=shorten_grace, tell=tell)
+    return replace(find_key_holders(opened, found.name, question), removals=found.removals)
+
+
+def assess_with_segments(segments: frozenset[str]) -> AssessWith:
+    """Return an assessment under which a round also rewrites these segments, if they lie below its end."""
+
+    def assess_them(state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
+        usual = assess_round(state, cleaner, now_ms, force=True)
+        due = {segment.id for segment in usual.covered_segments if segment.id in segments}.union(usual.horizon_due)
+        reason = usual.reason if usual.due or not due else f"{len(due)} segments hold keys that are to be erased"
+        return replace(usual, due=usual.due or bool(due), reason=reason, horizon_due=tuple(sorted(due)))
+
+    return assess_them
+
+
+def _run_erasure_round(opened: Tier, found: PartitionKeySurvey, now_ms: int, tell: Callable[[str], None]) -> bool:
+    """Run one round over the segments that hold the keys. Return whether it published."""
+    name = found.name
+    log, hint = opened.open(name, leads=True), opened.changes.hint(name)
+    report = new_round(opened, name, now_ms, assess_with=assess_with_segments(found.movable)).execute_round(log)
+    opened.changes.keep(log, hint)
+    if report.status in ("cleaned", "resumed"):
+        opened.changes.publish([log])
+        tell(f"{name}: {report.status}, {report.records_read} records -> {report.records_kept}, clean up to {report.next_dirty_offset}")
+    elif report.status == "quarantined":
+        tell(f"{name}: quarantined: {report.reason}")
+    return report.status in ("cleaned", "resumed")
+
+
+def _retire_replaced_segments(
+    opened: Tier, found: PartitionKeySurvey, now_ms: int, *, shorten_grace: bool, tell: Callable[[str], None]
+) -> None:
+    log = opened.open(found.name, leads=True)
+    clock = STORES_OWN
+    if shorten_grace:
+        kept = [retention_time_ms(group, opened.retention) for group in log.refresh().waiting]
+        ahead = max(kept, default=0) + opened.retention.grace_ms + 1
+        clock = GraceClock(opened.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
+    report = retire_partition(opened.ports, log, opened.lease, opened.retention, clock=clock, work=new_round(opened, found.name, now_ms))
+    opened.changes.publish_slots([log])
+    if report.deleted or report.swept:
+        early = ", grace cut short" if shorten_grace else ""
+        tell(f"{found.name}: {len(report.deleted) + len(report.swept)} objects deleted, {report.bytes} bytes{early}")
+
+
+# --- the report ---
+
+
+@dataclass(frozen=True)
+class ReportHeader:
+    """Subject of a report: tier, topic, time and keys.
+
+    tier: fields that identify the tier.
+    digests: digests of the keys, in their order.
+    """
+
+    tier: Mapping[str, str]
+    topic: str
+    at_ms: int
+    digests: tuple[str, ...]
+
+
+def key_digest(key: bytes, secret: bytes) -> str:
+    """Return a keyed digest that stands for the key, so that a filed report does not contain the key.
+
+    :param secret: the tier's hash key.
+    """
+    return "hmac-sha256:" + hmac.new(secret, b"tiered-compactor erasure\0" + key, hashlib.sha256).hexdigest()
+
+
+def erasure_report_json(
+    header: ReportHeader, found: TopicKeySurvey, done: Sequence[str] = (), removals: Sequence[tuple[int, KeyRemoval]] = ()
+) -> dict[str, Any]:
+    """Return the erasure report as a JSON document.
+
+    :param done: what was done for this erasure.
+    :param removals: further rounds that took records from readers, which ``found`` does not show, with the key's number.
+    """
+    known = [*removals, *found.removals]
+    since = [_last_removal_of_key(number, found, known) for number in range(len(header.digests))]
+    last = max((one for one in since if one is not None), key=lambda one: one.at_ms, default=None)
+    return {
+        "schema": ERASURE_SCHEMA,
+        "erased": not found.holders and not found.failed,
+        "topic": header.topic,
+        "tier": dict(header.tier),
+        "at": iso_time(header.at_ms),
+        "at_ms": header.at_ms,
+        "version": __version__,
+        "keys": [
+            {"digest": digest, "gone_since": _removal_json(since[number])} | _key_answer_json(number, found)
+            for number, digest in enumerate(header.digests)
+        ],
+        "gone_since": _removal_json(last),
+        "holders": [_holder_json(one, header.digests) for one in found.holders],
+        "waits_for": list(dict.fromkeys(one.waits_for for one in found.holders)),
+        "done": list(done),
+        "partitions": [
+            {"partition": str(one.name), "slot": one.slot, "segments_read": one.segments, "ruled_out_by_filters": one.filtered,
+             "bytes_read": one.bytes}
+            for one in found.surveys
+        ],
+        "failed": [{"partition": str(name), "reason": error.message} for name, error in found.failed],
+        "not_covered": [asdict(one) for one in found.not_covered],
+    }  # fmt: skip
+
+
+def _holders_of_key(number: int, found: TopicKeySurvey) -> list[KeyHolder]:
+    return [holder for holder in found.holders if holder.key in (number, ANY_KEY)]
+
+
+def _last_removal_of_key(number: int, found: TopicKeySurvey, removals: Sequence[tuple[int, KeyRemoval]]) -> KeyRemoval | None:
+    """Return the round that took the key's last record from readers; None if readers still get one or no round is known."""
+    if any(holder.state is HolderState.LIVE and holder.has_found_record for holder in _holders_of_key(number, found)):
+        return None
+    return max((one for key, one in removals if key == number), key=lambda one: one.at_ms, default=None)
+
+
+def _key_answer_json(number: int, found: TopicKeySurvey) -> dict[str, Any]:
+    mine = _holders_of_key(number, found)
+    until = max((holder.until_ms for holder in mine if holder.until_ms is not None), default=None)
+    return {"erased": not mine and not found.failed, "until_ms": until}
+
+
+def _removal_json(one: KeyRemoval | None) -> dict[str, Any] | None:
+    return None if one is None else asdict(one) | {"at": iso_time(one.at_ms)}
+
+
+def _holder_json(one: KeyHolder, digests: Sequence[str]) -> dict[str, Any]:
+    unknown = {} if one.has_found_record else {"first_offset": None, "last_offset": None}
+    return asdict(one) | unknown | {
+        "state": one.state.value,
+        "key": None if one.key == ANY_KEY else digests[one.key],
+        "certain": one.has_found_record,
+        "until": None if one.until_ms is None else iso_time(one.until_ms),
+    }  # fmt: skip

@@ -1,0 +1,87 @@
+"""Checks of one segment's files, shared by `verify` for all kinds of tier. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from checkpoint.files import parse_leader_epoch_checkpoint
+from checkpoint.lineage import EpochEntry
+from compactor.access.tier import Tier
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.passes.transactions import txn_index_mismatch
+from compactor.errors import BadData, OutOfBudget
+from compactor.local.budget import blocks
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.indexes import index_mismatch, parse_txn_index, timeindex_mismatch
+from compactor.records.producers import parse_snapshot
+from compactor.round.compaction import disk_budget_bytes
+
+
+@dataclass(frozen=True)
+class SegmentProblem:
+    """A finding of `verify`.
+
+    severity: ``error``, or ``note`` for what waits for grace or a sweep.
+    kind: one word, for scripts.
+    """
+
+    severity: str
+    kind: str
+    topic: str
+    partition: int
+    object: str
+    detail: str
+
+
+def check_disk_budget(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, otherwise: str = "") -> None:
+    """Raise OutOfBudget if one segment does not fit within the disk budget. ``otherwise``: what else may help, for the hint."""
+    needed = sum(blocks(file.size) for file in segment.files.values())
+    budget = disk_budget_bytes(opened.cleaner_for(name.topic), opened.state_dir)
+    if needed > budget:
+        said = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"
+        raise OutOfBudget(said, hint=f"Set disk_budget_bytes to at least {needed}{otherwise}")
+
+
+def check_companion_files(
+    source: SourceSegment, files: Mapping[str, bytes], lineage: Sequence[EpochEntry] = ()
+) -> Iterator[tuple[str, str]]:
+    """Yield (kind, problem) for the files beside a valid log.
+
+    :param lineage: leader epochs that the leader-epoch checkpoint must have.
+    """
+    checks: dict[str, Callable[[bytes], str]] = {
+        "index": lambda data: index_mismatch(data, source.base, source.table),
+        "timeindex": lambda data: timeindex_mismatch(data, source.base, source.table),
+        "txnindex": lambda data: txn_index_mismatch(parse_txn_index(data, ""), source),
+        "snapshot": _snapshot_problem,
+        "leader-epoch-checkpoint": lambda data: _checkpoint_problem(data, lineage),
+    }
+    for kind, check in checks.items():
+        if kind in files:
+            try:
+                detail = check(files[kind])
+            except BadData as error:
+                detail = error.cause
+            if detail:
+                yield kind, detail
+
+
+def _snapshot_problem(data: bytes) -> str:
+    parse_snapshot(data, "snapshot")
+    return ""
+
+
+def _checkpoint_problem(data: bytes, lineage: Sequence[EpochEntry]) -> str:
+    """Return how the checkpoint's lineage differs from the metadata, as a message: a broker that uses the file would take another
+    lineage.
+    """
+    try:
+        known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(data.decode())}
+    except UnicodeDecodeError:
+        return "it is not text"
+    for entry in lineage:
+        if known.get(entry.epoch, entry.start_offset + 1) > entry.start_offset:
+            return f"epoch {entry.epoch} begins at {known.get(entry.epoch, 'no offset')} in it, metadata says {entry.start_offset}"
+    return ""

@@ -1,0 +1,1 @@
+"""Web pages, JSON API, health and metrics of the daemon and the agent."""

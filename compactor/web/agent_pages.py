@@ -1,0 +1,202 @@
+"""An agent's pages: turns its status into documents. Pure, except for asking the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from compactor import __version__
+from compactor.agent.metrics import agent_metrics
+from compactor.agent.plan import UploadFailure, UploadLag, UploadWatch, upload_lag
+from compactor.agent.status import AgentStatus
+from compactor.daemon.conditions import PartitionCondition
+from compactor.model.ids import TopicPartition
+from compactor.service.metrics import render_metrics
+from compactor.web.documents import (
+    AgentTotals,
+    NeedsAttention,
+    PendingSegment,
+    PlannedStep,
+    StatusDocument,
+    UploadDocument,
+    UploadRow,
+    WorkItem,
+)
+from compactor.web.listing import ListColumn, ListQuery
+from compactor.web.status_page import MOST_SHOWN, ORDER, command_line, status_document
+
+MOST_PENDING = 100
+"""Largest number of waiting segments on a partition's page. The totals cover all of them."""
+PASSING = frozenset({UploadFailure.EPOCH, UploadFailure.BROKER, UploadFailure.FENCED, UploadFailure.STORE, UploadFailure.BUDGET})
+"""Failures that are not caused by the partition itself, so that no command about the partition helps."""
+
+
+@dataclass(frozen=True)
+class _LedPartition:
+    """A partition that this broker leads, as the list sorts and filters it."""
+
+    watch: UploadWatch
+    name: str
+    condition: PartitionCondition
+    lag: UploadLag
+
+
+UPLOAD_COLUMNS: dict[str, ListColumn[_LedPartition]] = {
+    "state": ListColumn(lambda led: (ORDER[led.condition], led.watch.name)),
+    "name": ListColumn(lambda led: (led.watch.name,)),
+    "lag": ListColumn(lambda led: (led.lag.bytes, led.watch.name), descending=True),
+    "age": ListColumn(lambda led: (-led.lag.since_ms if led.lag.since_ms else -(2**63), led.watch.name), descending=True),
+    "end": ListColumn(lambda led: (led.watch.position or 0, led.watch.name), descending=True),
+}
+
+
+@dataclass(frozen=True)
+class AgentPages:
+    """Source of an agent's pages. config: path of the agent's configuration file, for the commands that pages show."""
+
+    status: Callable[[], AgentStatus]
+    config: str = ""
+    template: ClassVar[str] = "agent.html"
+    partition_template: ClassVar[str] = "upload.html"
+    looks_for: ClassVar[str] = "segments"
+
+    def health_status(self) -> AgentStatus:
+        """Return the agent's status now."""
+        return self.status()
+
+    def metrics_text(self, *, aliases: bool) -> bytes:
+        """Return the agent's metrics for Prometheus. Kafka has no names for them, so that ``aliases`` has no effect."""
+        return render_metrics(agent_metrics(self.status()))
+
+    def status_page_document(self, query: ListQuery) -> StatusDocument[AgentTotals, UploadRow]:
+        """Return the document of the first page."""
+        status = self.status()
+        led = [_led_partition(watch, status) for watch in status.watches if watch.leads]
+        failing_partitions = sorted(
+            (each.watch for each in led if each.condition is PartitionCondition.ATTENTION), key=lambda w: (-w.troubled_ms, w.name)
+        )
+        return status_document(
+            StatusDocument[AgentTotals, UploadRow],
+            "agent",
+            status,
+            led,
+            UPLOAD_COLUMNS,
+            query,
+            lambda each: _upload_row(each, status.now_ms),
+            totals=_agent_totals(status, led, len(failing_partitions)),
+            needs_attention=[_failing_upload_entry(watch, self.config) for watch in failing_partitions[:MOST_SHOWN]],
+            at_work=[
+                _running_upload_entry(name, begun, status.now_ms)
+                for name, begun in sorted(status.running.items(), key=lambda each: each[1])
+            ],
+            due=sum(each.condition is PartitionCondition.DUE for each in led),
+        )
+
+    def partition_document(self, name: TopicPartition) -> UploadDocument | None:
+        """Return the document of one partition, or None if no log directory has it."""
+        status = self.status()
+        watch = next((watch for watch in status.watches if watch.name == name), None)
+        if watch is None:
+            return None
+        pending = [PendingSegment(start_offset=f.base, end_offset=f.end - 1, bytes=f.size, sealed_ms=f.mtime_ms) for f in watch.pending]
+        begun = status.running.get(name)
+        return UploadDocument(
+            version=__version__,
+            now_ms=status.now_ms,
+            row=_upload_row(_led_partition(watch, status), status.now_ms),
+            attention=_failing_upload_entry(watch, self.config) if watch.trouble is not None else None,
+            at_work=None if begun is None else _running_upload_entry(name, begun, status.now_ms),
+            leads=watch.leads,
+            directory=watch.seen.path,
+            first_offset=watch.seen.first_base if watch.seen.first_base >= 0 else None,
+            active_offset=watch.seen.active_base if watch.seen.active_base >= 0 else None,
+            pending=tuple(pending[:MOST_PENDING]),
+            checked_ms=watch.checked_ms or None,
+            commands=tuple(command_line(verb, name, self.config) for verb in ("segments list", "verify", "explain")),
+        )
+
+
+def _led_partition(watch: UploadWatch, status: AgentStatus) -> _LedPartition:
+    """Return a partition with its condition and lag."""
+    found = upload_lag(watch)
+    return _LedPartition(watch, str(watch.name), _upload_condition(watch, found, working=watch.name in status.running), found)
+
+
+def _upload_condition(watch: UploadWatch, found: UploadLag, *, working: bool) -> PartitionCondition:
+    """Return a partition's condition: failing, being uploaded, unknown, waiting for upload, or up to date."""
+    if watch.trouble is not None:
+        return PartitionCondition.ATTENTION
+    if working:
+        return PartitionCondition.WORKING
+    if watch.position is None:
+        return PartitionCondition.UNSEEN
+    return PartitionCondition.DUE if found.segments else PartitionCondition.QUIET
+
+
+def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partitions: int) -> AgentTotals:
+    """Return the totals of the first page. bad: number of failing partitions."""
+    moments = [each.lag.since_ms for each in led if each.lag.since_ms]
+    return AgentTotals(
+        partitions=len(status.watches),
+        led=len(led),
+        lag_segments=sum(each.lag.segments for each in led),
+        lag_bytes=sum(each.lag.bytes for each in led),
+        oldest_lag_ms=max(0, status.now_ms - min(moments)) if moments else None,
+        uploaded_segments=status.tallies.segments,
+        uploaded_bytes=status.tallies.bytes,
+        attention_partitions=failing_partitions,
+        requests=status.usage.total_requests,
+    )
+
+
+def _failing_upload_entry(watch: UploadWatch, config: str) -> NeedsAttention:
+    """Return the entry of a failing partition, with the command to begin with."""
+    trouble = watch.trouble
+    return NeedsAttention(
+        partition=str(watch.name),
+        kind=trouble.value if trouble else "",
+        reason=watch.reason,
+        segment="",
+        since_ms=watch.troubled_ms or None,
+        failures=watch.failures,
+        next_try_ms=watch.retry_at_ms or None,
+        commands=() if trouble in PASSING else (command_line("checkpoints show", watch.name, config),),
+    )
+
+
+def _running_upload_entry(name: TopicPartition, begun_ms: int, now_ms: int) -> WorkItem:
+    """Return the entry of a running upload."""
+    return WorkItem(
+        partition=str(name),
+        action="upload",
+        phase="upload",
+        run="",
+        begun_ms=begun_ms,
+        elapsed_ms=max(0, now_ms - begun_ms),
+        done=None,
+        total=None,
+        unit="",
+        share=None,
+        expected_end_ms=None,
+    )
+
+
+def _upload_row(led: _LedPartition, now_ms: int) -> UploadRow:
+    """Return the partition's row in the list."""
+    watch, end = led.watch, led.watch.end
+    why = "it failed before" if watch.trouble else "sealed segments" if led.lag.segments else "the tier has all sealed segments"
+    return UploadRow(
+        partition=led.name,
+        condition=led.condition.value,
+        reason=f"{watch.trouble.value}: {watch.reason}" if watch.trouble else "",
+        leader_epoch=end.leader_epoch if end else None,
+        tier_end_offset=None if watch.position is None else watch.position - 1,
+        high_watermark=end.high_watermark if end else None,
+        lag_segments=led.lag.segments,
+        lag_bytes=led.lag.bytes,
+        lag_since_ms=led.lag.since_ms or None,
+        lag_staged_segments=led.lag.staged,
+        lag_deadline_ms=led.lag.deadline_ms or None,
+        next=PlannedStep(action="upload", at_ms=max(now_ms, watch.retry_at_ms) if led.lag.segments or watch.trouble else None, why=why),
+    )

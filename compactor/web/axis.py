@@ -1,0 +1,119 @@
+"""Offset axis of a partition's page: which offset ranges are clean, dirty or replaced, and their positions in percent of the width.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from checkpoint.lineage import EpochEntry
+from compactor.control.left_alone import SKIPPED_RANGES_STAT, SkippedRange, parse_skipped_ranges
+from compactor.control.state import Run
+from compactor.control.summary import SegmentSummary
+from compactor.daemon.partition_history import PartitionHistory
+from compactor.daemon.scheduling import PartitionStatus
+from compactor.web.documents import LeaderEpochSpan, OffsetAxis, OffsetBand, ReplacedSpan, SegmentSpan
+
+MOST_SPANS = 240
+"""Largest number of segments drawn one by one. More would be thinner than a pixel, so that similar neighbours are drawn as one."""
+
+
+def offset_axis(seen: PartitionStatus, segments: Sequence[SegmentSummary], history: PartitionHistory | None) -> OffsetAxis:
+    """Return the offset axis of a partition.
+
+    :param segments: live segments, ascending.
+    :param history: None if only a summary of the control log is known; replaced ranges and leader epochs are missing then.
+    """
+    replaced = history.replaced if history else ()
+    end = max(seen.end_offset + 1, seen.start_offset, *(each.end_offset + 1 for each in replaced), 0)
+    start = min([seen.start_offset, *(each.start_offset for each in replaced)])
+    dirty = min(max(seen.first_dirty_offset, seen.start_offset), seen.end_offset + 1)
+    uncleanable = min(max(seen.first_uncleanable_offset, dirty), seen.end_offset + 1)
+    cuts = (
+        ("cleaned", seen.start_offset, dirty),
+        ("dirty", dirty, uncleanable),
+        ("uncleanable", uncleanable, seen.end_offset + 1),
+    )
+    spared = last_skipped_ranges(history.runs) if history else []
+    return OffsetAxis(
+        start_offset=start,
+        end_offset=end,
+        first_dirty_offset=dirty,
+        first_uncleanable_offset=uncleanable,
+        bands=tuple(OffsetBand(state=state, start_offset=low, end_offset=high) for state, low, high in cuts if low < high),
+        segments=tuple(_segment_spans(segments, dirty, uncleanable, spared)),
+        replaced=tuple(ReplacedSpan(run=each.run_id, **each.model_dump(exclude={"run_id"})) for each in replaced),
+        leader_epochs=tuple(_leader_epoch_spans(history.lineage if history else (), start, end)),
+    )
+
+
+def _segment_spans(
+    segments: Sequence[SegmentSummary], dirty: int, uncleanable: int, spared: Sequence[SkippedRange]
+) -> Iterable[SegmentSpan]:
+    """Yield a span for each segment, or one for several similar neighbours if there are more than MOST_SPANS.
+
+    :param dirty: first dirty offset.
+    :param uncleanable: first offset that no round may clean yet.
+    :param spared: ranges that the latest published round skipped.
+    """
+    step = -(-len(segments) // MOST_SPANS) if segments else 1
+    found: list[SegmentSpan] = []
+    for segment in segments:
+        state = "cleaned" if segment.end_offset < dirty else "dirty" if segment.start_offset < uncleanable else "uncleanable"
+        reason = next((each.why for each in spared if each.start_offset <= segment.start_offset <= each.end_offset), "")
+        decision = "left alone" if reason else ""
+        last = found[-1] if found else None
+        if last is not None and last.segments < step and (last.state, last.decision, last.why) == (state, decision, reason):
+            grown = {"end_offset": segment.end_offset, "segments": last.segments + 1, "bytes": last.bytes + segment.size_bytes}
+            found[-1] = last.model_copy(update=grown)
+        else:
+            found.append(
+                SegmentSpan(
+                    start_offset=segment.start_offset,
+                    end_offset=segment.end_offset,
+                    segments=1,
+                    bytes=segment.size_bytes,
+                    state=state,
+                    decision=decision,
+                    why=reason,
+                )
+            )
+    return found
+
+
+def last_skipped_ranges(runs: Sequence[Run]) -> list[SkippedRange]:
+    """Return the offset ranges that the latest published round skipped.
+
+    :param runs: oldest first.
+    """
+    last = next((run for run in reversed(runs) if run.stands), None)
+    return parse_skipped_ranges(str(last.stats.get(SKIPPED_RANGES_STAT, ""))) if last else []
+
+
+def _leader_epoch_spans(lineage: Sequence[EpochEntry], start: int, end: int) -> Iterable[LeaderEpochSpan]:
+    """Yield the leader epochs that overlap the axis."""
+    bounds = [(entry.epoch, entry.start_offset) for entry in lineage]
+    for (epoch, low), (_, high) in pairwise([*bounds, (-1, end)]):
+        if max(low, start) < min(high, end):
+            yield LeaderEpochSpan(epoch=epoch, start_offset=max(low, start), end_offset=min(high, end))
+
+
+def position_percent(axis: OffsetAxis, offset: int) -> float:
+    """Return the position of an offset on the axis, from 0 to 100."""
+    width = axis.end_offset - axis.start_offset
+    return round(100 * (offset - axis.start_offset) / width, 4) if width > 0 else 0.0
+
+
+def axis_ticks(axis: OffsetAxis) -> list[int]:
+    """Return two to five round offsets to be written below the axis, none of them near its ends."""
+    width = axis.end_offset - axis.start_offset
+    if width <= 0:
+        return []
+    step = 10 ** (len(str(width)) - 1)
+    while width / step > 5:
+        step *= 2
+    while width / step < 2 and step > 1:
+        step = max(1, step // 2)
+    first = -(-axis.start_offset // step) * step
+    return [offset for offset in range(first, axis.end_offset + 1, step) if 4 <= position_percent(axis, offset) <= 96]

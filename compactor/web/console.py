@@ -1,0 +1,144 @@
+"""Answers to HTTP requests of browsers, Prometheus and health checks. The daemon and the agent use the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import ClassVar, NamedTuple, Protocol
+from urllib.parse import unquote
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from compactor.errors import UsageError
+from compactor.model.base import Value
+from compactor.model.ids import TopicPartition
+from compactor.service.service_status import ServiceStatus
+from compactor.web import rendering
+from compactor.web.listing import ListQuery, parse_list_query
+
+TEXT = "text/plain; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+JSON = "application/json"
+FOR_EVER = "public, max-age=31536000, immutable"
+SILENT_MS = 300_000
+"""Time, in milliseconds beyond the scan interval, after which a service whose loop did not come round is unhealthy. A scan of a large tier
+may take minutes.
+"""
+
+THERE_ARE = "there are /, /partitions/TOPIC-PARTITION, /api/status, /api/partitions/TOPIC-PARTITION, /metrics, /healthz and /readyz"
+
+
+class HttpResponse(NamedTuple):
+    """An HTTP response. keep: the value of Cache-Control."""
+
+    code: HTTPStatus
+    kind: str
+    body: bytes
+    keep: str = "no-store"
+
+
+class ServicePages(Protocol):
+    """The pages, health and metrics of one kind of service. No method makes a request to the store."""
+
+    template: ClassVar[str]
+    """Name of the template of the first page, which shows ``status_page_document``."""
+    partition_template: ClassVar[str]
+    """Name of the template of a partition's page, which shows ``partition_document``."""
+    looks_for: ClassVar[str]
+    """What the service's scans look for, as a word in messages."""
+
+    def health_status(self) -> ServiceStatus:
+        """Return the status of the service now."""
+
+    def metrics_text(self, *, aliases: bool) -> bytes:
+        """Return the metrics for Prometheus.
+
+        :param aliases: also return them under Kafka's names, if Kafka has names for them.
+        """
+
+    def status_page_document(self, query: ListQuery) -> Value:
+        """Return the status document."""
+
+    def partition_document(self, name: TopicPartition) -> Value | None:
+        """Return one partition's document, or None for an unknown partition."""
+
+
+class RequestRouter:
+    """Dispatches HTTP requests to a service's pages by path.
+
+    :param silent_ms: returns the milliseconds since the service's loop last came round.
+    :param interval_ms: the service's scan interval.
+    """
+
+    def __init__(self, pages: ServicePages, silent_ms: Callable[[], int], interval_ms: int) -> None:
+        self._pages = pages
+        self._silent_ms = silent_ms
+        self._limit_ms = interval_ms + SILENT_MS
+
+    def respond(self, target: str) -> HttpResponse:
+        """Return the response to a GET request.
+
+        :param target: path with its query string.
+        """
+        path, _, query = target.partition("?")
+        if path == "/":
+            return HttpResponse(HTTPStatus.OK, HTML, self._render_first_page(parse_list_query(query)))
+        if path == "/metrics":
+            own = "names=own" in query.split("&")
+            return HttpResponse(HTTPStatus.OK, CONTENT_TYPE_LATEST, self._pages.metrics_text(aliases=not own))
+        if path == "/healthz":
+            return self._liveness_response()
+        if path == "/readyz":
+            return self._readiness_response()
+        if path == "/api/status":
+            return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(self._pages.status_page_document(parse_list_query(query))))
+        if path.startswith("/api/partitions/"):
+            found = self._find_partition_document(path.removeprefix("/api/partitions/"))
+            return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(found)) if found else _not_found_response()
+        if path.startswith("/partitions/"):
+            found = self._find_partition_document(path.removeprefix("/partitions/"))
+            page = rendering.render_template(self._pages.partition_template, document=found, root="../") if found else None
+            return HttpResponse(HTTPStatus.OK, HTML, page) if page else _not_found_response()
+        if path.startswith("/static/") and (name := path.removeprefix("/static/")) in rendering.ASSETS:
+            return HttpResponse(HTTPStatus.OK, rendering.ASSETS[name], rendering.read_asset(name), FOR_EVER if query else "no-cache")
+        return text_response(HTTPStatus.NOT_FOUND, THERE_ARE)
+
+    def _render_first_page(self, query: ListQuery) -> bytes:
+        """Return the first page as HTML."""
+        return rendering.render_template(self._pages.template, document=self._pages.status_page_document(query), query=query, root="")
+
+    def _liveness_response(self) -> HttpResponse:
+        """Return the answer of /healthz: whether the service's loop still runs."""
+        silent = self._silent_ms()
+        if silent > self._limit_ms:
+            return text_response(HTTPStatus.SERVICE_UNAVAILABLE, f"it has not scanned for {self._pages.looks_for} since {silent // 1000} s")
+        return text_response(HTTPStatus.OK, "ok")
+
+    def _readiness_response(self) -> HttpResponse:
+        """Return the answer of /readyz: whether the service can work."""
+        health = self._pages.health_status()
+        if health.ready:
+            return text_response(HTTPStatus.OK, "ok")
+        return text_response(HTTPStatus.SERVICE_UNAVAILABLE, health.problem or ("it is stopping" if health.stopping else "it is starting"))
+
+    def _find_partition_document(self, text: str) -> Value | None:
+        """Return the document of the partition that a path names, or None if there is none."""
+        try:
+            return self._pages.partition_document(TopicPartition.parse(unquote(text)))
+        except UsageError:
+            return None
+
+
+def text_response(code: HTTPStatus, text: str) -> HttpResponse:
+    """Return a response with one line of text."""
+    return HttpResponse(code, TEXT, f"{text}\n".encode())
+
+
+def _not_found_response() -> HttpResponse:
+    """Return the response for a partition that does not exist."""
+    return text_response(HTTPStatus.NOT_FOUND, "there is no such partition here")
+
+
+def _to_json_bytes(document: Value) -> bytes:
+    """Return a document as JSON."""
+    return document.model_dump_json(indent=2).encode() + b"\n"

@@ -1,0 +1,287 @@
+"""A daemon's pages: turns its status into documents. Pure, except for asking the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from compactor import __version__
+from compactor.constants import NEVER_MS
+from compactor.control.state import EpochHistory, Run
+from compactor.control.summary import LastRound
+from compactor.daemon.conditions import PartitionCondition, failing_since_ms, failure_reason, next_step, partition_condition
+from compactor.daemon.metrics import daemon_metrics
+from compactor.daemon.progress import RunningJob
+from compactor.daemon.scheduling import PartitionSchedule
+from compactor.daemon.status import DaemonStatus, PartitionDetails
+from compactor.model.ids import TopicPartition
+from compactor.service.metrics import render_metrics
+from compactor.views.prices import NO_PRICES, PriceTable
+from compactor.web.axis import offset_axis
+from compactor.web.documents import (
+    CompactorEpoch,
+    DaemonTotals,
+    NeedsAttention,
+    PartitionDocument,
+    PartitionRow,
+    PlannedStep,
+    RoundEntry,
+    RoundOutcome,
+    StatusDocument,
+    WorkItem,
+)
+from compactor.web.listing import ListColumn, ListQuery
+from compactor.web.status_page import MOST_SHOWN, ORDER, command_line, status_document
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class _ListedPartition:
+    """A partition as the list sorts and filters it."""
+
+    schedule: PartitionSchedule
+    name: str
+    condition: PartitionCondition
+    now_ms: int
+
+    @property
+    def dirty_ratio(self) -> float:
+        """Dirty ratio; -1 if the partition was not polled yet."""
+        return self.schedule.status.dirty_ratio if self.schedule.status else -1.0
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of live segments; -1 if the partition was not polled yet."""
+        return self.schedule.status.bytes if self.schedule.status else -1
+
+    @property
+    def last_round_ended_ms(self) -> int:
+        """End of the latest round in milliseconds; -1 if there was none."""
+        seen = self.schedule.status
+        return seen.last_round.ended_ms if seen is not None and seen.last_round is not None else -1
+
+
+PARTITION_COLUMNS: dict[str, ListColumn[_ListedPartition]] = {
+    "state": ListColumn(lambda seen: (ORDER[seen.condition], seen.schedule.name)),
+    "name": ListColumn(lambda seen: (seen.schedule.name,)),
+    "dirty": ListColumn(lambda seen: (seen.dirty_ratio, seen.schedule.name), descending=True),
+    "size": ListColumn(lambda seen: (seen.live_bytes, seen.schedule.name), descending=True),
+    "round": ListColumn(lambda seen: (seen.last_round_ended_ms, seen.schedule.name), descending=True),
+    "next": ListColumn(lambda seen: (next_step(seen.schedule, seen.now_ms).at_ms, seen.schedule.name)),
+}
+
+
+@dataclass(frozen=True)
+class DaemonPages:
+    """Source of a daemon's pages.
+
+    config: path of the daemon's configuration file, for the commands that pages show. prices: prices for costs and savings.
+    """
+
+    status: Callable[[], DaemonStatus]
+    details: Callable[[TopicPartition], PartitionDetails | None]
+    config: str = ""
+    prices: PriceTable = NO_PRICES
+    template: ClassVar[str] = "daemon.html"
+    partition_template: ClassVar[str] = "partition.html"
+    looks_for: ClassVar[str] = "work"
+
+    def health_status(self) -> DaemonStatus:
+        """Return the daemon's status now."""
+        return self.status()
+
+    def metrics_text(self, *, aliases: bool) -> bytes:
+        """Return the daemon's metrics for Prometheus; with ``aliases`` also under the names of Kafka's LogCleaner."""
+        return render_metrics(daemon_metrics(self.status(), aliases=aliases))
+
+    def status_page_document(self, query: ListQuery) -> StatusDocument[DaemonTotals, PartitionRow]:
+        """Return the document of the first page."""
+        status = self.status()
+        working = {work.job.name for work in status.running_jobs}
+        seen = [
+            _ListedPartition(w, str(w.name), partition_condition(w, working=w.name in working), status.now_ms) for w in status.schedules
+        ]
+        failing_partitions = sorted(
+            (each.schedule for each in seen if each.condition is PartitionCondition.ATTENTION), key=lambda w: (-failing_since_ms(w), w.name)
+        )
+        totals = _daemon_totals(status, len(failing_partitions))
+        return status_document(
+            StatusDocument[DaemonTotals, PartitionRow],
+            "daemon",
+            status,
+            seen,
+            PARTITION_COLUMNS,
+            query,
+            lambda each: _partition_row(each.schedule, each.condition, status.now_ms),
+            totals=totals,
+            needs_attention=[
+                _failing_partition_entry(schedule, status.now_ms, self.config) for schedule in failing_partitions[:MOST_SHOWN]
+            ],
+            at_work=[_running_job_entry(work, status.now_ms) for work in sorted(status.running_jobs, key=lambda work: work.begun_ms)],
+            due=totals.due_partitions,
+        )
+
+    def partition_document(self, name: TopicPartition) -> PartitionDocument | None:
+        """Return the document of one partition, or None if the tier does not hold it."""
+        found = self.details(name)
+        if found is None:
+            return None
+        schedule, history, seen = found.schedule, found.history, found.schedule.status
+        row = _partition_row(schedule, partition_condition(schedule, working=found.running_job is not None), found.now_ms)
+        return PartitionDocument(
+            version=__version__,
+            now_ms=found.now_ms,
+            row=row,
+            attention=_failing_partition_entry(schedule, found.now_ms, self.config) if failure_reason(schedule) else None,
+            at_work=_running_job_entry(found.running_job, found.now_ms) if found.running_job else None,
+            axis=offset_axis(seen, found.segments, history) if seen is not None and seen.segments else None,
+            leader_epoch=seen.leader_epoch if seen is not None and seen.leader_epoch >= 0 else None,
+            fenced_appends=history.fenced if history else None,
+            rounds=tuple(_round_entry(run, self.prices) for run in reversed(history.runs)) if history else (),
+            prices=str(self.prices) if self.prices.stored_gib_month_usd else "",
+            compactor_epochs=tuple(_compactor_epoch_entry(entry) for entry in reversed(history.epochs)) if history else (),
+            commands=tuple(
+                command_line(verb, name, self.config) for verb in ("explain", "plan", "runs list", "checkpoints lineage", "verify")
+            ),
+        )
+
+
+def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotals:
+    """Return the totals of the first page. bad: number of failing partitions."""
+    statuses = [schedule.status for schedule in status.schedules if schedule.status is not None]
+    due = [
+        schedule.status
+        for schedule in status.schedules
+        if schedule.status is not None and schedule.status.due and not schedule.blocked_reason
+    ]
+    moments = [partition.retire_at_ms for partition in statuses if partition.retire_at_ms < NEVER_MS]
+    yesterday_ms = status.now_ms - DAY_MS
+    return DaemonTotals(
+        partitions=len(status.schedules),
+        segments=sum(partition.segments for partition in statuses),
+        stored_bytes=sum(partition.bytes + partition.waiting_bytes for partition in statuses),
+        dirty_bytes=sum(partition.dirty_bytes for partition in statuses),
+        reclaimed_24h_bytes=sum(size for partition in statuses for at_ms, size in partition.freed if yesterday_ms < at_ms <= status.now_ms),
+        reclaimed_since_ms=yesterday_ms,
+        waiting_bytes=sum(partition.waiting_bytes for partition in statuses),
+        waiting_partitions=len(moments),
+        waiting_due_ms=min(moments, default=None),
+        due_partitions=len(due),
+        due_bytes=sum(partition.dirty_bytes for partition in due),
+        attention_partitions=failing_partitions,
+        requests=status.usage.total_requests,
+        disk_used_bytes=status.disk_used,
+        disk_budget_bytes=status.disk_total,
+    )
+
+
+def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: str) -> NeedsAttention:
+    """Return the entry of a failing partition, with the commands to begin with."""
+    seen, step = schedule.status, next_step(schedule, now_ms)
+    kind = "unreadable" if schedule.unreadable else "failing" if schedule.problem else "quarantined"
+    failures = {"unreadable": schedule.poll_failures, "failing": schedule.failures}.get(kind, seen.quarantine_failures if seen else 0)
+    verbs = ("verify", "explain") if kind == "unreadable" else ("explain", "run")
+    return NeedsAttention(
+        partition=str(schedule.name),
+        kind=kind,
+        reason=failure_reason(schedule),
+        segment=seen.quarantine_segment if seen is not None and kind == "quarantined" else "",
+        since_ms=failing_since_ms(schedule) or None,
+        failures=failures,
+        next_try_ms=step.at_ms if step.at_ms < NEVER_MS else None,
+        commands=tuple(command_line(verb, schedule.name, config) for verb in verbs),
+    )
+
+
+def _running_job_entry(work: RunningJob, now_ms: int) -> WorkItem:
+    """Return the entry of a running job."""
+    return WorkItem(
+        partition=str(work.job.name),
+        action=work.job.action.value,
+        phase=work.phase,
+        run=work.run_id,
+        begun_ms=work.begun_ms,
+        elapsed_ms=max(0, now_ms - work.begun_ms),
+        done=work.done if work.unit else None,
+        total=work.total or None,
+        unit=work.unit,
+        share=round(work.share, 4) if work.total or work.phase == "close" else None,
+        expected_end_ms=work.expected_end_ms or None,
+    )
+
+
+def _partition_row(schedule: PartitionSchedule, found: PartitionCondition, now_ms: int) -> PartitionRow:
+    """Return the partition's row in the list."""
+    seen, step = schedule.status, next_step(schedule, now_ms)
+    return PartitionRow(
+        partition=str(schedule.name),
+        condition=found.value,
+        reason=failure_reason(schedule)
+        or schedule.suspended
+        or schedule.paused
+        or schedule.waiting_reason
+        or (seen.reason if seen else ""),
+        segments=seen.segments if seen else None,
+        bytes=seen.bytes if seen else None,
+        start_offset=seen.start_offset if seen else None,
+        end_offset=seen.end_offset if seen else None,
+        cleaner_offsets=tuple((entry.leader_epoch, entry.offset) for entry in seen.cleaner_offsets) if seen else (),
+        first_dirty_offset=seen.first_dirty_offset if seen else None,
+        dirty_bytes=seen.dirty_bytes if seen else None,
+        dirty_ratio=round(seen.dirty_ratio, 6) if seen else None,
+        waiting_bytes=seen.waiting_bytes if seen else None,
+        leader=seen.leader if seen else "",
+        last_round=_round_outcome(seen.last_round) if seen is not None and seen.last_round is not None else None,
+        next=PlannedStep(action=step.action.value, at_ms=step.at_ms if step.at_ms < NEVER_MS else None, why=step.why),
+    )
+
+
+def _round_outcome(last: LastRound) -> RoundOutcome:
+    """Return the result of a partition's latest round."""
+    return RoundOutcome(
+        run=last.run_id,
+        status=last.status,
+        ended_ms=last.ended_ms,
+        bytes_before=last.bytes_before if last.bytes_before >= 0 else None,
+        bytes_after=last.bytes_after if last.bytes_after >= 0 else None,
+    )
+
+
+def _round_entry(run: Run, prices: PriceTable) -> RoundEntry:
+    """Return a round of the run history, with its cost by these prices."""
+
+    def statistic(name: str) -> int | None:
+        return int(run.stats[name]) if name in run.stats else None
+
+    before, after = statistic("bytes_before"), statistic("bytes_written")
+    billed = bool(prices.stored_gib_month_usd) and before is not None and after is not None
+    return RoundEntry(
+        run=run.run_id,
+        status=run.status,
+        holder=run.holder,
+        started_ms=run.started_ms,
+        ended_ms=run.ended_ms if run.ended_ms >= 0 else None,
+        first_dirty_offset=run.first_dirty_offset if run.first_dirty_offset >= 0 else None,
+        next_dirty_offset=run.next_dirty_offset if run.next_dirty_offset >= 0 else None,
+        segments_in=run.sources,
+        segments_out=run.outputs,
+        bytes_before=before,
+        bytes_after=after,
+        records_read=statistic("records_read"),
+        records_kept=statistic("records_kept"),
+        cost_bytes_read=statistic("bytes_read"),
+        cost_bytes_written=statistic("bytes_written"),
+        cost_ms=max(0, run.ended_ms - run.started_ms) if run.ended_ms >= 0 else None,
+        cost_usd=prices.round_usd(run.sources, run.outputs) if billed else None,
+        saved_usd_month=prices.stored_usd_month((before or 0) - (after or 0)) if billed else None,
+        reason=run.reason,
+        segment=run.segment,
+    )
+
+
+def _compactor_epoch_entry(entry: EpochHistory) -> CompactorEpoch:
+    """Return a compactor epoch of the partition's history."""
+    ended_ms = entry.ended_ms if entry.ended_ms >= 0 else None
+    return CompactorEpoch(epoch=entry.epoch, holder=entry.holder, since_ms=entry.at_ms, ended=entry.ended, ended_ms=ended_ms)

@@ -1,0 +1,344 @@
+"""Documents of the pages, as frozen values. Templates draw them, and ``/api`` returns them as JSON (docs/reference/status-api.md).
+
+Times are milliseconds since 1970, UTC. Sizes are in bytes. ``end_offset`` is inclusive unless a class says otherwise. A field is null if
+its value is unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Literal, TypeVar
+
+from compactor.model.base import Value
+
+DOCUMENT_SCHEMA_VERSION = 1
+"""Version of the documents. It rises when a field changes its meaning or is removed, not when a field is added."""
+
+Level = Literal["ok", "attention", "down", "starting", "stopping"]
+
+
+class Verdict(Value):
+    """The service's condition at a glance. ``text``: a few words; ``detail``: the reason, or what is being done."""
+
+    level: Level
+    text: str
+    detail: str
+
+
+class NeedsAttention(Value):
+    """A partition that fails and may need help. ``since_ms``: since when. ``commands``: commands to begin with."""
+
+    partition: str
+    kind: str
+    reason: str
+    segment: str
+    since_ms: int | None
+    failures: int
+    next_try_ms: int | None
+    commands: tuple[str, ...]
+
+
+class WorkItem(Value):
+    """A running job. ``done`` of ``total`` in ``unit``; ``share``: fraction of the whole job, from 0 to 1; null while unknown."""
+
+    partition: str
+    action: str
+    phase: str
+    run: str
+    begun_ms: int | None
+    elapsed_ms: int | None
+    done: int | None
+    total: int | None
+    unit: str
+    share: float | None
+    expected_end_ms: int | None
+
+
+class PlannedStep(Value):
+    """The next action on a partition. ``action``: round, retire, output, poll or upload. ``at_ms``: earliest time, null if none is
+    known.
+    """
+
+    action: str
+    at_ms: int | None
+    why: str
+
+
+class RoundOutcome(Value):
+    """The latest round that has ended. Sizes are those of the rewritten segments before and after it."""
+
+    run: str
+    status: str
+    ended_ms: int
+    bytes_before: int | None
+    bytes_after: int | None
+
+
+class ListRow(Value):
+    """A partition in the list. ``reason``: its failure, or the reason for its condition."""
+
+    partition: str
+    condition: str
+    reason: str
+    next: PlannedStep
+
+
+class PartitionRow(ListRow):
+    """A partition in the daemon's list. ``condition``: attention, working, due, waiting, paused, unseen or quiet. ``reason``: its failure,
+    or why a round is due or not. ``cleaner_offsets``: pairs of compactor epoch and offset.
+    """
+
+    segments: int | None
+    bytes: int | None
+    start_offset: int | None
+    end_offset: int | None
+    cleaner_offsets: tuple[tuple[int, int], ...]
+    first_dirty_offset: int | None
+    dirty_bytes: int | None
+    dirty_ratio: float | None
+    waiting_bytes: int | None
+    leader: str
+    last_round: RoundOutcome | None
+
+
+class UploadRow(ListRow):
+    """A partition in the agent's list. ``condition``: attention, working, due (segments wait for upload), unseen or quiet.
+    ``tier_end_offset``: inclusive. ``lag_deadline_ms``: when the broker deletes the first of ``lag_staged_segments``.
+    """
+
+    leader_epoch: int | None
+    tier_end_offset: int | None
+    high_watermark: int | None
+    lag_segments: int
+    lag_bytes: int
+    lag_since_ms: int | None
+    lag_staged_segments: int
+    lag_deadline_ms: int | None
+
+
+RowT = TypeVar("RowT", PartitionRow, UploadRow)
+
+
+class PartitionList(Value, Generic[RowT]):
+    """One page of the list of partitions. ``matching``: number of partitions that match the search and the condition, on all pages."""
+
+    search: str
+    condition: str
+    sort: str
+    descending: bool
+    page: int
+    pages: int
+    per_page: int
+    matching: int
+    rows: tuple[RowT, ...]
+
+
+class ScanInfo(Value):
+    """The scans for work. ``last_ms``: time of the latest one. ``interval_ms``: time between two."""
+
+    count: int
+    last_ms: int | None
+    interval_ms: int
+
+
+class ServiceTotals(Value):
+    """Totals of a service. ``partitions``: all that the service knows. ``requests``: requests to the store since the start."""
+
+    partitions: int
+    attention_partitions: int
+    requests: int
+
+
+class DaemonTotals(ServiceTotals):
+    """Totals of a daemon. ``reclaimed_24h_bytes``: bytes of replaced segments that any process has deleted since ``reclaimed_since_ms``,
+    from run history, to the hour. ``waiting_due_ms``: when the first waiting segment may be deleted.
+    """
+
+    segments: int
+    stored_bytes: int
+    dirty_bytes: int
+    reclaimed_24h_bytes: int
+    reclaimed_since_ms: int
+    waiting_bytes: int
+    waiting_partitions: int
+    waiting_due_ms: int | None
+    due_partitions: int
+    due_bytes: int
+    disk_used_bytes: int
+    disk_budget_bytes: int
+
+
+class AgentTotals(ServiceTotals):
+    """Totals of an agent. ``partitions``: partitions in the log directories whose topics match. ``led``: those that this broker leads;
+    the lags are theirs.
+    """
+
+    led: int
+    lag_segments: int
+    lag_bytes: int
+    oldest_lag_ms: int | None
+    uploaded_segments: int
+    uploaded_bytes: int
+
+
+TotalsT = TypeVar("TotalsT", DaemonTotals, AgentTotals)
+
+
+class StatusDocument(Value, Generic[TotalsT, RowT]):
+    """Document of the first page and of ``/api/status``. ``needs_attention``: the first of ``totals.attention_partitions``. ``conditions``:
+    number of partitions in each condition. ``looks``: the scans.
+    """
+
+    schema_version: int = DOCUMENT_SCHEMA_VERSION
+    kind: Literal["daemon", "agent"]
+    version: str
+    holder: str
+    tier: str
+    now_ms: int
+    started_ms: int | None
+    ready: bool
+    verdict: Verdict
+    looks: ScanInfo
+    totals: TotalsT
+    needs_attention: tuple[NeedsAttention, ...]
+    at_work: tuple[WorkItem, ...]
+    conditions: dict[str, int]
+    partitions: PartitionList[RowT]
+
+
+class OffsetRange(Value):
+    """A range of offsets from ``start_offset`` to ``end_offset``. Each kind says whether the end is included."""
+
+    start_offset: int
+    end_offset: int
+
+
+class SegmentSpan(OffsetRange):
+    """A segment, or several similar neighbours drawn as one (``segments`` of them). ``end_offset`` is inclusive. ``state``: cleaned, dirty
+    or uncleanable. ``decision``: "left alone" if the latest round skipped it, and ``why``; both are empty if it did not, or that was not
+    recorded.
+    """
+
+    segments: int
+    bytes: int
+    state: str
+    decision: str
+    why: str
+
+
+class ReplacedSpan(OffsetRange):
+    """Replaced segments that wait for deletion. ``end_offset`` is inclusive. ``run``: the round that replaced them. ``undone``: that round
+    was undone, and these are its outputs.
+    """
+
+    segments: int
+    bytes: int
+    run: str
+    undone: bool
+
+
+class OffsetBand(OffsetRange):
+    """A band of the axis. ``state``: cleaned, dirty or uncleanable. ``end_offset`` is exclusive."""
+
+    state: str
+
+
+class LeaderEpochSpan(OffsetRange):
+    """A leader epoch of the broker. ``end_offset`` is exclusive."""
+
+    epoch: int
+
+
+class OffsetAxis(OffsetRange):
+    """Everything that is drawn on a partition's offset axis, from ``start_offset`` to ``end_offset``, exclusive."""
+
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    bands: tuple[OffsetBand, ...]
+    segments: tuple[SegmentSpan, ...]
+    replaced: tuple[ReplacedSpan, ...]
+    leader_epochs: tuple[LeaderEpochSpan, ...]
+
+
+class RoundEntry(Value):
+    """A round of the run history. ``cost_bytes_read`` and ``cost_bytes_written``: bytes from and to the tier. ``cost_usd``: price of its
+    requests, estimated from their usual number. ``saved_usd_month``: price of the storage that it saves. Prices are those of the document's
+    ``prices``.
+    """
+
+    run: str
+    status: str
+    holder: str
+    started_ms: int
+    ended_ms: int | None
+    first_dirty_offset: int | None
+    next_dirty_offset: int | None
+    segments_in: int
+    segments_out: int
+    bytes_before: int | None
+    bytes_after: int | None
+    records_read: int | None
+    records_kept: int | None
+    cost_bytes_read: int | None
+    cost_bytes_written: int | None
+    cost_ms: int | None
+    cost_usd: float | None
+    saved_usd_month: float | None
+    reason: str
+    segment: str
+
+
+class CompactorEpoch(Value):
+    """One compactor's leadership of the partition. ``ended``: released, replaced, or empty while it lasts."""
+
+    epoch: int
+    holder: str
+    since_ms: int
+    ended: str
+    ended_ms: int | None
+
+
+class PageDocument(Value):
+    """Fields of every partition's page. ``commands``: commands to copy."""
+
+    schema_version: int = DOCUMENT_SCHEMA_VERSION
+    version: str
+    now_ms: int
+    attention: NeedsAttention | None
+    at_work: WorkItem | None
+    commands: tuple[str, ...]
+
+
+class PartitionDocument(PageDocument):
+    """Document of a partition's page and of ``/api/partitions/T-P``. Rounds and epochs come newest first. ``prices``: the price table that
+    was used; empty if the store costs nothing.
+    """
+
+    row: PartitionRow
+    axis: OffsetAxis | None
+    leader_epoch: int | None
+    fenced_appends: int | None
+    rounds: tuple[RoundEntry, ...]
+    prices: str
+    compactor_epochs: tuple[CompactorEpoch, ...]
+
+
+class PendingSegment(OffsetRange):
+    """A sealed segment that is not in the tier yet. ``end_offset`` is inclusive. ``sealed_ms``: when its broker last wrote to it."""
+
+    bytes: int
+    sealed_ms: int
+
+
+class UploadDocument(PageDocument):
+    """Document of a partition's page and of ``/api/partitions/T-P`` of an agent. ``directory``: the broker's directory; its log begins at
+    ``first_offset``, and the segment from ``active_offset`` on is still written. ``leads``: whether this broker leads the partition; only
+    then it is uploaded here. ``pending``: the first of ``row.lag_segments``.
+    """
+
+    row: UploadRow
+    leads: bool
+    directory: str
+    first_offset: int | None
+    active_offset: int | None
+    pending: tuple[PendingSegment, ...]
+    checked_ms: int | None

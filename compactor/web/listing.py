@@ -1,0 +1,112 @@
+"""The list of partitions on a page: filters, order and page number from the URL's query string. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+from urllib.parse import parse_qs, urlencode
+
+from compactor.daemon.conditions import PartitionCondition
+from compactor.web.documents import PartitionList, RowT
+
+PER_PAGE = 50
+MOST_PER_PAGE = 1_000
+
+
+class Listable(Protocol):
+    """A partition as the list sorts and filters it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def condition(self) -> PartitionCondition: ...
+
+
+ItemT = TypeVar("ItemT", bound=Listable)
+SortKey = Callable[[ItemT], tuple[object, ...]]
+
+
+@dataclass(frozen=True)
+class ListQuery:
+    """Search, filter, order and page of a list, from a query string such as ``?q=orders&state=due&sort=dirty&dir=desc&page=2&per_page=50``.
+
+    Values that are not understood are ignored.
+    """
+
+    search: str = ""
+    condition: str = ""
+    sort: str = ""
+    descending: bool | None = None
+    page: int = 1
+    per_page: int = PER_PAGE
+
+    def url(self, **changes: object) -> str:
+        """Return the query string with these changes, beginning with the question mark. Any change but of the page leads to the first
+        page.
+        """
+        new = replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]  # templates name the fields
+        pairs = [
+            ("q", new.search),
+            ("state", new.condition),
+            ("sort", new.sort),
+            ("dir", "" if new.descending is None else "desc" if new.descending else "asc"),
+            ("page", new.page if new.page > 1 else ""),
+            ("per_page", new.per_page if new.per_page != PER_PAGE else ""),
+        ]
+        return "?" + urlencode([(name, value) for name, value in pairs if value != ""])
+
+
+def parse_list_query(query: str) -> ListQuery:
+    """Return the list query of a URL's query string. Unknown parameters and values are ignored."""
+    values = {name: found[-1] for name, found in parse_qs(query, max_num_fields=50).items()}
+    return ListQuery(
+        search=values.get("q", "").strip()[:300],
+        condition=values.get("state", ""),
+        sort=values.get("sort", ""),
+        descending={"asc": False, "desc": True}.get(values.get("dir", "")),
+        page=_parse_positive_number(values.get("page", ""), 1),
+        per_page=min(MOST_PER_PAGE, _parse_positive_number(values.get("per_page", ""), PER_PAGE)),
+    )
+
+
+def _parse_positive_number(text: str, default: int) -> int:
+    """Return the positive whole number in a text, or the default if it is not one."""
+    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else default
+
+
+@dataclass(frozen=True)
+class ListColumn(Generic[ItemT]):
+    """A column by which the list can be sorted. descending: whether it is sorted in descending order unless the query says otherwise."""
+
+    key: SortKey[ItemT]
+    descending: bool = False
+
+
+def list_partitions_page(
+    items: Sequence[ItemT], query: ListQuery, columns: Mapping[str, ListColumn[ItemT]], row: Callable[[ItemT], RowT]
+) -> PartitionList[RowT]:
+    """Return the page of the list that the query asks for. The first column is the default order.
+
+    :param columns: sortable columns by name.
+    :param row: makes a row of the document from an item.
+    """
+    sort = query.sort if query.sort in columns else next(iter(columns))
+    condition = query.condition if query.condition in set(PartitionCondition) else ""
+    wanted = query.search.lower()
+    found = [item for item in items if wanted in item.name.lower() and condition in ("", item.condition)]
+    descending = columns[sort].descending if query.descending is None else query.descending
+    found.sort(key=columns[sort].key, reverse=descending)
+    pages = max(1, -(-len(found) // query.per_page))
+    page = min(query.page, pages)
+    return PartitionList[RowT](
+        search=query.search,
+        condition=condition,
+        sort=sort,
+        descending=descending,
+        page=page,
+        pages=pages,
+        per_page=query.per_page,
+        matching=len(found),
+        rows=tuple(map(row, found[(page - 1) * query.per_page : page * query.per_page])),
+    )

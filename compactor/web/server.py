@@ -1,0 +1,88 @@
+"""HTTP server for the pages. It only answers GET and HEAD requests, each in a thread of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Protocol
+
+from compactor.errors import UsageError
+from compactor.web.console import HttpResponse
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+"""Security headers of every response. The pages load nothing from elsewhere and run no script but their own."""
+
+
+class Responder(Protocol):
+    """Source of responses, by path."""
+
+    def respond(self, target: str) -> HttpResponse:
+        """Return the response to a request for this path with its query string."""
+
+
+@contextmanager
+def serve_pages(listen: str, pages: Responder, setting: str = "daemon.listen") -> Iterator[str]:
+    """Serve the pages while the block runs, and yield the address, in which port 0 is replaced by the real port.
+
+    :param listen: host and port.
+    :param setting: the setting that ``listen`` comes from, for messages.
+    :raises UsageError: if the address cannot be used.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        server_version = "tiered-compactor"
+        sys_version = ""
+        timeout = 10
+
+        def do_GET(self) -> None:
+            self._send_response(body=True)
+
+        def do_HEAD(self) -> None:
+            self._send_response(body=False)
+
+        def _send_response(self, *, body: bool) -> None:
+            answer = pages.respond(self.path)
+            self.send_response(answer.code)
+            headers = {"Content-Type": answer.kind, "Content-Length": str(len(answer.body)), "Cache-Control": answer.keep, **HEADERS}
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if body:
+                self.wfile.write(answer.body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the standard library
+            pass
+
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+
+    try:
+        server = Server((host, int(port)), Handler)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"the {setting.partition('.')[0]} cannot listen on {listen}: {why}", hint=f"Set {setting} to a free address, or port 0"
+        ) from error
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, name="pages", daemon=True)
+    thread.start()
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        yield f"{shown}:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,109 @@
+"""The document of a service's first page, built the same way for the daemon and the agent. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from compactor import __version__
+from compactor.daemon.conditions import PartitionCondition
+from compactor.model.ids import TopicPartition
+from compactor.service.service_status import ServiceStatus
+from compactor.views.words import count_noun
+from compactor.web.documents import Level, NeedsAttention, RowT, ScanInfo, StatusDocument, TotalsT, Verdict, WorkItem
+from compactor.web.listing import ItemT, ListColumn, ListQuery, list_partitions_page
+
+MOST_SHOWN = 20
+"""Largest number of partitions under "needs attention". The list below has all of them."""
+ORDER = {condition: place for place, condition in enumerate(PartitionCondition)}
+"""Place of each condition in the list's default order: the most urgent first."""
+
+
+def status_document(
+    shape: type[StatusDocument[TotalsT, RowT]],
+    kind: Literal["daemon", "agent"],
+    status: ServiceStatus,
+    seen: Sequence[ItemT],
+    columns: Mapping[str, ListColumn[ItemT]],
+    query: ListQuery,
+    row: Callable[[ItemT], RowT],
+    *,
+    totals: TotalsT,
+    needs_attention: Sequence[NeedsAttention],
+    at_work: Sequence[WorkItem],
+    due: int,
+) -> StatusDocument[TotalsT, RowT]:
+    """Return the document of a service's first page.
+
+    :param shape: class of the document.
+    :param seen: all partitions, for the list.
+    :param needs_attention: the failing partitions to show, out of ``totals.attention_partitions``.
+    :param due: number of partitions that wait for work.
+    """
+    counts = Counter(each.condition for each in seen)
+    return shape(
+        kind=kind,
+        version=__version__,
+        holder=status.holder,
+        tier=status.tier,
+        now_ms=status.now_ms,
+        started_ms=status.started_ms,
+        ready=status.ready,
+        verdict=make_verdict(
+            ready=status.ready,
+            stopping=status.stopping,
+            problem=status.problem,
+            has_scanned=status.scans > 0,
+            failing_partitions=totals.attention_partitions,
+            at_work=len(at_work),
+            due=due,
+        ),
+        looks=ScanInfo(count=status.scans, last_ms=status.scan_ms or None, interval_ms=status.interval_ms),
+        totals=totals,
+        needs_attention=tuple(needs_attention),
+        at_work=tuple(at_work),
+        conditions={chip.value: counts[chip] for chip in PartitionCondition},
+        partitions=list_partitions_page(seen, query, columns, row),
+    )
+
+
+def command_line(verb: str, name: TopicPartition, config: str) -> str:
+    """Return a command about a partition, to be copied by people.
+
+    :param config: path of the configuration file that the service was started with; empty for none.
+    """
+    return f"tiered-compactor {verb} {name}" + (f" --config {shlex.quote(config)}" if config else "")
+
+
+def make_verdict(
+    *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int, at_work: int, due: int
+) -> Verdict:
+    """Return the service's condition at a glance.
+
+    :param problem: why the service cannot work, or an empty string.
+    :param has_scanned: whether it has scanned at least once.
+    :param failing_partitions: number of failing partitions.
+    :param at_work: number of running jobs.
+    :param due: number of partitions that wait for work.
+    """
+    level, text, detail = _verdict_level(
+        ready=ready, stopping=stopping, problem=problem, has_scanned=has_scanned, failing_partitions=failing_partitions
+    )
+    doing = [count_noun(at_work, "job") + " at work"] if at_work else []
+    doing += [count_noun(due, "partition") + " due"] if due else []
+    return Verdict(level=level, text=text, detail=detail or ", ".join(doing) or "No job runs, and no partition is due")
+
+
+def _verdict_level(*, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int) -> tuple[Level, str, str]:
+    """Return the level, the text and the detail of the verdict."""
+    if stopping:
+        return "stopping", "Stopping", "The next start continues running jobs"
+    if problem:
+        return "down", "It cannot work", problem
+    if not has_scanned or not ready:
+        return "starting", "Starting", "The first scan of all partitions is running"
+    if failing_partitions:
+        return "attention", f"{count_noun(failing_partitions, 'partition')} {'needs' if failing_partitions == 1 else 'need'} you", ""
+    return "ok", "All well", ""

@@ -1,0 +1,103 @@
+"""A store that ignores conditional requests is refused before the first record, by every command that would write one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from compactor.errors import StoreError
+from compactor.web.agent_pages import AgentPages
+from compactor.web.console import RequestRouter
+from tests.builders import LogBuilder
+from tests.support.bucket_cli import BucketCli, through
+from tests.support.fault_proxy import FaultProxy
+from tests.support.s3_server import Bucket
+from tests.support.side_broker import SideScene, settle
+
+IGNORES = {"if-none-match"}
+
+
+@pytest.fixture
+def proxy(s3_proxy: tuple[FaultProxy, Bucket]) -> FaultProxy:
+    return s3_proxy[0]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, s3_proxy: tuple[FaultProxy, Bucket]) -> BucketCli:
+    return through(tmp_path / "cli", s3_proxy)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    made = LogBuilder()
+    made.put("a=1", "b=2")
+    made.roll()
+    made.put("a=3")
+    return made.write(tmp_path / "orders-0")
+
+
+def forget(cli: BucketCli) -> None:
+    """The next process is another machine's."""
+    shutil.rmtree(cli.folder / "state")
+
+
+def creates(proxy: FaultProxy) -> int:
+    return sum("if-none-match" in headers for _, headers in proxy.headers)
+
+
+def test_import_is_refused_and_nothing_is_written(cli: BucketCli, proxy: FaultProxy, log: Path) -> None:
+    proxy.strip = IGNORES
+    for _ in range(2):  # what went badly is not remembered
+        answer = cli.ask("import", log, "--topic", "orders", "--partition", 0)
+        assert answer.code == StoreError.exit_code
+        assert f"{cli.bucket.url}/.tiered-compactor ignores conditional requests" in answer.error["message"]
+        assert "Two compactors would lead at once" in answer.error["hint"]
+        assert cli.objects() == {}
+    proxy.strip = set()
+    cli.bring(log)
+
+
+def test_a_round_is_refused_where_the_store_is_another_one_now(cli: BucketCli, proxy: FaultProxy, log: Path) -> None:
+    """As after a copy of the bucket, with all that lies in it."""
+    cli.bring(log)
+    cli.do("config", "check")
+    before = cli.objects()
+    forget(cli)
+    proxy.strip = IGNORES
+    answer = cli.ask("run", "--force")
+    assert answer.code == StoreError.exit_code
+    assert "ignores conditional requests" in str(answer)
+    assert cli.objects() == before
+    proxy.strip = set()
+    assert cli.run()["status"] == "cleaned"
+
+
+@pytest.mark.damages
+def test_the_agent_is_refused(tmp_path: Path, proxy: FaultProxy, s3_proxy: tuple[FaultProxy, Bucket], cli: BucketCli) -> None:
+    scene, bucket = SideScene.in_folder(tmp_path / "side"), s3_proxy[1]
+    scene.tier.cli.set(tier={"url": bucket.url}, s3={"endpoint_url": bucket.server.endpoint, "region": bucket.server.region})
+    proxy.strip = IGNORES
+    agent = scene.agent()
+    settle(agent)
+    status, _, why, *_ = RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond("/readyz")
+    assert status == 503
+    assert "ignores conditional requests" in why.decode()
+    assert cli.objects() == {}
+
+
+def test_a_store_that_passed_is_remembered_on_this_machine_for_its_place(cli: BucketCli, proxy: FaultProxy, log: Path) -> None:
+    cli.bring(log)
+    (marker,) = (cli.folder / "state" / "stores").iterdir()
+    assert cli.bucket.name in marker.read_text()
+    counts = []
+    for number, state in enumerate(("kept", "kept", "damaged", "gone")):
+        if state == "damaged":
+            marker.write_text(marker.read_text().replace(cli.bucket.name, "another"))
+        if state == "gone":
+            forget(cli)
+        before = creates(proxy)
+        cli.do("pause", f"topic-{number}")
+        counts.append(creates(proxy) - before)
+    assert [count - counts[0] for count in counts] == [0, 0, 2, 2]

@@ -1,0 +1,409 @@
+"""The processes of a life: agents, imports by hand, transfers between tiers, compactors, operators, consumers. All run the real code."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+from unittest.mock import patch
+
+from greenlet import getcurrent
+
+from compactor.access.rounds import compact
+from compactor.access.tier import Tier
+from compactor.agent.leadership import RenameEvidence, rename_evidence
+from compactor.agent.log_directories import scan_log_directory
+from compactor.agent.plan import UploadFailure, UploadWatch, after_upload, is_upload_due, with_leadership, with_listing, with_log_end
+from compactor.agent.staged_holder import StagedHolder
+from compactor.agent.uploads import Uploader
+from compactor.config.settings import Settings
+from compactor.consumer import tiered
+from compactor.consumer.feed import Failed, TierFeed
+from compactor.consumer.messages import OFFSET_BEGINNING, Place
+from compactor.consumer.reading import LogChanged
+from compactor.consumer.tiered import ConsumerOptions, TieredConsumer
+from compactor.control.deletion import delete_partition
+from compactor.control.identity import Ownership
+from compactor.control.leadership import RequirementFailed
+from compactor.control.logs import open_catalog
+from compactor.control.ports import Ports
+from compactor.control.undo import undo_round
+from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget, StoreError, UsageError
+from compactor.local import staging
+from compactor.round import pass_two
+from compactor.service.stopping import StopRequest
+from compactor.storage.counting import Counters
+from compactor.transfer import import_root
+from compactor.transfer.from_tier import import_tier
+from compactor.transfer.import_ import import_directory
+from compactor.transfer.import_options import ImportOptions
+from compactor.upkeep.retire import retire_partition
+from tests.simulation.actors import LEASE, RETENTION, void
+from tests.simulation.directories import Directories, DiskReplica
+from tests.simulation.symbolic import NAME
+from tests.simulation.way_in_oracle import Attempt, Source, WayInOracle
+from tests.simulation.world import RETENTION_MS, TTL_MS, Process, SimStore, World
+
+REFUSALS = (BadData, UsageError)
+PASSING = (*REFUSALS, StoreError, Fenced, Leased, OutOfBudget, RequirementFailed)
+"""What a command may end with: it says why, and may be given again."""
+CONTENT = (UploadFailure.CONTENT, UploadFailure.LINEAGE, UploadFailure.GAP, UploadFailure.COMPACTED, UploadFailure.UNREADABLE)
+
+
+class Later(Future[Any]):
+    """Work that is done when somebody asks for its result, in that thread."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__()
+        self.work = work
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done() and self.set_running_or_notify_cancel():
+            try:
+                self.set_result(self.work())
+            except Exception as error:  # noqa: BLE001 - a crash goes on through it
+                self.set_exception(error)
+        return super().result(0)
+
+
+class SameThread:
+    """An executor that works in the caller's thread, so that every store call is one of the simulation's."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return Later(partial(work, *arguments))
+
+    def map(self, work: Callable[..., Any], *columns: Sequence[Any]) -> Iterator[Any]:
+        return iter([work(*row) for row in zip(*columns, strict=False)])
+
+    def shutdown(self, **_: object) -> None:
+        return None
+
+
+@contextmanager
+def in_one_thread(world: World) -> Iterator[None]:
+    """No thread but the simulation's, and a consumer that reads when it is asked, by the world's clock."""
+
+    def take(feed: TierFeed, timeout_s: float) -> Any:
+        while not feed._queue and feed._due_turns:
+            turn = feed._due_turns.popleft()
+            try:
+                item = feed._read_turn(turn)
+            except LogChanged:
+                feed._requeue(turn)
+                continue
+            except Exception as error:  # noqa: BLE001 - as the feed's threads do
+                item = Failed(turn.name, error)
+            if item is not None:
+                feed._enqueue(turn, item, last=True)
+        return real(feed, 0)
+
+    class Clock:
+        monotonic = staticmethod(lambda: world.now_ms / 1000)
+
+    real = TierFeed.next_item
+    with ExitStack() as stack:
+        for module in (staging, pass_two, import_root):
+            stack.enter_context(patch.object(module, "ThreadPoolExecutor", SameThread))
+        stack.enter_context(patch.object(TierFeed, "next_item", take))
+        stack.enter_context(patch.object(tiered, "time", Clock))
+        yield
+
+
+BEGINNING = Place(NAME.topic, NAME.partition, OFFSET_BEGINNING)
+
+
+@dataclass
+class Reading:
+    """What a consumer was handed out (offset -> number), where it stands, and the errors that it was told."""
+
+    received: dict[int, int] = field(default_factory=dict)
+    place: Place = BEGINNING
+    told: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Side:
+    """One tier of a life: its stores, its judge, its settings."""
+
+    world: World
+    control: SimStore
+    data: SimStore
+    oracle: WayInOracle
+    root: Path
+    settings: Settings
+
+    def tier(self, process: Process) -> Tier:
+        """A process's access to it."""
+        ports = self.world.ports(process, self.control, self.data)
+        folder = str(self.root / process.holder / self.control.name)
+        state = self.settings.tier.model_copy(update={"state_dir": folder, "url": self.data.url, "control_url": self.control.url})
+        ownership = Ownership()
+        settings = self.settings.model_copy(update={"tier": state})
+        ports = replace(ports, ownership=ownership, retention=RETENTION)
+        return Tier(settings, ports, open_catalog(ports), Counters(), ownership=ownership)
+
+
+class WayIn:
+    """What the processes of a life share."""
+
+    def __init__(self, world: World, brokers: Directories, mine: Side, other: Side) -> None:
+        self.world = world
+        self.brokers = brokers
+        self.mine = mine
+        self.other = other
+        self.heard = (brokers.leader.number, brokers.end(), brokers.incarnation, int(world.now_ms))
+        self.holders: list[StagedHolder] = []
+        self.readings: list[Reading] = []
+        self.counts: dict[str, int] = {}
+
+    def event(self) -> None:
+        """Something happens to the brokers, now and later."""
+        rng = self.world.rng
+        self.world.note(self.brokers.happen())
+        self.brokers.write()
+        if rng.random() < 0.7:
+            self.hear()
+        self.world.push(self.world.now_ms + rng.choice((20, 300, 1500)), self.event)
+
+    def hear(self) -> None:
+        """Agents learn who leads, and where the log ends."""
+        self.heard = (self.brokers.leader.number, self.brokers.end(), self.brokers.incarnation, int(self.world.now_ms))
+
+    def restarting(self, name: str, holder: str, side: Side, body: Callable[[Tier], Callable[[], None]]) -> Callable[[Ports], None]:
+        """A process that does ``body`` again and again, survives what a command may end with, and is started anew after a crash."""
+        world = self.world
+
+        def run(ports: Ports) -> None:
+            process = world.owners[getcurrent()]
+            act = body(side.tier(process))
+            try:
+                while True:
+                    try:
+                        act()
+                    except PASSING as error:
+                        world.note(f"{type(error).__name__}: {str(error)[:150]}")
+                        if world.rng.random() < 0.3:
+                            act = body(side.tier(process))
+                    ports.sleep(world.rng.choice((0.02, 0.2, 0.6)))
+            finally:
+                again = self.restarting(name, holder, side, body)
+                world.push(world.now_ms + world.rng.choice((30, TTL_MS / 2)), lambda: void(world.spawn(name, again, holder)))
+
+        return run
+
+    # --- the way in ---
+
+    @contextmanager
+    def attempt(self, side: Side, source: Callable[[], Source], *, gaps: bool) -> Iterator[Attempt]:
+        """One import, seen by the judge: one that is refused has left the tier as it was."""
+        attempts, me = side.oracle.attempts, getcurrent()
+        attempt = attempts[me] = Attempt(source(), source, gaps)
+        try:
+            yield attempt
+        except REFUSALS as error:
+            self.refused(attempt, str(error))
+            raise
+        finally:
+            del attempts[me]
+
+    def refused(self, attempt: Attempt, why: str) -> None:
+        if attempt.cut and not attempt.disturbed and attempt.now().version == attempt.began.version:
+            self.world.violate(f"it was refused after it had cut the tier: {why}")
+
+    def source(self, disk: DiskReplica, is_taken: Callable[[int], bool] = lambda changed_ms: False) -> Callable[[], Source]:
+        """A directory, by its path, as the source of an import: the topic may be created again meanwhile.
+
+        :param is_taken: of the change time of a file staged for deletion.
+        """
+
+        def now() -> Source:
+            there = self.brokers.disks[disk.number]
+            version = (self.brokers.incarnation, there.version)
+            return Source(there.present(), there.start, version, there.takeable(is_taken), there.clean_to)
+
+        return now
+
+    def agent(self, number: int) -> Callable[[Tier], Callable[[], None]]:
+        """The agent of one broker."""
+
+        def begin(tier: Tier) -> Callable[[], None]:
+            rng = self.world.rng
+            rules = {"accept_truncation": rng.random() < 0.7, "allow_gaps": rng.random() < 0.4}
+            agent = tier.settings.agent.model_copy(update=rules)
+            uploads = Uploader(replace(tier, settings=tier.settings.model_copy(update={"agent": agent})), StopRequest(threading.Event()))
+            known: list[UploadWatch | None] = [None]
+            holder = StagedHolder()
+            self.holders.append(holder)
+
+            def look() -> None:
+                disk = self.brokers.disks[number]
+                seen = next(scan_log_directory(disk.folder.parent, (NAME.topic,), {}, tier.ports.clock_ms()), None)
+                if seen is None:
+                    return
+                leader, end, incarnation, heard_ms = self.heard
+                if incarnation != self.brokers.incarnation:
+                    return
+                held = holder.known(NAME, seen.staged, running=False)
+                now = tier.ports.clock_ms()
+                watch = with_log_end(
+                    replace(with_leadership(with_listing(known[0], seen), leader == number), retry_at_ms=0, held=held), end, heard_ms
+                )
+                watch = known[0] = replace(watch, held=holder.hold(NAME, disk.folder, watch.staged, running=False))
+                hides = agent.allow_gaps and self.hides_truncation(self.mine, disk)
+                if hides or not is_upload_due(watch, now, accept_truncation=agent.accept_truncation):
+                    return
+                source = self.source(disk, lambda ms: rename_evidence(watch.leadership, ms) is RenameEvidence.SAME_EPOCH)
+                with self.attempt(self.mine, source, gaps=agent.allow_gaps) as attempt:
+                    outcome = uploads.upload(watch, holder.held(NAME))
+                known[0] = after_upload(watch, outcome, now)
+                self.world.note(f"upload: {outcome.position} {outcome.trouble} {outcome.reason[:150]}")
+                if outcome.trouble is UploadFailure.BUG:
+                    self.world.violate(f"agent: {outcome.reason}")
+                if outcome.trouble in CONTENT:
+                    self.refused(attempt, outcome.reason)
+
+            return look
+
+        return begin
+
+    def importer(self, side: Side) -> Callable[[Tier], Callable[[], None]]:
+        """Somebody who types `import`, most often with the leader's directory."""
+
+        def begin(tier: Tier) -> Callable[[], None]:
+            def act() -> None:
+                rng = self.world.rng
+                disk = self.brokers.led if rng.random() < 0.7 else self.brokers.choose()
+                options = ImportOptions(
+                    live=rng.random() < 0.6,
+                    gaps=rng.random() < 0.5,
+                    accept_truncation=rng.random() < 0.7,
+                )
+                self.take(side, tier, disk, options)
+
+            return act
+
+        return begin
+
+    def hides_truncation(self, side: Side, disk: DiskReplica) -> bool:
+        """Whether retention has taken from a directory what would tell that the tier's end was discarded. Then nobody accepts a gap."""
+        chain = self.brokers.chain(disk.log[-1][2]) if disk.log else {}
+        parted = next((row[0] for row in side.oracle.rows if chain.get(row[0]) != row[3]), disk.start)
+        return parted < disk.start
+
+    def take(self, side: Side, tier: Tier, disk: DiskReplica, options: ImportOptions) -> None:
+        """`import` of one directory."""
+        options = replace(options, gaps=options.gaps and not self.hides_truncation(side, disk))
+        policy = tier.settings.cleaner.policy()
+        self.world.note(f"import of broker {disk.number}: {options}")
+        with self.attempt(side, self.source(disk, lambda changed_ms: options.live), gaps=options.gaps):
+            report = import_directory(tier, disk.folder, NAME, policy, None, options)
+            self.world.note(f"imported {report.start_offset} to {report.end_offset} {report.notes}")
+
+    def transfer(self, tier: Tier) -> Callable[[], None]:
+        """`import --from-tier`."""
+        process = self.world.owners[getcurrent()]
+
+        def act() -> None:
+            rng = self.world.rng
+            tier.ports.sleep(rng.choice((0, 0.5, 3)))
+            self.bring(self.other.tier(process), tier, ImportOptions(gaps=rng.random() < 0.5, accept_truncation=rng.random() < 0.7))
+
+        return act
+
+    def bring(self, source: Tier, target: Tier, options: ImportOptions) -> None:
+        """The other tier's partition into this one."""
+        if not self.other.oracle.state.live:
+            return
+        self.world.note(f"transfer: {options}")
+        with self.attempt(self.mine, self.other.oracle.source, gaps=True):
+            (done,) = import_tier(source, target, [NAME], options)
+            if done.error is not None:
+                raise done.error
+            self.world.note(f"transferred up to {done.report and done.report.end_offset}")
+
+    # --- what else happens to a tier ---
+
+    def compactor(self, tier: Tier) -> Callable[[], None]:
+        """Rounds, retire, and now and then an undo."""
+
+        def act() -> None:
+            dice = self.world.rng.random()
+            log = tier.open(NAME, leads=True)
+            if not log.refresh().live:
+                return
+            if dice < 0.5:
+                for _ in range(self.world.rng.choice((1, 2))):  # a tombstone goes in the second round after it came in
+                    compact(tier, NAME, tier.ports.clock_ms(), force=True)
+                    tier.ports.sleep(1.1 * RETENTION_MS / 1000)
+            elif dice < 0.8:
+                retire_partition(tier.ports, log, LEASE, RETENTION)
+            elif log.state.published:
+                undo_round(tier.ports, log, LEASE, log.state.published[-1])
+
+        return act
+
+    def operator(self, side: Side) -> Callable[[Tier], Callable[[], None]]:
+        """Deletes what the tier holds of a topic that is no more, so that it can be imported anew."""
+
+        def begin(tier: Tier) -> Callable[[], None]:
+            def act() -> None:
+                rows = side.oracle.rows
+                chain = self.brokers.chain(self.brokers.led.log[-1][2])
+                if rows and rows[0][3] not in chain.values() and self.world.rng.random() < 0.3:
+                    delete_partition(tier.ports, tier.open(NAME, leads=True), LEASE)
+
+            return act
+
+        return begin
+
+    def consumer(self, tier: Tier) -> Callable[[], None]:
+        """Reads the tier as it grows; a new process goes on where the one before it has stopped."""
+        if not self.readings:
+            self.readings.append(Reading())
+        reading = self.readings[0]
+        resets: tuple[Literal["earliest", "error"], ...] = ("earliest", "error")
+        reset = self.world.rng.choice(resets)
+        consumer = TieredConsumer(tier, None, ConsumerOptions(threads=0, refresh_s=0.001, offset_reset=reset))
+        begun = False
+
+        def act() -> None:
+            nonlocal begun
+            if not begun:
+                if not self.mine.oracle.state.live:
+                    return
+                consumer.assign([reading.place])
+                begun = True
+            read(consumer, reading)
+
+        return act
+
+
+def read(consumer: TieredConsumer, reading: Reading) -> None:
+    """Takes what comes now."""
+    for message in consumer.consume(10_000, 0):
+        offset = message.offset()
+        assert offset is not None
+        if (error := message.error()) is None:
+            reading.received[offset] = message.timestamp()[1]
+        else:
+            reading.told.append(f"{offset}: {error}")
+            reading.received = {at: number for at, number in reading.received.items() if at < offset}
+    (reading.place,) = consumer.position([Place(NAME.topic, NAME.partition)])
+
+
+def said(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}" if isinstance(error, CompactorError) else repr(error)

@@ -1,0 +1,229 @@
+"""Judges a tier that is filled from brokers' directories: at every moment it holds a prefix of one log that a leader had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from greenlet import getcurrent
+
+from checkpoint.offsets import clean_end_offset
+from compactor.control.records import PartitionDeleted, SegmentsPrepended, SegmentsTiered, TailTruncated
+from compactor.control.state import PartitionState
+from tests.plain_format import read_batches
+from tests.simulation.directories import Directories
+from tests.simulation.oracle import Oracle, _id
+from tests.simulation.symbolic import Row, Rows, view
+from tests.simulation.world import SimStore, World
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an import reads from. ``present``: offset -> number of what is there now. ``start``: nothing lies below it.
+
+    ``version`` changes with every change. ``staged``: offset -> number of what is staged for deletion before it and must be taken, where
+    a live log is read. ``cleaned``: end of what its own cleaner has cleaned.
+    """
+
+    present: Mapping[int, int]
+    start: int
+    version: object
+    staged: Mapping[int, int] = field(default_factory=dict)
+    cleaned: int = 0
+
+    def must_give(self, seam: int) -> int:
+        """The offset up to which staged records must come in where they are missing from ``seam`` on."""
+        return max(self.staged) + 1 if seam in self.staged and self.cleaned <= seam else 0
+
+
+@dataclass
+class Attempt:
+    """One import under way: its source as it was when it began, what it was allowed, and whether it has cut the tier.
+
+    disturbed: somebody else has changed the tier since it was cut.
+    """
+
+    began: Source
+    now: Callable[[], Source]
+    gaps: bool
+    cut: bool = False
+    disturbed: bool = False
+
+    def lacked(self, offset: int, number: int = 0) -> bool:
+        """Whether the source was without this offset at some time, or without this record."""
+        found = {source.present.get(offset, -1) for source in (self.began, self.now())}
+        return -1 in found or bool(number and found != {number})
+
+    def must_give(self, seam: int) -> int:
+        """Like ``Source.must_give``, if the source has not changed meanwhile."""
+        return self.began.must_give(seam) if self.began.version == self.now().version else 0
+
+    def retained_away(self, offset: int) -> bool:
+        """Whether the source began behind this offset at some time."""
+        return offset < max(self.began.start, self.now().start)
+
+
+class WayInWorld:
+    """The world as one tier's judge sees it: with that tier's stores."""
+
+    def __init__(self, world: World, control: SimStore, data: SimStore) -> None:
+        self.world = world
+        self.control = control
+        self.data = data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.world, name)
+
+
+class WayInOracle(Oracle):
+    """The judge of a tier that is filled from directories, or from a tier that is.
+
+    rows: what came into the tier and was not cut since.
+    absent: offset -> number of records that the sources did not have, because they had cleaned them or because retention had taken
+        them. They stay absent, also where a later import reads a source that has them.
+    lost: those that retention had taken.
+    """
+
+    def __init__(self, world: World, control: SimStore, data: SimStore, brokers: Directories) -> None:
+        super().__init__(WayInWorld(world, control, data), [])  # type: ignore[arg-type]
+        self.brokers = brokers
+        self.lost: set[int] = set()
+        self.absent: dict[int, int] = {}
+        self.trailing: set[int] = set()
+        """Offsets that a segment covers after its last record, and that its source did not have."""
+        self.attempts: dict[Any, Attempt] = {}
+        self.deletions = 0
+
+    def source(self) -> Source:
+        """The tier as the source of a transfer."""
+        rows = [row for segment in self.state.live for row in self.contents[segment.id]]
+        start = self.state.start_offset if self.state.live else 0
+        return Source({row[0]: number(row) for row in rows}, start, self.state.slot)
+
+    def data_created(self, key: str, data: bytes) -> None:
+        if key.startswith(f"{self.name}/") and key.endswith(".log"):
+            name = _id(key)
+            if self.bytes.setdefault(name, data) != data:
+                self.world.violate(f"{key} was created with other bytes than before")
+            self.contents[name] = decode(data)
+
+    def check_step(self, before: PartitionState, record: Any) -> None:
+        body = record.body
+        for thread, attempt in self.attempts.items():
+            attempt.disturbed |= attempt.cut and thread is not getcurrent()
+        if isinstance(body, TailTruncated):
+            self.cut(before, body)
+        elif isinstance(body, SegmentsTiered | SegmentsPrepended):
+            self.came(before, body)
+        elif isinstance(body, PartitionDeleted):
+            self.rows, self.lost, self.absent = [], set(), {}
+            self.deletions += 1
+        else:
+            super().check_step(before, record)
+
+    def came(self, before: PartitionState, body: Any, held: list[Row] | None = None) -> None:
+        """Segments came in: of one log with what was there, without a hole that its source did not have."""
+        held = self.rows if held is None else held
+        super().arrived(body.segments)
+        new = [row for segment in body.segments for row in self.contents[segment.id]]
+        rows = sorted([*held, *new])
+        self.rows = rows
+        if not rows:
+            return
+        chain = self.brokers.chain(number(rows[-1]))
+        foreign = next((row for row in rows if chain.get(row[0]) != number(row)), None)
+        if foreign is not None:
+            self.world.violate(f"offset {foreign[0]} and offset {rows[-1][0]} are of different logs")
+            return
+        first, last = body.segments[0].start_offset, body.segments[-1].end_offset
+        first = min(first, held[-1][0] + 1) if held and held[-1][0] < first else first
+        here = {row[0] for row in new}
+        missing = {offset: chain[offset] for offset in chain if first <= offset <= last and offset not in here}
+        self.passed_over(missing, {number(row) for row in new}, empty=not held)
+        mine = self.attempts.get(getcurrent())
+        if mine and not isinstance(body, SegmentsPrepended):
+            seam = body.segments[0].start_offset if held else min(mine.began.staged, default=0)
+            if seam < mine.must_give(seam) and seam not in here:
+                self.world.violate(f"offset {seam} was passed over, and its source has it staged for deletion")
+                return
+        if mine and rows[-1][0] < last:
+            self.trailing |= {offset for offset in range(rows[-1][0] + 1, last + 1) if mine.lacked(offset)}
+        self.check_values(rows, chain)
+
+    def passed_over(self, missing: dict[int, int], new: set[int], *, empty: bool) -> None:
+        """Offsets that did not come in: their source did not have them."""
+        mine = self.attempts.get(getcurrent())
+        candidates = (
+            [mine]
+            if mine
+            else [each for each in self.attempts.values() if new <= {*each.began.present.values(), *each.began.staged.values()}]
+        )
+        for offset in sorted(missing):
+            if self.absent.get(offset) == missing[offset]:
+                continue
+            if offset in self.trailing:
+                self.absent[offset] = missing[offset]
+                continue
+            if not any(attempt.lacked(offset) for attempt in candidates):
+                self.world.violate(f"offset {offset} was passed over, and its source has it")
+                return
+            self.absent[offset] = missing[offset]
+            if any(attempt.retained_away(offset) for attempt in candidates):
+                if not empty and not any(attempt.gaps for attempt in candidates):
+                    self.world.violate(f"offset {offset} was passed over without --allow-gaps")
+                    return
+                self.lost.add(offset)
+
+    def check_values(self, rows: list[Row], chain: Mapping[int, int]) -> None:
+        """Whatever sources had cleaned: each key has its last value."""
+        covered = [offset for offset in sorted(chain) if rows[0][0] <= offset <= rows[-1][0] and offset not in self.lost]
+        logged = [self.brokers.row(chain[offset]) for offset in covered]
+        wanted, found = view(logged), view(rows)
+        met = {row[1] for row in rows}
+        if wrong := {key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key) and key in met}:
+            key = min(wrong)
+            self.world.violate(f"key {key} is {found.get(key)} in the tier, and {wanted.get(key)} in the log up to {rows[-1][0]}")
+
+    def cut(self, before: PartitionState, body: TailTruncated) -> None:
+        """What a leader has discarded leaves the tier."""
+        self.truncated += 1
+        self.trailing = {offset for offset in self.trailing if offset < body.offset}
+        attempt = self.attempts.get(getcurrent())
+        if attempt:
+            attempt.cut = True
+            stay = {number(row) for segment in body.segments for row in self.contents[segment.id]}
+            same = (row for row in self.rows if row[0] >= body.offset and not attempt.lacked(row[0], number(row)))
+            if (wrong := next((row for row in same if number(row) not in stay), None)) is not None:
+                self.world.violate(f"offset {wrong[0]} was cut, and its source has it")
+        if clean_end_offset(before.vector) > body.offset and body.accept_loss:
+            gone = {segment.id for segment in body.segments}
+            live = [row for segment in self.state.live if segment.id not in gone for row in self.contents[segment.id]]
+            self.rows = [row for row in live if row[0] < body.offset]
+        else:
+            self.rows = [row for row in self.rows if row[0] < body.offset]
+        if self.rows:
+            chain = self.brokers.chain(number(self.rows[-1]))
+            self.lost = {offset for offset in chain if offset not in {row[0] for row in self.rows}}
+        else:
+            self.lost = set()
+        if clean_end_offset(self.state.vector) > body.offset:
+            self.world.violate("offsets that the broker has discarded count as clean")
+        if body.segments:
+            self.came(before, body, self.rows)
+
+
+def number(row: Row) -> int:
+    """The record's number, where symbolic rows have a horizon."""
+    assert row[3] is not None
+    return row[3]
+
+
+def decode(data: bytes) -> Rows:
+    """The records of a segment."""
+    rows: Iterable[Row] = (
+        (record.offset, (record.key or b"").decode(), None if record.value is None else int(record.value), record.timestamp)
+        for one in read_batches(data)
+        for record in one.records
+    )
+    return tuple(rows)

@@ -1,0 +1,12 @@
+"""One batch body inflated by the product's codecs, as a value."""
+
+from __future__ import annotations
+
+from compactor.records.codecs import ByteBuffer, decompress_into
+
+
+def decompress(codec: int, data: memoryview, limit: int, magic: int = 2) -> bytes:
+    """Raises CodecError, also if the output would exceed ``limit`` bytes."""
+    out = ByteBuffer(0)
+    decompress_into(codec, data, out, limit, magic)
+    return bytes(out.written())

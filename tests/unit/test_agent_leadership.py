@@ -1,0 +1,213 @@
+"""Files staged for deletion as the agent judges them: by values alone, and that no rule can be dropped unnoticed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from compactor.agent import plan
+from compactor.agent.leadership import (
+    MAX_INTERVALS,
+    TICK_MS,
+    LeadershipInterval,
+    RenameEvidence,
+    leadership_problem,
+    rename_evidence,
+    with_answer,
+)
+from compactor.agent.plan import (
+    SealedFile,
+    SeenDirectory,
+    UploadLag,
+    UploadWatch,
+    choose_uploads,
+    is_upload_due,
+    needs_log_end,
+    upload_lag,
+    with_leadership,
+    with_log_end,
+)
+from compactor.agent.staged_holder import StagedHolder
+from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.errors import BadData
+from compactor.model.ids import TopicPartition
+from compactor.transfer.staged import StagedFile
+from compactor.transfer.staged_files import HeldFiles, staged_before
+
+NOW = 1_000_000
+ORDERS = TopicPartition("orders", 0)
+RENAMED = NOW - 10_000
+LED = (LeadershipInterval(5, NOW - 60_000, NOW),)
+FILE = StagedFile(20, 300, NOW - 50_000, RENAMED, (1, 7))
+SEEN = SeenDirectory(ORDERS, "/somewhere", NOW - 5_000, NOW, active_base=40, staged=(FILE,))
+WATCH = UploadWatch(SEEN, leads=True, position=20, end=LogEnd(5, 40), checked_ms=NOW, leadership=LED)
+UNDECIDED = replace(WATCH, leadership=(LeadershipInterval(5, NOW - 60_000, RENAMED + TICK_MS - 1),))
+UNKNOWN = replace(WATCH, leadership=(LeadershipInterval(5, RENAMED + 1, NOW),))
+
+
+@pytest.mark.parametrize(
+    ("intervals", "evidence"),
+    [
+        pytest.param(LED, RenameEvidence.SAME_EPOCH, id="before and after"),
+        pytest.param((LeadershipInterval(5, RENAMED - 1, RENAMED + TICK_MS),), RenameEvidence.SAME_EPOCH, id="just"),
+        pytest.param((LeadershipInterval(5, RENAMED, NOW),), RenameEvidence.UNKNOWN, id="perhaps not seen before"),
+        pytest.param((*LED, LeadershipInterval(6, NOW, NOW)), RenameEvidence.SAME_EPOCH, id="a later epoch of the same leader"),
+        pytest.param(UNDECIDED.leadership, RenameEvidence.UNDECIDED, id="nobody has answered since"),
+        pytest.param(UNKNOWN.leadership, RenameEvidence.UNKNOWN, id="not seen before"),
+        pytest.param(
+            (LeadershipInterval(5, 0, RENAMED - 1), LeadershipInterval(6, RENAMED + 1, NOW)),
+            RenameEvidence.UNKNOWN,
+            id="another epoch after",
+        ),
+        pytest.param((), RenameEvidence.UNKNOWN, id="nothing known"),
+    ],
+)
+def test_a_file_was_renamed_within_one_leader_epoch_of_this_broker(
+    intervals: Sequence[LeadershipInterval], evidence: RenameEvidence
+) -> None:
+    assert rename_evidence(intervals, RENAMED) is evidence
+
+
+def test_answers_of_one_epoch_extend_its_interval_from_the_first_answer_to_the_latest_question() -> None:
+    known = with_answer((), LogEnd(5, 40), 100, 110)
+    assert known == (LeadershipInterval(5, 110, 100),)
+    known = with_answer(known, LogEnd(5, 50), 200, 210)
+    assert known == (LeadershipInterval(5, 110, 200),)
+    assert with_answer(known, LogEnd(6, 50), 300, 310) == (*known, LeadershipInterval(6, 310, 300))
+    assert with_answer(known, LogEnd(5, 50), 150, 160) == (*known, LeadershipInterval(5, 160, 150)), "the clock was set back"
+    assert with_answer(known, LogEnd(-1, 50), 300, 310) == ()
+    for epoch in range(6, 40):
+        known = with_answer(known, LogEnd(epoch, 50), 300, 310)
+    assert len(known) == MAX_INTERVALS
+
+
+def test_what_is_known_of_the_leadership_ends_with_it() -> None:
+    assert with_log_end(WATCH, LogEnd(5, 40), NOW + 1).leadership == (replace(LED[0], until_ms=NOW + 1),)
+    assert with_log_end(replace(WATCH, leads=False), LogEnd(5, 40), NOW + 1).leadership == ()
+    assert with_leadership(with_leadership(WATCH, leads=False), leads=True).leadership == ()
+    unreadable = replace(WATCH, seen=replace(SEEN, problem="it cannot be read"))
+    assert with_leadership(unreadable, leads=False).leadership == ()
+
+
+def test_a_staged_file_counts_as_lag_with_its_deadline() -> None:
+    assert upload_lag(WATCH) == UploadLag(1, 300, NOW - 50_000, 1, RENAMED + 60_000)
+    assert upload_lag(replace(WATCH, delete_delay_ms=1_000)).deadline_ms == RENAMED + 1_000
+    assert upload_lag(UNDECIDED).staged == 1
+    assert upload_lag(replace(WATCH, position=40)) == upload_lag(UNKNOWN) == UploadLag(0, 0, 0)
+    two = replace(WATCH, seen=replace(SEEN, staged=(FILE, replace(FILE, base=30, inode=(1, 8)))))
+    assert [(file.base, file.end) for file in two.pending] == [(20, 30), (30, 40)]
+    assert [file.base for file in replace(two, position=30).pending] == [30]
+
+
+def test_an_upload_waits_until_the_leaders_next_answer_decides_about_a_staged_file() -> None:
+    assert is_upload_due(WATCH, NOW)
+    assert not needs_log_end(WATCH, NOW)
+    for watch in (UNDECIDED, replace(UNDECIDED, position=None), replace(UNDECIDED, anew=True)):
+        assert not is_upload_due(watch, NOW)
+    assert needs_log_end(UNDECIDED, NOW)
+    assert is_upload_due(with_log_end(UNDECIDED, LogEnd(5, 40), NOW), NOW)
+
+
+def test_staged_files_go_before_sealed_segments_that_wait_longer() -> None:
+    other = SeenDirectory(TopicPartition("orders", 1), "/elsewhere", 0, NOW, (SealedFile(20, 40, 300, 1),), active_base=40)
+    waits_longer = replace(WATCH, seen=other)
+    assert [watch.name.partition for watch in choose_uploads([waits_longer, WATCH], {}, 2, NOW)] == [0, 1]
+
+
+def test_a_file_of_unknown_leadership_is_untaken_while_offsets_are_missing() -> None:
+    assert UNKNOWN.untaken == (FILE,)
+    assert not WATCH.untaken
+    assert not replace(UNKNOWN, position=None).untaken, "nobody knows yet whether anything is missing"
+    assert not replace(UNKNOWN, leads=False).untaken
+    assert not replace(UNKNOWN, position=40).untaken
+
+
+def test_the_upload_asks_for_the_same_leadership() -> None:
+    assert leadership_problem(LED)(FILE) == ""
+    assert "in one leader epoch" in leadership_problem(UNKNOWN.leadership)(FILE)
+    with pytest.raises(BadData, match="a moment ago"):
+        leadership_problem(UNDECIDED.leadership)(FILE)
+
+
+def test_a_dropped_leadership_rule_is_noticed() -> None:
+    with patch.object(plan, "rename_evidence", lambda *_: RenameEvidence.SAME_EPOCH):
+        assert UNKNOWN.staged != ()
+        assert not UNKNOWN.untaken
+
+
+# ---- files that are held open -------------------------------------------------------------------------------------------------
+
+
+def stage(folder: Path, base: int, data: bytes) -> StagedFile:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{base:020}.log.deleted"
+    path.with_suffix(".new").write_bytes(data)
+    path.with_suffix(".new").replace(path)
+    return next(file for file in staged_before(folder, [100]) if file.base == base)
+
+
+def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:
+    holder, folder = StagedHolder(), tmp_path / "orders-0"
+    file = stage(folder, 20, b"its bytes")
+    holder.hold(ORDERS, folder, [file], running=False)
+    (folder / f"{20:020}.log.deleted").unlink()
+    assert holder.known(ORDERS, [], running=False) == (file,)
+    held = holder.held(ORDERS)
+    assert held is not None
+    assert held.files[0].is_unlinked
+    assert held.files[0].mapped().tobytes() == b"its bytes"
+    held.refusals[20] = "it leaves a gap"
+    holder.hold(ORDERS, folder, [file], running=True)
+    assert holder.held(ORDERS) is held, "an upload reads it"
+    holder.hold(ORDERS, folder, [file], running=False)
+    assert holder.held(ORDERS) is None, "refused and deleted"
+
+
+def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> None:
+    holder, folder = StagedHolder(), tmp_path / "orders-0"
+    files = [stage(folder, 20, b"deleted"), stage(folder, 30, b"on the disk")]
+    holder.hold(ORDERS, folder, files, running=False)
+    (folder / f"{20:020}.log.deleted").unlink()
+    assert holder.hold(ORDERS, folder, files, running=False) == tuple(files)
+    assert holder.hold(ORDERS, folder, files, running=False, room=False) == (files[1],)
+    holder.forget(ORDERS)
+
+
+def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
+    before, holder = os.listdir("/proc/self/fd"), StagedHolder()
+    file = stage(tmp_path / "orders-0", 20, b"its bytes")
+    holder.hold(ORDERS, tmp_path / "orders-0", [file], running=False)
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "the file and its directory"
+    holder.hold(ORDERS, tmp_path / "orders-0", [], running=False)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> None:
+    holder, folder = StagedHolder(), tmp_path / "orders-0"
+    holder.hold(ORDERS, folder, [stage(folder, 20, b"of the old topic")], running=False)
+    folder.rename(tmp_path / "orders-0.0123abc-delete")
+    folder.mkdir()
+    assert holder.known(ORDERS, [], running=False) == ()
+
+
+def test_a_file_whose_name_another_one_has_taken_is_closed(tmp_path: Path) -> None:
+    held = HeldFiles(tmp_path / "orders-0")
+    held.hold([stage(held.log_dir, 20, b"truncated")])
+    later = stage(held.log_dir, 20, b"expired")
+    held.close_outdated([later])
+    held.hold([later])
+    assert [each.mapped().tobytes() for each in held.files] == [b"expired"]
+    held.close()
+
+
+def test_a_file_that_is_not_the_listed_one_any_more_is_not_opened(tmp_path: Path) -> None:
+    held = HeldFiles(tmp_path / "orders-0")
+    file = stage(held.log_dir, 20, b"truncated")
+    stage(held.log_dir, 20, b"expired")
+    held.hold([file])
+    assert held.files == ()

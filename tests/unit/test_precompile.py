@@ -1,0 +1,71 @@
+"""Kernels that are compiled before a log needs them, by one process at a time; the modules that a small `run` imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compactor.cleaner import precompile
+from compactor.kernels.jit import COMPLETE
+from compactor.records.build import Row, batch
+
+ROOT = Path(__file__).parents[2]
+MISSES = """
+import gc
+from numba.core.dispatcher import Dispatcher
+from compactor.cleaner.precompile import precompile
+
+precompile()
+kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher) and each.__module__.startswith(("bloom", "compactor"))]
+print(sum(sum(each.stats.cache_misses.values()) for each in kernels), sum(sum(each.stats.cache_hits.values()) for each in kernels) > 30)
+print(*[each.__qualname__ for each in kernels if len(each.signatures) > 1])
+"""
+NOT_FOR_A_SMALL_RUN = (
+    "boto3", "botocore", "compactor.cleaner.precompile", "compactor.storage.s3", "compactor.tier.layouts.aiven.layout", "confluent_kafka",
+    "cryptography", "jinja2", "prometheus_client", "pyarrow", "pyspark", "watchdog",
+)  # fmt: skip
+
+
+def test_a_process_after_the_first_compiles_nothing_and_each_kernel_for_one_kind_of_arguments() -> None:
+    precompile.precompile()
+    ran = subprocess.run([sys.executable, "-c", MISSES], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split("\n") == ["0 True", "", ""]
+
+
+def test_precompilation_removes_what_a_stopped_machine_left_and_happens_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bool] = []
+    torn = tmp_path / "records_0" / "rows._parse.nbi"
+    torn.parent.mkdir()
+    torn.touch()
+    monkeypatch.setattr(precompile, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(precompile, "_clean_small_log", lambda: found.append(torn.exists()))
+    precompile.precompile()
+    assert (found, (tmp_path / COMPLETE).exists()) == ([False], True)
+    torn.parent.mkdir()
+    torn.touch()
+    precompile.precompile()
+    assert found == [False, True]
+
+
+def run_by_itself(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Ends with the names of all modules on stderr."""
+    program = (
+        f"import sys; from compactor.cli.main import entry; assert entry({list(arguments)!r}) == 0; print(*sys.modules, file=sys.stderr)"
+    )
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+
+
+def test_a_small_run_loads_what_it_needs(tmp_path: Path) -> None:
+    log, config = tmp_path / "orders-0", tmp_path / "tier.toml"
+    log.mkdir()
+    for base in (0, 100):
+        rows = [Row(base + i, 1, b"key-%d" % (i % 7), b"value") for i in range(100)]
+        (log / f"{base:020d}.log").write_bytes(batch(rows))
+    config.write_text(f'[tier]\nurl = "{(tmp_path / "tier").as_uri()}"\nstate_dir = "{tmp_path / "state"}"\n')
+    run_by_itself("import", str(log), "--topic", "orders", "--partition", "0", "--config", str(config))
+    ran = run_by_itself("run", "--output", "json", "--config", str(config))
+    assert '"status": "cleaned"' in ran.stdout
+    assert sorted(set(NOT_FOR_A_SMALL_RUN) & set(ran.stderr.split())) == []

@@ -1,0 +1,139 @@
+"""Which files staged for deletion still belong to a log: each rule by itself, and that none can be dropped unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from checkpoint.lineage import EpochEntry, Lineage
+from compactor.transfer import staged
+from compactor.transfer.staged import (
+    LiveLog,
+    StagedChoice,
+    StagedSegment,
+    TierEnd,
+    choose_staged,
+    cleaned_problem,
+    epoch_problem,
+    linked,
+    live_file_problem,
+    order_problem,
+    seam_problem,
+)
+
+
+def lineage(*pairs: tuple[int, int]) -> Lineage:
+    return tuple(EpochEntry(epoch, start) for epoch, start in pairs)
+
+
+FIRST = StagedSegment(20, 39, lineage((0, 20)))
+SECOND = StagedSegment(40, 59, lineage((0, 40), (1, 50)))
+LIVE = LiveLog((60, 80), first_epoch=1)
+TIER = TierEnd(30, lineage((0, 0)))
+
+
+def test_staged_files_that_lead_from_the_tiers_end_to_the_live_log_are_taken() -> None:
+    assert choose_staged([SECOND, FIRST], LIVE, TIER) == StagedChoice((20, 40))
+    assert choose_staged([SECOND], LIVE, replace(TIER, position=40)).taken == (40,)
+    assert choose_staged([SECOND, FIRST], LIVE, TierEnd(None)).taken == (20, 40)
+
+
+def test_nothing_is_taken_or_reported_that_the_tier_has_or_the_live_log_continues() -> None:
+    assert choose_staged([FIRST, SECOND], LIVE, replace(TIER, position=60)) == StagedChoice()
+    assert choose_staged([FIRST, SECOND], LiveLog((60,)), replace(TIER, position=75)) == StagedChoice()
+    assert choose_staged([FIRST], LiveLog(()), TIER) == StagedChoice()
+    assert choose_staged([FIRST, SECOND], LIVE, replace(TIER, position=40)) == StagedChoice((40,))
+
+
+def test_an_empty_staged_file_is_passed_over() -> None:
+    assert choose_staged([StagedSegment(60, 59), FIRST, SECOND], LIVE, TIER) == StagedChoice((20, 40))
+
+
+def test_a_file_whose_base_is_live_was_replaced() -> None:
+    assert live_file_problem(SECOND, LiveLog((40, 80)))
+    assert not live_file_problem(SECOND, LIVE)
+
+
+def test_a_truncated_or_merged_file_is_not_wholly_below_the_live_log() -> None:
+    assert not order_problem(SECOND, LIVE)
+    assert order_problem(StagedSegment(60, 70), LiveLog((40, 80)))
+    assert order_problem(StagedSegment(50, 60), LIVE)
+
+
+def test_a_chain_ends_where_two_files_end_at_one_offset() -> None:
+    other = StagedSegment(30, 39)
+    assert linked([FIRST, SECOND], LIVE) == (FIRST, SECOND)
+    assert linked([FIRST, other, SECOND], LIVE) == (SECOND,)
+    assert linked([FIRST, replace(SECOND, last_offset=58)], LIVE) == ()
+    assert linked([FIRST], LIVE) == ()
+
+
+def test_a_chain_begins_at_the_tiers_end_or_before() -> None:
+    assert not seam_problem([FIRST, SECOND], replace(TIER, position=20))
+    assert seam_problem([FIRST, SECOND], replace(TIER, position=19))
+    assert not seam_problem([FIRST, SECOND], TierEnd(None))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "live", "tier", "fits"),
+    [
+        pytest.param(((0, 20), (1, 50)), 1, ((0, 0),), True, id="a new epoch"),
+        pytest.param(((0, 20), (1, 50)), -1, ((0, 0),), True, id="live epoch unknown"),
+        pytest.param((), 1, ((0, 0),), True, id="no epoch named"),
+        pytest.param(((-1, 20), (1, 50)), 1, ((0, 0),), True, id="legacy batches"),
+        pytest.param(((0, 20), (1, 50)), 0, ((0, 0),), False, id="written after the live log"),
+        pytest.param(((1, 20), (0, 50)), 1, ((1, 0),), False, id="epochs fall"),
+        pytest.param(((0, 20),), 1, ((0, 0), (1, 25)), False, id="another branch below the tier's end"),
+        pytest.param(((0, 20),), 1, ((0, 0), (1, 30)), False, id="an epoch that began at the tier's end"),
+        pytest.param(((0, 30),), 1, ((1, 0),), False, id="older than the tier's last epoch"),
+        pytest.param(((2, 20),), 2, ((0, 0),), False, id="a later leader disowns the tier's end"),
+        pytest.param(((1, 30),), 1, ((0, 0),), True, id="a new epoch at the tier's end"),
+    ],
+)
+def test_epochs_fit_the_tier_and_the_first_live_batch(
+    epochs: tuple[tuple[int, int], ...], live: int, tier: tuple[tuple[int, int], ...], fits: bool
+) -> None:
+    chain = [StagedSegment(20, 59, lineage(*epochs))]
+    assert bool(epoch_problem(chain, replace(LIVE, first_epoch=live), TierEnd(30, lineage(*tier)))) is not fits
+
+
+def test_a_live_log_that_was_cleaned_later_may_lack_tombstones_for_what_is_staged() -> None:
+    cleaned = replace(LIVE, cleaned=60)
+    assert cleaned_problem([FIRST, SECOND], cleaned, TIER)
+    assert not cleaned_problem([FIRST, SECOND], cleaned, replace(TIER, position=60))
+    assert not cleaned_problem([FIRST, SECOND], replace(LIVE, cleaned=20), TierEnd(None))
+
+
+WITHOUT_REASON: dict[str, Callable[..., Any]] = {
+    "live_file_problem": lambda *_: "",
+    "order_problem": lambda *_: "",
+    "linked": lambda segments, live: tuple(sorted(segments, key=lambda segment: segment.base)),
+    "seam_problem": lambda *_: "",
+    "epoch_problem": lambda *_: "",
+    "cleaned_problem": lambda *_: "",
+}
+"""Each rule as it is when it is dropped."""
+
+REFUSED: dict[str, tuple[list[StagedSegment], LiveLog, TierEnd]] = {
+    "live_file_problem": ([StagedSegment(60, 70)], LIVE, TIER),
+    "order_problem": ([StagedSegment(40, 65)], LIVE, TIER),
+    "linked": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
+    "seam_problem": ([SECOND], LIVE, TIER),
+    "epoch_problem": ([FIRST, SECOND], LIVE, replace(TIER, lineage=lineage((1, 0)))),
+    "cleaned_problem": ([FIRST, SECOND], replace(LIVE, cleaned=60), TierEnd(None)),
+}
+"""Files that this rule refuses."""
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_each_rule_refuses_by_itself(rule: str) -> None:
+    choice = choose_staged(*REFUSED[rule])
+    assert choice.taken == ()
+    assert set(choice.refusals) == {segment.base for segment in REFUSED[rule][0]}
+    with patch.object(staged, rule, WITHOUT_REASON[rule]):
+        dropped = choose_staged(*REFUSED[rule])
+    assert dropped != choice, "a rule that is dropped must be noticed"
