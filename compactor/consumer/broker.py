@@ -114,14 +114,18 @@ class ConfluentBroker:
     def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
         kafka, epochs = load_confluent_kafka(), epochs or {}
         self.stop(offsets)
-        wanted = [kafka.TopicPartition(*name, offset, leader_epoch=epochs.get(name, -1)) for name, offset in offsets.items()]
-        if wanted:
-            self._consumer().incremental_assign(wanted)
-            self._names |= set(offsets)
-            self._compare([place for place in wanted if (place.topic, place.partition) in epochs])
+        if not offsets:
+            return
+        # librdkafka compares leader epochs where a partition is sought, not where it is assigned, and fetches meanwhile. Assigned at the
+        # sought offset, a partition that a truncation has cut below it may be reported as out of range instead. (A logical offset such
+        # as OFFSET_END is no way out: its answer may arrive after the seek, and then takes the place of the sought offset.)
+        first = [kafka.TopicPartition(*name, self.bounds(name).end if name in epochs else offset) for name, offset in offsets.items()]
+        self._consumer().incremental_assign(first)
+        self._names |= set(offsets)
+        self._seek([kafka.TopicPartition(*name, offsets[name], leader_epoch=epochs[name]) for name in offsets if name in epochs])
 
-    def _compare(self, places: Sequence[Any]) -> None:
-        """Let librdkafka compare leader epochs: it does so where a partition is sought, not where it is assigned."""
+    def _seek(self, places: Sequence[Any]) -> None:
+        """Seek places with leader epochs, as soon as the assignment of their partitions is in force."""
         kafka, deadline = load_confluent_kafka(), time.monotonic() + self._connection.timeout_s
         for place in places:
             while True:
