@@ -28,7 +28,7 @@ from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, Segmen
 from compactor.storage.counting import Counters
 from compactor.storage.local import LocalStore
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers.object_log import ObjectLogPublisher
+from compactor.tier.publishers import ObjectLogPublisher
 
 NAME = TopicPartition("orders", 0)
 LEASE = Lease(30_000)

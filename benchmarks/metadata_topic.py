@@ -28,8 +28,7 @@ from compactor.brokers.metadata_topic.codec import (
     TopicIdPartition,
     encode_record,
 )
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.brokers.metadata_topic.ports import Bounds, PollResult, TopicIdentity, TopicRecord
 from compactor.local.rocks import Rocks

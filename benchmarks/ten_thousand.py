@@ -22,8 +22,7 @@ from compactor.control.records import RetireInspection
 from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
 from compactor.storage.counting import Usage
-from compactor.upkeep.attention import FULL_LOOKS, partitions_to_inspect
-from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.retire import FULL_LOOKS, partitions_to_inspect, retire_partition
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
 
 WRITERS = 1_000

@@ -31,8 +31,7 @@ from compactor.storage.settings import Retries, Transfers
 from compactor.tier.kinds import TierKind, control_url, read_only_error, tier_kind
 from compactor.tier.names import TopicIds
 from compactor.tier.ports import SegmentPublisher
-from compactor.tier.publishers.object_log import ObjectLogPublisher
-from compactor.tier.publishers.read_only import ReadOnlyPublisher
+from compactor.tier.publishers import ObjectLogPublisher, ReadOnlyPublisher
 
 if TYPE_CHECKING:
     from compactor.brokers.metadata_topic.connection import KafkaConnection

@@ -45,8 +45,7 @@ from compactor.errors import CompactorError, StoreError
 from compactor.local.budget import Budget
 from compactor.local.spool import try_folder
 from compactor.model.ids import TopicPartition
-from compactor.outputs.configured import configured_output
-from compactor.outputs.port import OutputReport
+from compactor.outputs.port import OutputReport, configured_output
 from compactor.round.compaction import RoundReport, disk_budget_bytes
 from compactor.service.journal import EventLogger, ServiceLogger
 from compactor.service.loop import ServiceLoop

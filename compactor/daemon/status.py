@@ -2,18 +2,109 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from compactor.control.summary import SegmentSummary
-from compactor.daemon.job_totals import JobTotals, add_job
 from compactor.daemon.jobs import JobResult
 from compactor.daemon.partition_history import PartitionHistory
 from compactor.daemon.progress import JobProgress, RunningJob
-from compactor.daemon.scheduling import Job, PartitionSchedule
+from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule
 from compactor.model.ids import TopicPartition
+from compactor.round.compaction import RoundReport
 from compactor.service.journal import EventLogger
 from compactor.service.service_status import ServiceStatus
+from compactor.upkeep.retire import RetireReport
+
+BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
+"""Upper bounds of durations in seconds: rounds of small partitions take half a second, those of large ones hours."""
+
+
+@dataclass(frozen=True)
+class DurationHistogram:
+    """Histogram of durations. counts: number per upper bound in BOUNDS_S, then above the last bound. total: sum in seconds."""
+
+    counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
+    total: float = 0.0
+
+    def with_duration(self, seconds: float) -> DurationHistogram:
+        """Return the histogram with one more duration."""
+        place = bisect_left(BOUNDS_S, seconds)
+        counts = tuple(count + (at == place) for at, count in enumerate(self.counts))
+        return DurationHistogram(counts, self.total + seconds)
+
+    @property
+    def prometheus_buckets(self) -> list[tuple[str, float]]:
+        """Cumulative buckets as Prometheus expects them: each upper bound with the number of durations that are not longer."""
+        bounds = [str(bound) for bound in BOUNDS_S] + ["+Inf"]
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+
+
+@dataclass(frozen=True)
+class JobTotals:
+    """Totals since the process started. Times are in seconds, sizes in bytes.
+
+    durations: of jobs, by action and status.
+    phases: of published rounds, by phase (see ``progress.RunningJob``).
+    """
+
+    jobs: dict[tuple[str, str], int] = field(default_factory=dict)
+    records_read: int = 0
+    records_kept: int = 0
+    segments_read: int = 0
+    segments_written: int = 0
+    segments_skipped: int = 0
+    filters_asked: int = 0
+    filters_useless: int = 0
+    round_bytes_read: int = 0
+    round_bytes_written: int = 0
+    saved_bytes: int = 0
+    objects_deleted: int = 0
+    bytes_deleted: int = 0
+    last_round_seconds: float = 0.0
+    last_recopy_percent: float = 0.0
+    last_map_percent: float = 0.0
+    durations: dict[tuple[str, str], DurationHistogram] = field(default_factory=dict)
+    phases: dict[str, DurationHistogram] = field(default_factory=dict)
+
+
+def add_job(so_far: JobTotals, done: JobResult, map_budget: int) -> JobTotals:
+    """Return the totals with one more job.
+
+    :param map_budget: bytes that the job's round could use for its offset map.
+    """
+    report = done.report
+    key = (done.job.action.value, done.status)
+    values = so_far.__dict__ | {"jobs": so_far.jobs | {key: so_far.jobs.get(key, 0) + 1}}
+    worked = done.job.action is DaemonAction.ROUND and done.status not in ("nothing_to_do", "leased", "stopped")
+    if worked or (isinstance(report, RetireReport) and (report.deleted or report.swept)):
+        values |= {"durations": so_far.durations | {key: so_far.durations.get(key, DurationHistogram()).with_duration(done.seconds)}}
+    if isinstance(report, RoundReport) and report.status in ("cleaned", "resumed"):
+        taken = {phase: so_far.phases.get(phase, DurationHistogram()).with_duration(seconds) for phase, seconds in done.phases.items()}
+        values |= {
+            "records_read": so_far.records_read + report.records_read,
+            "records_kept": so_far.records_kept + report.records_kept,
+            "segments_read": so_far.segments_read + report.segments_in - report.segments_skipped,
+            "segments_written": so_far.segments_written + report.segments_out,
+            "segments_skipped": so_far.segments_skipped + report.segments_skipped,
+            "filters_asked": so_far.filters_asked + report.filters.asked,
+            "filters_useless": so_far.filters_useless + report.filters.useless,
+            "round_bytes_read": so_far.round_bytes_read + report.bytes_read,
+            "round_bytes_written": so_far.round_bytes_written + report.bytes_written,
+            "saved_bytes": so_far.saved_bytes + max(0, report.saved_bytes),
+            "last_round_seconds": done.seconds,
+            "last_recopy_percent": 100 * report.bytes_written / before if (before := report.bytes_written + report.saved_bytes) else 0.0,
+            "last_map_percent": 100 * report.peak_map_bytes / map_budget if map_budget else 0.0,
+            "phases": so_far.phases | taken,
+        }
+    if isinstance(report, RetireReport):
+        values |= {
+            "objects_deleted": so_far.objects_deleted + len(report.deleted) + len(report.swept),
+            "bytes_deleted": so_far.bytes_deleted + report.bytes,
+        }
+    return JobTotals(**values)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from compactor.local.budget import Budget as Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.profiling import WorkStage, measure_stage
-from compactor.tier import recorded
+from compactor.tier import contents
 from compactor.tier.contents import StreamDigest
 from compactor.tier.ports import SegmentLayout
 
@@ -214,7 +214,7 @@ class Staging:
 
     def content(self, wanted: Wanted) -> bytes:
         """Fetch a small file into memory and return its content. Raises BadData if it differs from what was recorded."""
-        return recorded.read_recorded(self.layout, wanted.name, wanted.segment, wanted.kind)
+        return contents.read_recorded(self.layout, wanted.name, wanted.segment, wanted.kind)
 
     def close(self) -> None:
         """Delete the folder and return all reserved bytes to the budget."""
@@ -253,7 +253,7 @@ class Staging:
                 return
             if self._from_log_directory(wanted, path):
                 return
-            arrived = recorded.download_recorded(self.layout, wanted.name, wanted.segment, wanted.kind, path)
+            arrived = contents.download_recorded(self.layout, wanted.name, wanted.segment, wanted.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.transferred
             arrived.require(self.where(wanted), wanted.file)

@@ -39,11 +39,10 @@ from compactor.storage.deleting import delete_keys
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import bucket_and_prefix
-from compactor.tier.contents import FileContent, create_object
+from compactor.tier.contents import FileContent, create_object, read_recorded
 from compactor.tier.kinds import control_url, pinterest_keys
 from compactor.tier.layouts.pinterest.keys import METADATA_FILE, WATERMARK, PartitionKeys
 from compactor.tier.layouts.pinterest.metadata import format_metadata, format_watermark
-from compactor.tier.recorded import read_recorded
 
 PUBLISH_ATTEMPTS = 5
 """Attempts per partition. An attempt fails if segments were replaced while it ran, or another writer was faster."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from compactor.access.tier import Tier
 from compactor.constants import NEVER_MS
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
+from compactor.storage.port import ObjectStore
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class OutputReport:
 
 
 class OutputWriter(Protocol):
-    """Writer of one kind of output. A new kind is a module in this folder and a line in ``compactor.outputs.configured``."""
+    """Writer of one kind of output. A new kind is a module in this folder and a line in ``configured_output``."""
 
     def update_output(self, opened: Tier, name: TopicPartition, disk: Budget) -> OutputReport:
         """Bring a partition's output up to its published view, and delete old versions whose time is over.
@@ -37,3 +39,15 @@ class OutputWriter(Protocol):
         :raises BadData: if an object is missing or damaged. :raises OutOfBudget: if a segment does not fit the disk budget.
         :raises Leased: if another process writes this output now. :raises StoreError:
         """
+
+
+def configured_output(opened: Tier, wrapped: Callable[[ObjectStore], ObjectStore]) -> OutputWriter | None:
+    """Return the configured output, or None if there is none. Makes no request. Raises UsageError if its settings are invalid.
+
+    :param wrapped: wraps the output's store, for example so that requests can be interrupted.
+    """
+    if not opened.settings.tier.pinterest.target:
+        return None
+    from compactor.outputs.upkeep import PinterestOutput
+
+    return PinterestOutput.from_settings(opened, wrapped)

@@ -17,8 +17,8 @@ from compactor.records.batches import BatchTable
 from compactor.records.headers import digest_of_headers, headers_of
 from compactor.round.partial.rewrite import ComposedSegment
 from compactor.storage.port import ComposeSource
+from compactor.tier.contents import file_sha256
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
-from compactor.tier.recorded import file_sha256
 
 
 @dataclass(frozen=True)

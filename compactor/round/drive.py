@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from compactor.cleaner.gate.gate import GateFailed
-from compactor.control import balancing, ordering, publication
+from compactor.control import ordering, publication
 from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import Leadership, RequirementFailed, hold_leadership
 from compactor.control.logs import PartitionLog, cut_if_due
@@ -223,7 +223,7 @@ def _finish_intent(leadership: Leadership, work: RoundWork[FactsT], facts: Facts
     if intent.pending:
         steps.advance(Stage.UPLOADED)
         intent = _require_intent(leadership.state)
-    problem = balancing.balance_problem(leadership.state, intent)
+    problem = publication.balance_problem(leadership.state, intent)
     if problem:
         return _undo_and_quarantine(leadership, steps, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), "")
     problem = publication.stored_segments_problem(leadership.ports, leadership.state, [receipt.segment for receipt in intent.receipts])

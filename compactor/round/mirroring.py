@@ -20,8 +20,8 @@ from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_snapshot
+from compactor.tier.contents import read_recorded
 from compactor.tier.ports import SegmentLayout
-from compactor.tier.recorded import read_recorded
 
 _BATCH_HEADER: Final = 61
 _MAGIC_AT: Final = 16

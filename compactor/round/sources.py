@@ -24,8 +24,8 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
 from compactor.records.producers import ProducerStates, parse_snapshot
+from compactor.tier.contents import read_recorded
 from compactor.tier.ports import SegmentLayout
-from compactor.tier.recorded import read_recorded
 
 
 def live_segment_reader(

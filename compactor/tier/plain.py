@@ -19,8 +19,7 @@ from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, Segmen
 from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ComposeSource, ObjectInfo, ObjectStore, RangeCopies
 from compactor.tier.contents import FileContent, create_object, damaged_object_error, known_file, recorded_file, stored_file, stored_problem
-from compactor.tier.non_composable import NonComposableLayout
-from compactor.tier.ports import ListedObject, SegmentRef
+from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentRef
 
 _CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
 """(key, metadata) -> a new object. Raises AlreadyExists."""

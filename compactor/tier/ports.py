@@ -1,6 +1,6 @@
 """The two ports of a tier: where the bytes of segments lie (SegmentLayout), and how readers are switched to them (SegmentPublisher).
 
-A new kind of tier is a layout in ``tier/layouts``, a publisher in ``tier/publishers`` and a row in ``tier/kinds.py``. Only layouts make
+A new kind of tier is a layout in ``tier/layouts``, a publisher in ``tier/publishers.py`` and a row in ``tier/kinds.py``. Only layouts make
 object keys, and only publishers switch readers. Neither knows control logs: appends to them are passed in as callables.
 Every implementation passes tests/contract/test_segment_layout.py or test_segment_publisher.py.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from compactor.errors import CannotCopy
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
@@ -228,3 +229,25 @@ class SegmentPublisher(Protocol):
 
         Live segments that they displaced come back first.
         """
+
+
+class NonComposableLayout:
+    """The part of SegmentLayout about composed logs, for objects that bear no digest of ours or are not plain logs."""
+
+    keeps_digests = False
+
+    @property
+    def copies(self) -> RangeCopies | None:
+        return None
+
+    def version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+        raise _cannot_compose_error()
+
+    def compose(
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
+    ) -> str:
+        raise _cannot_compose_error()
+
+
+def _cannot_compose_error() -> CannotCopy:
+    return CannotCopy("this tier's layout cannot compose logs of copied ranges", hint="This is a bug; please report it")

@@ -22,7 +22,7 @@ from compactor.errors import OutOfBudget, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file, scan_batches
-from compactor.tier.recorded import download_recorded
+from compactor.tier.contents import download_recorded
 from compactor.transfer.cleaned import LOG_STARTS
 
 _SUFFIXED = ("log", "index", "timeindex", "txnindex")

@@ -33,7 +33,7 @@ from compactor.records.batches import HEADER, HORIZON, BatchTable
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build, index_mismatch, timeindex_mismatch
 from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot
 from compactor.records.rows import parse
-from compactor.tier.recorded import file_sha256
+from compactor.tier.contents import file_sha256
 
 CHECKPOINT = "leader-epoch-checkpoint"
 DELETED = ".deleted"

@@ -28,7 +28,7 @@ from compactor.errors import BadData, UsageError
 from compactor.model.policy import CleanerPolicy
 from compactor.records.indexes import TXN_ENTRY, parse_txn_index
 from compactor.round.sources import read_producers_at_end
-from compactor.tier.recorded import download_recorded, read_recorded
+from compactor.tier.contents import download_recorded, read_recorded
 from compactor.transfer.log_directory import CheckedPiece, FutureSegment, LogPiece, log_path
 
 

@@ -14,11 +14,11 @@ at once. Objects of which the log knows nothing may be unknown because of an err
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compactor.constants import NEVER_MS
+from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control import grace, ordering
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import PartitionLog, cut_if_due
@@ -26,7 +26,7 @@ from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.publication import delete_objects
 from compactor.control.records import ImportVoided, RetireBegun, Retired
 from compactor.control.stages import Stage, StageTracker
-from compactor.control.state import PartitionState, Registration, Waiting
+from compactor.control.state import CatalogState, PartitionState, Registration, Waiting
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -331,3 +331,33 @@ def _retire_report(
     deleted = (*found.unfinished, *found.due) if done else gone
     size = sum(file.size for segment in deleted for file in segment.files.values()) + sum(item.size for item in found.orphans)
     return RetireReport(keys(deleted), tuple(item.key for item in found.orphans), keys(found.waiting), size, found.next_ms)
+
+
+FULL_LOOKS = 64
+"""Partitions inspected per hour although no hint asks for it. In a tier with at most this many partitions, all are inspected every time."""
+
+
+def partitions_to_inspect(
+    state: CatalogState, names: Sequence[TopicPartition], now_ms: int, key_of: Callable[[TopicPartition], str] = str
+) -> list[TopicPartition]:
+    """Return the partitions to inspect, in the given order.
+
+    :param now_ms: the store's clock, as in the recorded inspections.
+    :param key_of: returns the name of a partition's log in the tier-wide state.
+    """
+    if len(names) <= FULL_LOOKS:
+        return list(names)
+    chosen: set[TopicPartition] = set()
+    idle: list[tuple[int, TopicPartition]] = []
+    for name in names:
+        look = state.looks.get(key_of(name))
+        if look is None or look.slot < state.reached.get(key_of(name), 0) or look.next_ms <= now_ms:
+            chosen.add(name)
+        else:
+            idle.append((look.at_ms, name))
+    # Inspections that hints asked for count for that hour, too, but they do not delay partitions that have waited a whole cycle.
+    lately = sum(now_ms - HOUR_MS < at_ms <= now_ms for at_ms, _ in idle)
+    overdue = sum(at_ms <= now_ms - HOUR_MS * len(names) // FULL_LOOKS for at_ms, _ in idle)
+    idle.sort()
+    chosen.update(name for _, name in idle[: max(FULL_LOOKS - lately, min(FULL_LOOKS, overdue))])
+    return [name for name in names if name in chosen]

@@ -17,7 +17,7 @@ from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey, content_sum
-from compactor.tier.recorded import download_recorded
+from compactor.tier.contents import download_recorded
 from compactor.upkeep.retire import GraceClock, survey_retirable
 from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget
 from compactor.upkeep.uploads import find_unfinished_uploads

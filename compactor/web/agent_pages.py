@@ -10,7 +10,7 @@ from compactor import __version__
 from compactor.agent.metrics import agent_metrics
 from compactor.agent.plan import UploadFailure, UploadLag, UploadWatch, upload_lag
 from compactor.agent.status import AgentStatus
-from compactor.daemon.conditions import PartitionCondition
+from compactor.daemon.scheduling import PartitionCondition
 from compactor.model.ids import TopicPartition
 from compactor.service.metrics import render_metrics
 from compactor.web.documents import (

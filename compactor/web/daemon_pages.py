@@ -10,10 +10,16 @@ from compactor import __version__
 from compactor.constants import NEVER_MS
 from compactor.control.state import EpochHistory, Run
 from compactor.control.summary import LastRound
-from compactor.daemon.conditions import PartitionCondition, failing_since_ms, failure_reason, next_step, partition_condition
 from compactor.daemon.metrics import daemon_metrics
 from compactor.daemon.progress import RunningJob
-from compactor.daemon.scheduling import PartitionSchedule
+from compactor.daemon.scheduling import (
+    PartitionCondition,
+    PartitionSchedule,
+    failing_since_ms,
+    failure_reason,
+    next_step,
+    partition_condition,
+)
 from compactor.daemon.status import DaemonStatus, PartitionDetails
 from compactor.model.ids import TopicPartition
 from compactor.service.metrics import render_metrics

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import parse_qs, urlencode
 
-from compactor.daemon.conditions import PartitionCondition
+from compactor.daemon.scheduling import PartitionCondition
 from compactor.web.documents import PartitionList, RowT
 
 PER_PAGE = 50

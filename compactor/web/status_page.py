@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from compactor import __version__
-from compactor.daemon.conditions import PartitionCondition
+from compactor.daemon.scheduling import PartitionCondition
 from compactor.model.ids import TopicPartition
 from compactor.service.service_status import ServiceStatus
 from compactor.views.words import count_noun

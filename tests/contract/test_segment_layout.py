@@ -25,7 +25,7 @@ from compactor.records.headers import checked_digest
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectStore
-from compactor.tier import recorded
+from compactor.tier.contents import download_recorded, read_recorded
 from compactor.tier.kinds import KINDS
 from compactor.tier.layouts.aiven.layout import AivenLayout
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
@@ -33,9 +33,8 @@ from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.layouts.pinterest.keys import PartitionKeys, id_from_base_offset
 from compactor.tier.layouts.pinterest.layout import PinterestLayout
 from compactor.tier.names import TopicIds, object_stem
-from compactor.tier.non_composable import NonComposableLayout
 from compactor.tier.plain import ComposableLayout, FileName
-from compactor.tier.ports import ListedObject, SegmentLayout, SegmentName, SegmentRef
+from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentLayout, SegmentName, SegmentRef
 from tests.support.memory_store import Clock, MemoryStore
 
 NAME = TopicPartition("orders", 0)
@@ -196,8 +195,8 @@ class TestReading:
             assert rig.layout.read(NAME, segment, kind) == data
             assert rig.layout.download(NAME, segment, kind, tmp_path / kind) > 0
             assert (tmp_path / kind).read_bytes() == data
-            assert recorded.read_recorded(rig.layout, NAME, segment, kind) == data
-            assert recorded.download_recorded(rig.layout, NAME, segment, kind, tmp_path / f"{kind} again").is_recorded(segment.files[kind])
+            assert read_recorded(rig.layout, NAME, segment, kind) == data
+            assert download_recorded(rig.layout, NAME, segment, kind, tmp_path / f"{kind} again").is_recorded(segment.files[kind])
 
     def test_a_range_is_shorter_only_where_the_file_ends(self, rig: Rig) -> None:
         contents = rig.contents(2)
@@ -232,7 +231,7 @@ class TestReading:
         segment = rig.segment(0, contents, digests=False)
         rig.stored(rig.segment(0, contents), contents)
         assert rig.layout.problem(NAME, segment) == ""
-        assert recorded.read_recorded(rig.layout, NAME, segment, rig.kinds[-1]) == contents[rig.kinds[-1]]
+        assert read_recorded(rig.layout, NAME, segment, rig.kinds[-1]) == contents[rig.kinds[-1]]
 
     def test_the_list_names_what_it_knows(self, rig: Rig) -> None:
         segments = [rig.segment(start, rig.contents(start)) for start in (0, 100)]
@@ -343,8 +342,8 @@ class TestPuttingTogether:
         assert layout.problem(NAME, made) == ""
         assert layout.read(NAME, made, "log", 0, len(spliced.log) + 1) == spliced.log
         assert {kind: layout.read(NAME, made, kind) for kind in spliced.beside} == spliced.beside
-        assert recorded.download_recorded(layout, NAME, made, "log", tmp_path / "down").is_recorded(made.files["log"])
-        assert recorded.read_recorded(layout, NAME, made, "log") == spliced.log
+        assert download_recorded(layout, NAME, made, "log", tmp_path / "down").is_recorded(made.files["log"])
+        assert read_recorded(layout, NAME, made, "log") == spliced.log
         about = spliced.rig.store.head(layout.where(NAME, made, "log")).metadata
         assert about == {"batches": made.files["log"].batches, "mtime_ms": "1700000000001"}
         of_source = spliced.source.files["log"]
@@ -406,7 +405,7 @@ class TestPuttingTogether:
         spliced.rig.store.create(key, flipped(spliced.log))
         assert layout.problem(NAME, made) == f"{spliced.rig.store.url}/{key} has another digest than was recorded"
         with pytest.raises(BadData, match="its digest is not the one that was recorded"):
-            recorded.read_recorded(layout, NAME, made, "log")
+            read_recorded(layout, NAME, made, "log")
 
     @composing_rigs
     def test_a_version_is_of_what_was_recorded(self, spliced: Spliced) -> None:

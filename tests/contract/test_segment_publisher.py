@@ -12,7 +12,7 @@ from compactor.errors import Unavailable, UsageError
 from compactor.model.plan import Replacement
 from compactor.model.segment import SegmentState
 from compactor.tier.ports import Announced, SegmentName, SegmentPublisher
-from compactor.tier.publishers.object_log import ObjectLogPublisher
+from compactor.tier.publishers import ObjectLogPublisher
 from tests.contract.test_segment_layout import NAME, contents_of, segment_of
 from tests.support.kafka_publishing import BrokerWorld, introduced, named
 

@@ -13,7 +13,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import chain
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import decode_record, encode_record
-from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.model.segment import SegmentState
 from tests.golden_cases import names, unpack
 from tests.support.broker_lookups import earliest_offset, latest_tiered

@@ -13,7 +13,7 @@ from compactor.access.tier import Tier
 from compactor.brokers import publisher as kafka
 from compactor.brokers import view as brokers
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, decode_record
-from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.constants import NEVER_MS
 from compactor.daemon.change_feed import BrokerChangeFeed
 from compactor.daemon.daemon import Daemon
@@ -22,7 +22,7 @@ from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.service.retry_delay import RETRY_MS
 from compactor.transfer.export import export_partition
-from compactor.upkeep.taking_back import undo_round_by_copies
+from compactor.upkeep.operator_changes import undo_round_by_copies
 from compactor.views.history import undo_problem
 from tests.builders import LogBuilder
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic

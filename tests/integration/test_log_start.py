@@ -21,7 +21,7 @@ from compactor.control.undo import undo_round
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
-from compactor.upkeep.delete_records import delete_records
+from compactor.upkeep.operator_changes import delete_records
 from compactor.upkeep.retire import GraceClock, retire_partition
 from compactor.upkeep.verify_tier import verify_partition
 from compactor.views.explain import explain_key, explain_offset

@@ -19,7 +19,7 @@ from compactor.transfer.export import export_partition
 from compactor.transfer.from_tier import import_tier
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
-from compactor.upkeep.delete_records import delete_records
+from compactor.upkeep.operator_changes import delete_records
 from tests.builders import LogBuilder
 
 NAME = TopicPartition("orders", 0)

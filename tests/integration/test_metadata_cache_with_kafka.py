@@ -11,7 +11,7 @@ import pytest
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.chain import without_empty_epochs
 from compactor.brokers.metadata_topic.codec import MetadataRecord, RemoteLogSegmentMetadataRecord, encode_record, uuid_text
-from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.errors import BadData, NotFound
 from tests.conformance.kafka import Kafka
 from tests.metadata_events import EPOCHS, LAST_OFFSET, LINEAGES, PARTITION, script

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compactor.upkeep.attention import FULL_LOOKS
+from compactor.upkeep.retire import FULL_LOOKS
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 

@@ -18,8 +18,8 @@ from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import SegmentState
 from compactor.transfer.export import export_partition
+from compactor.upkeep.operator_changes import undo_round_by_copies
 from compactor.upkeep.retire import retire_partition
-from compactor.upkeep.taking_back import undo_round_by_copies
 from compactor.views.history import run_reports, undo_problem
 from tests.builders import read
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic

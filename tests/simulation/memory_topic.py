@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from compactor.brokers.metadata_topic.codec import TOPIC, MetadataRecord, encode_record
-from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.brokers.metadata_topic.ports import Bounds, PollResult, TopicIdentity, TopicRecord
 from compactor.errors import NotFound, Refused, Unavailable
 

@@ -23,7 +23,7 @@ from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, RangeCo
 from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
 from compactor.storage.settings import Retries
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers.object_log import ObjectLogPublisher
+from compactor.tier.publishers import ObjectLogPublisher
 
 TTL_MS = 1_000
 GRACE_MS = 500

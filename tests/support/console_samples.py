@@ -14,11 +14,10 @@ from compactor.constants import NEVER_MS
 from compactor.control.left_alone import SKIPPED_RANGES_STAT, SkippedRange, format_skipped_ranges
 from compactor.control.state import EpochHistory, Leader, Run
 from compactor.control.summary import LastRound, SegmentSummary
-from compactor.daemon.job_totals import DurationHistogram, JobTotals
 from compactor.daemon.partition_history import PartitionHistory, ReplacedRange
 from compactor.daemon.progress import RunningJob
 from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule, PartitionStatus
-from compactor.daemon.status import DaemonStatus, PartitionDetails
+from compactor.daemon.status import DaemonStatus, DurationHistogram, JobTotals, PartitionDetails
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.storage.counting import Usage
 

@@ -17,8 +17,7 @@ from compactor.brokers.metadata_topic.codec import (
     uuid_bytes,
     uuid_text,
 )
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.model.ids import TopicPartition, segment_id

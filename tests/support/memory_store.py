@@ -17,7 +17,7 @@ from compactor.storage.counting import Counters
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range
 from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, RangeCopies, UnfinishedUpload
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers.object_log import ObjectLogPublisher
+from compactor.tier.publishers import ObjectLogPublisher
 
 
 class Clock:

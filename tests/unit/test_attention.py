@@ -23,7 +23,7 @@ from compactor.control.records import (
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.attention import FULL_LOOKS, partitions_to_inspect
+from compactor.upkeep.retire import FULL_LOOKS, partitions_to_inspect
 from tests.support.idle_tier import Idle
 
 NOW = 1_770_000_000_000

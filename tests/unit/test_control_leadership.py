@@ -14,7 +14,7 @@ from compactor.control.leadership import acquire_leadership, current_lease, hold
 from compactor.control.logs import open_partition
 from compactor.control.ports import Lease
 from compactor.errors import Fenced, Leased, StoreError
-from compactor.tier.publishers.object_log import ObjectLogPublisher
+from compactor.tier.publishers import ObjectLogPublisher
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
 from tests.simulation.symbolic import NAME

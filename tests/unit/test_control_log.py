@@ -18,7 +18,7 @@ from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.storage.local import LocalStore
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers.object_log import ObjectLogPublisher
+from compactor.tier.publishers import ObjectLogPublisher
 from tests.simulation.play import Play
 
 

@@ -14,7 +14,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.headers import DigestInPieces
 from compactor.storage.counting import Counters
-from compactor.tier import recorded
+from compactor.tier import contents
 from compactor.tier.contents import stored_problem
 from compactor.tier.layouts.native import NativeLayout
 from tests.builders import LogBuilder
@@ -101,28 +101,28 @@ class TestFetching:
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_what_is_damaged_on_its_way_is_fetched_once_more(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         layout = layout_with(damage, 1)
-        arrived = recorded.download_recorded(layout, NAME, SEGMENT, "log", tmp_path / "log")
+        arrived = contents.download_recorded(layout, NAME, SEGMENT, "log", tmp_path / "log")
         arrived.require("log", SEGMENT.files["log"])
         assert (tmp_path / "log").read_bytes() == LOG
         assert (arrived.size, arrived.transferred, layout.asked) == (len(LOG), len(LOG) + len(damage(LOG)), 2)
-        assert recorded.read_recorded(layout_with(damage, 1), NAME, SEGMENT, "log") == LOG
+        assert contents.read_recorded(layout_with(damage, 1), NAME, SEGMENT, "log") == LOG
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_what_is_damaged_where_it_lies_is_refused(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         cause = f"it has {len(LOG) - 1} bytes" if damage is cut else "its digest is not the one that was recorded"
-        arrived = recorded.download_recorded(layout_with(damage, 2), NAME, SEGMENT, "log", tmp_path / "log")
+        arrived = contents.download_recorded(layout_with(damage, 2), NAME, SEGMENT, "log", tmp_path / "log")
         assert not arrived.is_recorded(SEGMENT.files["log"])
         with pytest.raises(BadData, match=f"bad data in the-object: the object was changed or damaged: {cause}"):
             arrived.require("the-object", SEGMENT.files["log"])
         with pytest.raises(BadData, match=cause):
-            recorded.read_recorded(layout_with(damage, 2), NAME, SEGMENT, "log")
+            contents.read_recorded(layout_with(damage, 2), NAME, SEGMENT, "log")
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_sha256_comes_first_where_both_are_known(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         """It says more."""
         both = SEGMENT.files["log"].model_copy(update={"sha256": hashlib.sha256(damage(LOG)).hexdigest(), "size": len(damage(LOG))})
         segment = SEGMENT.model_copy(update={"files": {"log": both}})
-        arrived = recorded.download_recorded(layout_with(damage, 1), NAME, segment, "log", tmp_path / "log")
+        arrived = contents.download_recorded(layout_with(damage, 1), NAME, segment, "log", tmp_path / "log")
         assert arrived.is_recorded(both)
         assert arrived.found.batches == ""
 

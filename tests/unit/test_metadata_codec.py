@@ -16,7 +16,7 @@ from compactor.brokers.metadata_topic.codec import (
     encode_record,
     uuid_bytes,
 )
-from compactor.brokers.metadata_topic.partitioner import java_objects_hash, metadata_partition
+from compactor.brokers.metadata_topic.follow import java_objects_hash, metadata_partition
 from compactor.errors import BadData
 from compactor.model.segment import SegmentState
 

@@ -10,8 +10,7 @@ import pytest
 
 from compactor.brokers.metadata_topic.cache import FindingKind, RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record, encode_record
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.partitioner import metadata_partition
+from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import MAX_FINDINGS, PersistedStates
 from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.errors import BadData, Unavailable

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from compactor.daemon.job_totals import BOUNDS_S, DurationHistogram
+from compactor.daemon.status import BOUNDS_S, DurationHistogram
 from compactor.service.metrics import MOST_LABELLED, OWN
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter

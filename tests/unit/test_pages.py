@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from compactor.constants import NEVER_MS
-from compactor.daemon.conditions import PartitionCondition, next_step, partition_condition
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.partition_history import deserialize_history, partition_history, serialize_history
-from compactor.daemon.scheduling import DaemonAction, PartitionSchedule, next_action
+from compactor.daemon.scheduling import DaemonAction, PartitionCondition, PartitionSchedule, next_action, next_step, partition_condition
 from compactor.model.ids import TopicPartition
 from compactor.views import words
 from compactor.web.axis import MOST_SPANS, axis_ticks, position_percent

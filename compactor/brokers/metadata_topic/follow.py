@@ -16,13 +16,55 @@ from typing import NamedTuple
 
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record
-from compactor.brokers.metadata_topic.partitioner import metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, FoldPosition, PersistedStates, StateLost, TieredPartition
 from compactor.brokers.metadata_topic.ports import Bounds, MetadataTopic, TopicIdentity, TopicRecord
 from compactor.brokers.metadata_topic.state_serde import PackedSegments
 from compactor.brokers.metadata_topic.token_bucket import count_records
 from compactor.errors import BadData, NotFound, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
+
+_UINT32_MASK = 0xFFFFFFFF
+
+
+def metadata_partition(topic_id: bytes, partition: int, partitions: int) -> int:
+    """Return the metadata topic partition that holds a user partition's records.
+
+    :param topic_id: 16 bytes.
+    :param partition: number of the user partition.
+    :param partitions: number of partitions of the metadata topic.
+    """
+    hashed = java_objects_hash((_java_long_hash(topic_id[8:]), _java_long_hash(topic_id[:8]), partition))
+    return (murmur2(hashed.to_bytes(4, "big")) & 0x7FFFFFFF) % partitions
+
+
+def java_objects_hash(hashes: tuple[int, ...]) -> int:
+    """Return java.util.Objects.hash over values with these hash codes, as 32 unsigned bits."""
+    result = 1
+    for value in hashes:
+        result = (31 * result + value) & _UINT32_MASK
+    return result
+
+
+def murmur2(data: bytes) -> int:
+    """Return Kafka's murmur2 hash (org.apache.kafka.common.utils.Utils.murmur2), as 32 unsigned bits."""
+    multiplier, length = 0x5BD1E995, len(data)
+    mixed = 0x9747B28C ^ length
+    whole = length & ~3
+    for at in range(0, whole, 4):
+        word = int.from_bytes(data[at : at + 4], "little") * multiplier & _UINT32_MASK
+        word = (word ^ word >> 24) * multiplier & _UINT32_MASK
+        mixed = mixed * multiplier & _UINT32_MASK ^ word
+    if whole < length:
+        mixed = (mixed ^ int.from_bytes(data[whole:], "little")) * multiplier & _UINT32_MASK
+    mixed = (mixed ^ mixed >> 13) * multiplier & _UINT32_MASK
+    return mixed ^ mixed >> 15
+
+
+def _java_long_hash(half: bytes) -> int:
+    """Return java.lang.Long.hashCode of 8 bytes."""
+    value = int.from_bytes(half, "big")
+    return (value ^ value >> 32) & _UINT32_MASK
+
 
 MAX_CHUNK_RECORDS = 100_000
 MAX_CHUNK_BYTES = 32 << 20

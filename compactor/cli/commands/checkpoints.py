@@ -13,9 +13,8 @@ from compactor.errors import CompactorError, UsageError
 
 if TYPE_CHECKING:
     from checkpoint.offsets import CleanerOffset
-    from compactor.views.checkpoints import CheckpointView, EpochView, FencedView, LineageView, RunView
+    from compactor.views.checkpoints import CheckpointView, EpochView, FencedView, KafkaFile, LineageView, RunView
     from compactor.views.difference import Difference, HistoryPoint
-    from compactor.views.kafka_files import KafkaFile
 
 FILE_HELP = "or one of Kafka's own cleaner-offset-checkpoint and leader-epoch-checkpoint files"
 
@@ -180,7 +179,7 @@ def _is_checkpoint_file(text: str) -> bool:
 
 def _print_checkpoint_files(paths: Sequence[str], out: Output) -> int:
     """Print Kafka's checkpoint files."""
-    from compactor.views.kafka_files import read_kafka_file
+    from compactor.views.checkpoints import read_kafka_file
 
     files = [read_kafka_file(Path(path)) for path in paths]
     documents = [_checkpoint_file_document(file) for file in files]
@@ -216,7 +215,7 @@ def _checkpoint_file_table(file: KafkaFile) -> Table:
 
 def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
     """Print the differences between two of Kafka's checkpoint files."""
-    from compactor.views.kafka_files import compare_kafka_files, read_kafka_file
+    from compactor.views.checkpoints import compare_kafka_files, read_kafka_file
 
     if args.after is not None or not _is_checkpoint_file(args.before):
         raise UsageError(f"{args.target} is a file", hint="Compare it with one other file: checkpoints diff FILE FILE")

@@ -70,8 +70,7 @@ class _InspectionRecorder:
 def run_retire(args: argparse.Namespace, out: Output) -> int:
     from compactor.access.rounds import new_round
     from compactor.control.logs import collect_inbox
-    from compactor.upkeep.attention import FULL_LOOKS, partitions_to_inspect
-    from compactor.upkeep.retire import GraceClock, retire_partition
+    from compactor.upkeep.retire import FULL_LOOKS, GraceClock, partitions_to_inspect, retire_partition
 
     clock = GraceClock(args.now, args.force_now)
     opened = tiers.open_configured_tier(args, writes="retire")

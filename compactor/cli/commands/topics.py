@@ -100,7 +100,7 @@ def run_delete_records(args: argparse.Namespace, out: Output) -> None:
     from compactor.bootstrap import kafka_connection
     from compactor.brokers.metadata_topic.admin import KafkaAdmin
     from compactor.consumer.reading import offset_before_time
-    from compactor.upkeep.delete_records import delete_records
+    from compactor.upkeep.operator_changes import delete_records
 
     kind, bound = args.before
     with tiers.open_configured_tier(args) as opened:

@@ -16,7 +16,7 @@ def add_arguments(parser: frame.Parser) -> None:
 
 def run_undo(args: argparse.Namespace, out: Output) -> None:
     from compactor.control.undo import undo_round, was_reverted
-    from compactor.upkeep.taking_back import undo_round_by_copies
+    from compactor.upkeep.operator_changes import undo_round_by_copies
     from compactor.views.history import find_run
 
     opened = tiers.open_configured_tier(args, writes="undo")

@@ -27,7 +27,7 @@ from compactor.round.pass_two import LocalWorker
 from compactor.round.ports import WorkStats
 from compactor.round.skip import FilterRecord, design_filter
 from compactor.round.sources import StagedSegmentReader
-from compactor.tier.publishers.object_log import ObjectLogPublisher
+from compactor.tier.publishers import ObjectLogPublisher
 from compactor.tier.sidecars import Sidecars
 
 

@@ -28,13 +28,11 @@ from compactor.tier.contents import READ_BYTES, FileContent, content_sha256, cre
 from compactor.tier.layouts.aiven.chunk_index import InvalidDataError
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
 from compactor.tier.layouts.aiven.encryption import KeyRing
-from compactor.tier.layouts.aiven.keys import INDEXES, LOG, MANIFEST, SUFFIXES, ObjectKeys
 from compactor.tier.layouts.aiven.manifest import MAX_MANIFEST_BYTES, Manifest
-from compactor.tier.layouts.aiven.packing import Packer
+from compactor.tier.layouts.aiven.packing import INDEXES, LOG, MANIFEST, SUFFIXES, ObjectKeys, Packer
 from compactor.tier.layouts.aiven.transform import ChunkCipher, restore_chunk
 from compactor.tier.names import TopicIdOf
-from compactor.tier.non_composable import NonComposableLayout
-from compactor.tier.ports import ListedObject, SegmentRef
+from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentRef
 
 _T = TypeVar("_T")
 _MAX_CACHED_SEGMENTS: Final = 256

@@ -1,9 +1,12 @@
-"""Publisher of tiers that are only read."""
+"""Publishers of tiers whose readers take no part: compactor-managed tiers, and tiers that are only read.
+
+The publisher of broker-managed tiers is in ``compactor.brokers.publisher``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
@@ -12,13 +15,13 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.tier.ports import Announced, SegmentRef, Wait
 
 
-class ReadOnlyPublisher:
-    """SegmentPublisher that refuses every change."""
+class ObjectLogPublisher:
+    """SegmentPublisher whose readers fold the control log, so that its own records switch them."""
 
     late_ms: int = 0
 
     def permit(self, name: TopicPartition) -> None:
-        _refuse(name)
+        """Permit every round."""
 
     def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
         return None
@@ -27,7 +30,7 @@ class ReadOnlyPublisher:
         """Do nothing."""
 
     def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        _refuse(name)
+        """Do nothing: the announced plan names the id already."""
 
     def publish(
         self,
@@ -39,28 +42,38 @@ class ReadOnlyPublisher:
         backwards: bool = False,
         resumed: bool = False,
     ) -> None:
-        _refuse(name)
+        """Append *round published*, the one record that switches all readers."""
+        record(())
 
     def restore(
         self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
     ) -> None:
-        _refuse(name)
+        record()
 
     def withdraw(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
-        _refuse(name)
+        """Do nothing: the record that closed the plan has withdrawn them already."""
 
     def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        _refuse(name)
+        """Do nothing: the control log's own record follows."""
 
     def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
-        return ()
+        return None
 
     def cut_off(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
-        _refuse(name)
+        return 0
 
 
-def _refuse(name: TopicPartition) -> NoReturn:
-    raise UsageError(
-        f"{name} was opened for reading only",
-        hint="Nothing was changed. Listed tiers and snapshots of a broker-managed tier are only read",
-    )
+class ReadOnlyPublisher(ObjectLogPublisher):
+    """SegmentPublisher that refuses every change, for listed tiers and snapshots of a broker-managed tier."""
+
+    def permit(self, name: TopicPartition, *args: Any, **options: Any) -> NoReturn:
+        """Raise UsageError."""
+        raise UsageError(
+            f"{name} was opened for reading only",
+            hint="Nothing was changed. Listed tiers and snapshots of a broker-managed tier are only read",
+        )
+
+    begin = publish = restore = withdraw = deleted = cut_off = permit
+
+    def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced]:
+        return ()

@@ -1,1 +1,0 @@
-"""SegmentPublisher, by kind of tier. They know nothing of each other."""
