@@ -56,37 +56,48 @@ class BatchColumns(Protocol):
     """Columns with one row per batch, in offset order, as numpy arrays. Implemented by ``compactor.records.batches.BatchTable``."""
 
     @property
-    def base_offset(self) -> Any: ...
+    def base_offset(self) -> Any:
+        """Return each batch's first offset."""
 
     @property
-    def last_offset(self) -> Any: ...
+    def last_offset(self) -> Any:
+        """Return each batch's last offset."""
 
     @property
-    def base_timestamp(self) -> Any: ...
+    def base_timestamp(self) -> Any:
+        """Return each batch's base timestamp, or delete horizon."""
 
     @property
-    def max_timestamp(self) -> Any: ...
+    def max_timestamp(self) -> Any:
+        """Return each batch's latest timestamp."""
 
     @property
-    def producer_id(self) -> Any: ...
+    def producer_id(self) -> Any:
+        """Return each batch's producer id."""
 
     @property
-    def attributes(self) -> Any: ...
+    def attributes(self) -> Any:
+        """Return each batch's attributes as in the header."""
 
     @property
-    def producer_epoch(self) -> Any: ...
+    def producer_epoch(self) -> Any:
+        """Return each batch's producer epoch."""
 
     @property
-    def base_sequence(self) -> Any: ...
+    def base_sequence(self) -> Any:
+        """Return each batch's first sequence."""
 
     @property
-    def count(self) -> Any: ...
+    def count(self) -> Any:
+        """Return each batch's number of records."""
 
     @property
-    def control(self) -> Any: ...
+    def control(self) -> Any:
+        """Return each batch's kind of control batch."""
 
     @property
-    def coordinator_epoch(self) -> Any: ...
+    def coordinator_epoch(self) -> Any:
+        """Return each batch's coordinator epoch of a marker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,51 +68,16 @@ class PlaceLike(Protocol):
     """Place, or confluent_kafka.TopicPartition."""
 
     @property
-    def topic(self) -> str: ...
+    def topic(self) -> str:
+        """Return the topic's name."""
 
     @property
-    def partition(self) -> int: ...
+    def partition(self) -> int:
+        """Return the partition's number."""
 
     @property
-    def offset(self) -> int: ...
-
-
-class ErrorLike(Protocol):
-    """LogError, or confluent_kafka.KafkaError."""
-
-    def code(self) -> int: ...
-
-    def name(self) -> Text: ...
-
-    def str(self) -> Text: ...
-
-    def retriable(self) -> bool: ...
-
-    def fatal(self) -> bool: ...
-
-
-class MessageLike(Protocol):
-    """Message returned by ``poll``: a TierMessage for records of the tier, a BrokerMessage for records of a broker."""
-
-    def error(self) -> ErrorLike | None: ...
-
-    def topic(self) -> str | None: ...
-
-    def partition(self) -> int | None: ...
-
-    def offset(self) -> int | None: ...
-
-    def key(self) -> bytes | None: ...
-
-    def value(self) -> bytes | None: ...
-
-    def headers(self) -> MessageHeaders | None: ...
-
-    def timestamp(self) -> tuple[int, int]: ...
-
-    def leader_epoch(self) -> int | None: ...
-
-    def topic_id(self) -> str: ...
+    def offset(self) -> int:
+        """Return the offset, or a logical offset such as OFFSET_END."""
 
 
 class LogError:
@@ -223,6 +188,10 @@ class BrokerMessage:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._message, name)
+
+
+MessageLike = TierMessage | BrokerMessage
+"""Message returned by ``poll``: a TierMessage for records of the tier, a BrokerMessage for records of a broker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,30 +7,16 @@ that nothing is deleted too early. All times are in milliseconds by the store's 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from compactor.control.ports import Retention
+from compactor.control.state import Registration, Waiting
+from compactor.control.summary import ImportSummary, WaitingSummary
+
+ReplacedGroup = Waiting | WaitingSummary
+"""Segments that left the view and wait for deletion."""
 
 
-class WaitsFrom(Protocol):
-    """Something whose waiting time starts at a slot: a group of replaced segments, an open import, or a summary of either."""
-
-    @property
-    def slot(self) -> int: ...
-
-
-class WaitingGroup(WaitsFrom, Protocol):
-    """Segments that left the view and wait for deletion. Implemented by state.Waiting and its summary."""
-
-    @property
-    def undone(self) -> bool: ...
-    @property
-    def grace_ms(self) -> int | None: ...
-    @property
-    def undo_window_ms(self) -> int | None: ...
-
-
-def retention_time_ms(group: WaitingGroup, retention: Retention) -> int:
+def retention_time_ms(group: ReplacedGroup, retention: Retention) -> int:
     """Return how long a group is kept after it left the view: the larger of the recorded and the configured time, in milliseconds.
 
     The undo window applies only to groups that ``undo`` can restore.
@@ -39,11 +25,11 @@ def retention_time_ms(group: WaitingGroup, retention: Retention) -> int:
     return grace if group.undone else max(grace, retention.undo_window_ms, group.undo_window_ms or 0)
 
 
-def earliest_retire_ms(group: WaitingGroup, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
+def earliest_retire_ms(group: ReplacedGroup, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
     """Return the first time at which a group of replaced segments may be deleted. ``since``: slot -> the store's time of it."""
     return since.get(group.slot, now_ms) + retention_time_ms(group, retention)
 
 
-def import_abandoned_ms(entry: WaitsFrom, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
+def import_abandoned_ms(entry: Registration | ImportSummary, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
     """Return the first time at which an open import counts as abandoned. ``since``: slot -> the store's time of it."""
     return since.get(entry.slot, now_ms) + retention.orphan_age_ms

@@ -22,67 +22,6 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 
-class SegmentFacts(Protocol):
-    """Properties of a segment that decisions need. Implemented by RemoteLogSegmentMetadata and SegmentSummary."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def start_offset(self) -> int: ...
-    @property
-    def end_offset(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def max_timestamp_ms(self) -> int: ...
-    @property
-    def mtime_ms(self) -> int: ...
-    @property
-    def first_timestamp_ms(self) -> int: ...
-    @property
-    def due_ms(self) -> int: ...
-    @property
-    def open_txn_offset(self) -> int: ...
-    @property
-    def records(self) -> int: ...
-    @property
-    def index_bytes(self) -> int: ...
-    @property
-    def timeindex_bytes(self) -> int: ...
-    @property
-    def file_count(self) -> int: ...
-
-
-S_co = TypeVar("S_co", bound=SegmentFacts, covariant=True)
-
-
-class PartitionFacts(Protocol[S_co]):
-    """Properties of a partition that decisions need. Implemented by PartitionState and PartitionSummary."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def slot(self) -> int: ...
-    @property
-    def live(self) -> Sequence[S_co]: ...
-    @property
-    def has_segments(self) -> bool: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def start_offset(self) -> int: ...
-    @property
-    def log_start(self) -> int: ...
-    @property
-    def end_offset(self) -> int: ...
-    @property
-    def first_dirty_offset(self) -> int: ...
-    @property
-    def mirrored(self) -> bool: ...
-
-
 class SegmentSummary(NamedTuple):
     """Figures of one segment, as in RemoteLogSegmentMetadata, with sizes and number of its files in place of the files."""
 
@@ -99,6 +38,59 @@ class SegmentSummary(NamedTuple):
     index_bytes: int
     timeindex_bytes: int
     file_count: int
+
+
+SegmentFacts = RemoteLogSegmentMetadata | SegmentSummary
+"""A segment with the figures that decisions need."""
+S_co = TypeVar("S_co", bound=SegmentFacts, covariant=True)
+
+
+class PartitionFacts(Protocol[S_co]):
+    """Properties of a partition that decisions need. Implemented by PartitionState and PartitionSummary."""
+
+    @property
+    def topic(self) -> str:
+        """Return the topic's name."""
+
+    @property
+    def partition(self) -> int:
+        """Return the partition's number."""
+
+    @property
+    def slot(self) -> int:
+        """Return the last slot that was folded."""
+
+    @property
+    def live(self) -> Sequence[S_co]:
+        """Return the live segments, ascending by offset."""
+
+    @property
+    def has_segments(self) -> bool:
+        """Return whether the partition holds any segment."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the live segments."""
+
+    @property
+    def start_offset(self) -> int:
+        """Return the first offset of the live segments."""
+
+    @property
+    def log_start(self) -> int:
+        """Return the first offset that readers may read."""
+
+    @property
+    def end_offset(self) -> int:
+        """Return the last offset of the live segments."""
+
+    @property
+    def first_dirty_offset(self) -> int:
+        """Return the first offset that no round has cleaned."""
+
+    @property
+    def mirrored(self) -> bool:
+        """Return whether brokers record the live segments."""
 
 
 HOURS = 25

@@ -333,7 +333,7 @@ def grace_by_whoever_retires() -> Iterator[None]:
     """What was recorded with a publication is not asked."""
     keep_ms = grace.retention_time_ms
 
-    def configured(group: grace.WaitingGroup, retention: Retention) -> int:
+    def configured(group: grace.ReplacedGroup, retention: Retention) -> int:
         return keep_ms(WaitingSummary(slot=group.slot, since_ms=None, run_id="", undone=group.undone, segments=0, size_bytes=0), retention)
 
     with patch.object(grace, "retention_time_ms", configured):
