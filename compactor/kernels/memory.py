@@ -57,8 +57,8 @@ def _define_store(bits: int, kind: Any, *, swap: bool = True) -> Any:
     return store
 
 
-get_8, get_16, get_32 = (_define_load(bits, types.int64, swap=False) for bits in (8, 16, 32))
-put_8, put_16 = (_define_store(bits, types.int64, swap=False) for bits in (8, 16))
+get_8, get_16 = (_define_load(bits, types.int64, swap=False) for bits in (8, 16))
+put_8 = _define_store(8, types.int64, swap=False)
 load_i64 = _define_load(64, types.int64)
 load_i32 = _define_load(32, types.int32)
 load_u32 = _define_load(32, types.uint32)
@@ -83,16 +83,6 @@ def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: A
     if not (_is_bytes(target) and _is_bytes(source)):
         return None
     return types.void(target, types.intp, source, types.intp, types.intp), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def count_zeros(typing_context: Any, word: Any) -> Any:
-    """Return the number of trailing zero bits of ``word``, which must not be 0."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.IntType(1)(1))
-
-    return types.int64(types.uint64), codegen
 
 
 def _define_word_copy(bits: int) -> Any:

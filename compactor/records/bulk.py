@@ -1,8 +1,8 @@
 """Many batches through their codec at once: what ``codecs`` does for one batch, without Python in between, without the GIL.
 
-The lz4 package's library is called from kernels, by the addresses of its own functions; snappy is kernels of ours, as no package shows its
-library. Where lz4 exports none (a build against another library may hide them), and for every batch that is not the plain case, ``codecs``
-does the work: both give the same bytes.
+The lz4 package's library is called from kernels, by the addresses of its own functions. Snappy bodies are decompressed by a kernel of our
+own, because no package exports its library's functions. ``codecs`` does the work where lz4 exports none (a build against another library may
+hide them), and for every body that is not the plain case. Both ways give the same bytes.
 """
 
 from __future__ import annotations
@@ -118,9 +118,6 @@ def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: 
         return packed
     if library.compress and len(size) and np.all(codec == LZ4):
         _lz4(library.reset, library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, slot, packed)
-        return packed
-    if len(size) and np.all(codec == SNAPPY):
-        snappy.deflate(plain, start, size, out, slot, packed)
         return packed
     source, target = memoryview(plain), memoryview(out)
     if codecs.ZSTD_IN_BULK and len(size) and np.all(codec == ZSTD) and size.min() > 0:

@@ -33,6 +33,7 @@ CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 XERIAL_BLOCK: Final = 32 * 1024
+_XERIAL_SIZE: Final = struct.Struct(">i")
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_RATIO: Final = 256  # an lz4 byte never gives more than 255 bytes
 LZ4_STORED: Final = 1 << 31
@@ -184,11 +185,11 @@ def _compress_lz4(data: memoryview, out: memoryview) -> int:
 
 
 def _compress_xerial(data: memoryview, out: memoryview) -> int:
-    at = len(XERIAL_HEADER)
+    compress, at = cramjam.snappy.compress_raw_into, len(XERIAL_HEADER)
     out[:at] = XERIAL_HEADER
     for start in range(0, len(data), XERIAL_BLOCK):
-        size = cramjam.snappy.compress_raw_into(data[start : start + XERIAL_BLOCK], out[at + 4 :])
-        out[at : at + 4] = size.to_bytes(4, "big")
+        size: int = compress(data[start : start + XERIAL_BLOCK], out[at + 4 :])
+        _XERIAL_SIZE.pack_into(out, at, size)
         at += 4 + size
     return at
 

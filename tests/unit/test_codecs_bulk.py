@@ -47,7 +47,7 @@ def inflated(
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
-def test_the_same_bytes_as_one_by_one(codec: int) -> None:
+def test_bulk_compression_gives_the_bytes_of_single_calls(codec: int) -> None:
     all_bodies = bodies()
     size = np.array([len(body) for body in all_bodies], np.int64)
     bound = compressed_bound(size)
@@ -62,13 +62,13 @@ def test_the_same_bytes_as_one_by_one(codec: int) -> None:
     assert inflated(frames, codec, some) == [body if one else b"" for body, one in zip(all_bodies, some, strict=True)]
 
 
-def test_it_stops_behind_the_body_that_makes_it_too_much() -> None:
+def test_decompression_stops_after_the_body_that_exceeds_the_limit_of_all() -> None:
     frames = [compress(LZ4, bytes(1000))] * 5
     assert len(inflated(frames, LZ4, [True] * 5, most=2999)) == 3
     assert len(inflated(frames, LZ4, [True] * 5, most=3000)) == 4
 
 
-def test_frames_of_every_kind_between_plain_ones() -> None:
+def test_unusual_lz4_frames_are_read_between_usual_ones() -> None:
     text = b"key=value;" * 9000
     kinds = [{"content_checksum": True}, {"block_checksum": True}, {"store_size": True}, {"block_size": lz4.frame.BLOCKSIZE_MAX4MB}]
     frames = []
@@ -79,7 +79,7 @@ def test_frames_of_every_kind_between_plain_ones() -> None:
 
 @pytest.mark.parametrize("codec", [LZ4, SNAPPY])
 @pytest.mark.parametrize("where", [0, 4, 6, 7, 8, 10, 11, 15, 16, 18, 19, 20, 21, 22, 23, 24, 40, -5, -1])
-def test_damage_is_told_as_it_is_of_one_batch(where: int, codec: int) -> None:
+def test_a_damaged_body_gives_the_error_of_reading_it_alone(where: int, codec: int) -> None:
     good = compress(codec, bodies()[3])
     bad = bytearray(good)
     bad[where] ^= 0xFF
@@ -103,7 +103,7 @@ def as_of_one(codec: int, good: bytes, frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-def test_the_limit_is_of_each_batch(codec: int) -> None:
+def test_the_limit_applies_to_each_batch(codec: int) -> None:
     frames = [compress(codec, bytes(size)) for size in (1000, 1000, 1001)]
     assert len(inflated(frames[:2], codec, [True] * 2, limit=1000)) == 2
     with pytest.raises(bulk.BatchUnreadable, match="inflates beyond 1000 bytes") as found:
