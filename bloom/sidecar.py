@@ -2,7 +2,7 @@
 
     magic:8 version:4 key fingerprint:8 head length:4 filter length:8 | head MAC:16 filter MAC:16 | head | filter
 
-The head is a JSON object, preceded by its length, followed by the two tables of bloom.producer_runs and a HyperLogLog sketch. The filter is
+The head is a JSON object, preceded by its length, followed by the tables BATCH_RUNS and MARKERS and a HyperLogLog sketch. The filter is
 in pybloom-live's file format. All numbers are little-endian. The MACs are BLAKE2b under the tier's hash key, so that damage and forgery are
 detected.
 
@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from bloom.cardinality import REGISTERS, Registers, add_to_sketch, empty_sketch, estimate_distinct_keys, merge_sketches
 from bloom.filter import KeyFilter
-from bloom.producer_runs import BATCH_RUNS, MARKERS, RunTable
 from bloom.sizing import FilterDesign, useless_rate
 from compactor.constants import NEVER_MS
 from compactor.kernels.common import Hashes
@@ -38,6 +37,39 @@ _COVERED = _FIXED.size - 32
 _COUNT = struct.Struct("<I")
 HEAD_GUESS = 16 * 1024
 """Bytes that hold the whole head of most sidecars: fetch these first, then what ``sidecar_head_length`` says."""
+
+RunTable = npt.NDArray[np.void]
+
+BATCH_RUNS = np.dtype(
+    [
+        ("first_offset", "<i8"),  # base offset of the first batch
+        ("last_offset", "<i8"),  # last offset of the last batch
+        ("producer_id", "<i8"),
+        ("max_timestamp", "<i8"),  # of the last batch
+        ("base_sequence", "<i4"),  # of the last batch
+        ("last_offset_delta", "<i4"),  # of the last batch
+        ("batches", "<i4"),
+        ("epoch", "<i2"),
+        ("transactional", "?"),
+        ("has_records", "?"),  # False where all its batches have been emptied: nothing left to remove, should the transaction be aborted
+    ]
+)
+"""Columns of the table of producer runs, ascending by first offset. A *run* is all data batches of one producer, epoch and kind between two
+markers of that producer. Batches without a producer id are in no run.
+"""
+
+MARKERS = np.dtype(
+    [
+        ("offset", "<i8"),
+        ("producer_id", "<i8"),
+        ("horizon", "<i8"),  # NO_HORIZON where the batch has none
+        ("max_timestamp", "<i8"),
+        ("coordinator_epoch", "<i4"),
+        ("epoch", "<i2"),
+        ("control", "<i2"),  # what kind of control batch, as in compactor.records.batches
+    ]
+)
+"""Columns of the table of transaction markers: every control batch of a producer, ascending by offset."""
 
 
 class UnusableReason(StrEnum):
@@ -63,7 +95,7 @@ class SidecarUnusable(Exception):
 class RecordsDue:
     """Reasons, as far as records are concerned, to read a clean segment although its filter holds no dirty key.
 
-    Transaction markers are handled by bloom.producer_runs.due_by_fold. A tombstone without a delete horizon gets one when it is next read;
+    Transaction markers are handled by compactor.records.producer_runs. A tombstone without a delete horizon gets one when it is next read;
     v0/v1 tombstones count as such. Records without a key are removed when they are next read.
     """
 
@@ -139,7 +171,7 @@ class KeyCollector:
         :param records: number of records in the segment. If it has keys and none was added, keys were not hashed, and each key counts as
             distinct.
         :param due: what makes the segment due.
-        :param runs, markers: tables of bloom.producer_runs.
+        :param runs, markers: tables with the columns BATCH_RUNS and MARKERS.
         """
         if self._filter is not None:
             keys = self._filter.count

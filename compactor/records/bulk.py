@@ -1,8 +1,8 @@
 """Many batches through their codec at once: what ``codecs`` does for one batch, without Python in between, without the GIL.
 
 The lz4 package's library is called from kernels, by the addresses of its own functions. Snappy bodies are decompressed by a kernel of our
-own, because no package exports its library's functions. ``codecs`` does the work where lz4 exports none (a build against another library may
-hide them), and for every body that is not the plain case. Both ways give the same bytes.
+own, because no package exports its library's functions. ``codecs`` does the work where lz4 exports none (a build against another library
+may hide them), and for every body that is not the plain case. Both ways give the same bytes.
 """
 
 from __future__ import annotations

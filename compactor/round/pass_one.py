@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bloom.directory import distinct_hash_prefixes
-from bloom.producer_runs import reason_markers_are_due
 from compactor.cleaner.gate.gate import Gate, GateTerms
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES
 from compactor.cleaner.gate.key_table import KeyTable
@@ -40,6 +39,7 @@ from compactor.kernels.common import KEY_BYTES, Hashes
 from compactor.local.budget import Grant, Overrun, blocks
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
+from compactor.records.producer_runs import reason_markers_are_due
 from compactor.round.partial.plan import reason_to_read_whole
 from compactor.round.partial.rewrite import KeyDirectoryCache, PartSearch, SegmentPart
 from compactor.round.plan import RemainingBound

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bloom.producer_runs import reason_markers_are_due
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import stand_in_source
 from compactor.cleaner.passes.transactions import fold
 from compactor.config.settings import Cleaner
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.producer_runs import reason_markers_are_due
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import estimate_distinct_keys, estimate_records
 from compactor.tier.sidecars import SidecarHead

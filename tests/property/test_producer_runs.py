@@ -9,12 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloom import producer_runs
-from bloom.producer_runs import BatchEvents, batch_events, reason_markers_are_due, runs_and_markers
 from compactor.cleaner.passes.transactions import Verdicts, fold
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
+from compactor.records.producer_runs import reason_markers_are_due, runs_and_markers, stand_in_table
 from compactor.records.producers import ProducerStates
 
 DATA, PLAIN, EMPTY, ABORT, COMMIT, EMPTIED = range(6)
@@ -50,7 +49,7 @@ def table_of(rows: list[tuple[int, int, int, int, bool]], offset: int) -> tuple[
     return table, offset
 
 
-def source(table: BatchTable | BatchEvents) -> Any:
+def source(table: BatchTable) -> Any:
     return SimpleNamespace(table=table, txn_entries=np.empty(0, TXN_ENTRY))
 
 
@@ -59,18 +58,14 @@ def marker_verdicts(table: Any, verdicts: Verdicts) -> list[tuple[int, bool, boo
     return [(int(table.base_offset[i]), bool(verdicts.discardable[i]), bool(verdicts.indexed[i])) for i in rows]
 
 
-def test_the_numbers_are_those_of_the_batch_table() -> None:
-    assert (producer_runs.NOT_CONTROL, producer_runs.ABORT, producer_runs.COMMIT) == (kafka.NOT_CONTROL, kafka.ABORT, kafka.COMMIT)
-
-
 @settings(deadline=None, max_examples=300)
 @given(log=segments, skipped=st.lists(st.booleans(), min_size=5, max_size=5))
-def test_folds_over_skipped_segments(log: list[list[tuple[int, int, int, int, bool]]], skipped: list[bool]) -> None:
+def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int, int, int, int, bool]]], skipped: list[bool]) -> None:
     tables, offset = [], 0
     for rows in log:
         table, offset = table_of(rows, offset)
         tables.append(table)
-    stand_ins = [batch_events(*runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)]
+    stand_ins = [stand_in_table(*runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)]
     expected, got = fold([source(t) for t in tables]), fold([source(t) for t in stand_ins])
     states, other_states = ProducerStates.none(), ProducerStates.none()
     for table, stand_in, verdict, other in zip(tables, stand_ins, expected, got, strict=True):
@@ -83,7 +78,7 @@ def test_folds_over_skipped_segments(log: list[list[tuple[int, int, int, int, bo
             assert {int(o) for o in stand_in.base_offset[other.aborted]} <= aborted
             lost = bool(np.any(verdict.aborted & (table.count > 0)))
             assert bool(np.any(other.aborted & (stand_in.count > 0))) == lost
-        states, other_states = states.replay(table), other_states.replay(stand_in)  # type: ignore[arg-type]
+        states, other_states = states.replay(table), other_states.replay(stand_in)
         assert other_states.entries.tolist() == states.entries.tolist()
 
 
@@ -94,7 +89,7 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
     for rows in log:
         table, offset = table_of(rows, offset)
         tables.append(table)
-    stand_ins = [batch_events(*runs_and_markers(table)) for table in tables]
+    stand_ins = [stand_in_table(*runs_and_markers(table)) for table in tables]
     for table, verdict, stand_in, other in zip(
         tables, fold([source(t) for t in tables]), stand_ins, fold([source(t) for t in stand_ins]), strict=True
     ):

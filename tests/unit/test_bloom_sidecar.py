@@ -13,8 +13,16 @@ import pytest
 
 from bloom import sidecar as sidecars
 from bloom.cardinality import estimate_distinct_keys
-from bloom.producer_runs import BATCH_RUNS, MARKERS
-from bloom.sidecar import KeyCollector, RecordsDue, Sidecar, SidecarUnusable, UnusableReason, estimate_distinct_keys_of_all
+from bloom.sidecar import (
+    BATCH_RUNS,
+    MARKERS,
+    KeyCollector,
+    RecordsDue,
+    Sidecar,
+    SidecarUnusable,
+    UnusableReason,
+    estimate_distinct_keys_of_all,
+)
 from bloom.sizing import size_filter
 
 KEY = bytes(range(16))

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bloom.producer_runs import BATCH_RUNS, MARKERS
-from bloom.sidecar import KeyCollector, RecordsDue, Sidecar
+from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RecordsDue, Sidecar
 from bloom.sizing import FilterDesign, size_filter
 from compactor.config.settings import Cleaner
 from compactor.control.state import Run

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from bloom.producer_runs import BATCH_RUNS, MARKERS
-from bloom.sidecar import KeyCollector, RecordsDue, Sidecar
+from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RecordsDue, Sidecar
 from bloom.sizing import size_filter
 from compactor.storage.counting import Counters
 from compactor.tier import sidecars

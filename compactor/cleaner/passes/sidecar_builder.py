@@ -6,13 +6,12 @@ segment is read later, ``verdicts_from_stand_in`` converts the verdicts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from bloom.directory import HAS_KEYLESS_RECORD, TOMBSTONE, KeyDirectory, hash_prefixes
-from bloom.producer_runs import batch_events, runs_and_markers
 from bloom.sidecar import KeyCollector, RecordsDue, Sidecar
 from bloom.siphash import hash_keys, key_halves
 from bloom.sizing import FilterDesign
@@ -22,6 +21,7 @@ from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only
 from compactor.records.headers import headers_of
+from compactor.records.producer_runs import runs_and_markers, stand_in_table
 from compactor.records.rows import Chunk, Rows, parse
 
 NO_BYTES = read_only(np.empty(0, np.uint8))
@@ -176,11 +176,7 @@ def scan_into(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int
 
 def stand_in_source(ordinal: int, name: str, base: int, end: int, mtime_ms: int, sidecar: Sidecar) -> SourceSegment:
     """Return a source without bytes whose batches are a sidecar's producer runs and markers, for the transaction fold."""
-    happened = batch_events(sidecar.producer_runs, sidecar.markers)
-    table = BatchTable.empty(len(happened))
-    for column in fields(BatchTable):
-        getattr(table, column.name)[:] = getattr(happened, column.name, 0)
-    table.magic[:] = 2
+    table = stand_in_table(sidecar.producer_runs, sidecar.markers)
     return SourceSegment(ordinal, name, base, end, mtime_ms, NO_BYTES, table)
 
 

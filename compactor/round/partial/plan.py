@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 
 from bloom.directory import HAS_KEYLESS_RECORD, TOMBSTONE, KeyDirectory, concatenate_directories, size_of
-from bloom.producer_runs import runs_and_markers
 from bloom.sidecar import RecordsDue, Sidecar
 from compactor.cleaner.passes.retention import BatchDecisions
 from compactor.constants import NEVER_MS
@@ -25,6 +24,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import EMPTIED, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, FILTER
 from compactor.records.headers import range_crc32c
+from compactor.records.producer_runs import runs_and_markers
 from compactor.storage.port import ComposeSource, CopiedRange, FileRange, RangeCopies
 
 LEAST_COPY: Final = 256 << 10

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bloom.producer_runs import reason_markers_are_due
 from compactor.control.state import PartitionState
 from compactor.errors import Fenced, OutOfBudget, StoreError
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.producer_runs import reason_markers_are_due
 from compactor.round.plan import RoundAssessment
 from compactor.round.skip import (
     CleanVerdicts,
