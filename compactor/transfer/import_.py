@@ -181,8 +181,7 @@ class _DirectoryImport:
                 return self.import_once()  # another process has cut the log or added to it, so decide again what is missing
             state = self.log.state
         if self.too_late and not self.done:
-            hint = "`topics delete` the partition and import the whole directory anew"
-            raise BadData(self.too_late, segment=str(self.log_dir), hint=hint)
+            raise BadData(self.too_late, segment=str(self.log_dir), hint="`topics delete` it and import the whole directory anew")
         self.notes += [self.too_late] if self.too_late else []
         self.identity.remember_directory()
         return self._build_import_report()
@@ -354,15 +353,16 @@ class _DirectoryImport:
         checked.
         """
         offset, end = diverged.offset, state.end_offset
-        self.identity.settle_identity(self._check_tail_below(found, state, offset), self._compare_records_below, bound=offset)
+        same: int = self._check_tail_below(found, state, offset)
+        self.identity.settle_identity(same, self._compare_records_below, bound=offset)
+        loss = self.options.accept_loss
+        self.notes += diverged.check_start(state, self.log_dir, lambda: same or self._compare_records_below(offset), accept_loss=loss)
         branch = found.from_offset(offset)
         with self._lock_if_large(branch):
             checked = self._check_branch(branch, state, offset)
             check_position = self._position_check(state)
             check_position(self.log.refresh())
-            self.notes += undo_rounds_beyond(
-                self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=self.options.accept_loss
-            )
+            self.notes += undo_rounds_beyond(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
             with tempfile.TemporaryDirectory(prefix="cut-", dir=process_folder(self.tier.state_dir)) as scratch:
                 self._add_branch(checked, diverged.given, offset, Path(scratch))

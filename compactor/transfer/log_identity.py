@@ -114,14 +114,23 @@ def _other_topic_error(state: PartitionState, topic_id: str, where: str) -> BadD
     )
 
 
-def _unidentified_error(state: PartitionState, topic_id: str, where: str, bound: int) -> BadData:
+def _unidentified_error(state: PartitionState, topic_id: str, where: str, bound: int, *, truncates: bool) -> BadData:
+    """Return the error for a log that nothing identifies.
+
+    :param truncates: the tier's end is to be cut, for which an adopted seam is no evidence.
+    """
     ids = f"it is of topic id {topic_id or 'unknown'}, the tier's of {state.topic_id or 'unknown'}"
+    if truncates and not (topic_id and not state.topic_id):
+        way_out = f"If it is the same log, give a directory that has records below offset {bound}" + (
+            f", or its {PARTITION_METADATA}" if state.topic_id else ""
+        )
+    else:
+        way_out = f"If it is the same log, say `{_adopt_command(state, topic_id)}`"
     return BadData(
         f"nothing tells that this is the log that the tier has as {state.name}: {ids}, and no record below offset {bound} could be "
         "compared",
         segment=where,
-        hint=f"If it is the same log, say `{_adopt_command(state, topic_id)}`; else import it under another name, or "
-        f"`topics delete {state.name}` first",
+        hint=f"{way_out}; else import it under another name, or `topics delete {state.name}` first",
     )
 
 
@@ -289,7 +298,7 @@ class IdentityCheck:
             below = self.log.state.end_offset + 1 if bound is None else bound
             evidence = replace(evidence, compared=compare(below))
             if identify_log(evidence) is IdentityVerdict.UNKNOWN:
-                raise _unidentified_error(self.log.state, self.given_id, self.metadata_path, below)
+                raise _unidentified_error(self.log.state, self.given_id, self.metadata_path, below, truncates=bound is not None)
         self._accept_identity(evidence)
 
     def try_to_settle_identity(self, compared: int, compare: Compare) -> bool:

@@ -257,6 +257,27 @@ class Divergence:
     given: Lineage
     newer: bool
 
+    def check_start(self, state: PartitionState, log_dir: Path, compared: Callable[[], int], *, accept_loss: bool) -> list[str]:
+        """Raise BadData if the logs may part before ``offset``, and return notes for people.
+
+        That is so if the given lineage begins at ``offset``: retention moves the first entry up to the log start
+        (LeaderEpochFileCache.truncateFromStart). Then a record below it must be equal.
+
+        :param compared: returns how many records below ``offset`` are equal; called if the lineages do not tell.
+        :param accept_loss: continue without such a record.
+        """
+        if self.offset > self.given[0].start_offset or compared():
+            return []
+        if accept_loss:
+            return [f"{state.name}: offsets before {self.offset} may be of the discarded log, too: no leader epoch tells where it parted"]
+        raise BadData(
+            f"leader epoch {self.given[0].epoch} disowns what the tier has of {state.name} from offset {self.offset} on, where this log "
+            "begins. Where that epoch began can no longer be told: what the tier has before that offset may be discarded, too",
+            segment=str(log_dir / CHECKPOINT),
+            hint=f"`topics delete {state.name}` and import this log anew; or `import --accept-truncation --accept-loss`, which keeps what "
+            f"the tier has before offset {self.offset}",
+        )
+
     def refusal_error(self, state: PartitionState, log_dir: Path) -> BadData:
         """Return the error that refuses the import, with both lineages and what to do."""
         both = f"the tier has the leader epochs {_lineage_text(self.known)}, this log has {_lineage_text(self.given)}"

@@ -90,6 +90,8 @@ def choose_staged(segments: Sequence[StagedSegment], live: LiveLog, tier: TierEn
     missing = [segment for segment in segments if segment.last_offset >= max(segment.base, position)]
     refusals = {segment.base: live_file_problem(segment, live) or order_problem(segment, live) for segment in missing}
     chain = linked([segment for segment in missing if not refusals[segment.base]], live)
+    while tier.position is None and (reason := cleaned_problem(chain, live, tier)):
+        refusals[chain[0].base], chain = reason, chain[1:]  # an empty tier may begin with what the cleaner has not reached
     problem = seam_problem(chain, tier) or epoch_problem(chain, live, tier) or cleaned_problem(chain, live, tier)
     linked_bases = {segment.base for segment in chain}
     for segment in missing:

@@ -16,11 +16,11 @@ from compactor.agent.plan import UploadFailure
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.control import importing
-from compactor.control.records import TopicAdopted
 from compactor.errors import BadData, Fenced
 from compactor.transfer import import_, intake
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
+from tests.builders import TOPIC_ID, name_topic
 from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideCluster, SideScene, settle, stands
 from tests.support.tier_cli import TierCli, batches_of, latest
 
@@ -206,17 +206,35 @@ def test_batches_that_are_remembered_below_the_cut_are_compared_although_a_round
     assert cli.digest() == before
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_cut_is_refused_where_retention_has_moved_the_beginning_of_the_new_epoch(
+    checkpoint: bool, cli: TierCli, first: Log, tmp_path: Path
+) -> None:
+    name_topic(first.path)
+    cli.do("import", first.path)
+    second = first.replica_until(30, "second").lead(1, 70)
+    second.replica.stage_until(begin := next(base for base in second.replica.bases if base > 30))
+    second.replica.unlink_staged()
+    name_topic(second.path)
+    if not checkpoint:
+        (second.path / "leader-epoch-checkpoint").unlink()
+    before = cli.digest()
+    answer = cli.ask("import", second.path, "--accept-truncation")
+    assert (answer.code, f"offset {begin} on, where this log begins" in answer.stderr, "--accept-loss" in answer.stderr) == (3, True, True)
+    assert cli.digest() == before
+    answer = cli.ask("import", second.path, "--accept-truncation", "--accept-loss")
+    assert (answer.code, f"offsets before {begin} may be of the discarded log" in answer.stderr) == (0, True), answer.stderr
+    assert held(cli, tmp_path / "out") == [*first.written[:begin], *second.written[begin:]]
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_directory_that_begins_at_the_cut_needs_the_topic_id(known: bool, cli: TierCli, first: Log, tmp_path: Path) -> None:
     cli.do("import", first.path)
     second = first.replica_until(40, "second").lead(1, 60)
     second.replica.delete_until(40)
     if known:
-        log = opened(cli).open(ORDERS)
-        adopted = TopicAdopted(topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
-        log.refresh_and_check_gaps()
-        log.transact(lambda state: None if state.topic_id else adopted)
-        (second.path / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ\n")
+        cli.do("topics", "adopt", "orders", "--topic-id", TOPIC_ID)
+        name_topic(second.path)
     before = cli.digest()
     answer = cli.ask("import", second.path, "--accept-truncation")
     if known:

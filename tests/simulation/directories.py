@@ -29,12 +29,13 @@ KEYS = "abcdefghijklmnop"
 
 @dataclass(frozen=True)
 class Written:
-    """A record's key, its value (None: a tombstone), and the number of the record before it, or 0."""
+    """A record's key, its value (None: a tombstone), the number of the record before it, or 0, and which life of the topic it is of."""
 
     record: Record
     key: str
     value: str | None
     before: int
+    incarnation: int
 
 
 def shared(one: Replica, other: Replica) -> int:
@@ -223,7 +224,8 @@ class Directories(Replicas):
         for _ in range(count):
             self.made += 1
             record, before = (len(log), self.epoch, self.made), log[-1][2] if log else 0
-            self.known[self.made] = Written(record, self.rng.choice(KEYS), None if self.rng.random() < 0.3 else str(self.made), before)
+            value = (self.rng.choice(KEYS), None if self.rng.random() < 0.3 else str(self.made))
+            self.known[self.made] = Written(record, *value, before, self.incarnation)
             self.leader.append(record, self.rng)
         for replica in self.replicas:
             if replica is not self.leader and self.rng.random() < self.follows:

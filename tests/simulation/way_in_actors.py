@@ -46,7 +46,7 @@ from compactor.upkeep.retire import retire_partition
 from tests.simulation.actors import LEASE, RETENTION, void
 from tests.simulation.directories import Directories, DiskReplica
 from tests.simulation.symbolic import NAME
-from tests.simulation.way_in_oracle import Attempt, Source, WayInOracle
+from tests.simulation.way_in_oracle import Attempt, Source, WayInOracle, number
 from tests.simulation.world import RETENTION_MS, TTL_MS, Process, SimStore, World
 
 REFUSALS = (BadData, UsageError)
@@ -175,6 +175,8 @@ class WayIn:
         rng = self.world.rng
         self.world.note(self.brokers.happen())
         self.brokers.write()
+        for attempt in (*self.mine.oracle.attempts.values(), *self.other.oracle.attempts.values()):
+            attempt.seen.append(attempt.now())
         if rng.random() < 0.7:
             self.hear()
         self.world.push(self.world.now_ms + rng.choice((20, 300, 1500)), self.event)
@@ -237,7 +239,7 @@ class WayIn:
 
         return now
 
-    def agent(self, number: int) -> Callable[[Tier], Callable[[], None]]:
+    def agent(self, broker: int) -> Callable[[Tier], Callable[[], None]]:
         """The agent of one broker."""
 
         def begin(tier: Tier) -> Callable[[], None]:
@@ -250,7 +252,7 @@ class WayIn:
             self.holders.append(holder)
 
             def look() -> None:
-                disk = self.brokers.disks[number]
+                disk = self.brokers.disks[broker]
                 seen = next(scan_log_directory(disk.folder.parent, (NAME.topic,), {}, tier.ports.clock_ms()), None)
                 if seen is None:
                     return
@@ -260,10 +262,11 @@ class WayIn:
                 held = holder.known(NAME, seen.staged, running=False)
                 now = tier.ports.clock_ms()
                 watch = with_log_end(
-                    replace(with_leadership(with_listing(known[0], seen), leader == number), retry_at_ms=0, held=held), end, heard_ms
+                    replace(with_leadership(with_listing(known[0], seen), leader == broker), retry_at_ms=0, held=held), end, heard_ms
                 )
                 watch = known[0] = replace(watch, held=holder.hold(NAME, disk.folder, watch.staged, running=False))
-                hides = agent.allow_gaps and self.hides_truncation(self.mine, disk)
+                ends = disk.start == self.mine.oracle.state.end_offset + 1
+                hides = (agent.allow_gaps or ends) and self.hides_truncation(self.mine, disk)
                 if hides or not is_upload_due(watch, now, accept_truncation=agent.accept_truncation):
                     return
                 source = self.source(disk, lambda ms: rename_evidence(watch.leadership, ms) is RenameEvidence.SAME_EPOCH)
@@ -299,14 +302,22 @@ class WayIn:
         return begin
 
     def hides_truncation(self, side: Side, disk: DiskReplica) -> bool:
-        """Whether retention has taken from a directory what would tell that the tier's end was discarded. Then nobody accepts a gap."""
-        chain = self.brokers.chain(disk.log[-1][2]) if disk.log else {}
-        parted = next((row[0] for row in side.oracle.rows if chain.get(row[0]) != row[3]), disk.start)
-        return parted < disk.start
+        """Whether retention has taken from a directory what would tell that the tier's end was discarded.
+
+        Then nobody accepts a gap, and nobody imports a log that begins where the tier ends. Another topic is to be noticed all the same.
+        """
+        rows, known = side.oracle.rows, self.brokers.known
+        if not rows or not disk.log or known[number(rows[-1])].incarnation != known[disk.log[-1][2]].incarnation:
+            return False
+        chain = self.brokers.chain(disk.log[-1][2])
+        return next((row[0] for row in rows if chain.get(row[0]) != number(row)), disk.start) < disk.start
 
     def take(self, side: Side, tier: Tier, disk: DiskReplica, options: ImportOptions) -> None:
         """`import` of one directory."""
-        options = replace(options, gaps=options.gaps and not self.hides_truncation(side, disk))
+        hides = self.hides_truncation(side, disk)
+        if hides and disk.start == side.oracle.state.end_offset + 1:
+            return
+        options = replace(options, gaps=options.gaps and not hides)
         policy = tier.settings.cleaner.policy()
         self.world.note(f"import of broker {disk.number}: {options}")
         with self.attempt(side, self.source(disk, lambda changed_ms: options.live), gaps=options.gaps):
@@ -329,8 +340,12 @@ class WayIn:
         if not self.other.oracle.state.live:
             return
         self.world.note(f"transfer: {options}")
-        with self.attempt(self.mine, self.other.oracle.source, gaps=True):
-            (done,) = import_tier(source, target, [NAME], options)
+        with self.attempt(self.mine, self.other.oracle.source, gaps=True) as attempt:
+            self.other.oracle.readers.append(attempt)
+            try:
+                (done,) = import_tier(source, target, [NAME], options)
+            finally:
+                self.other.oracle.readers.remove(attempt)
             if done.error is not None:
                 raise done.error
             self.world.note(f"transferred up to {done.report and done.report.end_offset}")

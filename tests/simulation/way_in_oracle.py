@@ -23,7 +23,8 @@ class Source:
     """What an import reads from. ``present``: offset -> number of what is there now. ``start``: nothing lies below it.
 
     ``version`` changes with every change. ``staged``: offset -> number of what is staged for deletion before it and must be taken, where
-    a live log is read. ``cleaned``: end of what its own cleaner has cleaned.
+    a live log is read. ``cleaned``: end of what its own cleaner has cleaned. ``lost``: what a tier lacks because retention
+    had taken it from its own source.
     """
 
     present: Mapping[int, int]
@@ -31,6 +32,7 @@ class Source:
     version: object
     staged: Mapping[int, int] = field(default_factory=dict)
     cleaned: int = 0
+    lost: frozenset[int] = frozenset()
 
     def must_give(self, seam: int) -> int:
         """The offset up to which staged records must come in where they are missing from ``seam`` on."""
@@ -42,6 +44,7 @@ class Attempt:
     """One import under way: its source as it was when it began, what it was allowed, and whether it has cut the tier.
 
     disturbed: somebody else has changed the tier since it was cut.
+    seen: the source as it was at each change since.
     """
 
     began: Source
@@ -49,10 +52,16 @@ class Attempt:
     gaps: bool
     cut: bool = False
     disturbed: bool = False
+    seen: list[Source] = field(default_factory=list)
+
+    @property
+    def sources(self) -> list[Source]:
+        """The source at each moment of the import."""
+        return [self.began, *self.seen, self.now()]
 
     def lacked(self, offset: int, number: int = 0) -> bool:
         """Whether the source was without this offset at some time, or without this record."""
-        found = {source.present.get(offset, -1) for source in (self.began, self.now())}
+        found = {source.present.get(offset, -1) for source in self.sources}
         return -1 in found or bool(number and found != {number})
 
     def must_give(self, seam: int) -> int:
@@ -60,8 +69,8 @@ class Attempt:
         return self.began.must_give(seam) if self.began.version == self.now().version else 0
 
     def retained_away(self, offset: int) -> bool:
-        """Whether the source began behind this offset at some time."""
-        return offset < max(self.began.start, self.now().start)
+        """Whether the source began behind this offset at some time, or had lost it."""
+        return any(offset < source.start or offset in source.lost for source in self.sources)
 
 
 class WayInWorld:
@@ -94,12 +103,14 @@ class WayInOracle(Oracle):
         """Offsets that a segment covers after its last record, and that its source did not have."""
         self.attempts: dict[Any, Attempt] = {}
         self.deletions = 0
+        self.readers: list[Attempt] = []
+        """Transfers that read from this tier."""
 
     def source(self) -> Source:
         """The tier as the source of a transfer."""
         rows = [row for segment in self.state.live for row in self.contents[segment.id]]
         start = self.state.start_offset if self.state.live else 0
-        return Source({row[0]: number(row) for row in rows}, start, self.state.slot)
+        return Source({row[0]: number(row) for row in rows}, start, self.state.slot, lost=frozenset(self.lost))
 
     def data_created(self, key: str, data: bytes) -> None:
         if key.startswith(f"{self.name}/") and key.endswith(".log"):
@@ -121,6 +132,8 @@ class WayInOracle(Oracle):
             self.deletions += 1
         else:
             super().check_step(before, record)
+        for reader in self.readers:
+            reader.seen.append(self.source())
 
     def came(self, before: PartitionState, body: Any, held: list[Row] | None = None) -> None:
         """Segments came in: of one log with what was there, without a hole that its source did not have."""
@@ -129,6 +142,7 @@ class WayInOracle(Oracle):
         new = [row for segment in body.segments for row in self.contents[segment.id]]
         rows = sorted([*held, *new])
         self.rows = rows
+        self.lost -= {row[0] for row in new}
         if not rows:
             return
         chain = self.brokers.chain(number(rows[-1]))
@@ -189,6 +203,7 @@ class WayInOracle(Oracle):
         """What a leader has discarded leaves the tier."""
         self.truncated += 1
         self.trailing = {offset for offset in self.trailing if offset < body.offset}
+        self.absent = {offset: number for offset, number in self.absent.items() if offset < body.offset}
         attempt = self.attempts.get(getcurrent())
         if attempt:
             attempt.cut = True

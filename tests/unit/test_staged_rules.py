@@ -108,6 +108,12 @@ def test_a_live_log_that_was_cleaned_later_may_lack_tombstones_for_what_is_stage
     assert not cleaned_problem([FIRST, SECOND], replace(LIVE, cleaned=20), TierEnd(None))
 
 
+def test_an_empty_tier_begins_with_the_staged_files_that_the_cleaner_has_not_reached() -> None:
+    choice = choose_staged([FIRST, SECOND], replace(LIVE, cleaned=40), TierEnd(None))
+    assert (choice.taken, list(choice.refusals)) == ((40,), [20])
+    assert choose_staged([FIRST, SECOND], replace(LIVE, cleaned=40), TIER).taken == ()
+
+
 WITHOUT_REASON: dict[str, Callable[..., Any]] = {
     "live_file_problem": lambda *_: "",
     "order_problem": lambda *_: "",
