@@ -67,11 +67,11 @@ class KafkaPublisher:
         self._appending = threading.Lock()
         self._bucket = MetadataTokenBucket()
 
-    def permit(self, name: TopicPartition) -> None:
+    def check_publishing_allowed(self, name: TopicPartition) -> None:
         """Raise Refused if cluster or topic settings rule out switching readers of this partition."""
         self._conditions(name)
 
-    def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
+    def reserve_metadata_records(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
         """Reserve metadata records with the token bucket; return until when the round has to wait, or None if it is admitted."""
         if not per_hour:
             return None
@@ -80,12 +80,12 @@ class KafkaPublisher:
             self._bucket, wait = self._bucket.admit(self._followed.compactor_records_by_minute(), name, records, per_hour, self._clock_ms())
         return wait
 
-    def release(self, name: TopicPartition) -> None:
+    def release_reservation(self, name: TopicPartition) -> None:
         """Return the unused reservation of a partition to the token bucket."""
         with self._appending:
             self._bucket = self._bucket.released(name)
 
-    def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+    def announce_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Append COPY_SEGMENT_STARTED, unless an equal record is there already. Raises Refused if a rule forbids it."""
         self._conditions(name)
         where, cache = self._read_fold(name)
@@ -100,7 +100,7 @@ class KafkaPublisher:
             said = "was cut off" if known is None or known.state in _DELETED_STATES else "was introduced with other figures"
             raise _refused_error(name, f"segment {segment.id} {said}")
 
-    def publish(
+    def publish_replacements(
         self,
         name: TopicPartition,
         replacements: Sequence[Replacement],
@@ -132,7 +132,7 @@ class KafkaPublisher:
             left = sum(len(new.sources) for new in ordered if new.segment.id not in cut)
             self._bucket = self._bucket.published(name, left, self._clock_ms())
 
-    def restore(
+    def restore_segments(
         self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
     ) -> None:
         """Raise UsageError: brokers cannot take back segments whose deletion has begun."""
@@ -141,7 +141,7 @@ class KafkaPublisher:
             hint="`undo` copies them under new ids, until `retire` deletes them",
         )
 
-    def withdraw(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
+    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
         """Append DELETE_SEGMENT_STARTED for these segments.
 
         late: do so also for segments that were never introduced, so that brokers drop records that still arrive.
@@ -158,7 +158,7 @@ class KafkaPublisher:
                 records += [made, self._update_record(made, _S.DELETE_SEGMENT_STARTED)]
         self._append_records(where, cache, records)
 
-    def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Append DELETE_SEGMENT_FINISHED for these segments."""
         where, cache = self._read_fold(name)
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
@@ -170,7 +170,7 @@ class KafkaPublisher:
         _, cache = self._read_fold(name)
         return [_announced(one) for one in _unknown_segments(cache, known)]
 
-    def cut_off(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
+    def cut_off_strays(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
         """Restore live segments that unknown ones displaced, then append DELETE_SEGMENT_STARTED for the unknown ones.
 
         Returns the number of unknown segments.

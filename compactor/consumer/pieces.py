@@ -140,7 +140,7 @@ class SegmentReader:
         Raises SegmentGone if the object is missing, because the segment was replaced.
         """
         try:
-            if kind not in self._layout.files(self._partition, self.metadata):
+            if kind not in self._layout.segment_files(self._partition, self.metadata):
                 return np.empty(0, entry)
         except NotFound:
             raise SegmentGone(self._object_key("log"), self.metadata) from None
@@ -149,12 +149,12 @@ class SegmentReader:
 
     def _get(self, kind: str, start: int = 0, length: int | None = None) -> bytes:
         try:
-            return self._layout.read(self._partition, self.metadata, kind, start, length)
+            return self._layout.read_file(self._partition, self.metadata, kind, start, length)
         except NotFound:
             raise SegmentGone(self._object_key(kind), self.metadata) from None
 
     def _object_key(self, kind: str) -> str:
-        return self._layout.where(self._partition, self.metadata, kind)
+        return self._layout.object_name(self._partition, self.metadata, kind)
 
     def _parse(self, key: str, buf: Bytes) -> SourceSegment:
         base, stop = self.metadata.start_offset, self.metadata.end_offset + 1

@@ -179,7 +179,7 @@ def _find_unnamed_segment(ports: Ports, catalog: CatalogState) -> str:
         name, number = Incarnation.parse(text)
         if number > 1:
             return key  # of a later version's catalog, which this is not
-        listed = [item for item in ports.layout.list(name) if item.segment_id]
+        listed = [item for item in ports.layout.list_objects(name) if item.segment_id]
         known: set[str] = set()
         if listed and text in catalog.partitions:
             state = open_partition(ports, name, catalog.reached.get(text, 0)).refresh_and_check_gaps()
@@ -197,7 +197,7 @@ def _find_missing_segment(ports: Ports, catalog: CatalogState) -> str:
     named = ""
     for name in catalog.names:
         live = {segment.id for segment in open_partition(ports, name, catalog.reached.get(str(name), 0)).refresh_and_check_gaps().live}
-        if live.intersection(item.segment_id for item in ports.layout.list(name)):
+        if live.intersection(item.segment_id for item in ports.layout.list_objects(name)):
             return ""
         named = named or (f"segments of {name}" if live else "")
     return named

@@ -130,7 +130,7 @@ def publish_round(leadership: Leadership, intent: Intent, told: RunOutcome, on_b
 
     leadership.check_append(_published_record(leadership, intent, replacements, (), told))
     way = {"backwards": bool(intent.plan.restores), "resumed": intent.begun_slot > 0}
-    leadership.ports.publisher.publish(leadership.state.name, replacements, begun, record, **way)
+    leadership.ports.publisher.publish_replacements(leadership.state.name, replacements, begun, record, **way)
     return leadership.state
 
 
@@ -184,7 +184,7 @@ def remove_stray_segments(leadership: Leadership) -> int:
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.check()
     live = [segment for segment in state.live if segment.id in state.published_by]
-    return leadership.ports.publisher.cut_off(state.name, live, ordering.known_ids(state))
+    return leadership.ports.publisher.cut_off_strays(state.name, live, ordering.known_ids(state))
 
 
 def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> PartitionState:
@@ -197,7 +197,7 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
         lambda state: not _is_open_run(state, run_id) and not was_published(state, run_id),
     )
     announced = [Announced(task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs) for task in intent.plan.tasks]
-    leadership.ports.publisher.withdraw(state.name, announced, late=intent.plan.leader_epoch != leadership.epoch)
+    leadership.ports.publisher.withdraw_segments(state.name, announced, late=intent.plan.leader_epoch != leadership.epoch)
     delete_objects(leadership, state, announced)
     delete_scratch(leadership, intent)
     return state
@@ -226,14 +226,14 @@ def delete_objects(leadership: Leadership, state: PartitionState, segments: Sequ
     """Delete the objects and sidecars of segments, none of which ``state`` may protect. Raises Fenced."""
     ordering.require_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
-    ports.layout.delete(state.name, segments)
+    ports.layout.delete_segments(state.name, segments)
     delete_keys(ports.control, [key for segment in segments for key in sidecar_keys(leadership.log.prefix, segment.id)])
-    ports.publisher.deleted(state.name, segments)
+    ports.publisher.record_deletion(state.name, segments)
 
 
 def stored_segments_problem(ports: Ports, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return why an object of these segments is not as recorded, or an empty string."""
-    problems = (ports.layout.problem(state.name, segment) for segment in segments)
+    problems = (ports.layout.stored_segment_problem(state.name, segment) for segment in segments)
     return next((problem for problem in problems if problem), "")
 
 

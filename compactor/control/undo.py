@@ -36,7 +36,7 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
 
         try:
             leadership.check_append(body)
-            ports.publisher.restore(log.state.name, sources, _live_outputs(leadership.state, run_id), record)
+            ports.publisher.restore_segments(log.state.name, sources, _live_outputs(leadership.state, run_id), record)
         except RequirementFailed as refused:
             raise UsageError(f"run {run_id} of {log.state.name} cannot be undone: {refused}", hint="Nothing was changed") from refused
         StageTracker(Stage.PUBLISHED).advance(Stage.REVERTED)

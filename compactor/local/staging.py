@@ -210,7 +210,7 @@ class Staging:
 
     def where(self, wanted: Wanted) -> str:
         """Return the object key of a file, for messages."""
-        return self.layout.where(wanted.name, wanted.segment, wanted.kind)
+        return self.layout.object_name(wanted.name, wanted.segment, wanted.kind)
 
     def content(self, wanted: Wanted) -> bytes:
         """Fetch a small file into memory and return its content. Raises BadData if it differs from what was recorded."""
@@ -274,7 +274,7 @@ class Staging:
 
         def fetch(piece: tuple[int, int, int]) -> None:
             place, start, length = piece
-            data = self.layout.read(wanted.name, wanted.segment, wanted.kind, start, length)
+            data = self.layout.read_file(wanted.name, wanted.segment, wanted.kind, start, length)
             if len(data) != length:
                 raise BadData("the object ends before its recorded size", segment=self.where(wanted), position=start + len(data))
             write_at(file.fileno(), data, place)

@@ -189,7 +189,7 @@ class Round:
             return _build_report(result, self._stats)
         finally:
             if log.state.intent is None and not waits:  # an open intent still has records to write
-                self._context.ports.publisher.release(log.state.name)
+                self._context.ports.publisher.release_reservation(log.state.name)
 
     def is_due(self, state: PartitionState) -> bool:
         return self._assess(state, self._cleaner, self._now_ms).due or self.new_log_start(state) is not None
@@ -261,7 +261,7 @@ class Round:
 
     def _admit_records(self, name: TopicPartition, records: int) -> None:
         per_hour = self._context.records_per_hour
-        wait = self._context.ports.publisher.admit(name, records, per_hour)
+        wait = self._context.ports.publisher.reserve_metadata_records(name, records, per_hour)
         if wait is not None:
             alone = ", for an hour that has none: it is larger than that" if wait.records > per_hour else ""
             said = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}"
@@ -280,7 +280,7 @@ class Round:
                 for outcome in self._remote(plan, tasks, session):
                     if isinstance(outcome, CompactionReceipt) and self._context.ports.brokers is not None:
                         session.check_leadership()  # executors never write metadata; only the leader does
-                        self._context.ports.publisher.begin(TopicPartition(plan.topic, plan.partition), outcome.segment)
+                        self._context.ports.publisher.announce_segment(TopicPartition(plan.topic, plan.partition), outcome.segment)
                     yield outcome
             finally:
                 self._remote.delete_unused_results()

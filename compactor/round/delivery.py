@@ -100,10 +100,10 @@ def upload_segment(
     )
     told = layout.custom_metadata(name, metadata, made.contents)
     metadata = metadata.model_copy(update={"custom_metadata": told}) if told else metadata
-    publisher.begin(name, metadata)
+    publisher.announce_segment(name, metadata)
     if made.pieces:
-        return metadata, layout.compose(name, metadata, made.pieces, made.contents)
-    return metadata, layout.upload(name, metadata, made.contents)
+        return metadata, layout.compose_segment(name, metadata, made.pieces, made.contents)
+    return metadata, layout.upload_segment(name, metadata, made.contents)
 
 
 def describe_file(content: Path | bytes) -> SegmentFile:

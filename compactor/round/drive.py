@@ -111,7 +111,7 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
     settled = settle_open_intent(leadership, work)
     if settled is not None and not settled.undone:
         return settled
-    leadership.ports.publisher.permit(leadership.state.name)
+    leadership.ports.publisher.check_publishing_allowed(leadership.state.name)
     undone = settled.undone if settled else ""
     before = leadership.state
     if work.new_log_start(before) is None:

@@ -77,7 +77,7 @@ def check_newest_lineage(layout: SegmentLayout, name: TopicPartition, newest: Re
     kind = "leader-epoch-checkpoint"
     if kind not in newest.files:
         return
-    where, end = layout.where(name, newest, kind), newest.end_offset + 1
+    where, end = layout.object_name(name, newest, kind), newest.end_offset + 1
     known = parse_leader_epoch_checkpoint(read_recorded(layout, name, newest, kind).decode(errors="replace"), where)
     parted = first_divergent_offset(told, end, known, end)
     if parted is not None:
@@ -95,12 +95,12 @@ def complete_metadata(layout: SegmentLayout, name: TopicPartition, segment: Remo
     Raises StoreError, and BadData if an object is missing.
     """
     try:
-        segment = segment.model_copy(update={"files": dict(layout.files(name, segment))})
-        head = layout.read(name, segment, "log", 0, _BATCH_HEADER)
-        entries = parse_snapshot(read_recorded(layout, name, segment, "snapshot"), layout.where(name, segment, "snapshot")).entries
+        segment = segment.model_copy(update={"files": dict(layout.segment_files(name, segment))})
+        head = layout.read_file(name, segment, "log", 0, _BATCH_HEADER)
+        entries = parse_snapshot(read_recorded(layout, name, segment, "snapshot"), layout.object_name(name, segment, "snapshot")).entries
     except (NotFound, KeyError) as error:
         said = error.message if isinstance(error, NotFound) else "it has no producer snapshot"
-        raise BadData(said, segment=layout.where(name, segment, "log"), hint="Run `verify`; restore the object") from error
+        raise BadData(said, segment=layout.object_name(name, segment, "log"), hint="Run `verify`; restore the object") from error
     undecided = entries["txn_first_offset"][entries["txn_first_offset"] >= 0]
     update = {"open_txn_offset": int(undecided.min()) if len(undecided) else -1, "first_timestamp_ms": _max_timestamp(head)}
     return segment.model_copy(update=update)

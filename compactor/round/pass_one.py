@@ -441,7 +441,7 @@ def _choose_segment_parts(scan: _ScanAttempt, looks: dict[int, SidecarDecision],
     job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
     if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.on_disk:
         return answers
-    copies, opened = job.reading.staging.layout.copies, job.opened
+    copies, opened = job.reading.staging.layout.range_copies, job.opened
 
     def may_be(ordinal: int, look: SidecarDecision) -> bool:
         segment = job.roles.live[ordinal]

@@ -335,7 +335,7 @@ class PlanExecution:
         balance = tally.balance()
         if part:
             balance = balance_with_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
-        grant.take(self._worker.layout.upload_room(cleaned.size))
+        grant.take(self._worker.layout.upload_space_bytes(cleaned.size))
         return RewrittenGroup(task, members, cleaned, folder, grant.handed_over(), balance, part)
 
     def _part_of_group(self, members: Sequence[int]) -> SegmentPart | None:
@@ -408,7 +408,7 @@ class PlanExecution:
         index, timeindex = build(
             task.start_offset, table.size, table.last_offset, table.max_timestamp, self._plan.policy.index_interval_bytes
         )
-        log_key = self._worker.layout.where(self._partition, source, "log")
+        log_key = self._worker.layout.object_name(self._partition, source, "log")
         return FinishedSegment.from_pieces(
             joined,
             new_log_pieces(part.splice, log_key, written.cleaned.paths["log"], output.table),
@@ -456,7 +456,7 @@ class PlanExecution:
         if worker.sidecars is None:
             return
         design = worker.filter_for(metadata.records, metadata.size_bytes)
-        directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.copies)
+        directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.range_copies)
         builder = SidecarBuilder(output, design, worker.hash_key, sketch=design is not None, directory=directory)
         with WorkerThreads(1) as workers:
             scan_into(builder, output, self._limit, workers)

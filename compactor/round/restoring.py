@@ -173,7 +173,7 @@ class RestoreRound:
         with staging.room(need, f"group {task.group} of {reading.partition}", inputs) as grant:
             try:
                 entries = _concatenate_segments(reading, ordinals, task, log, grant)
-                grant.take(self.ports.layout.upload_room(log.stat().st_size))
+                grant.take(self.ports.layout.upload_space_bytes(log.stat().st_size))
                 return self._upload_copy(plan, task, group, log, entries, reading)
             finally:
                 log.unlink(missing_ok=True)

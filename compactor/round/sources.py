@@ -77,7 +77,7 @@ def read_producers_at_end(layout: SegmentLayout, state: PartitionState) -> Produ
 
 def parse_end_snapshot(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
     """Return the producer states of the last segment's snapshot; none if ``snapshot`` is empty. Raises BadData."""
-    return parse_snapshot(snapshot, layout.where(state.name, state.live[-1], "snapshot")) if snapshot else ProducerStates.none()
+    return parse_snapshot(snapshot, layout.object_name(state.name, state.live[-1], "snapshot")) if snapshot else ProducerStates.none()
 
 
 def read_end_snapshot(layout: SegmentLayout, state: PartitionState) -> bytes:
@@ -88,12 +88,12 @@ def read_end_snapshot(layout: SegmentLayout, state: PartitionState) -> bytes:
         return b""
     last = state.live[-1]
     try:
-        files = layout.files(state.name, last)
+        files = layout.segment_files(state.name, last)
         if "snapshot" not in files:
             return b""
         return read_recorded(layout, state.name, last.model_copy(update={"files": dict(files)}), "snapshot")
     except NotFound:
-        key = layout.where(state.name, last, "snapshot")
+        key = layout.object_name(state.name, last, "snapshot")
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
 
 
@@ -160,7 +160,7 @@ class StagedSegmentReader:
 
     def object_key(self, metadata: RemoteLogSegmentMetadata, kind: str) -> str:
         """Return the key of one of a segment's objects, for messages."""
-        return self.staging.layout.where(self.partition, metadata, kind)
+        return self.staging.layout.object_name(self.partition, metadata, kind)
 
     def log_request(self, ordinal: int) -> Wanted:
         """Return the request to stage a segment's log, or the ranges of it that are read."""

@@ -179,9 +179,9 @@ class Download:
 def download_recorded(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Download:
     """Download one file of a segment into a new local file. Raises NotFound, StoreError."""
     file = segment.file(kind)
-    arrived = _describe_download(layout.download(name, segment, kind, path), path, file)
+    arrived = _describe_download(layout.download_file(name, segment, kind, path), path, file)
     if not arrived.is_recorded(file):
-        arrived = _describe_download(arrived.transferred + layout.download(name, segment, kind, path), path, file)
+        arrived = _describe_download(arrived.transferred + layout.download_file(name, segment, kind, path), path, file)
     return arrived
 
 
@@ -189,10 +189,10 @@ def read_recorded(layout: SegmentLayout, name: TopicPartition, segment: RemoteLo
     """Return a small file of a segment. Raises BadData if it differs from what was recorded; NotFound, StoreError."""
     file = segment.file(kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
-    data = layout.read(name, segment, kind, 0, most)
+    data = layout.read_file(name, segment, kind, 0, most)
     if not _describe_bytes(data, file).is_recorded(file):
-        data = layout.read(name, segment, kind, 0, most)
-    _describe_bytes(data, file).require(layout.where(name, segment, kind), file)
+        data = layout.read_file(name, segment, kind, 0, most)
+    _describe_bytes(data, file).require(layout.object_name(name, segment, kind), file)
     return data
 
 

@@ -1,6 +1,6 @@
 """Base classes of layouts that store each file of a segment as one object with exactly the file's bytes.
 
-A new layout of this kind only says how its objects are called: ``folder``, ``file_name``, ``parse_file_name`` and ``partition_of``.
+A new layout of this kind only names its objects: ``partition_folder``, ``file_name``, ``parse_file_name`` and ``partition_of``.
 It derives from ``ComposableLayout`` if only this program writes the objects, and from ``PlainLayout`` if they must look as another program
 writes them, without object metadata.
 """
@@ -41,13 +41,13 @@ class PlainLayout(NonComposableLayout):
     """
 
     kinds: ClassVar[Sequence[str]] = FILE_KINDS
-    parts: frozenset[str] = frozenset({"log"})
+    required_parts: frozenset[str] = frozenset({"log"})
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     @abstractmethod
-    def folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, name: TopicPartition) -> str:
         """Return the key prefix of a partition's objects, with a slash at the end."""
 
     @abstractmethod
@@ -66,56 +66,58 @@ class PlainLayout(NonComposableLayout):
     def url(self) -> str:
         return self._store.url
 
-    def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
-        return self.folder(name) + self.file_name(segment, kind)
+    def object_name(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
+        return self.partition_folder(name) + self.file_name(segment, kind)
 
-    def files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
+    def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """Return a segment's files; by LIST, without digests, if none are recorded. Raises NotFound if there is no log."""
         if segment.files:
             return segment.files
-        log = self.where(name, segment, "log")
+        log = self.object_name(name, segment, "log")
         found = {one.kind: SegmentFile(size=one.size) for one in self._listed(name, log.rpartition(".")[0] + ".") if one.kind}
         if "log" not in found:
             raise NotFound(f"{self.url}/{log} does not exist")
         return {kind: found[kind] for kind in self.kinds if kind in found}
 
-    def read(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None) -> bytes:
-        return self._store.get(self.where(name, segment, kind), start, length)
+    def read_file(
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+    ) -> bytes:
+        return self._store.get(self.object_name(name, segment, kind), start, length)
 
-    def download(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
-        return self._store.download(self.where(name, segment, kind), path)
+    def download_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+        return self._store.download(self.object_name(name, segment, kind), path)
 
-    def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+    def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
         for kind, content in contents.items():
-            key = self.where(name, segment, kind)
+            key = self.object_name(name, segment, kind)
             if not create_object(self._store, key, content):
                 return f"{key} exists already with other content"
         return ""
 
-    def upload_room(self, log_bytes: int) -> int:
+    def upload_space_bytes(self, log_bytes: int) -> int:
         return 0
 
     def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
         return ""
 
-    def problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def stored_segment_problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Compare size and digest of each object with what was recorded. An object whose metadata has no digest is read."""
-        problems = (stored_problem(self._store, self.where(name, segment, kind), segment, kind) for kind in self._expected(segment))
+        problems = (stored_problem(self._store, self.object_name(name, segment, kind), segment, kind) for kind in self._expected(segment))
         return next(filter(None, problems), "")
 
     def _expected(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
         """Return the kinds of files that a valid segment has."""
-        return segment.files or self.parts
+        return segment.files or self.required_parts
 
-    def delete(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        delete_keys(self._store, [self.where(name, segment, kind) for segment in segments for kind in self.kinds])
+    def delete_segments(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        delete_keys(self._store, [self.object_name(name, segment, kind) for segment in segments for kind in self.kinds])
 
-    def list(self, name: TopicPartition) -> Iterator[ListedObject]:
-        return self._listed(name, self.folder(name))
+    def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
+        return self._listed(name, self.partition_folder(name))
 
     def _listed(self, name: TopicPartition, prefix: str) -> Iterator[ListedObject]:
         """Yield the objects under a prefix of the partition's folder."""
-        folder = self.folder(name)
+        folder = self.partition_folder(name)
         for info in self._store.list(prefix):
             yield ListedObject(info.key, info.size, info.modified_ms, *(self.parse_file_name(info.key.removeprefix(folder)) or ()))
 
@@ -129,21 +131,21 @@ class ComposableLayout(PlainLayout):
     keeps_digests = True
 
     @property
-    def copies(self) -> RangeCopies | None:
+    def range_copies(self) -> RangeCopies | None:
         return self._store.copies
 
-    def version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        key, recorded = self.where(name, segment, "log"), segment.file("log")
+    def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+        key, recorded = self.object_name(name, segment, "log"), segment.file("log")
         info = self._store.head(key)
         stated = recorded_file(info)
         if not stated.is_same(recorded):  # one without our digests is somebody else's
             raise damaged_object_error(key, stated, recorded)
         return info.etag
 
-    def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+    def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
         return self._create(name, segment, {kind: partial(self._write, content) for kind, content in contents.items()})
 
-    def compose(
+    def compose_segment(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, FileContent]
     ) -> str:
         """Create the objects, the log first, so that nothing was created if the store cannot copy ranges."""
@@ -153,7 +155,7 @@ class ComposableLayout(PlainLayout):
     def _create(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]) -> str:
         """Create an object for each file. Returns the name of an existing object with other content, or an empty string."""
         for kind, write in writes.items():
-            key, file = self.where(name, segment, kind), segment.files[kind]
+            key, file = self.object_name(name, segment, kind), segment.files[kind]
             about = {"sha256": file.sha256, "batches": file.batches, "mtime_ms": str(segment.mtime_ms)}
             try:
                 write(key, {field: value for field, value in about.items() if value})

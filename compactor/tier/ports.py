@@ -62,25 +62,27 @@ class SegmentLayout(Protocol):
         """URL of the data root, for messages."""
 
     @property
-    def parts(self) -> frozenset[str]:
-        """Kinds of objects, as ``list`` names them, without which a segment cannot be read."""
+    def required_parts(self) -> frozenset[str]:
+        """Kinds of objects, as ``list_objects`` names them, without which a segment cannot be read."""
 
-    def folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, name: TopicPartition) -> str:
         """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
 
-    def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
+    def object_name(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
         """Return the name of the object that holds this file, for messages and reports."""
 
-    def files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
+    def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """Return the files of a segment by kind. Makes a request if the metadata does not list them."""
 
-    def read(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None) -> bytes:
+    def read_file(
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+    ) -> bytes:
         """Return bytes [start, start + length) of one file, fewer only at its end. Fetches no more than that needs."""
 
-    def download(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+    def download_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
         """Download one file into a new local file, and return the number of bytes transferred."""
 
-    def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+    def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         """Create a segment's objects. Objects that exist with equal content are left as they are.
 
         Returns the name of an existing object with other content, or an empty string (determinism, I7: such a task fails).
@@ -91,42 +93,42 @@ class SegmentLayout(Protocol):
         """Return whether the digest over batch headers (``batches``) is recorded, which is the only digest that a composed log can have."""
 
     @property
-    def copies(self) -> RangeCopies | None:
-        """The server-side copies that ``compose`` may use now, or None if logs can only be uploaded whole."""
+    def range_copies(self) -> RangeCopies | None:
+        """The server-side copies that ``compose_segment`` may use now, or None if logs can only be uploaded whole."""
 
-    def version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Return the version (ObjectInfo.etag) of the log's object, for CopiedRange.
 
         :raises BadData: if the object differs from what was recorded, as far as the store can tell without reading it.
         """
 
-    def compose(
+    def compose_segment(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
     ) -> str:
-        """Create a segment's objects like ``upload``, with the log composed of copied ranges and new bytes (ObjectStore.compose).
+        """Create a segment's objects like ``upload_segment``, with the log composed of copied ranges and new bytes (ObjectStore.compose).
 
-        :param log: the pieces of the log in order; the keys of copied ranges are those that ``where`` returns.
+        :param log: the pieces of the log in order; the keys of copied ranges are those that ``object_name`` returns.
         :param contents: the segment's other files.
         :raises CannotCopy: before anything is created, if the store does not copy ranges.
         :raises NotFound: or Unavailable, if a source is gone or has changed.
         """
 
-    def upload_room(self, log_bytes: int) -> int:
-        """Return the bytes of local disk that ``upload`` needs beside a log of this size until it ends."""
+    def upload_space_bytes(self, log_bytes: int) -> int:
+        """Return the bytes of local disk that ``upload_segment`` needs beside a log of this size until it ends."""
 
     def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        """Return the custom metadata (base64, or empty) of the objects that ``upload`` will create. Known before any exists."""
+        """Return the custom metadata (base64, or empty) of the objects that ``upload_segment`` will create. Known before any exists."""
 
-    def problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def stored_segment_problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Read every object of the segment back, and return why one is not as recorded, or an empty string."""
 
-    def delete(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def delete_segments(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Delete all objects of these segments, including those of unfinished uploads. Absent objects are ignored.
 
         The caller has checked with ``control.ordering`` that they may be deleted.
         """
 
-    def list(self, name: TopicPartition) -> Iterator[ListedObject]:
+    def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
         """Yield every object below the partition's prefix, including those whose names this layout does not make."""
 
     def partition_of(self, key: str) -> str:
@@ -165,25 +167,25 @@ class SegmentPublisher(Protocol):
     def late_ms(self) -> int:
         """Return how long after a process ends its records may still reach readers, in milliseconds; 0 if never."""
 
-    def permit(self, name: TopicPartition) -> None:
+    def check_publishing_allowed(self, name: TopicPartition) -> None:
         """Raise Refused if readers of this partition must not be switched. Called before a round is planned."""
 
-    def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
+    def reserve_metadata_records(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
         """Reserve the metadata records of a round and return None, or return until when the round has to wait.
 
         ``per_hour``: cap for all partitions together, 0: none. May be called again when more is known of the round.
         """
 
-    def release(self, name: TopicPartition) -> None:
-        """Return what `admit` reserved and was not used: the round has ended or is not due any more."""
+    def release_reservation(self, name: TopicPartition) -> None:
+        """Return what ``reserve_metadata_records`` reserved and was not used: the round has ended or is not due any more."""
 
-    def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+    def announce_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Announce a finished rewrite before its first object is uploaded (COPY_SEGMENT_STARTED).
 
         Its size and largest timestamp are final.
         """
 
-    def publish(
+    def publish_replacements(
         self,
         name: TopicPartition,
         replacements: Sequence[Replacement],
@@ -202,18 +204,18 @@ class SegmentPublisher(Protocol):
         :param resumed: *publish begun* is in the log already, so that no rule which applies before it may refuse.
         """
 
-    def restore(
+    def restore_segments(
         self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
     ) -> None:
-        """Undo ``publish``: switch readers from ``gone`` to ``restored``, then call ``record``, which appends *round undone*.
+        """Undo ``publish_replacements``: switch readers from ``gone`` to ``restored``, then call ``record``, which appends *round undone*.
 
         :raises UsageError: before anything is changed, if readers cannot be switched back.
         """
 
-    def withdraw(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
+    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
         """Make sure that these segments are never published. late: also if another process writes records about them later."""
 
-    def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
 
     def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
@@ -224,7 +226,7 @@ class SegmentPublisher(Protocol):
         :param known: ids of all segments that the control log knows.
         """
 
-    def cut_off(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
+    def cut_off_strays(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
         """Remove the segments that ``find_strays`` returns from readers, and return their number.
 
         Live segments that they displaced come back first.
@@ -237,13 +239,13 @@ class NonComposableLayout:
     keeps_digests = False
 
     @property
-    def copies(self) -> RangeCopies | None:
+    def range_copies(self) -> RangeCopies | None:
         return None
 
-    def version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         raise _cannot_compose_error()
 
-    def compose(
+    def compose_segment(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
     ) -> str:
         raise _cannot_compose_error()

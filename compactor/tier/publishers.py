@@ -20,19 +20,19 @@ class ObjectLogPublisher:
 
     late_ms: int = 0
 
-    def permit(self, name: TopicPartition) -> None:
+    def check_publishing_allowed(self, name: TopicPartition) -> None:
         """Permit every round."""
 
-    def admit(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
+    def reserve_metadata_records(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
         return None
 
-    def release(self, name: TopicPartition) -> None:
+    def release_reservation(self, name: TopicPartition) -> None:
         """Do nothing."""
 
-    def begin(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+    def announce_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Do nothing: the announced plan names the id already."""
 
-    def publish(
+    def publish_replacements(
         self,
         name: TopicPartition,
         replacements: Sequence[Replacement],
@@ -45,35 +45,36 @@ class ObjectLogPublisher:
         """Append *round published*, the one record that switches all readers."""
         record(())
 
-    def restore(
+    def restore_segments(
         self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
     ) -> None:
         record()
 
-    def withdraw(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
+    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
         """Do nothing: the record that closed the plan has withdrawn them already."""
 
-    def deleted(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Do nothing: the control log's own record follows."""
 
     def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
         return None
 
-    def cut_off(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
+    def cut_off_strays(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
         return 0
 
 
 class ReadOnlyPublisher(ObjectLogPublisher):
     """SegmentPublisher that refuses every change, for listed tiers and snapshots of a broker-managed tier."""
 
-    def permit(self, name: TopicPartition, *args: Any, **options: Any) -> NoReturn:
+    def check_publishing_allowed(self, name: TopicPartition, *args: Any, **options: Any) -> NoReturn:
         """Raise UsageError."""
         raise UsageError(
             f"{name} was opened for reading only",
             hint="Nothing was changed. Listed tiers and snapshots of a broker-managed tier are only read",
         )
 
-    begin = publish = restore = withdraw = deleted = cut_off = permit
+    announce_segment = publish_replacements = restore_segments = withdraw_segments = check_publishing_allowed
+    record_deletion = cut_off_strays = check_publishing_allowed
 
     def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced]:
         return ()

@@ -105,7 +105,7 @@ def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLo
     :param first: first offset that readers read from this segment; earlier batches are cut off.
     """
     layout = opened.ports.layout
-    segment = segment.model_copy(update={"files": dict(layout.files(name, segment))})
+    segment = segment.model_copy(update={"files": dict(layout.segment_files(name, segment))})
     # Segments of brokers may overlap, because two leaders may tier the same offsets; a log directory has each offset once.
     whole = not segment.is_cut and first <= segment.start_offset
     begin = segment.start_offset if whole else max(first, segment.start_offset)
@@ -116,12 +116,12 @@ def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLo
             path = folder / f"{segment.end_offset + 1:020d}.snapshot"
         else:
             continue
-        download_recorded(layout, name, segment, kind, path).require(layout.where(name, segment, kind), file)
+        download_recorded(layout, name, segment, kind, path).require(layout.object_name(name, segment, kind), file)
         if not whole:
-            _keep_offsets(path, layout.where(name, segment, kind), begin, segment.end_offset)
+            _keep_offsets(path, layout.object_name(name, segment, kind), begin, segment.end_offset)
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
     if not opened.kind.describes_segments:
-        _cut_shadowed_batches(folder / f"{begin:020d}.log", layout.where(name, segment, "log"), segment)
+        _cut_shadowed_batches(folder / f"{begin:020d}.log", layout.object_name(name, segment, "log"), segment)
 
 
 def _cut_shadowed_batches(path: Path, where: str, segment: RemoteLogSegmentMetadata) -> None:

@@ -168,7 +168,7 @@ class _PartitionTransfer:
         return count
 
     def _log_key(self, segment: RemoteLogSegmentMetadata) -> str:
-        return self._source.ports.layout.where(self._name, segment, "log")
+        return self._source.ports.layout.object_name(self._name, segment, "log")
 
     def _sum_reports(self) -> ImportReport:
         if not self._reports:

@@ -62,7 +62,7 @@ class SegmentUpload:
         with tempfile.TemporaryDirectory(prefix="import-", dir=process_folder(how.tier.state_dir)) as scratch:
             key = BalanceKey(how.tier.identity.hash_key())
             metadata, paths = prepare_upload(self.member, registered, self.lineage, how.policy, key, Path(scratch))
-            if how.tier.ports.layout.upload(how.name, metadata, paths):
+            if how.tier.ports.layout.upload_segment(how.name, metadata, paths):
                 return None
         if how.sidecars is not None:
             how.sidecars.add(self._build_sidecar(metadata.id, how.sidecars.hash_key))

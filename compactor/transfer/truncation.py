@@ -95,7 +95,7 @@ def segment_head_before(tier: Tier, state: PartitionState, offset: int, policy: 
     first, name, layout = state.live[place], state.name, tier.ports.layout
     if first.start_offset == offset:
         return None
-    key = layout.where(name, first, "log")
+    key = layout.object_name(name, first, "log")
     path = log_path(scratch, first.start_offset)
     download_recorded(layout, name, first, "log", path).require(key, first.files["log"])
     limit = policy.max_decompressed_batch_bytes

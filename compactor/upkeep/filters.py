@@ -131,7 +131,9 @@ def rebuild_sidecars(
                         records = segment.records or int(source.table.count.sum())  # brokers do not record it
                         counted = not np.any((source.table.magic < 2) & (source.table.codec > 0))
                         design = design_filter(cleaner, record, probes, records, segment.size_bytes) if counted else None
-                        directory = cleaner.splice and is_key_directory_worthwhile(segment, len(source.table), opened.ports.layout.copies)
+                        directory = cleaner.splice and is_key_directory_worthwhile(
+                            segment, len(source.table), opened.ports.layout.range_copies
+                        )
                         builder = SidecarBuilder(source, design, opened.identity.hash_key(), sketch=True, directory=directory)
                         scan_into(builder, source, reading.inflate_limit, workers)
                         keys = builder.directory(segment.id) if directory else None

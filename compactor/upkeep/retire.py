@@ -163,8 +163,8 @@ def retire_as_leader(
     told = {segment.id for segment in found.strays}
     left = [segment for segment in left if segment.id not in told] + list(found.strays)
     ordering.require_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
-    ports.layout.delete(log.state.name, left)
-    ports.publisher.deleted(log.state.name, left)
+    ports.layout.delete_segments(log.state.name, left)
+    ports.publisher.record_deletion(log.state.name, left)
     delete_keys(ports.control, found.scratch)
     return _retire_report(ports.layout, log.state.name, found, gone=gone)
 
@@ -174,7 +174,7 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
 
     Raises BadControlRecord if the log has a gap, because everything after the gap would look like an orphan.
     """
-    listed = list(ports.layout.list(log.state.name))
+    listed = list(ports.layout.list_objects(log.state.name))
     scratch = list(ports.control.list(scratch_prefix(log)))
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
@@ -326,7 +326,7 @@ def _retire_report(
     """
 
     def keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(layout.where(name, segment, kind) for segment in segments for kind in segment.files))
+        return tuple(dict.fromkeys(layout.object_name(name, segment, kind) for segment in segments for kind in segment.files))
 
     deleted = (*found.unfinished, *found.due) if done else gone
     size = sum(file.size for segment in deleted for file in segment.files.values()) + sum(item.size for item in found.orphans)

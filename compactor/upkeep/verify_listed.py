@@ -119,7 +119,7 @@ class _ListedPartitionVerifier:
             paths = {kind: Path(scratch) / file_name(segment.base, kind) for kind in segment.files}
             try:
                 for kind, path in paths.items():
-                    layout.download(self.name, metadata, kind, path)
+                    layout.download_file(self.name, metadata, kind, path)
                 source = open_source(0, paths["log"], segment.base, None, segment.modified_ms, -1, limit)
                 source.verify(0, len(source.table))
                 end = last_record_offset(source, limit) + 1

@@ -155,7 +155,7 @@ class _SegmentVerifier(NamedTuple):
         return SegmentProblem(severity, kind, *self.name, self._object_key(file), detail)
 
     def _object_key(self, kind: str) -> str:
-        return self.opened.ports.layout.where(self.name, self.segment, kind)
+        return self.opened.ports.layout.object_name(self.name, self.segment, kind)
 
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:

@@ -68,7 +68,7 @@ class Rig:
         if self.write is not None:
             self.write(name, segment, contents)
         else:
-            assert self.layout.upload(name, segment, contents) == ""
+            assert self.layout.upload_segment(name, segment, contents) == ""
 
     def replace(self, key: str, change: Callable[[bytes], bytes]) -> None:
         """Damages an object behind the layout's back. What the store remembers of it besides its bytes stays."""
@@ -85,7 +85,7 @@ class FlatLayout(ComposableLayout):
 
     NAME = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")
 
-    def folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, name: TopicPartition) -> str:
         return f"flat/{name}/"
 
     def file_name(self, segment: SegmentRef, kind: str) -> str:
@@ -190,10 +190,10 @@ class TestReading:
         contents = rig.contents(1)
         segment = rig.segment(0, contents)
         rig.stored(segment, contents)
-        assert dict(rig.layout.files(NAME, segment)) == segment.files
+        assert dict(rig.layout.segment_files(NAME, segment)) == segment.files
         for kind, data in contents.items():
-            assert rig.layout.read(NAME, segment, kind) == data
-            assert rig.layout.download(NAME, segment, kind, tmp_path / kind) > 0
+            assert rig.layout.read_file(NAME, segment, kind) == data
+            assert rig.layout.download_file(NAME, segment, kind, tmp_path / kind) > 0
             assert (tmp_path / kind).read_bytes() == data
             assert read_recorded(rig.layout, NAME, segment, kind) == data
             assert download_recorded(rig.layout, NAME, segment, kind, tmp_path / f"{kind} again").is_recorded(segment.files[kind])
@@ -205,32 +205,32 @@ class TestReading:
         log = contents["log"]
         for start, length in ((0, 1), (0, 0), (17, 1000), (4999, 1), (4990, 100), (0, 5000), (0, 9000), (2500, None)):
             end = None if length is None else start + length
-            assert rig.layout.read(NAME, segment, "log", start, length) == log[start:end], (start, length)
+            assert rig.layout.read_file(NAME, segment, "log", start, length) == log[start:end], (start, length)
 
     def test_what_is_listed_lies_in_the_folder_and_has_all_parts(self, rig: Rig) -> None:
         contents = rig.contents(7)
         segment = rig.segment(0, contents)
         rig.stored(segment, contents)
-        listed = list(rig.layout.list(NAME))
-        folder = rig.layout.folder(NAME)
+        listed = list(rig.layout.list_objects(NAME))
+        folder = rig.layout.partition_folder(NAME)
         assert folder.endswith("/")
         assert all(one.key.startswith(folder) for one in listed)
-        assert rig.layout.parts <= {one.kind for one in listed if one.segment_id == segment.id}
-        assert {rig.layout.where(NAME, segment, part) for part in rig.layout.parts} <= {one.key for one in listed}
+        assert rig.layout.required_parts <= {one.kind for one in listed if one.segment_id == segment.id}
+        assert {rig.layout.object_name(NAME, segment, part) for part in rig.layout.required_parts} <= {one.key for one in listed}
 
     def test_what_is_not_there_is_not_found(self, rig: Rig, tmp_path: Path) -> None:
         segment = rig.segment(0, rig.contents(3))
         with pytest.raises(NotFound):
-            rig.layout.read(NAME, segment, "log")
+            rig.layout.read_file(NAME, segment, "log")
         with pytest.raises(NotFound):
-            rig.layout.download(NAME, segment, "log", tmp_path / "log")
-        assert "missing" in rig.layout.problem(NAME, segment)
+            rig.layout.download_file(NAME, segment, "log", tmp_path / "log")
+        assert "missing" in rig.layout.stored_segment_problem(NAME, segment)
 
     def test_without_a_digest_the_size_is_what_counts(self, rig: Rig) -> None:
         contents = rig.contents(4)
         segment = rig.segment(0, contents, digests=False)
         rig.stored(rig.segment(0, contents), contents)
-        assert rig.layout.problem(NAME, segment) == ""
+        assert rig.layout.stored_segment_problem(NAME, segment) == ""
         assert read_recorded(rig.layout, NAME, segment, rig.kinds[-1]) == contents[rig.kinds[-1]]
 
     def test_the_list_names_what_it_knows(self, rig: Rig) -> None:
@@ -239,10 +239,10 @@ class TestReading:
             rig.stored(segment, rig.contents(segment.start_offset))
         foreign = rig.segment(7, rig.contents(7))
         rig.stored(foreign, rig.contents(7), OTHER)
-        listed = list(rig.layout.list(NAME))
+        listed = list(rig.layout.list_objects(NAME))
         assert {(item.segment_id, item.start_offset) for item in listed} == {(segment.id, segment.start_offset) for segment in segments}
         # A layout may have objects that hold no file, such as one that says where the files lie in the others.
-        assert {item.key for item in listed} >= {rig.layout.where(NAME, s, kind) for s in segments for kind in s.files}
+        assert {item.key for item in listed} >= {rig.layout.object_name(NAME, s, kind) for s in segments for kind in s.files}
         assert all(item.size > 0 and item.modified_ms > 0 for item in listed)
         assert {rig.layout.partition_of(item.key) for item in listed} == {str(NAME)}
         assert {rig.layout.partition_of(key) for key in ("tier-id.json", "some/where/else", f"{NAME}x/y")} == {""}
@@ -250,9 +250,9 @@ class TestReading:
     def test_strangers_are_listed_as_such(self, rig: Rig) -> None:
         segment = rig.segment(0, rig.contents(5))
         rig.stored(segment, rig.contents(5))
-        folder = rig.layout.where(NAME, segment, "log").rpartition("/")[0]
+        folder = rig.layout.object_name(NAME, segment, "log").rpartition("/")[0]
         rig.store.create(f"{folder}/notes.txt", b"mine")
-        strangers = [item for item in rig.layout.list(NAME) if not item.segment_id]
+        strangers = [item for item in rig.layout.list_objects(NAME) if not item.segment_id]
         assert [(item.key, item.size, item.start_offset, item.kind) for item in strangers] == [(f"{folder}/notes.txt", 4, -1, "")]
 
 
@@ -261,37 +261,39 @@ class TestWriting:
         contents = rig.contents(1, without=("txnindex",))
         (tmp_path / "the log").write_bytes(contents["log"])
         segment = rig.segment(0, contents)
-        assert rig.layout.upload(NAME, segment, {**contents, "log": tmp_path / "the log"}) == ""
-        assert rig.layout.problem(NAME, segment) == ""
-        assert {kind: rig.layout.read(NAME, segment, kind) for kind in contents} == contents
+        assert rig.layout.upload_segment(NAME, segment, {**contents, "log": tmp_path / "the log"}) == ""
+        assert rig.layout.stored_segment_problem(NAME, segment) == ""
+        assert {kind: rig.layout.read_file(NAME, segment, kind) for kind in contents} == contents
 
     def test_the_same_upload_again_is_done_already(self, rig: Rig) -> None:
         contents = rig.contents(2)
         segment = rig.segment(0, contents)
         for _ in range(2):
-            assert rig.layout.upload(NAME, segment, contents) == ""
+            assert rig.layout.upload_segment(NAME, segment, contents) == ""
 
     def test_the_rest_of_an_upload_that_was_cut_short(self, rig: Rig) -> None:
         contents = rig.contents(3)
         segment = rig.segment(0, contents)
-        assert rig.layout.upload(NAME, segment, contents) == ""
-        rig.store.delete([rig.layout.where(NAME, segment, rig.kinds[-1])])
-        assert "missing" in rig.layout.problem(NAME, segment)
-        assert rig.layout.upload(NAME, segment, contents) == ""
-        assert rig.layout.problem(NAME, segment) == ""
+        assert rig.layout.upload_segment(NAME, segment, contents) == ""
+        rig.store.delete([rig.layout.object_name(NAME, segment, rig.kinds[-1])])
+        assert "missing" in rig.layout.stored_segment_problem(NAME, segment)
+        assert rig.layout.upload_segment(NAME, segment, contents) == ""
+        assert rig.layout.stored_segment_problem(NAME, segment) == ""
 
     def test_other_content_under_the_same_id_is_named_and_stays(self, rig: Rig) -> None:
         first, second = rig.contents(4), rig.contents(5)
-        assert rig.layout.upload(NAME, rig.segment(0, first), first) == ""
-        assert rig.layout.where(NAME, rig.segment(0, second), "log") in rig.layout.upload(NAME, rig.segment(0, second), second)
-        assert rig.layout.read(NAME, rig.segment(0, first), "log") == first["log"]
+        assert rig.layout.upload_segment(NAME, rig.segment(0, first), first) == ""
+        assert rig.layout.object_name(NAME, rig.segment(0, second), "log") in rig.layout.upload_segment(
+            NAME, rig.segment(0, second), second
+        )
+        assert rig.layout.read_file(NAME, rig.segment(0, first), "log") == first["log"]
 
     def test_an_object_of_another_size_is_a_problem(self, rig: Rig) -> None:
         contents = rig.contents(6)
         segment = rig.segment(0, contents)
         rig.stored(segment, contents)
-        rig.replace(rig.layout.where(NAME, segment, "log"), lambda data: data[:-1])
-        assert rig.layout.where(NAME, segment, "log") in rig.layout.problem(NAME, segment)
+        rig.replace(rig.layout.object_name(NAME, segment, "log"), lambda data: data[:-1])
+        assert rig.layout.object_name(NAME, segment, "log") in rig.layout.stored_segment_problem(NAME, segment)
 
     def test_all_objects_go_and_no_others(self, rig: Rig) -> None:
         segments = [rig.segment(start, rig.contents(start)) for start in (0, 100, 200)]
@@ -299,13 +301,13 @@ class TestWriting:
             rig.stored(segment, rig.contents(segment.start_offset))
         rig.stored(segments[0], rig.contents(0), OTHER)
         before = rig.objects()
-        gone = {item.key for item in rig.layout.list(NAME) if item.segment_id != segments[1].id}
+        gone = {item.key for item in rig.layout.list_objects(NAME) if item.segment_id != segments[1].id}
         # Of one of them nothing is known but its name, as of a plan that was never carried out.
-        rig.layout.delete(NAME, [segments[0], SegmentName(segments[2].id, segments[2].start_offset)])
+        rig.layout.delete_segments(NAME, [segments[0], SegmentName(segments[2].id, segments[2].start_offset)])
         assert rig.objects() == before - gone
-        rig.layout.delete(NAME, segments[:1])  # absent ones are fine
-        assert known(rig.layout.list(NAME)) == {segments[1].id}
-        assert known(rig.layout.list(OTHER)) == {segments[0].id}
+        rig.layout.delete_segments(NAME, segments[:1])  # absent ones are fine
+        assert known(rig.layout.list_objects(NAME)) == {segments[1].id}
+        assert known(rig.layout.list_objects(OTHER)) == {segments[0].id}
 
 
 class TestPuttingTogether:
@@ -314,12 +316,12 @@ class TestPuttingTogether:
     def test_only_plain_objects_with_digests_of_ours_are_copied(self, rig: Rig) -> None:
         segment = rig.segment(0, rig.contents(1))
         rig.stored(segment, rig.contents(1))
-        assert rig.layout.copies == (rig.store.copies if rig.layout.keeps_digests else None)
+        assert rig.layout.range_copies == (rig.store.copies if rig.layout.keeps_digests else None)
         if not rig.layout.keeps_digests:
             with pytest.raises(CannotCopy, match="cannot compose logs"):
-                rig.layout.version(NAME, segment)
+                rig.layout.log_version(NAME, segment)
             with pytest.raises(CannotCopy, match="cannot compose logs"):
-                rig.layout.compose(NAME, segment, [], rig.contents(1))
+                rig.layout.compose_segment(NAME, segment, [], rig.contents(1))
 
     @pytest.fixture
     def spliced(self, rig: Rig, tmp_path: Path) -> Spliced:
@@ -339,15 +341,15 @@ class TestPuttingTogether:
     def test_it_reads_back_without_a_problem(self, spliced: Spliced, tmp_path: Path) -> None:
         layout, made = spliced.rig.layout, spliced.made
         assert spliced.compose() == ""
-        assert layout.problem(NAME, made) == ""
-        assert layout.read(NAME, made, "log", 0, len(spliced.log) + 1) == spliced.log
-        assert {kind: layout.read(NAME, made, kind) for kind in spliced.beside} == spliced.beside
+        assert layout.stored_segment_problem(NAME, made) == ""
+        assert layout.read_file(NAME, made, "log", 0, len(spliced.log) + 1) == spliced.log
+        assert {kind: layout.read_file(NAME, made, kind) for kind in spliced.beside} == spliced.beside
         assert download_recorded(layout, NAME, made, "log", tmp_path / "down").is_recorded(made.files["log"])
         assert read_recorded(layout, NAME, made, "log") == spliced.log
-        about = spliced.rig.store.head(layout.where(NAME, made, "log")).metadata
+        about = spliced.rig.store.head(layout.object_name(NAME, made, "log")).metadata
         assert about == {"batches": made.files["log"].batches, "mtime_ms": "1700000000001"}
         of_source = spliced.source.files["log"]
-        about = spliced.rig.store.head(layout.where(NAME, spliced.source, "log")).metadata
+        about = spliced.rig.store.head(layout.object_name(NAME, spliced.source, "log")).metadata
         assert about == {"sha256": of_source.sha256, "batches": of_source.batches, "mtime_ms": "1700000000001"}
 
     @composing_rigs
@@ -358,14 +360,14 @@ class TestPuttingTogether:
         if by == "the same way":
             assert spliced.compose() == ""
         elif by == "whole, by somebody else":
-            spliced.rig.store.create(layout.where(NAME, made, "log"), spliced.log)
+            spliced.rig.store.create(layout.object_name(NAME, made, "log"), spliced.log)
         else:
             file = file.model_copy(update={"batches": made.files["log"].batches}) if by == "whole" else file
-            assert layout.upload(NAME, with_log(made, file), {"log": spliced.log, **spliced.beside}) == ""
+            assert layout.upload_segment(NAME, with_log(made, file), {"log": spliced.log, **spliced.beside}) == ""
         assert spliced.compose() == ""
-        assert layout.problem(NAME, made) == ""
-        assert layout.upload(NAME, with_log(made, file), {"log": spliced.log, **spliced.beside}) == ""
-        assert layout.problem(NAME, with_log(made, file)) == ""
+        assert layout.stored_segment_problem(NAME, made) == ""
+        assert layout.upload_segment(NAME, with_log(made, file), {"log": spliced.log, **spliced.beside}) == ""
+        assert layout.stored_segment_problem(NAME, with_log(made, file)) == ""
 
     @composing_rigs
     @pytest.mark.parametrize("known", ["both", "sha256", "batches", ""])
@@ -374,54 +376,54 @@ class TestPuttingTogether:
         other = log_of(b"odd", b"new", b"and newer")
         assert len(other) == len(spliced.log)
         about = {"sha256": hashlib.sha256(other).hexdigest(), "batches": digest_of(tmp_path, other)}
-        key = layout.where(NAME, made, "log")
+        key = layout.object_name(NAME, made, "log")
         spliced.rig.store.create(key, other, {what: told for what, told in about.items() if known in ("both", what)})
         assert spliced.compose() == f"{key} exists already with other content"
-        assert layout.problem(NAME, made) == f"{spliced.rig.store.url}/{key} has another digest than was recorded"
+        assert layout.stored_segment_problem(NAME, made) == f"{spliced.rig.store.url}/{key} has another digest than was recorded"
         assert spliced.rig.store.get(key, 0, len(other) + 1) == other
-        assert not spliced.rig.objects() & {layout.where(NAME, made, kind) for kind in spliced.beside}
+        assert not spliced.rig.objects() & {layout.object_name(NAME, made, kind) for kind in spliced.beside}
 
     @composing_rigs
     @pytest.mark.parametrize("again", ["composed", "uploaded"])
     def test_a_composed_log_that_nobody_has_compared_is_read(self, again: str, spliced: Spliced) -> None:
         """A process may die between the completion and the comparison; the object then bears the digest of what it ought to be."""
         layout, made = spliced.rig.layout, spliced.made
-        key = layout.where(NAME, made, "log")
+        key = layout.object_name(NAME, made, "log")
         spliced.rig.store.create(key, flipped(spliced.log), {"batches": made.files["log"].batches, "mtime_ms": "1700000000001"})
         if again == "composed":
             assert spliced.compose() == f"{key} exists already with other content"
         else:
             file = made.files["log"].model_copy(update={"sha256": hashlib.sha256(spliced.log).hexdigest()})
-            problem = layout.upload(NAME, with_log(made, file), {"log": spliced.log, **spliced.beside})
+            problem = layout.upload_segment(NAME, with_log(made, file), {"log": spliced.log, **spliced.beside})
             assert problem == f"{key} exists already with other content"
         assert spliced.rig.store.get(key, 0, len(spliced.log) + 1) == flipped(spliced.log)
 
     @composing_rigs
     def test_damage_in_an_object_that_does_not_say_what_it_is(self, spliced: Spliced) -> None:
         layout, made = spliced.rig.layout, spliced.made
-        key = layout.where(NAME, made, "log")
+        key = layout.object_name(NAME, made, "log")
         assert spliced.compose() == ""
         spliced.rig.store.delete([key])
         spliced.rig.store.create(key, flipped(spliced.log))
-        assert layout.problem(NAME, made) == f"{spliced.rig.store.url}/{key} has another digest than was recorded"
+        assert layout.stored_segment_problem(NAME, made) == f"{spliced.rig.store.url}/{key} has another digest than was recorded"
         with pytest.raises(BadData, match="its digest is not the one that was recorded"):
             read_recorded(layout, NAME, made, "log")
 
     @composing_rigs
     def test_a_version_is_of_what_was_recorded(self, spliced: Spliced) -> None:
         layout, source = spliced.rig.layout, spliced.source
-        key = layout.where(NAME, source, "log")
-        assert layout.version(NAME, source) == spliced.rig.store.head(key).etag != ""
+        key = layout.object_name(NAME, source, "log")
+        assert layout.log_version(NAME, source) == spliced.rig.store.head(key).etag != ""
         spliced.rig.replace(key, lambda data: data[:-1])
         with pytest.raises(BadData, match=f"it has {source.size_bytes - 1} bytes, recorded are {source.size_bytes}"):
-            layout.version(NAME, source)
+            layout.log_version(NAME, source)
         spliced.rig.store.delete([key])
         with pytest.raises(NotFound):
-            layout.version(NAME, source)
+            layout.log_version(NAME, source)
         data = spliced.log[: source.size_bytes].ljust(source.size_bytes)
         spliced.rig.store.create(key, data, {"sha256": hashlib.sha256(data).hexdigest()})
         with pytest.raises(BadData, match="its digest is not the one"):
-            layout.version(NAME, source)
+            layout.log_version(NAME, source)
 
     @composing_rigs
     def test_a_source_that_was_replaced_meanwhile(self, spliced: Spliced) -> None:
@@ -429,7 +431,7 @@ class TestPuttingTogether:
         spliced.rig.replace(pieces[0].key, flipped)
         before = spliced.rig.objects()
         with pytest.raises(Unavailable, match="is not the version that was to be copied"):
-            spliced.rig.layout.compose(NAME, spliced.made, pieces, spliced.beside)
+            spliced.rig.layout.compose_segment(NAME, spliced.made, pieces, spliced.beside)
         assert spliced.rig.objects() == before
 
     @pytest.mark.parametrize("rig", ["native in memory"], indirect=True)
@@ -437,9 +439,9 @@ class TestPuttingTogether:
         pieces, before = spliced.pieces(), spliced.rig.objects()
         assert isinstance(spliced.rig.store, MemoryStore)
         spliced.rig.store.copies = None
-        assert spliced.rig.layout.copies is None
+        assert spliced.rig.layout.range_copies is None
         with pytest.raises(CannotCopy):
-            spliced.rig.layout.compose(NAME, spliced.made, pieces, spliced.beside)
+            spliced.rig.layout.compose_segment(NAME, spliced.made, pieces, spliced.beside)
         assert spliced.rig.objects() == before
 
 
@@ -457,12 +459,12 @@ class Spliced:
 
     def pieces(self) -> tuple[CopiedRange, FileRange]:
         layout, source = self.rig.layout, self.source
-        copied = CopiedRange(layout.where(NAME, source, "log"), 0, self.kept, layout.version(NAME, source))
+        copied = CopiedRange(layout.object_name(NAME, source, "log"), 0, self.kept, layout.log_version(NAME, source))
         return copied, FileRange(self.anew, 0, len(self.log) - self.kept)
 
     def compose(self) -> str:
         pieces: tuple[ComposeSource, ...] = self.pieces()
-        return self.rig.layout.compose(NAME, self.made, pieces, self.beside)
+        return self.rig.layout.compose_segment(NAME, self.made, pieces, self.beside)
 
 
 def log_of(*texts: bytes) -> bytes:

@@ -58,28 +58,28 @@ def publisher(request: pytest.FixtureRequest) -> SegmentPublisher:
 
 def test_a_publication_is_recorded_once(publisher: SegmentPublisher) -> None:
     log = Log()
-    publisher.begin(NAME, NEW)
+    publisher.announce_segment(NAME, NEW)
     assert log.records == []
-    publisher.publish(NAME, SWITCH, log.begun, log.record)
+    publisher.publish_replacements(NAME, SWITCH, log.begun, log.record)
     assert log.records == ["published"]
 
 
 def test_a_record_that_failed_is_the_callers_to_know_and_can_be_asked_for_again(publisher: SegmentPublisher) -> None:
     log = Log(down=True)
-    publisher.begin(NAME, NEW)
+    publisher.announce_segment(NAME, NEW)
     with pytest.raises(Unavailable):
-        publisher.publish(NAME, SWITCH, log.begun, log.record)
+        publisher.publish_replacements(NAME, SWITCH, log.begun, log.record)
     log.down = False
-    publisher.publish(NAME, SWITCH, log.begun, log.record)
+    publisher.publish_replacements(NAME, SWITCH, log.begun, log.record)
     assert log.records == ["published"]
 
 
 def test_the_way_back_is_recorded_once_or_refused(publisher: SegmentPublisher) -> None:
     log = Log()
-    publisher.begin(NAME, NEW)
-    publisher.publish(NAME, SWITCH, lambda: None, lambda cut_off: None)
+    publisher.announce_segment(NAME, NEW)
+    publisher.publish_replacements(NAME, SWITCH, lambda: None, lambda cut_off: None)
     try:
-        publisher.restore(NAME, OLD, [NEW], log.record)
+        publisher.restore_segments(NAME, OLD, [NEW], log.record)
     except UsageError:
         assert log.records == []
     else:
@@ -88,17 +88,17 @@ def test_the_way_back_is_recorded_once_or_refused(publisher: SegmentPublisher) -
 
 def test_what_is_withdrawn_or_gone_records_nothing_and_may_be_said_twice(publisher: SegmentPublisher) -> None:
     log = Log()
-    publisher.begin(NAME, NEW)
+    publisher.announce_segment(NAME, NEW)
     for _ in range(2):
-        publisher.withdraw(NAME, [Announced(NEW.id, NEW.start_offset, NEW.end_offset, NEW.leader_epochs)], late=True)
-        publisher.deleted(NAME, [SegmentName(NEW.id, NEW.start_offset)])
+        publisher.withdraw_segments(NAME, [Announced(NEW.id, NEW.start_offset, NEW.end_offset, NEW.leader_epochs)], late=True)
+        publisher.record_deletion(NAME, [SegmentName(NEW.id, NEW.start_offset)])
     assert log.records == []
 
 
 def test_what_it_has_published_or_withdrawn_is_no_stray(publisher: SegmentPublisher) -> None:
     known = [segment.id for segment in (*OLD, NEW)]
-    publisher.begin(NAME, NEW)
+    publisher.announce_segment(NAME, NEW)
     assert not publisher.find_strays(NAME, known)
-    publisher.publish(NAME, SWITCH, lambda: None, lambda cut_off: None)
+    publisher.publish_replacements(NAME, SWITCH, lambda: None, lambda cut_off: None)
     assert not publisher.find_strays(NAME, known)
-    assert publisher.cut_off(NAME, [NEW], known) == 0
+    assert publisher.cut_off_strays(NAME, [NEW], known) == 0

@@ -42,7 +42,7 @@ def is_a_log(tier: BrokerTier, layout: SegmentLayout) -> list[tuple[int, bytes |
     """Every segment's log has sound batches that end where metadata says; returns its records' offsets and keys."""
     records = []
     for segment in tier.segments:
-        log = layout.read(ORDERS, segment, "log")
+        log = layout.read_file(ORDERS, segment, "log")
         data = read_only(np.frombuffer(log, np.uint8))
         table = scan_batches(data, segment.id, segment.start_offset - 1)
         check_crcs(data, table, 0, len(table), segment.id)
@@ -54,18 +54,18 @@ def is_a_log(tier: BrokerTier, layout: SegmentLayout) -> list[tuple[int, bytes |
 
 def reads_the_same_in_ranges(layout: SegmentLayout, tier: BrokerTier) -> None:
     for segment in tier.segments[:3]:
-        for kind, file in layout.files(ORDERS, segment).items():
-            whole = layout.read(ORDERS, segment, kind)
+        for kind, file in layout.segment_files(ORDERS, segment).items():
+            whole = layout.read_file(ORDERS, segment, kind)
             assert len(whole) == file.size
             for start, length in ((0, 0), (0, 1), (file.size - 1, 5), (file.size, 1), (file.size + 9, 9), (file.size // 3, file.size // 2)):
-                assert layout.read(ORDERS, segment, kind, max(0, start), length) == whole[max(0, start) : max(0, start) + length]
-        log = layout.read(ORDERS, segment, "log")
+                assert layout.read_file(ORDERS, segment, kind, max(0, start), length) == whole[max(0, start) : max(0, start) + length]
+        log = layout.read_file(ORDERS, segment, "log")
         edges = [edge + delta for edge in (16_384, 32_768, 65_536) for delta in (-1, 0, 1)]
         for start in edges:
             for end in (*edges, len(log)):
                 if start < end:
-                    assert layout.read(ORDERS, segment, "log", start, end - start) == log[start:end]
-        assert layout.read(ORDERS, segment, "log", 16_383) == log[16_383:]
+                    assert layout.read_file(ORDERS, segment, "log", start, end - start) == log[start:end]
+        assert layout.read_file(ORDERS, segment, "log", 16_383) == log[16_383:]
 
 
 @pytest.mark.parametrize("version", names("tiered"))
@@ -74,19 +74,19 @@ class TestLocalTieredStorage:
         tier = local_tier(version, scratch)
         layout, seen = local(tier), set()
         for segment in tier.segments:
-            files = layout.files(ORDERS, segment)
+            files = layout.segment_files(ORDERS, segment)
             assert files["log"].size == segment.size_bytes
-            assert layout.problem(ORDERS, segment) == ""
+            assert layout.stored_segment_problem(ORDERS, segment) == ""
             for kind in files:
-                path = tier.objects / layout.where(ORDERS, segment, kind)
+                path = tier.objects / layout.object_name(ORDERS, segment, kind)
                 assert path.name.endswith("." + kind.replace("-", "_"))
-                assert layout.read(ORDERS, segment, kind) == path.read_bytes()
-                assert layout.download(ORDERS, segment, kind, tmp_path / "file") == files[kind].size
+                assert layout.read_file(ORDERS, segment, kind) == path.read_bytes()
+                assert layout.download_file(ORDERS, segment, kind, tmp_path / "file") == files[kind].size
                 assert (tmp_path / "file").read_bytes() == path.read_bytes()
                 seen.add(path)
         assert len(tier.segments) == 29
         assert seen == {path for path in tier.objects.rglob("*") if path.is_file()}
-        assert {(o.segment_id, o.start_offset) for o in layout.list(ORDERS)} == {(s.id, s.start_offset) for s in tier.segments}
+        assert {(o.segment_id, o.start_offset) for o in layout.list_objects(ORDERS)} == {(s.id, s.start_offset) for s in tier.segments}
 
     def test_logs_parse_and_ranges_fit(self, version: str, scratch: Path) -> None:
         tier = local_tier(version, scratch)
@@ -104,13 +104,13 @@ class TestAivensPlugIn:
         starts = [segment.start_offset for segment in tier.segments]
         following = dict(pairwise(starts))
         for segment in tier.segments:
-            plain = read_segment(tier.objects / layout.where(ORDERS, segment, "log").removesuffix(".log"), keys)
-            files = layout.files(ORDERS, segment)
+            plain = read_segment(tier.objects / layout.object_name(ORDERS, segment, "log").removesuffix(".log"), keys)
+            files = layout.segment_files(ORDERS, segment)
             assert {kind: file.size for kind, file in files.items()} == {kind: len(data) for kind, data in plain.items()}
-            assert layout.problem(ORDERS, segment) == ""
+            assert layout.stored_segment_problem(ORDERS, segment) == ""
             for kind, data in plain.items():
-                assert layout.read(ORDERS, segment, kind) == data
-                assert layout.download(ORDERS, segment, kind, tmp_path / "file") >= (1 if data else 0)
+                assert layout.read_file(ORDERS, segment, kind) == data
+                assert layout.download_file(ORDERS, segment, kind, tmp_path / "file") >= (1 if data else 0)
                 assert (tmp_path / "file").read_bytes() == data
                 base = following.get(segment.start_offset, -1) if kind == "snapshot" else segment.start_offset
                 if about := on_disk.get(base, {}).get(kind):
@@ -129,18 +129,18 @@ class TestAivensPlugIn:
         tier = aiven_tier(case, scratch)
         counters = Counters()
         layout, segment = aiven(tier, counters), tier.segments[1]
-        log = layout.read(ORDERS, segment, "log")
+        log = layout.read_file(ORDERS, segment, "log")
         before = counters.usage()
-        assert layout.read(ORDERS, segment, "log", 16_384 * 2 + 5, 10) == log[16_384 * 2 + 5 :][:10]
+        assert layout.read_file(ORDERS, segment, "log", 16_384 * 2 + 5, 10) == log[16_384 * 2 + 5 :][:10]
         asked = counters.usage().since(before)
         assert asked.requests == {"get": 1}
         assert asked.bytes_read <= 16_384 + 28
-        assert layout.read(ORDERS, segment, "log", 16_384 - 1, 2) == log[16_384 - 1 :][:2]
+        assert layout.read_file(ORDERS, segment, "log", 16_384 - 1, 2) == log[16_384 - 1 :][:2]
         assert counters.usage().since(before).bytes_read <= 3 * (16_384 + 28)
 
     def test_every_object_is_accounted_for(self, case: str, scratch: Path) -> None:
         tier = aiven_tier(case, scratch)
-        listed = list(aiven(tier).list(ORDERS))
+        listed = list(aiven(tier).list_objects(ORDERS))
         assert sorted(o.key for o in listed) == sorted(str(p.relative_to(tier.objects)) for p in tier.objects.rglob("*") if p.is_file())
         live = {(segment.id, segment.start_offset) for segment in tier.segments}
         orphans = [(o.segment_id, o.kind) for o in listed if (o.segment_id, o.start_offset) not in live]
@@ -149,14 +149,14 @@ class TestAivensPlugIn:
         assert len(unfinished) == (1 if case == "interrupted" else 0)
         for segment in tier.unfinished:
             with pytest.raises(NotFound, match="Without its manifest nothing of a segment can be read"):
-                aiven(tier).read(ORDERS, segment, "log")
-            assert f"{segment.id}.rsm-manifest. Without its manifest" in aiven(tier).problem(ORDERS, segment)
+                aiven(tier).read_file(ORDERS, segment, "log")
+            assert f"{segment.id}.rsm-manifest. Without its manifest" in aiven(tier).stored_segment_problem(ORDERS, segment)
 
     def test_manifests_and_custom_metadata_are_written_as_the_plug_in_writes_them(self, case: str, scratch: Path) -> None:
         tier = aiven_tier(case, scratch)
         layout, prefix = aiven(tier), tier.settings().key_prefix
         for segment in tier.segments:
-            path = tier.objects / layout.where(ORDERS, segment, "log").replace(".log", ".rsm-manifest")
+            path = tier.objects / layout.object_name(ORDERS, segment, "log").replace(".log", ".rsm-manifest")
             written = path.read_bytes()
             manifest = Manifest.decode(written)
             index = json.loads(written)["chunkIndex"]
@@ -181,8 +181,8 @@ def test_objects_are_found_where_custom_metadata_says(scratch: Path) -> None:
     tier = aiven_tier("custom-metadata", scratch)
     moved, segment = tier.folder / "moved", tier.segments[2]
     layout = AivenLayout(open_store(str(tier.objects)), tier.topic, tier.settings())
-    before = layout.read(ORDERS, segment, "log", 100, 50)
-    source = tier.objects / layout.where(ORDERS, segment, "log")
+    before = layout.read_file(ORDERS, segment, "log", 100, 50)
+    source = tier.objects / layout.object_name(ORDERS, segment, "log")
     target = moved / "new" / source.relative_to(tier.objects / "some/prefix")
     for path, place in (
         (source.with_suffix(".rsm-manifest"), target.with_suffix(".rsm-manifest")),
@@ -191,7 +191,7 @@ def test_objects_are_found_where_custom_metadata_says(scratch: Path) -> None:
         place.parent.mkdir(parents=True)
         place.write_bytes(path.read_bytes())
     settings = tier.settings().model_copy(update={"key_prefix": "new/"})
-    assert AivenLayout(open_store(str(moved)), tier.topic, settings).read(ORDERS, segment, "log", 100, 50) == before
+    assert AivenLayout(open_store(str(moved)), tier.topic, settings).read_file(ORDERS, segment, "log", 100, 50) == before
 
 
 def test_keys_that_are_missing_or_others_are_named(scratch: Path) -> None:
@@ -203,12 +203,12 @@ def test_keys_that_are_missing_or_others_are_named(scratch: Path) -> None:
         settings = tier.settings().model_copy(update={"key_pairs": pairs, "active_key_pair": ""})
         return AivenLayout(open_store(str(tier.objects)), tier.topic, settings)
 
-    assert layout(key2=key2).read(ORDERS, last, "index")
+    assert layout(key2=key2).read_file(ORDERS, last, "index")
     with pytest.raises(
         Refused, match=r"rsm-manifest: it is encrypted for key pair 'key1', whose private key is not configured .there: key2"
     ):
-        layout(key2=key2).read(ORDERS, first, "index")
+        layout(key2=key2).read_file(ORDERS, first, "index")
     with pytest.raises(Refused, match=r"key_pairs under \[tier.aiven\]"):
-        layout().read(ORDERS, first, "log", 0, 1)
+        layout().read_file(ORDERS, first, "log", 0, 1)
     with pytest.raises(Refused, match="its data key cannot be unwrapped with .*key2.private.pem, which is configured for key pair 'key1'"):
-        layout(key1=key2).read(ORDERS, first, "log", 0, 1)
+        layout(key1=key2).read_file(ORDERS, first, "log", 0, 1)

@@ -369,13 +369,13 @@ def test_a_round_that_is_larger_than_the_budget_has_its_turn_though_smaller_ones
 def test_a_round_says_as_much_as_its_plan_had_reserved(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.write(ORDERS, segments=5)
     opened = world.brokers.opened(publish={"metadata_records_per_hour": 1_000})
-    admit, reserved = opened.ports.publisher.admit, []
+    admit, reserved = opened.ports.publisher.reserve_metadata_records, []
 
     def noted(name: TopicPartition, records: int, per_hour: int) -> object:
         reserved.append(records)
         return admit(name, records, per_hour)
 
-    monkeypatch.setattr(opened.ports.publisher, "admit", noted)
+    monkeypatch.setattr(opened.ports.publisher, "reserve_metadata_records", noted)
     world.settle(world.daemon(opened), retired=True)
     values = [record.value for log in world.brokers.log.logs for record in log if record is not None]
     said = [one for one in map(decode_record, values) if one.broker_id == COMPACTOR_BROKER_ID]

@@ -180,8 +180,8 @@ def test_what_is_being_written_is_a_holder(topic: Topic) -> None:
     segment = log.refresh().live[0]
     import_id, new_id = opened.ports.new_id(), opened.ports.new_id()
     importing.register_import(opened.ports, log, import_id, [new_id])
-    source = topic.cli.tier / opened.ports.layout.where(name, segment, "log")
-    shutil.copy(source, topic.cli.tier / opened.ports.layout.where(name, SegmentName(new_id, segment.start_offset), "log"))
+    source = topic.cli.tier / opened.ports.layout.object_name(name, segment, "log")
+    shutil.copy(source, topic.cli.tier / opened.ports.layout.object_name(name, SegmentName(new_id, segment.start_offset), "log"))
     assert ("importing", "record") in topic.holders("c")
 
 

@@ -134,13 +134,13 @@ class Meeting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def upload(self, name: TopicPartition, segment: Any, contents: Any) -> str:
+    def upload_segment(self, name: TopicPartition, segment: Any, contents: Any) -> str:
         with suppress(threading.BrokenBarrierError):
             self.met += self.both.wait(5) == 0
         if self.failures and segment.start_offset > 90:
             self.failures -= 1
             raise Unavailable("the store is away")
-        return self._inner.upload(name, segment, contents)
+        return self._inner.upload_segment(name, segment, contents)
 
 
 def test_two_segments_go_up_at_a_time(cli: TierCli, log_dir: Path) -> None:

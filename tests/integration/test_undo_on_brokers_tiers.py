@@ -73,7 +73,7 @@ class Undoing:
         live = {segment.id for segment in opened.open(NAME).refresh().live}
         assert {link.segment.id for link in links} == live
         for segment in opened.open(NAME).refresh().live:
-            assert opened.ports.layout.problem(NAME, segment) == ""
+            assert opened.ports.layout.stored_segment_problem(NAME, segment) == ""
 
 
 @pytest.fixture
@@ -174,9 +174,9 @@ def test_where_brokers_have_tiered_a_part_again_it_is_refused_before_anything_is
     begin, raw_id = next(base for base in batches if base > made.start_offset), b"tiered-again-16b"
     log = b"".join(raw for base, raw in batches.items() if base >= begin)
     layout = undoing.opened.ports.layout
-    contents = {kind: layout.read(NAME, newest, kind) for kind in layout.files(NAME, newest)} | {"log": log}
+    contents = {kind: layout.read_file(NAME, newest, kind) for kind in layout.segment_files(NAME, newest)} | {"log": log}
     described = newest.model_copy(update={"id": segment_id(raw_id), "start_offset": begin, "size_bytes": len(log), "files": {}})
-    assert layout.upload(NAME, described, contents) == ""
+    assert layout.upload_segment(NAME, described, contents) == ""
     again = RemoteLogSegmentMetadataRecord(
         where, raw_id, begin, newest.end_offset, 1, newest.max_timestamp_ms, 5, (EpochEntry(0, begin),), len(log)
     )
@@ -205,7 +205,7 @@ def test_what_is_deleted_or_built_on_is_refused(undoing: Undoing) -> None:
 
 def test_a_lost_object_is_noticed_before_anything_is_changed(undoing: Undoing) -> None:
     [group] = undoing.state().waiting
-    key = undoing.opened.ports.layout.where(NAME, group.segments[0], "log")
+    key = undoing.opened.ports.layout.object_name(NAME, group.segments[0], "log")
     (undoing.brokers.folder / "objects" / key).unlink()
     before = [list(log) for log in undoing.brokers.log.logs]
     with pytest.raises(BadData, match="is damaged"):

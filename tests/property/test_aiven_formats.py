@@ -118,7 +118,7 @@ def test_a_manifest_with_one_wrong_byte_is_refused_or_says_the_same(case: str, s
             store.put(str(path.relative_to(tier.objects)), path.read_bytes())
     segment = tier.segments[1]
     layout = AivenLayout(store, tier.topic, tier.settings())
-    key = layout.where(ORDERS, segment, "log").replace(".log", ".rsm-manifest")
+    key = layout.object_name(ORDERS, segment, "log").replace(".log", ".rsm-manifest")
     whole = store.get(key)
     unread = whole.index(b'"remoteLogSegmentMetadata":{') + len(b'"remoteLogSegmentMetadata":{')
     wrapped = whole.find(b'"dataKey":"key')
@@ -146,4 +146,4 @@ def answer(tier: BrokerTier, store: MemoryStore) -> dict[str, bytes] | str:
 
 def contents(tier: BrokerTier, store: MemoryStore) -> dict[str, bytes]:
     layout, segment = AivenLayout(store, tier.topic, tier.settings()), tier.segments[1]
-    return {kind: layout.read(ORDERS, segment, kind) for kind in layout.files(ORDERS, segment)}
+    return {kind: layout.read_file(ORDERS, segment, kind) for kind in layout.segment_files(ORDERS, segment)}

@@ -144,29 +144,29 @@ class Story:
     def process(self, faults: float) -> None:
         """A run: what is left of the last one, or a new round; then retire."""
         publisher, control = self.publisher(faults), self.control
-        publisher.cut_off(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        publisher.cut_off_strays(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if control.plan and not control.begun and (self.rng.random() < 0.4 or not self.whole()):
             away = [new.segment for new in control.plan]
             control.withdrawn += [Announced(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in away]
             control.plan = []
         if control.withdrawn:
-            publisher.withdraw(NAME, control.withdrawn, late=True)
+            publisher.withdraw_segments(NAME, control.withdrawn, late=True)
             self.objects -= self.gone()
-            publisher.deleted(NAME, control.withdrawn)
+            publisher.record_deletion(NAME, control.withdrawn)
         if not control.plan:
             self.announce()
         if not control.begun:
             for new in control.plan:
-                publisher.begin(NAME, new.segment)
+                publisher.announce_segment(NAME, new.segment)
                 self.objects.add(new.segment.id)
         self.wait()
-        publisher.publish(NAME, control.plan, self.begun, self.published, resumed=control.begun)
+        publisher.publish_replacements(NAME, control.plan, self.begun, self.published, resumed=control.begun)
         self.objects -= set(control.replaced)
-        publisher.deleted(NAME, self.refs(control.replaced))
+        publisher.record_deletion(NAME, self.refs(control.replaced))
         control.replaced = []
         left = publisher.find_strays(NAME, self.known()) or ()
         self.objects -= {one.id for one in left}
-        publisher.deleted(NAME, left)
+        publisher.record_deletion(NAME, left)
 
     def whole(self) -> bool:
         there = {one.id for one in self.live()}
@@ -291,8 +291,8 @@ def nobody_waits(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_cuts_off(patch: pytest.MonkeyPatch) -> None:
     """cut off."""
-    patch.setattr(KafkaPublisher, "cut_off", lambda *_: 0)
-    patch.setattr(KafkaPublisher, "withdraw", lambda *_, **__: None)
+    patch.setattr(KafkaPublisher, "cut_off_strays", lambda *_: 0)
+    patch.setattr(KafkaPublisher, "withdraw_segments", lambda *_, **__: None)
 
 
 def begun_rounds_are_undone(patch: pytest.MonkeyPatch) -> None:
@@ -320,10 +320,10 @@ class WayBack(Story):
         publisher = self.publisher(faults=0)
         self.announce()
         for new in self.control.plan:
-            publisher.begin(NAME, new.segment)
+            publisher.announce_segment(NAME, new.segment)
             self.objects.add(new.segment.id)
         done = self.control.plan
-        publisher.publish(NAME, done, self.begun, self.published)
+        publisher.publish_replacements(NAME, done, self.begun, self.published)
         for new in done:
             self.made += 1
             one = new.segment
@@ -333,13 +333,13 @@ class WayBack(Story):
 
     def back(self, faults: float, *, backwards: bool) -> None:
         publisher, control = self.publisher(faults), self.control
-        publisher.cut_off(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        publisher.cut_off_strays(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if not control.begun:
             for new in control.plan:
-                publisher.begin(NAME, new.segment)
+                publisher.announce_segment(NAME, new.segment)
                 self.objects.add(new.segment.id)
         self.wait()
-        publisher.publish(NAME, control.plan, self.begun, self.published, backwards=backwards, resumed=control.begun)
+        publisher.publish_replacements(NAME, control.plan, self.begun, self.published, backwards=backwards, resumed=control.begun)
 
     def run_back(self, *, backwards: bool = True) -> None:
         self.forward()

@@ -77,14 +77,16 @@ class BrokersLayout(NativeLayout):
         super().__init__(store)
         self._objects = store
 
-    def files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
+    def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         if segment.files:
             return segment.files
-        size = self._objects.head(self.where(name, segment, "log")).size
+        size = self._objects.head(self.object_name(name, segment, "log")).size
         return {"log": SegmentFile(size=size), "snapshot": SegmentFile(size=len(_SNAPSHOT))}
 
-    def read(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None) -> bytes:
-        return _SNAPSHOT if kind == "snapshot" else super().read(name, segment, kind, start, length)
+    def read_file(
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+    ) -> bytes:
+        return _SNAPSHOT if kind == "snapshot" else super().read_file(name, segment, kind, start, length)
 
 
 class SimTopic(MemoryMetadataTopic):
@@ -465,8 +467,8 @@ class Worker:
             horizons = [row[3] for row in kept if row[3] is not None]
             place = (task.new_segment_id, task.start_offset, task.end_offset)
             segment = symbolic.describe(*place, data, task.leader_epochs).model_copy(update={"due_ms": min(horizons, default=-1)})
-            self.ports.publisher.begin(name, segment)
-            problem = self.ports.layout.upload(name, segment, {"log": data})
+            self.ports.publisher.announce_segment(name, segment)
+            problem = self.ports.layout.upload_segment(name, segment, {"log": data})
             if problem:
                 yield CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=problem)
                 return
@@ -481,7 +483,7 @@ class Worker:
             )
 
     def _rows(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Rows:
-        data = self.ports.layout.read(name, segment, "log")
+        data = self.ports.layout.read_file(name, segment, "log")
         return rows_of(symbolic.decode(data), segment)
 
 

@@ -90,7 +90,7 @@ def sorting(descends: Callable[[Any], bool]) -> AbstractContextManager[Any]:
 
 
 def never_begun() -> AbstractContextManager[Any]:
-    plain = KafkaPublisher.publish
+    plain = KafkaPublisher.publish_replacements
 
     def publish(
         self: KafkaPublisher,
@@ -103,7 +103,7 @@ def never_begun() -> AbstractContextManager[Any]:
     ) -> None:
         plain(self, name, replacements, lambda: None, record, backwards=backwards)
 
-    return patch.object(KafkaPublisher, "publish", publish)
+    return patch.object(KafkaPublisher, "publish_replacements", publish)
 
 
 def not_behind() -> AbstractContextManager[Any]:
@@ -137,7 +137,8 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
     "behind": not_behind,
     "grace": lambda: patch.object(brokers, "KEPT", replace(brokers.KEPT, grace_ms=0, undo_window_ms=0)),
     "cut off": lambda: unasked(
-        patch.object(KafkaPublisher, "cut_off", lambda *_: 0), patch.object(KafkaPublisher, "withdraw", lambda *_, **__: None)
+        patch.object(KafkaPublisher, "cut_off_strays", lambda *_: 0),
+        patch.object(KafkaPublisher, "withdraw_segments", lambda *_, **__: None),
     ),
     "wait": lambda: unasked(patch.object(publication, "_wait_for_predecessors", lambda leadership: None)),
     "in flight": lambda: patch.object(KafkaPublisher, "_stop_unfinished_copies", lambda *_: None),

@@ -73,8 +73,8 @@ class MemoryBrokers:
         for segment in source.open(name).refresh().live:
             if segment.start_offset <= self._tiered.get(name, -1):
                 continue
-            contents = {kind: source.ports.layout.read(name, segment, kind) for kind in segment.files}
-            assert layout.upload(name, segment.model_copy(update={"files": {}}), contents) == ""
+            contents = {kind: source.ports.layout.read_file(name, segment, kind) for kind in segment.files}
+            assert layout.upload_segment(name, segment.model_copy(update={"files": {}}), contents) == ""
             where = TopicIdPartition(self.cluster.known[name.topic].topic_id, name.topic, name.partition)
             raw_id, stamp = uuid_bytes(segment.id), segment.max_timestamp_ms
             self.write(

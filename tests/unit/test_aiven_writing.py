@@ -67,13 +67,13 @@ def test_what_is_written_is_read_by_another_reader(kind: str, log_bytes: int, ke
     contents = as_files(files, tmp_path / "spool")
     segment = segment_of(files)
     segment = segment.model_copy(update={"custom_metadata": layout.custom_metadata(NAME, segment, contents)})
-    assert layout.upload(NAME, segment, contents) == ""
+    assert layout.upload_segment(NAME, segment, contents) == ""
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["out.log"]
 
     main = tmp_path / "tier" / f"{settings.key_prefix}{MAIN}"
     assert read_segment(main, {name: Path(file) for name, file in key_files.items()}) == files
-    assert layout.problem(NAME, segment) == ""
-    assert {k: layout.read(NAME, segment, k) for k in layout.files(NAME, segment.model_copy(update={"files": {}}))} == files
+    assert layout.stored_segment_problem(NAME, segment) == ""
+    assert {k: layout.read_file(NAME, segment, k) for k in layout.segment_files(NAME, segment.model_copy(update={"files": {}}))} == files
     written = sorted(path.name for path in main.parent.iterdir())
     assert written == [f"{main.name}.{suffix}" for suffix in ("indexes", "log", "rsm-manifest")]
     custom = CustomMetadata.decode(segment.custom_metadata)
@@ -91,38 +91,38 @@ def test_writing_again_is_done_already(kind: str, key_files: dict[str, str], tmp
     """Also by another process, and with objects that an earlier attempt left behind: the same bytes (I7)."""
     files = files_of()
     layout = layout_on(tmp_path / "tier", settings_of(kind, key_files))
-    assert layout.upload(NAME, segment_of(files), files) == ""
+    assert layout.upload_segment(NAME, segment_of(files), files) == ""
     first = {path: path.read_bytes() for path in (tmp_path / "tier").rglob("*") if path.is_file()}
     for missing in (".rsm-manifest", ".indexes"):
         next(path for path in first if path.name.endswith(missing)).unlink()
         again = layout_on(tmp_path / "tier", settings_of(kind, key_files))
-        assert again.upload(NAME, segment_of(files), as_files(files, tmp_path / "spool")) == ""
+        assert again.upload_segment(NAME, segment_of(files), as_files(files, tmp_path / "spool")) == ""
         assert {path: path.read_bytes() for path in (tmp_path / "tier").rglob("*") if path.is_file()} == first
 
 
 def test_a_whole_segment_in_other_bytes_counts_as_done_and_other_content_does_not(key_files: dict[str, str], tmp_path: Path) -> None:
     files, segment = files_of(), segment_of(files_of())
     plain, packed = (layout_on(tmp_path / "tier", settings_of(kind, key_files)) for kind in ("plain", "zstd encrypted"))
-    assert packed.upload(NAME, segment, files) == ""
+    assert packed.upload_segment(NAME, segment, files) == ""
     with pytest.raises(Refused, match="rsm-manifest: it is encrypted for key pair 'new', whose private key is not configured"):
-        plain.upload(NAME, segment, files)
+        plain.upload_segment(NAME, segment, files)
     reader = layout_on(tmp_path / "tier", AivenSettings(key_pairs=key_files))
-    assert reader.upload(NAME, segment, files) == ""
+    assert reader.upload_segment(NAME, segment, files) == ""
     for kind in ("log", "index", "txnindex"):
         other = {**files, kind: files[kind][:-1] + b"!"}
-        assert packed.upload(NAME, segment_of(other), other) == f"{MAIN}.log exists already with other content"
+        assert packed.upload_segment(NAME, segment_of(other), other) == f"{MAIN}.log exists already with other content"
 
 
 def test_what_an_attempt_with_other_settings_left_unfinished_is_named(key_files: dict[str, str], tmp_path: Path) -> None:
     files, segment = files_of(), segment_of(files_of())
-    assert layout_on(tmp_path / "tier", settings_of("zstd", key_files)).upload(NAME, segment, files) == ""
+    assert layout_on(tmp_path / "tier", settings_of("zstd", key_files)).upload_segment(NAME, segment, files) == ""
     (tmp_path / "tier" / f"{MAIN}.rsm-manifest").unlink()
     before = (tmp_path / "tier" / f"{MAIN}.log").read_bytes()
     encrypted = layout_on(tmp_path / "tier", settings_of("encrypted", key_files))
-    assert encrypted.upload(NAME, segment, files) == f"{MAIN}.log exists already with other content"
+    assert encrypted.upload_segment(NAME, segment, files) == f"{MAIN}.log exists already with other content"
     assert (tmp_path / "tier" / f"{MAIN}.log").read_bytes() == before
-    encrypted.delete(NAME, [segment])
-    assert encrypted.upload(NAME, segment, files) == ""
+    encrypted.delete_segments(NAME, [segment])
+    assert encrypted.upload_segment(NAME, segment, files) == ""
 
 
 class _Recording(LocalStore):
@@ -137,7 +137,7 @@ def test_the_manifest_comes_last(tmp_path: Path) -> None:
     store = _Recording(tmp_path / "tier")
     store.created = []
     files = files_of()
-    assert AivenLayout(store, IDS, AivenSettings()).upload(NAME, segment_of(files), files) == ""
+    assert AivenLayout(store, IDS, AivenSettings()).upload_segment(NAME, segment_of(files), files) == ""
     assert store.created == [f"{MAIN}.{suffix}" for suffix in ("log", "indexes", "rsm-manifest")]
 
 
@@ -157,8 +157,8 @@ def test_each_segment_and_each_content_has_a_data_key_of_its_own(key_files: dict
     for number, (content, segment, chunk_size) in enumerate(variants):
         root = tmp_path / str(number)
         layout = layout_on(root, settings_of("encrypted", key_files, chunk_size))
-        assert layout.upload(NAME, segment, content) == ""
-        main = root / layout.where(NAME, segment, "log").removesuffix(".log")
+        assert layout.upload_segment(NAME, segment, content) == ""
+        main = root / layout.object_name(NAME, segment, "log").removesuffix(".log")
         manifest = json.loads(main.with_name(main.name + ".rsm-manifest").read_bytes())
         assert manifest["encryption"]["dataKey"].startswith("new:")
         wrapped.add(manifest["encryption"]["dataKey"])
@@ -173,7 +173,7 @@ def test_each_segment_and_each_content_has_a_data_key_of_its_own(key_files: dict
 def test_the_manifest_says_what_the_plug_in_would_say(tmp_path: Path) -> None:
     files = files_of(40_000, transactions=False)
     layout = layout_on(tmp_path, AivenSettings(chunk_size=16_384))
-    assert layout.upload(NAME, segment_of(files), files) == ""
+    assert layout.upload_segment(NAME, segment_of(files), files) == ""
     assert (tmp_path / f"{MAIN}.rsm-manifest").read_text() == (
         '{"version":"1","chunkIndex":{"type":"fixed","originalChunkSize":16384,"originalFileSize":40000,"transformedChunkSize":16384,'
         '"finalTransformedChunkSize":7232},"segmentIndexes":{"offset":{"position":0,"size":80},"timestamp":{"position":80,"size":0},'
@@ -192,7 +192,7 @@ def test_the_heuristic_looks_at_the_first_batch(attributes: int, compressed: boo
     head = bytearray(files["log"][:23])
     head[16], head[17 if magic == 1 else 22] = magic, attributes
     files["log"] = bytes(head) + files["log"][23:]
-    assert layout_on(tmp_path, AivenSettings(compression="heuristic")).upload(NAME, segment_of(files), files) == ""
+    assert layout_on(tmp_path, AivenSettings(compression="heuristic")).upload_segment(NAME, segment_of(files), files) == ""
     assert json.loads((tmp_path / f"{MAIN}.rsm-manifest").read_bytes())["compression"] is compressed
 
 
@@ -202,10 +202,10 @@ def test_segments_that_brokers_could_not_use_are_refused(tmp_path: Path) -> None
     for kind in ("index", "timeindex", "snapshot", "leader-epoch-checkpoint"):
         less = {name: data for name, data in files.items() if name != kind}
         with pytest.raises(BadData, match=f"{MAIN}.log: the segment has no {kind}, without which brokers cannot use it"):
-            layout.upload(NAME, segment_of(less), less)
+            layout.upload_segment(NAME, segment_of(less), less)
     empty = {**files, "log": b""}
     with pytest.raises(BadData, match="a log without a byte cannot be tiered"):
-        layout.upload(NAME, segment_of(empty), empty)
+        layout.upload_segment(NAME, segment_of(empty), empty)
     assert list(tmp_path.rglob("*")) == []
 
 
@@ -219,7 +219,7 @@ def test_damage_is_found_and_named(kind: str, key_files: dict[str, str], tmp_pat
 
     segment = segment_of(files)
     segment = segment.model_copy(update={"custom_metadata": fresh().custom_metadata(NAME, segment, files)})
-    assert fresh().upload(NAME, segment, files) == ""
+    assert fresh().upload_segment(NAME, segment, files) == ""
     log, indexes = tmp_path / f"{MAIN}.log", tmp_path / f"{MAIN}.indexes"
     for path, read in ((log, "log"), (indexes, "txnindex")):
         whole = path.read_bytes()
@@ -229,26 +229,26 @@ def test_damage_is_found_and_named(kind: str, key_files: dict[str, str], tmp_pat
             (whole[:-1] + bytes([whole[-1] ^ 1]), "" if kind == "plain" else "encrypted under the manifest's data key"),
         ):
             path.write_bytes(damaged)
-            assert path.name in fresh().problem(NAME, segment)
+            assert path.name in fresh().stored_segment_problem(NAME, segment)
             if cause:
                 with pytest.raises(BadData, match=f"{path.name}.*{cause}"):
-                    fresh().read(NAME, segment, read)
+                    fresh().read_file(NAME, segment, read)
                 with pytest.raises(BadData, match=cause):
-                    fresh().download(NAME, segment, read, tmp_path / "file")
+                    fresh().download_file(NAME, segment, read, tmp_path / "file")
                 assert not (tmp_path / "file").exists()
         path.unlink()
         with pytest.raises(NotFound, match=path.name):
-            fresh().read(NAME, segment, read)
-        assert path.name in fresh().problem(NAME, segment)
+            fresh().read_file(NAME, segment, read)
+        assert path.name in fresh().stored_segment_problem(NAME, segment)
         path.write_bytes(whole)
-    assert fresh().problem(NAME, segment) == ""
+    assert fresh().stored_segment_problem(NAME, segment) == ""
     other = CustomMetadata(remote_size=1).encode()
-    assert "its custom metadata says 1" in fresh().problem(NAME, segment.model_copy(update={"custom_metadata": other}))
+    assert "its custom metadata says 1" in fresh().stored_segment_problem(NAME, segment.model_copy(update={"custom_metadata": other}))
 
 
 def test_other_segments_manifests_and_other_versions_are_refused(tmp_path: Path) -> None:
     files = files_of()
-    assert layout_on(tmp_path, AivenSettings()).upload(NAME, segment_of(files), files) == ""
+    assert layout_on(tmp_path, AivenSettings()).upload_segment(NAME, segment_of(files), files) == ""
     path = tmp_path / f"{MAIN}.rsm-manifest"
     text = path.read_text()
     for before, after, cause in (
@@ -267,14 +267,14 @@ def test_other_segments_manifests_and_other_versions_are_refused(tmp_path: Path)
         assert before in text
         path.write_text(text.replace(before, after))
         with pytest.raises(BadData, match=f"{path.name}: .*{cause}"):
-            layout_on(tmp_path, AivenSettings()).read(NAME, segment_of(files), "index")
+            layout_on(tmp_path, AivenSettings()).read_file(NAME, segment_of(files), "index")
     for before, after in (
         ('"version":"1"', '"version":1'),
         (text[text.index(',"remoteLog') : -1], ""),
         ('"brokerId"', '"lineage":[{}],"brokerId"'),
     ):
         path.write_text(text.replace(before, after))
-        assert layout_on(tmp_path, AivenSettings()).read(NAME, segment_of(files), "log") == files["log"]
+        assert layout_on(tmp_path, AivenSettings()).read_file(NAME, segment_of(files), "log") == files["log"]
 
 
 def test_key_files_that_are_none_are_named(key_files: dict[str, str], tmp_path: Path) -> None:
@@ -288,17 +288,17 @@ def test_key_files_that_are_none_are_named(key_files: dict[str, str], tmp_path: 
     ):
         settings = AivenSettings(key_pairs={"k": str(tmp_path / file)}, active_key_pair="k")
         with pytest.raises(UsageError, match=cause):
-            layout_on(tmp_path / "tier", settings).upload(NAME, segment_of(files), files)
+            layout_on(tmp_path / "tier", settings).upload_segment(NAME, segment_of(files), files)
     with pytest.raises(UsageError, match="no object can have the key_prefix 'a//b'"):
         layout_on(tmp_path, AivenSettings(key_prefix="a//b"))
     with pytest.raises(UsageError, match="nothing tells the id of topic other"):
-        layout_on(tmp_path, AivenSettings()).where(TopicPartition("other", 0), segment_of(files), "log")
+        layout_on(tmp_path, AivenSettings()).object_name(TopicPartition("other", 0), segment_of(files), "log")
 
 
 def test_strangers_are_listed_as_such_and_neighbours_are_not(tmp_path: Path) -> None:
     files = files_of()
     layout = layout_on(tmp_path, AivenSettings())
-    assert layout.upload(NAME, segment_of(files), files) == ""
+    assert layout.upload_segment(NAME, segment_of(files), files) == ""
     folder = tmp_path / Path(MAIN).parent
     strangers = [
         "0000000000000000010-lZ6vvmajTWKDBUTV6SQAtQ.log",  # 19 digits
@@ -314,13 +314,13 @@ def test_strangers_are_listed_as_such_and_neighbours_are_not(tmp_path: Path) -> 
     for neighbour in (folder.parent / "10", folder.parent / "11", tmp_path / "orders-AAAAAAAAAAAAAAAAAAAAAg" / "1"):
         neighbour.mkdir(parents=True)
         (neighbour / f"{Path(MAIN).name}.log").write_bytes(b"?")
-    listed = list(layout.list(NAME))
+    listed = list(layout.list_objects(NAME))
     assert sorted(Path(o.key).name for o in listed if not o.segment_id) == sorted(strangers)
     assert [(o.start_offset, o.kind, o.segment_id) for o in listed if o.segment_id] == [
         (100, kind, "lZ6vvmajTWKDBUTV6SQAtQ") for kind in ("indexes", "log", "rsm-manifest")
     ]
-    layout.delete(NAME, [segment_of(files)])
-    assert [o.segment_id for o in layout.list(NAME)] == [""] * len(strangers)
+    layout.delete_segments(NAME, [segment_of(files)])
+    assert [o.segment_id for o in layout.list_objects(NAME)] == [""] * len(strangers)
 
 
 @pytest.mark.parametrize("chunk_size", [100, 5000, 1 << 20])
@@ -329,10 +329,10 @@ def test_the_room_that_is_asked_for_suffices(kind: str, chunk_size: int, key_fil
     """Also for a log that cannot be compressed."""
     files = {**files_of(), "log": random.Random(1).randbytes(200_000)}
     layout = layout_on(tmp_path, settings_of(kind, key_files, chunk_size))
-    assert layout.upload(NAME, segment_of(files), files) == ""
+    assert layout.upload_segment(NAME, segment_of(files), files) == ""
     staged = 0 if kind == "plain" else (tmp_path / f"{MAIN}.log").stat().st_size
-    assert staged <= layout.upload_room(200_000)
-    assert layout.upload_room(200_000) == 0 if kind == "plain" else staged > 190_000
+    assert staged <= layout.upload_space_bytes(200_000)
+    assert layout.upload_space_bytes(200_000) == 0 if kind == "plain" else staged > 190_000
 
 
 def test_an_unpacked_log_is_not_staged(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_an_unpacked_log_is_not_staged(tmp_path: Path) -> None:
     contents = as_files(files, tmp_path / "spool")
     (tmp_path / "spool").chmod(0o555)
     try:
-        assert layout.upload(NAME, segment_of(files), contents) == ""
+        assert layout.upload_segment(NAME, segment_of(files), contents) == ""
     finally:
         (tmp_path / "spool").chmod(0o755)
     assert counters.usage().requests == {"put": 3}

@@ -51,7 +51,7 @@ def test_a_consumer_of_the_metadata_topic_that_falls_behind(monkeypatch: pytest.
     publisher, reading = behind(world, monkeypatch)
     reading.stands = True
     with pytest.raises(Unavailable, match="__remote_log_metadata is not read to its end within 1 s"):
-        publisher.begin(NAME, described(50, 0, 9, max_ms=900))
+        publisher.announce_segment(NAME, described(50, 0, 9, max_ms=900))
     assert len(list(world.steps())) == before
 
 
@@ -68,10 +68,10 @@ def test_a_record_that_was_appended_and_does_not_come_back(monkeypatch: pytest.M
 
     monkeypatch.setattr(reading.log, "put", put)
     with pytest.raises(Unavailable, match="is not read"):
-        publisher.begin(NAME, described(50, 0, 9, max_ms=900))
+        publisher.announce_segment(NAME, described(50, 0, 9, max_ms=900))
     reading.stands = False
     monkeypatch.setattr(kafka, "READ_BACK_TIMEOUT_S", 30.0)
-    publisher.begin(NAME, described(50, 0, 9, max_ms=900))  # what stands is not said twice
+    publisher.announce_segment(NAME, described(50, 0, 9, max_ms=900))  # what stands is not said twice
     assert [record.state.name for record, _ in list(world.steps())[4:]] == ["COPY_SEGMENT_STARTED"]
 
 
@@ -82,10 +82,12 @@ def test_a_round_that_a_rule_stands_against_is_refused_before_it_begins() -> Non
     world.tier(2, 200, 260)
     publisher = world.publisher()
     new = described(50, 0, 99, max_ms=900)
-    publisher.begin(NAME, new)
+    publisher.announce_segment(NAME, new)
     begun: list[str] = []
     with pytest.raises(Refused, match="nothing more is written into the metadata topic: R3b: offset 100 would have no segment"):
-        publisher.publish(NAME, [Replacement(sources=(first.id, second.id), segment=new)], lambda: begun.append("begun"), lambda _: None)
+        publisher.publish_replacements(
+            NAME, [Replacement(sources=(first.id, second.id), segment=new)], lambda: begun.append("begun"), lambda _: None
+        )
     assert begun == []
     assert world.states()[named(50)].name == "COPY_SEGMENT_STARTED"
 
@@ -102,10 +104,10 @@ class TestObjects:
 
     def test_a_newest_segment_whose_lineage_is_another_one(self) -> None:
         class Checkpoint:
-            def where(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> str:
+            def object_name(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> str:
                 return f"{segment.id}.{kind}"
 
-            def read(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, *place: int) -> bytes:
+            def read_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, *place: int) -> bytes:
                 return text.encode()
 
         text = format_leader_epoch_checkpoint((EpochEntry(0, 0), EpochEntry(2, 150)))
@@ -126,7 +128,7 @@ class TestObjects:
         kinds = {"leader-epoch-checkpoint": SegmentFile(size=len(text))}
         monkeypatch.setattr(mirroring, "complete_metadata", lambda layout, name, one: one.model_copy(update={"files": kinds}))
         monkeypatch.setattr(mirroring, "read_recorded", lambda *_: text.encode())
-        layout = SimpleNamespace(where=lambda name, one, kind: f"{one.id}.{kind}")
+        layout = SimpleNamespace(object_name=lambda name, one, kind: f"{one.id}.{kind}")
         leadership = SimpleNamespace(
             ports=SimpleNamespace(brokers=lambda name: view, layout=layout),
             state=PartitionState(topic=NAME.topic, partition=NAME.partition),

@@ -87,8 +87,8 @@ class CountingLayout:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def read(self, name: TopicPartition, segment: Any, kind: str, start: int = 0, length: int | None = None) -> bytes:
-        data = self.inner.read(name, segment, kind, start, length)
+    def read_file(self, name: TopicPartition, segment: Any, kind: str, start: int = 0, length: int | None = None) -> bytes:
+        data = self.inner.read_file(name, segment, kind, start, length)
         if kind == "log":
             self.bytes.update((segment.id, at) for at in range(start, start + len(data)))
             self.threads.add(threading.current_thread().name)

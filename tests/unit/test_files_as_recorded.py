@@ -64,11 +64,13 @@ class Flipping(NativeLayout):
         self.asked += 1
         return self.damage(data) if self.asked <= self.times else data
 
-    def read(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None) -> bytes:
-        return self._through(super().read(name, segment, kind, start, length))
+    def read_file(
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+    ) -> bytes:
+        return self._through(super().read_file(name, segment, kind, start, length))
 
-    def download(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
-        return path.write_bytes(self._through(super().read(name, segment, kind)))
+    def download_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+        return path.write_bytes(self._through(super().read_file(name, segment, kind)))
 
 
 def layout_with(damage: Callable[[bytes], bytes], times: int) -> Flipping:

@@ -29,7 +29,7 @@ def test_a_broker_finds_its_own_files_and_nothing_else(tmp_path: Path) -> None:
     layout, files = layout_on(tmp_path), files_of()
     segment = segment_of(files)
     (tmp_path / "kafka-tiered-storage").mkdir()
-    assert layout.upload(NAME, segment, files) == ""
+    assert layout.upload_segment(NAME, segment, files) == ""
     inside = {str(path.relative_to(tmp_path)): path for path in (tmp_path / "kafka-tiered-storage").rglob("*") if not path.is_dir()}
     assert {key: path.read_bytes() for key, path in inside.items()} == {
         f"{STEM}.log": files["log"],
@@ -42,62 +42,64 @@ def test_a_broker_finds_its_own_files_and_nothing_else(tmp_path: Path) -> None:
     assert all(BROKERS_PATTERN.fullmatch(path.name) for path in inside.values())
     assert [path.name for path in (tmp_path / "kafka-tiered-storage").iterdir()] == [Path(FOLDER).name]
     assert all(path.is_file() for path in (tmp_path / FOLDER).iterdir())
-    assert layout.problem(NAME, segment) == ""
-    assert layout.files(NAME, segment.model_copy(update={"files": {}})).keys() == files.keys()
+    assert layout.stored_segment_problem(NAME, segment) == ""
+    assert layout.segment_files(NAME, segment.model_copy(update={"files": {}})).keys() == files.keys()
 
 
 def test_writing_again_is_done_already_and_other_content_is_named(tmp_path: Path) -> None:
     layout, files = layout_on(tmp_path), files_of()
     spooled = tmp_path / "out.log"
     spooled.write_bytes(files["log"])
-    assert layout.upload(NAME, segment_of(files), {**files, "log": spooled}) == ""
+    assert layout.upload_segment(NAME, segment_of(files), {**files, "log": spooled}) == ""
     (tmp_path / f"{STEM}.snapshot").unlink()
-    assert layout.upload(NAME, segment_of(files), {**files, "log": spooled}) == ""
-    assert layout.problem(NAME, segment_of(files)) == ""
+    assert layout.upload_segment(NAME, segment_of(files), {**files, "log": spooled}) == ""
+    assert layout.stored_segment_problem(NAME, segment_of(files)) == ""
     for kind in ("log", "txnindex"):
         other = {**files, kind: files[kind][:-1] + b"!"}
-        assert layout.upload(NAME, segment_of(other), other) == f"{STEM}.{kind} exists already with other content"
+        assert layout.upload_segment(NAME, segment_of(other), other) == f"{STEM}.{kind} exists already with other content"
         shorter = {**files, kind: files[kind][:-1]}
-        assert layout.upload(NAME, segment_of(shorter), shorter) == f"{STEM}.{kind} exists already with other content"
+        assert layout.upload_segment(NAME, segment_of(shorter), shorter) == f"{STEM}.{kind} exists already with other content"
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
     layout, files = layout_on(tmp_path), files_of()
     segment = segment_of(files)
     brokers = segment.model_copy(update={"files": {}})
-    assert layout.upload(NAME, segment, files) == ""
+    assert layout.upload_segment(NAME, segment, files) == ""
     path = tmp_path / f"{STEM}.log"
     path.write_bytes(b"!" + files["log"][1:])
-    assert layout.problem(NAME, segment).endswith(f"{STEM}.log has another digest than was recorded")
-    assert layout.problem(NAME, brokers) == ""
+    assert layout.stored_segment_problem(NAME, segment).endswith(f"{STEM}.log has another digest than was recorded")
+    assert layout.stored_segment_problem(NAME, brokers) == ""
     path.write_bytes(files["log"][1:])
     for one in (segment, brokers):
-        assert layout.problem(NAME, one).endswith(f"{STEM}.log has {len(files['log']) - 1} bytes, recorded are {len(files['log'])}")
+        assert layout.stored_segment_problem(NAME, one).endswith(
+            f"{STEM}.log has {len(files['log']) - 1} bytes, recorded are {len(files['log'])}"
+        )
     path.unlink()
-    assert layout.problem(NAME, brokers).endswith(f"{STEM}.log is missing")
+    assert layout.stored_segment_problem(NAME, brokers).endswith(f"{STEM}.log is missing")
     with pytest.raises(NotFound, match=f"{STEM}.log"):
-        layout.files(NAME, brokers)
+        layout.segment_files(NAME, brokers)
     path.write_bytes(files["log"])
     (tmp_path / f"{STEM}.txnindex").unlink()
-    assert layout.problem(NAME, brokers) == ""  # a segment need not have one
+    assert layout.stored_segment_problem(NAME, brokers) == ""  # a segment need not have one
     (tmp_path / f"{STEM}.leader_epoch_checkpoint").unlink()
-    assert layout.problem(NAME, brokers).endswith(".leader_epoch_checkpoint is missing")
+    assert layout.stored_segment_problem(NAME, brokers).endswith(".leader_epoch_checkpoint is missing")
 
 
 def test_strangers_are_listed_as_such_and_neighbours_are_not(tmp_path: Path) -> None:
     layout, files = layout_on(tmp_path), files_of()
-    assert layout.upload(NAME, segment_of(files), files) == ""
+    assert layout.upload_segment(NAME, segment_of(files), files) == ""
     strangers = [f"{STEM}.leader-epoch-checkpoint", f"{STEM}.log.deleted", f"{STEM[:-1]}R.log", f"{FOLDER}/100-lZ6vvmajTWKDBUTV6SQAtQ.log"]
     for name in strangers:
         (tmp_path / name).write_bytes(b"?")
     for neighbour in ("orders-10-R0AHqObxTZmsN-zsxr_0TQ", "orders-1-AAAAAAAAAAAAAAAAAAAAAg"):
         (tmp_path / "kafka-tiered-storage" / neighbour).mkdir()
         (tmp_path / "kafka-tiered-storage" / neighbour / f"{Path(STEM).name}.log").write_bytes(b"?")
-    listed = list(layout.list(NAME))
+    listed = list(layout.list_objects(NAME))
     assert sorted(o.key for o in listed if not o.kind) == sorted(strangers)
     assert sorted(o.kind for o in listed if o.kind) == sorted(files)
-    layout.delete(NAME, [segment_of(files)])
-    assert sorted(o.key for o in layout.list(NAME)) == sorted(strangers)
+    layout.delete_segments(NAME, [segment_of(files)])
+    assert sorted(o.key for o in layout.list_objects(NAME)) == sorted(strangers)
 
 
 def test_topic_ids_must_be_ids(tmp_path: Path) -> None:
@@ -106,4 +108,4 @@ def test_topic_ids_must_be_ids(tmp_path: Path) -> None:
         ({"orders": "R0AHqObxTZmsN-zsxr_0TR"}, "'R0AHqObxTZmsN-zsxr_0TR' is not a valid id"),
     ):
         with pytest.raises(UsageError, match=cause):
-            list(KafkaLocalLayout(open_store(str(tmp_path)), TopicIds(ids)).list(NAME))
+            list(KafkaLocalLayout(open_store(str(tmp_path)), TopicIds(ids)).list_objects(NAME))

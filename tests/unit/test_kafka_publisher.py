@@ -71,13 +71,13 @@ def test_a_round_in_its_order() -> None:
     publisher, control = world.publisher(), Control()
     round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
     for new in reversed(round_):
-        publisher.begin(NAME, new.segment)
+        publisher.announce_segment(NAME, new.segment)
     assert world.served() == [(one.id, one.start_offset, one.end_offset) for one in live]
-    publisher.publish(NAME, list(reversed(round_)), control.begun, control.record)
+    publisher.publish_replacements(NAME, list(reversed(round_)), control.begun, control.record)
     assert told(world, 10) == ["S 51", "S 50", "F 50", "D 0", "D 1", "F 51", "D 2", "D 3"]
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
-    publisher.deleted(NAME, [SegmentName(one.id, one.start_offset) for one in live[:4]])
+    publisher.record_deletion(NAME, [SegmentName(one.id, one.start_offset) for one in live[:4]])
     assert world.states() == {named(50): S.COPY_SEGMENT_FINISHED, named(51): S.COPY_SEGMENT_FINISHED, named(4): S.COPY_SEGMENT_FINISHED}
 
 
@@ -87,14 +87,14 @@ def test_the_way_back_is_told_from_the_end_and_may_bring_back_what_was_known() -
     round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
     back = [replacing(60 + number, [new.segment], max_ms=1000) for number, new in enumerate(round_)]
     with pytest.raises(Refused, match="R7"):
-        publisher.begin(NAME, back[0].segment.model_copy(update={"max_timestamp_ms": 1001}))
+        publisher.announce_segment(NAME, back[0].segment.model_copy(update={"max_timestamp_ms": 1001}))
     for new in round_:
-        publisher.begin(NAME, new.segment)
-    publisher.publish(NAME, round_, control.begun, control.record)
+        publisher.announce_segment(NAME, new.segment)
+    publisher.publish_replacements(NAME, round_, control.begun, control.record)
     since = sum(1 for _ in world.steps())
     for new in back:
-        publisher.begin(NAME, new.segment)
-    publisher.publish(NAME, back, control.begun, control.record, backwards=True)
+        publisher.announce_segment(NAME, new.segment)
+    publisher.publish_replacements(NAME, back, control.begun, control.record, backwards=True)
     assert told(world, since) == ["S 60", "S 61", "F 61", "D 51", "F 60", "D 50"]
     assert world.served() == [(named(60), 0, 19), (named(61), 20, 39), (live[4].id, 40, 49)]
     assert control.cut == []
@@ -105,8 +105,8 @@ def test_where_an_epoch_ends_a_ceiling_marker_goes_first() -> None:
     publisher, control = world.publisher(), Control()
     round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
     for new in round_:
-        publisher.begin(NAME, new.segment)
-    publisher.publish(NAME, round_, control.begun, control.record)
+        publisher.announce_segment(NAME, new.segment)
+    publisher.publish_replacements(NAME, round_, control.begun, control.record)
     markers = ["S marker", "F marker", "D marker", "X marker"]
     assert told(world, 12) == ["F 50", "D 0", "D 1", *markers, "F 51", "D 2", "D 3"]
     cache = world.cache()
@@ -119,8 +119,8 @@ def test_no_record_leaves_an_offset_without_a_segment_and_none_is_dropped() -> N
     publisher, control = world.publisher(), Control()
     round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
     for new in round_:
-        publisher.begin(NAME, new.segment)
-    publisher.publish(NAME, round_, control.begun, control.record)
+        publisher.announce_segment(NAME, new.segment)
+    publisher.publish_replacements(NAME, round_, control.begun, control.record)
     for number, (_, cache) in enumerate(world.steps()):
         if number >= 10:
             lineage = lineage_from_segments(cache)
@@ -143,8 +143,8 @@ def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> 
     def whole(publisher_of: Callable[[], Loss]) -> Control:
         publisher, control = world.publisher(publisher_of), Control()
         for new in round_:
-            publisher.begin(NAME, new.segment)
-        publisher.publish(NAME, round_, control.begun, control.record)
+            publisher.announce_segment(NAME, new.segment)
+        publisher.publish_replacements(NAME, round_, control.begun, control.record)
         return control
 
     with pytest.raises(Unavailable):
@@ -152,15 +152,15 @@ def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> 
     begun = any(state is S.COPY_SEGMENT_FINISHED for name, state in world.states().items() if name in (named(50), named(51)))
     publisher, control = world.publisher(), Control()
     known = [segment.id for segment in (*live, *(new.segment for new in round_))]
-    publisher.cut_off(NAME, [], known)
+    publisher.cut_off_strays(NAME, [], known)
     if not begun:
         for new in round_:
-            publisher.begin(NAME, new.segment)
-    publisher.publish(NAME, round_, control.begun, control.record)
+            publisher.announce_segment(NAME, new.segment)
+    publisher.publish_replacements(NAME, round_, control.begun, control.record)
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
-    publisher.cut_off(NAME, [], known)
-    publisher.deleted(NAME, [*live[:4], *(publisher.find_strays(NAME, known) or ())])
+    publisher.cut_off_strays(NAME, [], known)
+    publisher.record_deletion(NAME, [*live[:4], *(publisher.find_strays(NAME, known) or ())])
     assert {name for name, state in world.states().items() if state is not S.COPY_SEGMENT_FINISHED} == set()
 
 
@@ -170,9 +170,9 @@ class TestTheBrokerDeletes:
         publisher, control = world.publisher(), Control()
         round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
         for new in round_:
-            publisher.begin(NAME, new.segment)
+            publisher.announce_segment(NAME, new.segment)
         world.delete(live[0].id)
-        publisher.publish(NAME, round_, control.begun, control.record)
+        publisher.publish_replacements(NAME, round_, control.begun, control.record)
         assert control.cut == [named(50), named(51)]
         assert told(world, 14) == ["D 50", "D 51"]
         assert world.served() == [(one.id, one.start_offset, one.end_offset) for one in live[1:]]
@@ -182,19 +182,19 @@ class TestTheBrokerDeletes:
         publisher, control = world.publisher(), Control()
         round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
         for new in round_:
-            publisher.begin(NAME, new.segment)
+            publisher.announce_segment(NAME, new.segment)
         world.delete(live[2].id, named(51))
-        publisher.publish(NAME, round_, control.begun, control.record)
+        publisher.publish_replacements(NAME, round_, control.begun, control.record)
         assert control.cut == [named(51)]
 
     def test_a_source_after_the_switch_is_no_harm(self) -> None:
         world, live = tiered()
         publisher, control = world.publisher(), Control()
         new = replacing(50, live[:3])
-        publisher.begin(NAME, new.segment)
+        publisher.announce_segment(NAME, new.segment)
         world.write(world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         world.delete(live[0].id)
-        publisher.publish(NAME, [new], control.begun, control.record)
+        publisher.publish_replacements(NAME, [new], control.begun, control.record)
         assert control.cut == []
         assert world.served() == [(named(50), 0, 29), (live[3].id, 30, 39), (live[4].id, 40, 49)]
 
@@ -207,11 +207,11 @@ class TestTheBrokerTiersBetweenLookAndRecord:
         publisher, control = world.publisher(), Control()
         round_ = [replacing(50, live[1:2]), replacing(51, live[2:4])]
         for new in round_:
-            publisher.begin(NAME, new.segment)
+            publisher.announce_segment(NAME, new.segment)
         late = world.tier(9, 0, 55)
         world.write(world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         assert world.served() == [(late.id, 0, 9), (named(50), 10, 19)], "20 to 55 are not found"
-        publisher.publish(NAME, round_, control.begun, control.record)
+        publisher.publish_replacements(NAME, round_, control.begun, control.record)
         assert control.cut == [named(50), named(51)]
         assert world.served() == [(late.id, 0, 55)]
 
@@ -220,12 +220,12 @@ class TestTheBrokerTiersBetweenLookAndRecord:
         publisher, control = world.publisher(), Control()
         round_ = [replacing(50, live[1:2]), replacing(51, live[2:4])]
         for new in round_:
-            publisher.begin(NAME, new.segment)
+            publisher.announce_segment(NAME, new.segment)
         late = world.tier(9, 0, 55)
         with pytest.raises(Refused, match="R4: offset .* would have no segment"):
-            publisher.publish(NAME, round_, control.begun, control.record)
+            publisher.publish_replacements(NAME, round_, control.begun, control.record)
         assert control.said == []
-        publisher.publish(NAME, round_, control.begun, control.record, resumed=True)
+        publisher.publish_replacements(NAME, round_, control.begun, control.record, resumed=True)
         assert (control.said, control.cut) == (["publish begun", "round published"], [named(50), named(51)])
         assert world.served() == [(late.id, 0, 55)]
 
@@ -236,9 +236,9 @@ def test_a_group_that_cannot_be_finished_any_more_is_cut_off() -> None:
     live = [world.tier(number, start, start + 9, {int(start >= 20): start}) for number, start in enumerate(range(0, 50, 10))]
     publisher, control = world.publisher(), Control()
     new = replacing(50, live[:2])
-    publisher.begin(NAME, new.segment)
+    publisher.announce_segment(NAME, new.segment)
     world.delete(live[2].id)
-    publisher.publish(NAME, [new], control.begun, control.record, resumed=True)
+    publisher.publish_replacements(NAME, [new], control.begun, control.record, resumed=True)
     assert (control.said, control.cut) == (["publish begun", "round published"], [named(50)])
     assert [first for _, first, _ in world.served()] == [0, 10, 30, 40]
 
@@ -249,19 +249,21 @@ class TestStrays:
         late = world.publisher()
         new = replacing(50, live[:2]).segment
         publisher = world.publisher()
-        publisher.withdraw(NAME, [Announced(new.id, new.start_offset, new.end_offset, new.leader_epochs)], late=True)
+        publisher.withdraw_segments(NAME, [Announced(new.id, new.start_offset, new.end_offset, new.leader_epochs)], late=True)
         assert told(world, 10) == ["S 50", "D 50"]
         with pytest.raises(Refused, match="was cut off"):
-            late.begin(NAME, new)
-        publisher.deleted(NAME, [SegmentName(new.id, 0)])
+            late.announce_segment(NAME, new)
+        publisher.record_deletion(NAME, [SegmentName(new.id, 0)])
         assert world.states() == {one.id: S.COPY_SEGMENT_FINISHED for one in live}
 
     def test_a_withdrawn_one_of_this_process_is_cut_off_only_where_it_was_introduced(self) -> None:
         world, live = tiered()
         publisher = world.publisher()
         begun, never = replacing(50, live[:2]).segment, replacing(51, live[2:4]).segment
-        publisher.begin(NAME, begun)
-        publisher.withdraw(NAME, [Announced(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in (begun, never)])
+        publisher.announce_segment(NAME, begun)
+        publisher.withdraw_segments(
+            NAME, [Announced(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in (begun, never)]
+        )
         assert told(world, 10) == ["S 50", "D 50"]
 
     def test_a_zombie_that_takes_its_place_back_loses_it_again_without_a_hole(self) -> None:
@@ -269,19 +271,19 @@ class TestStrays:
         publisher, control = world.publisher(), Control()
         first, second = replacing(50, live[:1]), replacing(51, live[1:3])
         for new in (first, second):
-            publisher.begin(NAME, new.segment)
-        publisher.publish(NAME, [first, second], control.begun, control.record)
+            publisher.announce_segment(NAME, new.segment)
+        publisher.publish_replacements(NAME, [first, second], control.begun, control.record)
         bigger = replacing(60, [first.segment, second.segment])
-        publisher.begin(NAME, bigger.segment)
+        publisher.announce_segment(NAME, bigger.segment)
         world.write(introduced(described(50, 0, 9), COMPACTOR_BROKER_ID)._replace(segment_id=b"\7" * 16))  # another one's START
-        publisher.publish(NAME, [bigger], control.begun, control.record)
-        publisher.deleted(NAME, [SegmentName(first.segment.id, 0), SegmentName(second.segment.id, 10)])
+        publisher.publish_replacements(NAME, [bigger], control.begun, control.record)
+        publisher.record_deletion(NAME, [SegmentName(first.segment.id, 0), SegmentName(second.segment.id, 10)])
         # A producer that comes back: START and COPY_SEGMENT_FINISHED of what is finished.
         world.write(introduced(first.segment, COMPACTOR_BROKER_ID), world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         assert world.served()[0] == (named(50), 0, 9)
         known = [bigger.segment.id, *(one.id for one in live)]
         after = len(list(world.steps()))
-        assert publisher.cut_off(NAME, [bigger.segment], known) == 2
+        assert publisher.cut_off_strays(NAME, [bigger.segment], known) == 2
         assert told(world, after) == ["F 60", f"D {'marker'}", "D 50"] or told(world, after)[0] == "F 60"
         assert world.served()[0] == (named(60), 0, 29)
         assert {one.id for one in publisher.find_strays(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
@@ -292,7 +294,7 @@ class TestTheRulesRefuse:
         world, live = tiered()
         publisher = world.publisher()
         new = replacing(50, live[:3])
-        publisher.begin(NAME, new.segment)
+        publisher.announce_segment(NAME, new.segment)
         cache = world.cache()
         lineage = lineage_from_segments(cache)
         early = world.said(live[0].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)
@@ -318,7 +320,7 @@ class TestTheRulesRefuse:
         world, live = tiered()
         segment = replacing(50, live[:2]).segment.model_copy(update=change)
         with pytest.raises(Refused, match=f"topic: {why}"):
-            world.publisher().begin(NAME, segment)
+            world.publisher().announce_segment(NAME, segment)
         assert told(world, 10) == []
 
     def test_other_peoples_marks(self) -> None:
@@ -337,9 +339,9 @@ class TestTheRulesRefuse:
     def test_the_end_of_an_epoch_without_its_marker(self) -> None:
         world, live = tiered(TWO_EPOCHS)
         with pytest.raises(Refused, match="ascending: leader epoch 1 begins behind the first source"):
-            world.publisher().begin(NAME, replacing(50, live[1:3]).segment)
+            world.publisher().announce_segment(NAME, replacing(50, live[1:3]).segment)
         new = replacing(50, live[2:4]).segment
-        world.publisher().begin(NAME, new)
+        world.publisher().announce_segment(NAME, new)
         cache = world.cache()
         finished = world.said(new.id, S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID)
         assert rules.record_refusal(cache, lineage_from_segments(cache), finished).startswith("R8: while segment")
@@ -353,7 +355,7 @@ def test_segments_that_later_leaders_shadow_go_with_the_group_that_covers_them()
     assert world.served() == [(again.id, 0, 19), (newest.id, 20, 29)]
     publisher, control = world.publisher(), Control()
     new = replacing(50, [again])
-    publisher.begin(NAME, new.segment)
-    publisher.publish(NAME, [new], control.begun, control.record)
+    publisher.announce_segment(NAME, new.segment)
+    publisher.publish_replacements(NAME, [new], control.begun, control.record)
     assert world.states()[first.id] is S.DELETE_SEGMENT_STARTED
     assert world.served() == [(named(50), 0, 19), (newest.id, 20, 29)]

@@ -24,9 +24,9 @@ def replace(world: BrokerWorld, number: int, *sources: RemoteLogSegmentMetadata,
                 epochs.setdefault(entry.epoch, entry.start_offset)
     new = described(number, sources[0].start_offset, end, epochs, max_ms=900)
     publisher = world.publisher()
-    publisher.begin(NAME, new)
+    publisher.announce_segment(NAME, new)
     round_ = [Replacement(sources=tuple(source.id for source in sources), segment=new)]
-    publisher.publish(NAME, round_, lambda: None, lambda cut_off: None)
+    publisher.publish_replacements(NAME, round_, lambda: None, lambda cut_off: None)
     return new
 
 
@@ -100,11 +100,11 @@ def test_a_copy_that_came_to_its_end_within_what_was_compacted_goes_again() -> N
     assert {(inside.id, 0, 79), (across.id, 90, 99)} <= set(world.served())
     known = [*(one.id for one in new), first.id, second.id, newest.id]
     after = len(list(world.steps()))
-    assert world.publisher().cut_off(NAME, new, known) == 2
+    assert world.publisher().cut_off_strays(NAME, new, known) == 2
     said = [record.broker_id for record, _ in list(world.steps())[after:]]
     assert set(said) == {COMPACTOR_BROKER_ID}
     assert world.served() == [(named(50), 0, 99), (named(51), 100, 199), (newest.id, 200, 260)]
-    assert world.publisher().cut_off(NAME, new, known) == 0
+    assert world.publisher().cut_off_strays(NAME, new, known) == 0
 
 
 def test_one_that_reaches_beyond_what_was_compacted_is_read_and_is_dirty() -> None:
@@ -115,7 +115,7 @@ def test_one_that_reaches_beyond_what_was_compacted_is_read_and_is_dirty() -> No
     state = state.model_copy(update={"live": (new, *state.live[1:]), "vector": (CleanerOffset(0, 100),)})
     assert mirroring_record(state, view(world)) is None
     across = world.tier(7, 60, 250)
-    assert world.publisher().cut_off(NAME, [new], [new.id, first.id, second.id]) == 0
+    assert world.publisher().cut_off_strays(NAME, [new], [new.id, first.id, second.id]) == 0
     after = apply_broker_view(state, view(world))
     assert [(one.id, one.start_offset, one.end_offset, one.copied_end) for one in after.live] == [
         (new.id, 0, 59, 99),

@@ -145,7 +145,7 @@ class PartSearch:
 
     def _build_part(self, directory: KeyDirectory, holding: Flags, stood_in: SourceSegment, verdicts: Verdicts) -> SegmentPart | None:
         layout = self.reading.staging.layout
-        copies = layout.copies
+        copies = layout.range_copies
         if copies is None:
             return None
         table = table_of(directory.headers, directory.control, directory.coordinator_epoch)
@@ -160,7 +160,7 @@ class PartSearch:
             return None
         try:
             segment = self.reading.live[stood_in.ordinal]
-            version = layout.version(self.reading.partition, segment)
+            version = layout.log_version(self.reading.partition, segment)
         except (NotFound, BadData):
             return None  # reading the whole segment reports the error
         self.directories.add(directory)

@@ -27,13 +27,13 @@ _FOLDER: Final = re.compile(rf"{LOCAL_TIER_FOLDER}/(.+-\d+)-[A-Za-z0-9_-]{{22}}/
 class KafkaLocalLayout(PlainLayout):
     """SegmentLayout of Kafka's LocalTieredStorage."""
 
-    parts = frozenset(FILE_KINDS) - {"txnindex"}
+    required_parts = frozenset(FILE_KINDS) - {"txnindex"}
 
     def __init__(self, store: ObjectStore, topic_id: TopicIdOf) -> None:
         super().__init__(store)
         self._topic_id = topic_id
 
-    def folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, name: TopicPartition) -> str:
         return f"{LOCAL_TIER_FOLDER}/{name}-{self._topic_id(name)}/"
 
     def file_name(self, segment: SegmentRef, kind: str) -> str:

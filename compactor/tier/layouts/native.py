@@ -18,7 +18,7 @@ _FOLDER: Final = re.compile(rf"([^/]+-\d+(?:{LATER_INCARNATION})?)/[^/]+")
 class NativeLayout(ComposableLayout):
     """SegmentLayout of compactor-managed tiers."""
 
-    def folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, name: TopicPartition) -> str:
         return f"{name}/"
 
     def file_name(self, segment: SegmentRef, kind: str) -> str:

@@ -84,10 +84,10 @@ def check_object_access(opened: Tier, names: Sequence[TopicPartition]) -> list[C
             live = opened.open(name).refresh().live
             if not live:
                 continue
-            if not any(one.segment_id for one in layout.list(name)):
-                detail = f"{name} has {len(live)} segments by its metadata, and nothing is listed in {layout.folder(name)}"
+            if not any(one.segment_id for one in layout.list_objects(name)):
+                detail = f"{name} has {len(live)} segments by its metadata, and nothing is listed in {layout.partition_folder(name)}"
                 return [CheckFinding("error", "tier", url, detail, "Correct url, layout or key_prefix under [tier]")]
-            layout.read(name, live[-1], "log", 0, 1)
+            layout.read_file(name, live[-1], "log", 0, 1)
         except (StoreError, BadData) as error:
             return [CheckFinding("error", "tier", url, error.message, error.hint)]
         return []

@@ -63,7 +63,7 @@ def inspect_partition_objects(opened: Tier, name: TopicPartition) -> PartitionOb
     before = brokers.folded_partition(name)
     states = {segment.segment_id: segment.state for segment in before.cache.list_all()}
     gone = set(before.cache.finished)
-    listed = list(opened.ports.layout.list(name))
+    listed = list(opened.ports.layout.list_objects(name))
     brokers.refresh(within_s=0.0)
     folded = brokers.folded_partition(name)
     finished = SegmentState.COPY_SEGMENT_FINISHED

@@ -205,7 +205,7 @@ def _object_findings(opened: Tier, name: TopicPartition, seen: PartitionObjects)
 def _upload_findings(opened: Tier, name: TopicPartition) -> Iterator[BrokerFinding]:
     """Yield multipart uploads that were begun long ago and never finished."""
     store, now = opened.ports.data, opened.ports.clock_ms()
-    prefix = opened.ports.layout.folder(name)
+    prefix = opened.ports.layout.partition_folder(name)
     try:
         for upload in store.unfinished_uploads(prefix):
             if now - upload.begun_ms > opened.retention.orphan_age_ms:
@@ -221,18 +221,18 @@ def _part_findings(
 ) -> Iterator[BrokerFinding]:
     """Yield objects of a readable segment that are absent, have another size or cannot be read."""
     layout, segment = opened.ports.layout, segment_from_broker(record)
-    missing = seen.missing_parts(record, layout.parts)
+    missing = seen.missing_parts(record, layout.required_parts)
     for part in missing:
-        yield broker_finding("missing", name, layout.where(name, segment, part), f"it is not in the store (segment {record.id})")
+        yield broker_finding("missing", name, layout.object_name(name, segment, part), f"it is not in the store (segment {record.id})")
     if missing:
         return
     try:
-        problem = layout.problem(name, segment)
+        problem = layout.stored_segment_problem(name, segment)
     except BadData as error:
         problem = error.cause
     if problem:
         kind = "missing" if "missing" in problem else "size" if " bytes" in problem else "object"
-        yield broker_finding(kind, name, layout.where(name, segment, "log"), problem)
+        yield broker_finding(kind, name, layout.object_name(name, segment, "log"), problem)
 
 
 @dataclass
@@ -252,17 +252,17 @@ class _SegmentChecker:
         layout = self.opened.ports.layout
         segment = segment_from_broker(record)
         try:
-            segment = segment.model_copy(update={"files": dict(layout.files(self.name, segment))})
+            segment = segment.model_copy(update={"files": dict(layout.segment_files(self.name, segment))})
             check_disk_budget(self.opened, self.name, segment, ", or use --fast")
             paths = self._download_files(segment, scratch)
         except NotFound as error:
             return [self._segment_finding("missing", segment, "log", error.message)]
         except BadData as error:
-            return [broker_finding("object", self.name, error.segment or layout.where(self.name, segment, "log"), error.cause)]
+            return [broker_finding("object", self.name, error.segment or layout.object_name(self.name, segment, "log"), error.cause)]
         limit = self.opened.settings.cleaner_for(self.name.topic).max_decompressed_batch_bytes
         try:
             source = open_source(0, paths["log"], record.start_offset, record.end_offset + 1, segment.mtime_ms, -1, limit)
-            source.name = layout.where(self.name, segment, "log")
+            source.name = layout.object_name(self.name, segment, "log")
             source.verify(0, len(source.table))
         except BadData as error:
             self.open.clear()  # its transactions are not known
@@ -288,7 +288,7 @@ class _SegmentChecker:
             path.unlink(missing_ok=True)
             arrived = download_recorded(self.opened.ports.layout, self.name, segment, kind, path)
             if arrived.size != file.size:
-                where = self.opened.ports.layout.where(self.name, segment, kind)
+                where = self.opened.ports.layout.object_name(self.name, segment, kind)
                 raise BadData(f"it has {arrived.size} bytes, {file.size} are expected", segment=where)
             paths[kind] = path
         return paths
@@ -321,7 +321,7 @@ class _SegmentChecker:
 
     def _segment_finding(self, kind: str, segment: RemoteLogSegmentMetadata, part: str, detail: str) -> BrokerFinding:
         """Return a finding about a part of a segment."""
-        return broker_finding(kind, self.name, self.opened.ports.layout.where(self.name, segment, part), detail)
+        return broker_finding(kind, self.name, self.opened.ports.layout.object_name(self.name, segment, part), detail)
 
 
 def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment) -> Iterator[tuple[str, str]]:

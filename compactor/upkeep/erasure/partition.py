@@ -100,7 +100,7 @@ class _KeySearch:
     def search_partition(self) -> PartitionKeySurvey:
         filtered = self._search_live()
         self._search_replaced(read_slot_times(self.opened.ports, self.log) if self.state.waiting else {})
-        self._search_unknown(list(self.opened.ports.layout.list(self.name)))
+        self._search_unknown(list(self.opened.ports.layout.list_objects(self.name)))
         self._search_old_versions()
         self._find_keyed_hashes()
         self._note_data_at_brokers()
@@ -220,7 +220,7 @@ class _KeySearch:
 
     def _search_old_versions(self) -> None:
         """Search the versions that a bucket keeps of deleted objects."""
-        folder = self.opened.ports.layout.folder(self.name)
+        folder = self.opened.ports.layout.partition_folder(self.name)
         try:
             found = layers(open_tier(self.opened.settings).ports.data, folder)
         except Refused as error:
@@ -229,7 +229,7 @@ class _KeySearch:
             return
         for layer in found:
             shadow = self.opened.over(data=layer)
-            for item in shadow.ports.layout.list(self.name):
+            for item in shadow.ports.layout.list_objects(self.name):
                 if item.kind == "log":
                     version = layer.versions[item.key].version
                     waits_for = f"the bucket: a lifecycle rule NoncurrentVersionExpiration, or who deletes version {version}"
@@ -323,7 +323,7 @@ class _KeySearch:
         log = segment.files.get("log")
         found = (records.key, records.records, records.first_offset, records.newest.offset) if records else (ANY_KEY, 0, -1, -1)
         key, count, first, last = found
-        place = place or self.opened.ports.layout.where(self.name, segment, "log")
+        place = place or self.opened.ports.layout.object_name(self.name, segment, "log")
         self.holders.append(
             KeyHolder(
                 str(self.name), place, state, key, what, waits_for, until_ms, segment.id, count, first, last, segment.size_bytes,

@@ -67,23 +67,25 @@ class AivenLayout(NonComposableLayout):
         return self._store.url
 
     @property
-    def parts(self) -> frozenset[str]:
+    def required_parts(self) -> frozenset[str]:
         return frozenset(SUFFIXES)
 
-    def folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, name: TopicPartition) -> str:
         return self._keys.folder(name)
 
-    def where(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
+    def object_name(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
         suffix = kind if kind in SUFFIXES else INDEXES
         return self._keys.key(name, segment, suffix)
 
-    def files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
+    def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """Return a segment's files; from the manifest, without digests, if a broker wrote them."""
         if segment.files:
             return segment.files
         return {kind: SegmentFile(size=size) for kind, size in self._open_segment(name, segment).manifest.sizes().items()}
 
-    def read(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None) -> bytes:
+    def read_file(
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+    ) -> bytes:
         opened = self._open_segment(name, segment)
         if kind != "log":
             data = self._retry_corrupt_read(lambda: self._read_index_file(name, segment, opened, kind))
@@ -92,7 +94,7 @@ class AivenLayout(NonComposableLayout):
         end = size if length is None else min(size, start + length)
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened, start, end)[0]) if start < end else b""
 
-    def download(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+    def download_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
         opened = self._open_segment(name, segment)
         travelled = 0
         try:
@@ -105,7 +107,7 @@ class AivenLayout(NonComposableLayout):
             raise
         return travelled
 
-    def upload(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+    def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         """Create the three objects. Compressed or encrypted data is staged beside the log, which needs as much disk again."""
         with self._packer.packed(name, segment, contents) as packed:
             for suffix, content in packed.objects.items():
@@ -114,27 +116,27 @@ class AivenLayout(NonComposableLayout):
                     return "" if self._is_uploaded(name, segment, contents) else f"{key} exists already with other content"
         return ""
 
-    def upload_room(self, log_bytes: int) -> int:
+    def upload_space_bytes(self, log_bytes: int) -> int:
         return self._packer.room(log_bytes)
 
     def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         return self._packer.custom_metadata(name, segment, contents).encode()
 
-    def problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def stored_segment_problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Check the sizes of all three objects, and the content of files with a recorded digest."""
         try:
             opened = self._read_manifest(name, segment)
             self._check_objects(name, segment, opened)
             for kind, recorded in segment.files.items():
                 if recorded.sha256 and self._file_digest(name, segment, opened, kind) != recorded.sha256:
-                    return f"the {kind} in {self.where(name, segment, kind)} has another digest than was recorded"
+                    return f"the {kind} in {self.object_name(name, segment, kind)} has another digest than was recorded"
         except NotFound as error:
             return f"missing: {error}"
         except BadData as error:
             return str(error)
         return ""
 
-    def delete(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def delete_segments(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Delete a segment's objects under the configured prefix, and those that its custom metadata names under an older prefix."""
         keys = []
         for segment in segments:
@@ -147,7 +149,7 @@ class AivenLayout(NonComposableLayout):
                 keys += [f"{custom.object_prefix}{self._keys.main_path(name, segment)}.{suffix}" for suffix in (LOG, INDEXES)]
         delete_keys(self._store, list(dict.fromkeys(keys)))
 
-    def list(self, name: TopicPartition) -> Iterator[ListedObject]:
+    def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
         for info in self._store.list(self._keys.folder(name)):
             found = self._keys.parse(name, info.key)
             if found:
@@ -225,7 +227,7 @@ class AivenLayout(NonComposableLayout):
         """Return the plain content of one index file. Raises NotFound if the segment has none of this kind."""
         span = opened.manifest.indexes.get(kind)
         if span is None:
-            raise NotFound(f"{self.where(name, segment, kind)} holds no {kind}")
+            raise NotFound(f"{self.object_name(name, segment, kind)} holds no {kind}")
         if not span.size:
             return b""
         stored = self._read_exactly(opened.indexes_key, span.position, span.size, is_end=span.end == opened.manifest.indexes_size)

@@ -33,7 +33,7 @@ class PinterestLayout(PlainLayout):
         super().__init__(store)
         self._keys = keys
 
-    def folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, name: TopicPartition) -> str:
         return self._keys.folder(name)
 
     def file_name(self, segment: SegmentRef, kind: str) -> str:
@@ -46,9 +46,9 @@ class PinterestLayout(PlainLayout):
     def partition_of(self, key: str) -> str:
         return str(self._keys.partition_of_key(key) or "")
 
-    def list(self, name: TopicPartition) -> Iterator[ListedObject]:
+    def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
         """Yield the partition's objects without ``_metadata`` and watermark."""
-        return (item for item in super().list(name) if item.key.rpartition("/")[2] not in (METADATA_FILE, WATERMARK))
+        return (item for item in super().list_objects(name) if item.key.rpartition("/")[2] not in (METADATA_FILE, WATERMARK))
 
     def _expected(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
         """Return all kinds: consumers leave out a segment that lacks one."""
