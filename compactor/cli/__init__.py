@@ -6,9 +6,8 @@ How a command is added (``commands/config.py`` is an example):
 2. Write the module, ``compactor/cli/commands/<name>.py``, with one public function that receives the command's parser::
 
        def add_arguments(parser: Parser) -> None:
-           parser.add_argument("log_dir", type=Path, help="...")
-           parser.set_command(run_clean)             # or, with subcommands:
-           parser.add_subcommand("show", "one line of help").set_command(show_settings)
+           parser.set_command(run_clean, frame.argument("log_dir", type=Path, help="..."))    # or, with subcommands:
+           parser.add_subcommand("show", "one line of help", show_settings)
 
    ``set_command`` adds ``--config`` and ``--output``. At the top of the module only light modules may be imported (errors, model.ids,
    frame, output, the standard library). numpy, boto3, pydantic and modules that need them are imported inside functions, so that

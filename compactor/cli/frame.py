@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from compactor import extras
 from compactor.errors import CompactorError, OutOfBudget, StoreError, UsageError
@@ -18,11 +18,41 @@ if TYPE_CHECKING:
 DEBUG = "TIERED_COMPACTOR_DEBUG"
 """Environment variable. If it is 1, errors are shown with their stack trace."""
 
-_COMMON = {"--config": True, "--output": True, "--log-format": True, "-v": False, "--verbose": False}
-"""Options that every command takes. True if the option takes a value."""
-
 CommandFunction = Callable[[argparse.Namespace, "Output"], "int | None"]
 """A command's function: receives the parsed arguments and the output, and returns the exit code, None for 0."""
+
+
+class Argument(NamedTuple):
+    """One argument of a command, or several that exclude each other: what argparse's ``add_argument`` receives.
+
+    names: name of a positional argument, or the spellings of an option. settings: argparse's keywords. exclusive: arguments of which at
+    most one may be given, in place of ``names``.
+    """
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Any]
+    exclusive: tuple[Argument, ...] = ()
+
+
+def argument(*names: str, **settings: Any) -> Argument:
+    """Return one argument of a command. The parameters are those of argparse's ``add_argument``."""
+    return Argument(names, settings)
+
+
+def exclusive_arguments(*arguments: Argument, required: bool = False) -> Argument:
+    """Return a group of arguments of which at most one may be given, and with ``required`` exactly one."""
+    return Argument((), {"required": required}, arguments)
+
+
+COMMON_ARGUMENTS = (
+    argument("--config", metavar="FILE", help="settings (default: ./tiered-compactor.toml)"),
+    argument("--output", choices=("table", "json"), help="for people, or one JSON document on stdout"),
+    argument("--log-format", choices=("text", "json"), help="of the lines on stderr: for people, or JSON objects"),
+    argument("-v", "--verbose", action="store_true", help="more of them: every step, and why"),
+)
+"""Options that every command takes, before or after it."""
+_OPTIONS_BEFORE_COMMAND = {name: "action" not in option.settings for option in COMMON_ARGUMENTS for name in option.names}
+"""Names of the common options. True if the option takes a value."""
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -43,27 +73,23 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, "formatter_class": _HelpFormatter, **settings})
         self._choices: argparse._SubParsersAction[Parser] | None = None
 
-    def set_command(self, run: CommandFunction) -> None:
-        """Set the function that executes the command, and add the common options."""
-        # SUPPRESS: a default here would undo what was given before the subcommand (`config --output json show`).
-        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings (default: ./tiered-compactor.toml)")
-        self.add_argument(
-            "--output", choices=("table", "json"), default=argparse.SUPPRESS, help="for people, or one JSON document on stdout"
-        )
-        self.add_argument(
-            "--log-format", choices=("text", "json"), default=argparse.SUPPRESS, help="of the lines on stderr: for people, or JSON objects"
-        )
-        self.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="more of them: every step, and why")
+    def set_command(self, run: CommandFunction, *arguments: Argument) -> None:
+        """Set the function that executes the command, its arguments and the common options."""
+        for one in arguments:
+            group = self.add_mutually_exclusive_group(**one.settings) if one.exclusive else self
+            for each in one.exclusive or (one,):
+                group.add_argument(*each.names, **each.settings)
+        for one in COMMON_ARGUMENTS:
+            # SUPPRESS: a default here would undo what was given before the subcommand (`config --output json show`).
+            self.add_argument(*one.names, default=argparse.SUPPRESS, **one.settings)
         self.set_defaults(run=run)
 
-    def add_subcommand(self, name: str, help: str, *, required: bool = True) -> Parser:  # noqa: A002, argparse's own word
-        """Add a subcommand such as ``show`` of ``config``, and return its parser.
-
-        :param required: False if the command can also be used without a subcommand.
-        """
+    def add_subcommand(self, name: str, help: str, run: CommandFunction, *arguments: Argument) -> None:  # noqa: A002, argparse's own word
+        """Add a subcommand such as ``show`` of ``config``. It may be left out if the command has a function of its own."""
         if self._choices is None:
+            required = "run" not in self._defaults
             self._choices = self.add_subparsers(metavar="SUBCOMMAND", required=required, dest="subcommand", parser_class=Parser)
-        return self._choices.add_parser(name, help=help, description=help)
+        self._choices.add_parser(name, help=help, description=help).set_command(run, *arguments)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments. Raises UsageError for unknown ones, with the help and the nearest option of the command to which they were
@@ -93,10 +119,10 @@ def move_common_options(arguments: Sequence[str]) -> list[str]:
     before: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] not in ("-h", "--help", "--version"):
         name = rest[0].partition("=")[0]
-        if name not in _COMMON:
-            hint = f"Only {', '.join(_COMMON)} may: tiered-compactor COMMAND {name}"
+        if name not in _OPTIONS_BEFORE_COMMAND:
+            hint = f"Only {', '.join(_OPTIONS_BEFORE_COMMAND)} may: tiered-compactor COMMAND {name}"
             raise UsageError(f"{rest[0]} stands before the command", hint=hint)
-        words = 2 if _COMMON[name] and "=" not in rest[0] else 1
+        words = 2 if _OPTIONS_BEFORE_COMMAND[name] and "=" not in rest[0] else 1
         before += rest[:words]
         rest = rest[words:]
     end = rest.index("--") if "--" in rest else len(rest)

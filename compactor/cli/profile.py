@@ -11,10 +11,7 @@ from compactor.cli import frame
 from compactor.cli.output import Table, format_size
 from compactor.profiling import Recorder, StageCost, record_costs
 
-
-def add_profile_argument(parser: frame.Parser) -> None:
-    """Add ``--profile`` to a command."""
-    parser.add_argument("--profile", action="store_true", help="say what each stage of the work cost: CPU seconds, seconds, bytes")
+PROFILE = frame.argument("--profile", action="store_true", help="say what each stage of the work cost: CPU seconds, seconds, bytes")
 
 
 class CommandProfile:

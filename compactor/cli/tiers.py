@@ -15,6 +15,15 @@ from compactor.cli.output import Output
 from compactor.errors import CompactorError, Leased, UsageError
 
 READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
+PARTITION = frame.argument("partition", metavar="TOPIC-PARTITION")
+PARTITIONS = frame.argument("partitions", nargs="*", metavar="TOPIC-PARTITION", help="default: all partitions of the tier")
+NOW = frame.argument(
+    "--now",
+    "--at",
+    type=frame.parse_time_ms,
+    metavar="TIME",
+    help="the cleaner's clock: milliseconds, a time, '2h ago', 'in 3d' (default: the clock)",
+)
 WRITERS = ("run", "retire", "daemon", "recompact", "undo")
 """Commands that may change a broker-managed tier."""
 
@@ -107,17 +116,6 @@ def read_partition_summaries(
             outcomes.record_success()
             found.append(look.summary)
     return found
-
-
-def add_partitions_argument(parser: frame.Parser) -> None:
-    """Add the argument that names partitions, by default all."""
-    parser.add_argument("partitions", nargs="*", metavar="TOPIC-PARTITION", help="default: all partitions of the tier")
-
-
-def add_now_argument(parser: frame.Parser) -> None:
-    """Add ``--now``, the cleaner's clock."""
-    help_text = "the cleaner's clock: milliseconds, a time, '2h ago', 'in 3d' (default: the clock)"
-    parser.add_argument("--now", "--at", type=frame.parse_time_ms, metavar="TIME", help=help_text)
 
 
 def cleaner_clock_ms(args: argparse.Namespace) -> int:

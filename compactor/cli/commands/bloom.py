@@ -9,14 +9,20 @@ from compactor.cli.output import Output, Table, format_size
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    show = parser.add_subcommand("show", "what the sidecars say, and what filters have done so far")
-    show.add_argument("partition", metavar="TOPIC-PARTITION")
-    tiers.add_now_argument(show)
-    show.set_command(show_sidecars_command)
-    rebuild = parser.add_subcommand("rebuild", "read live segments and write their sidecars anew")
-    rebuild.add_argument("partition", metavar="TOPIC-PARTITION")
-    rebuild.add_argument("--missing", action="store_true", help="only where there is none that can be used")
-    rebuild.set_command(rebuild_sidecars_command)
+    parser.add_subcommand(
+        "show",
+        "what the sidecars say, and what filters have done so far",
+        show_sidecars_command,
+        tiers.PARTITION,
+        tiers.NOW,
+    )
+    parser.add_subcommand(
+        "rebuild",
+        "read live segments and write their sidecars anew",
+        rebuild_sidecars_command,
+        tiers.PARTITION,
+        frame.argument("--missing", action="store_true", help="only where there is none that can be used"),
+    )
 
 
 def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:

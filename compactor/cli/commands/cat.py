@@ -18,14 +18,16 @@ LAST = 2**63 - 1
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("partition", metavar="TOPIC-PARTITION")
-    parser.add_argument("--from", metavar="N", dest="first", type=frame.whole_number(), default=0, help="first offset")
-    parser.add_argument("--to", metavar="N", dest="last", type=frame.whole_number(), default=LAST, help="last offset, inclusive")
-    parser.add_argument("--key", metavar="K", help="only records with this key: text, or base64:...")
-    parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
-    parser.add_argument("--view", choices=("all", "latest"), default="all", help="latest: the last value of each key, deletes left out")
-    parser.add_argument("--format", choices=("json", "raw"), default="json", help="raw: values only, a newline after each")
-    parser.set_command(print_records)
+    parser.set_command(
+        print_records,
+        tiers.PARTITION,
+        frame.argument("--from", metavar="N", dest="first", type=frame.whole_number(), default=0, help="first offset"),
+        frame.argument("--to", metavar="N", dest="last", type=frame.whole_number(), default=LAST, help="last offset, inclusive"),
+        frame.argument("--key", metavar="K", help="only records with this key: text, or base64:..."),
+        frame.argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed"),
+        frame.argument("--view", choices=("all", "latest"), default="all", help="latest: the last value of each key, deletes left out"),
+        frame.argument("--format", choices=("json", "raw"), default="json", help="raw: values only, a newline after each"),
+    )
 
 
 def print_records(args: argparse.Namespace, out: Output) -> None:

@@ -20,23 +20,35 @@ FILE_HELP = "or one of Kafka's own cleaner-offset-checkpoint and leader-epoch-ch
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    listing = parser.add_subcommand("list", "cleaner offsets and leaders of all partitions, or what is in a checkpoint file of Kafka's")
-    listing.add_argument("targets", nargs="*", metavar="TOPIC-PARTITION|FILE", help=f"default: all partitions of the tier; {FILE_HELP}")
-    listing.set_command(list_checkpoints)
-    show = parser.add_subcommand("show", "one partition: cleaner offsets, lease, what was fenced")
-    show.add_argument("target", metavar="TOPIC-PARTITION|FILE", help=FILE_HELP)
-    show.set_command(show_checkpoint)
-    lineage = parser.add_subcommand("lineage", "the tree of compactor epochs: who led when, published what, was cut off where")
-    lineage.add_argument("partition", metavar="TOPIC-PARTITION")
-    lineage.set_command(show_compactor_epochs)
-    diff = parser.add_subcommand("diff", "two points in time of one partition, or two checkpoint files of Kafka's")
-    diff.add_argument("target", metavar="TOPIC-PARTITION|FILE")
-    diff.add_argument("before", metavar="FROM", help="a slot, a time (milliseconds, ISO 8601, '2h ago'), a run id; or the second file")
-    diff.add_argument("after", metavar="TO", nargs="?", help="default: now; for a run alone: before and after it")
-    diff.set_command(show_checkpoint_diff)
-    verify = parser.add_subcommand("verify", "cleaner offsets against rules and segments, the control log against itself")
-    tiers.add_partitions_argument(verify)
-    verify.set_command(verify_checkpoints)
+    parser.add_subcommand(
+        "list",
+        "cleaner offsets and leaders of all partitions, or what is in a checkpoint file of Kafka's",
+        list_checkpoints,
+        frame.argument("targets", nargs="*", metavar="TOPIC-PARTITION|FILE", help=f"default: all partitions of the tier; {FILE_HELP}"),
+    )
+    parser.add_subcommand(
+        "show",
+        "one partition: cleaner offsets, lease, what was fenced",
+        show_checkpoint,
+        frame.argument("target", metavar="TOPIC-PARTITION|FILE", help=FILE_HELP),
+    )
+    parser.add_subcommand(
+        "lineage",
+        "the tree of compactor epochs: who led when, published what, was cut off where",
+        show_compactor_epochs,
+        tiers.PARTITION,
+    )
+    parser.add_subcommand(
+        "diff",
+        "two points in time of one partition, or two checkpoint files of Kafka's",
+        show_checkpoint_diff,
+        frame.argument("target", metavar="TOPIC-PARTITION|FILE"),
+        frame.argument("before", metavar="FROM", help="a slot, a time (milliseconds, ISO 8601, '2h ago'), a run id; or the second file"),
+        frame.argument("after", metavar="TO", nargs="?", help="default: now; for a run alone: before and after it"),
+    )
+    parser.add_subcommand(
+        "verify", "cleaner offsets against rules and segments, the control log against itself", verify_checkpoints, tiers.PARTITIONS
+    )
 
 
 def list_checkpoints(args: argparse.Namespace, out: Output) -> int:

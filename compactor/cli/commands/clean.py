@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compactor.cli import frame
+from compactor.cli import frame, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
-from compactor.cli.profile import CommandProfile, add_profile_argument
+from compactor.cli.profile import PROFILE, CommandProfile
 
 if TYPE_CHECKING:
     from compactor.cleaner.offline import CleanSummary
@@ -23,29 +23,28 @@ _OFFSETS = (
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument(
-        "log_dir", metavar="LOG_DIR", type=Path, help="holds <20 digits>.log and what belongs to them; all segments count as sealed"
+    int32 = 2**31 - 1
+    parser.set_command(
+        run_clean,
+        frame.argument(
+            "log_dir", metavar="LOG_DIR", type=Path, help="holds <20 digits>.log and what belongs to them; all segments count as sealed"
+        ),
+        frame.argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; gets the rewritten segments"),
+        *(frame.argument(f"--{name}", type=frame.whole_number(), metavar="N", help=text) for name, text in _OFFSETS),
+        tiers.NOW,
+        frame.argument("--delete-retention-ms", type=frame.whole_number(), metavar="N", default=86_400_000, help="default 86400000, a day"),
+        frame.argument("--segment-bytes", type=frame.whole_number(14, int32), metavar="N", default=1 << 30, help="default 1073741824"),
+        frame.argument("--segment-index-bytes", type=frame.whole_number(4, int32), metavar="N", default=10 << 20, help="default 10485760"),
+        frame.argument("--index-interval-bytes", type=frame.whole_number(0, int32), metavar="N", default=4096, help="default 4096"),
+        frame.argument(
+            "--map-entries",
+            type=frame.whole_number(1, 2**31),
+            metavar="N",
+            help="stop the map as Kafka does when it holds N keys (default: no limit)",
+        ),
+        frame.argument("--threads", type=frame.whole_number(1, 256), metavar="N", default=1, help="default 1"),
+        PROFILE,
     )
-    parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; gets the rewritten segments")
-    for name, text in _OFFSETS:
-        parser.add_argument(f"--{name}", type=frame.whole_number(), metavar="N", help=text)
-    help_text = "the cleaner's clock: milliseconds, a time, '2h ago', 'in 3d' (default: the clock)"
-    parser.add_argument("--now", "--at", type=frame.parse_time_ms, metavar="TIME", help=help_text)
-    parser.add_argument("--delete-retention-ms", type=frame.whole_number(), metavar="N", default=86_400_000, help="default 86400000, a day")
-    parser.add_argument("--segment-bytes", type=frame.whole_number(14, 2**31 - 1), metavar="N", default=1 << 30, help="default 1073741824")
-    parser.add_argument(
-        "--segment-index-bytes", type=frame.whole_number(4, 2**31 - 1), metavar="N", default=10 << 20, help="default 10485760"
-    )
-    parser.add_argument("--index-interval-bytes", type=frame.whole_number(0, 2**31 - 1), metavar="N", default=4096, help="default 4096")
-    parser.add_argument(
-        "--map-entries",
-        type=frame.whole_number(1, 2**31),
-        metavar="N",
-        help="stop the map as Kafka does when it holds N keys (default: no limit)",
-    )
-    parser.add_argument("--threads", type=frame.whole_number(1, 256), metavar="N", default=1, help="default 1")
-    add_profile_argument(parser)
-    parser.set_command(run_clean)
 
 
 def run_clean(args: argparse.Namespace, out: Output) -> None:
@@ -54,7 +53,7 @@ def run_clean(args: argparse.Namespace, out: Output) -> None:
     from compactor.cleaner.offline import CleanRequest, clean_directory
 
     request = CleanRequest(
-        now_ms=int(time.time() * 1000) if args.now is None else args.now,
+        now_ms=tiers.cleaner_clock_ms(args),
         first_dirty_offset=args.first_dirty_offset,
         first_uncleanable_offset=args.first_uncleanable_offset,
         delete_retention_ms=args.delete_retention_ms,

@@ -11,10 +11,12 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument(
-        "shell", choices=SHELLS, help="for bash: `tiered-compactor completion bash > /etc/bash_completion.d/tiered-compactor`"
+    parser.set_command(
+        print_completion,
+        frame.argument(
+            "shell", choices=SHELLS, help="for bash: `tiered-compactor completion bash > /etc/bash_completion.d/tiered-compactor`"
+        ),
     )
-    parser.set_command(print_completion)
 
 
 def print_completion(args: argparse.Namespace, out: Output) -> None:

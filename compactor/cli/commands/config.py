@@ -22,12 +22,13 @@ _SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private", re.IGNOR
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    showing = parser.add_subcommand("show", "every setting in force, and where it comes from")
-    showing.add_argument("--topic", metavar="T", help="how this topic is cleaned; its own settings count where brokers have it")
-    showing.set_command(show_settings)
-    parser.add_subcommand("check", "whether the settings work: tries the tier and the directory for local state").set_command(
-        check_settings
+    parser.add_subcommand(
+        "show",
+        "every setting in force, and where it comes from",
+        show_settings,
+        frame.argument("--topic", metavar="T", help="how this topic is cleaned; its own settings count where brokers have it"),
     )
+    parser.add_subcommand("check", "whether the settings work: tries the tier and the directory for local state", check_settings)
 
 
 def show_settings(args: argparse.Namespace, out: Output) -> None:

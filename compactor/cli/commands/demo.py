@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("--dir", metavar="D", type=Path, help="keep everything there to look at (default: a temporary directory)")
-    parser.add_argument("--tier", metavar="URL", help="make the tier there, in a bucket that is reached as the settings say; it stays")
-    parser.set_command(run_demo)
+    parser.set_command(
+        run_demo,
+        frame.argument("--dir", metavar="D", type=Path, help="keep everything there to look at (default: a temporary directory)"),
+        frame.argument("--tier", metavar="URL", help="make the tier there, in a bucket that is reached as the settings say; it stays"),
+    )
 
 
 def run_demo(args: argparse.Namespace, out: Output) -> int:

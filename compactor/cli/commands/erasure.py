@@ -27,16 +27,18 @@ MAX_HOLDER_ROWS = 50
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("topic", metavar="TOPIC", help="all of its partitions; or one TOPIC-PARTITION")
-    parser.add_argument("--key", metavar="K", action="append", default=[], help="text, or base64:...; may be repeated")
-    parser.add_argument("--keys-file", metavar="FILE", type=Path, help="one key a line, written like --key")
-    parser.add_argument("--by-filters", action="store_true", help="do not read live segments whose Bloom filter has none of the keys")
-    parser.add_argument("--expedite", action="store_true", help="do what is needed now: rounds over the partitions concerned, then retire")
-    parser.add_argument(
-        "--shorten-grace", action="store_true", help="with --expedite: consent that replaced objects go before their grace ends"
+    parser.set_command(
+        run_erasure,
+        frame.argument("topic", metavar="TOPIC", help="all of its partitions; or one TOPIC-PARTITION"),
+        frame.argument("--key", metavar="K", action="append", default=[], help="text, or base64:...; may be repeated"),
+        frame.argument("--keys-file", metavar="FILE", type=Path, help="one key a line, written like --key"),
+        frame.argument("--by-filters", action="store_true", help="do not read live segments whose Bloom filter has none of the keys"),
+        frame.argument("--expedite", action="store_true", help="do what is needed now: rounds over the partitions concerned, then retire"),
+        frame.argument(
+            "--shorten-grace", action="store_true", help="with --expedite: consent that replaced objects go before their grace ends"
+        ),
+        frame.argument("--to", metavar="REPORT", type=Path, help="write the report there, as JSON"),
     )
-    parser.add_argument("--to", metavar="REPORT", type=Path, help="write the report there, as JSON")
-    parser.set_command(run_erasure)
 
 
 def run_erasure(args: argparse.Namespace, out: Output) -> int:

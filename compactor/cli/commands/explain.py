@@ -14,12 +14,15 @@ MAX_EVENT_ROWS = 60
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("partition", metavar="TOPIC-PARTITION")
-    asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--key", metavar="K", help="text, or base64:...; reads every segment")
-    asked.add_argument("--offset", metavar="N", type=frame.whole_number(), help="reads the segments from there on")
-    tiers.add_now_argument(parser)
-    parser.set_command(run_explain)
+    parser.set_command(
+        run_explain,
+        tiers.PARTITION,
+        frame.exclusive_arguments(
+            frame.argument("--key", metavar="K", help="text, or base64:...; reads every segment"),
+            frame.argument("--offset", metavar="N", type=frame.whole_number(), help="reads the segments from there on"),
+        ),
+        tiers.NOW,
+    )
 
 
 def run_explain(args: argparse.Namespace, out: Output) -> None:

@@ -10,9 +10,11 @@ from compactor.cli.output import Output, Table, format_size
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("partition", metavar="TOPIC-PARTITION")
-    parser.add_argument("folder", metavar="DIR", type=Path, help="must not exist")
-    parser.set_command(run_export)
+    parser.set_command(
+        run_export,
+        tiers.PARTITION,
+        frame.argument("folder", metavar="DIR", type=Path, help="must not exist"),
+    )
 
 
 def run_export(args: argparse.Namespace, out: Output) -> None:

@@ -14,22 +14,21 @@ if TYPE_CHECKING:
     from compactor.outputs.pinterest import GenerationReport
 
 
+TOPICS = frame.argument("--topics", metavar="REGEX", help="only topics whose whole name matches")
+
+
 def add_arguments(parser: frame.Parser) -> None:
-    write = parser.add_subcommand("write", "bring them up to what the tier's readers read")
-    tiers.add_partitions_argument(write)
-    add_topics_argument(write)
-    write.set_command(write_generations_command)
-    listing = parser.add_subcommand("list", "the current generation of each partition, and those that wait for their end")
-    add_topics_argument(listing)
-    listing.set_command(list_generations_command)
-    retire = parser.add_subcommand("retire", "delete those that were superseded long enough ago")
-    add_topics_argument(retire)
-    retire.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
-    retire.set_command(retire_generations_command)
-
-
-def add_topics_argument(parser: frame.Parser) -> None:
-    parser.add_argument("--topics", metavar="REGEX", help="only topics whose whole name matches")
+    parser.add_subcommand("write", "bring them up to what the tier's readers read", write_generations_command, tiers.PARTITIONS, TOPICS)
+    parser.add_subcommand(
+        "list", "the current generation of each partition, and those that wait for their end", list_generations_command, TOPICS
+    )
+    parser.add_subcommand(
+        "retire",
+        "delete those that were superseded long enough ago",
+        retire_generations_command,
+        TOPICS,
+        frame.argument("--dry-run", action="store_true", help="only say what would be deleted"),
+    )
 
 
 def write_generations_command(args: argparse.Namespace, out: Output) -> int:

@@ -21,30 +21,34 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument(
-        "log_dir",
-        metavar="LOG_DIR|LOG_ROOT",
-        nargs="?",
-        type=Path,
-        help="a partition's directory (<20 digits>.log and what belongs to them), or one with <topic>-<partition> directories in it",
+    parser.set_command(
+        run_import,
+        frame.argument(
+            "log_dir",
+            metavar="LOG_DIR|LOG_ROOT",
+            nargs="?",
+            type=Path,
+            help="a partition's directory (<20 digits>.log and what belongs to them), or one with <topic>-<partition> directories in it",
+        ),
+        frame.argument(
+            "--from-tier",
+            metavar="CONFIG",
+            help="in the place of a directory: the configuration of another tier, whose partitions are taken",
+        ),
+        frame.argument("--topic", metavar="T", help="default: by the directory's name"),
+        frame.argument("--partition", type=frame.whole_number(0, 2**31 - 1), metavar="P", help="default: by the directory's name"),
+        frame.argument("--topics", metavar="REGEX", help="of a LOG_ROOT or another tier: topics whose whole name matches"),
+        frame.argument("--live", action="store_true", help="a broker is at work there: its newest segment is left out"),
+        frame.argument("--allow-gaps", action="store_true", help="a cleaner took away what is missing between segments"),
+        frame.argument(
+            "--accept-truncation", action="store_true", help="the tier discards what the broker has discarded after an unclean election"
+        ),
+        frame.argument(
+            "--accept-loss",
+            action="store_true",
+            help="with --accept-truncation: also where a round beyond the cut cannot be undone, so that some keys lose their last value",
+        ),
     )
-    parser.add_argument(
-        "--from-tier", metavar="CONFIG", help="in the place of a directory: the configuration of another tier, whose partitions are taken"
-    )
-    parser.add_argument("--topic", metavar="T", help="default: by the directory's name")
-    parser.add_argument("--partition", type=frame.whole_number(0, 2**31 - 1), metavar="P", help="default: by the directory's name")
-    parser.add_argument("--topics", metavar="REGEX", help="of a LOG_ROOT or another tier: topics whose whole name matches")
-    parser.add_argument("--live", action="store_true", help="a broker is at work there: its newest segment is left out")
-    parser.add_argument("--allow-gaps", action="store_true", help="a cleaner took away what is missing between segments")
-    parser.add_argument(
-        "--accept-truncation", action="store_true", help="the tier discards what the broker has discarded after an unclean election"
-    )
-    parser.add_argument(
-        "--accept-loss",
-        action="store_true",
-        help="with --accept-truncation: also where a round beyond the cut cannot be undone, so that some keys lose their last value",
-    )
-    parser.set_command(run_import)
 
 
 def run_import(args: argparse.Namespace, out: Output) -> int:

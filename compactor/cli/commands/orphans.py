@@ -10,14 +10,20 @@ from compactor.cli.output import Output, Table, format_size
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    find = parser.add_subcommand("find", "list objects that no metadata names; deletes nothing")
-    tiers.add_partitions_argument(find)
-    find.add_argument("--to", metavar="FILE", type=Path, help="write the list there, to be read and given to `orphans purge`")
-    find.set_command(find_orphans_command)
-    purge = parser.add_subcommand("purge", "delete of such a list what still is an orphan")
-    purge.add_argument("file", metavar="FILE", type=Path)
-    purge.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
-    purge.set_command(purge_orphans_command)
+    parser.add_subcommand(
+        "find",
+        "list objects that no metadata names; deletes nothing",
+        find_orphans_command,
+        tiers.PARTITIONS,
+        frame.argument("--to", metavar="FILE", type=Path, help="write the list there, to be read and given to `orphans purge`"),
+    )
+    parser.add_subcommand(
+        "purge",
+        "delete of such a list what still is an orphan",
+        purge_orphans_command,
+        frame.argument("file", metavar="FILE", type=Path),
+        frame.argument("--dry-run", action="store_true", help="only say what would be deleted"),
+    )
 
 
 def find_orphans_command(args: argparse.Namespace, out: Output) -> None:

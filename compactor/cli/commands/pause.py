@@ -10,14 +10,16 @@ from compactor.cli.output import Output, Table
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument(
-        "pattern",
-        metavar="PATTERN",
-        nargs="?",
-        help="a topic, a TOPIC-PARTITION or a whole regular expression (none: lists what is paused)",
+    parser.set_command(
+        run_pause,
+        frame.argument(
+            "pattern",
+            metavar="PATTERN",
+            nargs="?",
+            help="a topic, a TOPIC-PARTITION or a whole regular expression (none: lists what is paused)",
+        ),
+        frame.argument("--reason", default="", help="why, for those who wonder later"),
     )
-    parser.add_argument("--reason", default="", help="why, for those who wonder later")
-    parser.set_command(run_pause)
 
 
 def run_pause(args: argparse.Namespace, out: Output) -> None:

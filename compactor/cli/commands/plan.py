@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    tiers.add_partitions_argument(parser)
-    tiers.add_now_argument(parser)
-    parser.add_argument("--force", action="store_true", help="as `run --force` would")
-    parser.add_argument(
-        "--sample",
-        type=frame.whole_number(1),
-        metavar="BYTES",
-        help="read so much of each partition and say what compaction saves at least",
+    parser.set_command(
+        run_plan,
+        tiers.PARTITIONS,
+        tiers.NOW,
+        frame.argument("--force", action="store_true", help="as `run --force` would"),
+        frame.argument(
+            "--sample",
+            type=frame.whole_number(1),
+            metavar="BYTES",
+            help="read so much of each partition and say what compaction saves at least",
+        ),
+        frame.argument("--prices", type=Path, metavar="FILE", help="a TOML table of prices of your own (default: those of S3 Standard)"),
     )
-    parser.add_argument("--prices", type=Path, metavar="FILE", help="a TOML table of prices of your own (default: those of S3 Standard)")
-    parser.set_command(run_plan)
 
 
 def run_plan(args: argparse.Namespace, out: Output) -> int:

@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    tiers.add_partitions_argument(parser)
-    tiers.add_now_argument(parser)
-    parser.add_argument(
-        "--min-benefit", type=frame.whole_number(), metavar="BYTES", default=1,
-        help="leave partitions alone whose round would gain less (default: 1, those that gain nothing)",
-    )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="leave none alone")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing; without Spark")
-    parser.set_command(run_recompact)
+    parser.set_command(
+        run_recompact,
+        tiers.PARTITIONS,
+        tiers.NOW,
+        frame.argument(
+            "--min-benefit",
+            type=frame.whole_number(),
+            metavar="BYTES",
+            default=1,
+            help="leave partitions alone whose round would gain less (default: 1, those that gain nothing)",
+        ),
+        frame.argument("--force", action="store_true", help="leave none alone"),
+        frame.argument("--dry-run", action="store_true", help="say what would be done, and do nothing; without Spark"),
+    )
 
 
 def run_recompact(args: argparse.Namespace, out: Output) -> int:

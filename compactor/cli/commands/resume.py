@@ -9,8 +9,7 @@ from compactor.cli.output import Output
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("pattern", metavar="PATTERN", help="as `pause` was given it")
-    parser.set_command(run_resume)
+    parser.set_command(run_resume, frame.argument("pattern", metavar="PATTERN", help="as `pause` was given it"))
 
 
 def run_resume(args: argparse.Namespace, out: Output) -> None:

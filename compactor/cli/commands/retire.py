@@ -24,13 +24,19 @@ NOTED_TOGETHER = 100
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
-    parser.add_argument(
-        "--now", "--at", type=frame.parse_time_ms, metavar="TIME", help="stands in for the store's clock; ahead of it only with --force-now"
+    parser.set_command(
+        run_retire,
+        frame.argument("--dry-run", action="store_true", help="only say what would be deleted"),
+        frame.argument(
+            "--now",
+            "--at",
+            type=frame.parse_time_ms,
+            metavar="TIME",
+            help="stands in for the store's clock; ahead of it only with --force-now",
+        ),
+        frame.argument("--force-now", action="store_true", help="let --now shorten grace, and sweep orphans whatever their age"),
+        frame.argument("--all", action="store_true", help="look at every partition, also where the tier-wide log says that nothing is due"),
     )
-    parser.add_argument("--force-now", action="store_true", help="let --now shorten grace, and sweep orphans whatever their age")
-    parser.add_argument("--all", action="store_true", help="look at every partition, also where the tier-wide log says that nothing is due")
-    parser.set_command(run_retire)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from compactor.cli import frame, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Progress, Table, format_size
-from compactor.cli.profile import CommandProfile, add_profile_argument
+from compactor.cli.profile import PROFILE, CommandProfile
 
 if TYPE_CHECKING:
     from compactor.access.tier import Tier
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    tiers.add_partitions_argument(parser)
-    tiers.add_now_argument(parser)
-    parser.add_argument("--force", action="store_true", help="clean whatever is dirty, whatever the dirty ratio says")
-    add_profile_argument(parser)
-    parser.set_command(run_rounds)
+    parser.set_command(
+        run_rounds,
+        tiers.PARTITIONS,
+        tiers.NOW,
+        frame.argument("--force", action="store_true", help="clean whatever is dirty, whatever the dirty ratio says"),
+        PROFILE,
+    )
 
 
 def run_rounds(args: argparse.Namespace, out: Output) -> int:

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    listing = parser.add_subcommand("list", "the rounds that are remembered, oldest first")
-    tiers.add_partitions_argument(listing)
-    listing.set_command(list_runs)
-    show = parser.add_subcommand("show", "one round")
-    show.add_argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters")
-    show.set_command(show_run)
+    parser.add_subcommand("list", "the rounds that are remembered, oldest first", list_runs, tiers.PARTITIONS)
+    parser.add_subcommand(
+        "show", "one round", show_run, frame.argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters")
+    )
 
 
 def list_runs(args: argparse.Namespace, out: Output) -> int:

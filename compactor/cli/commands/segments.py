@@ -10,14 +10,15 @@ from compactor.cli.output import Output, Table, format_size
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    listing = parser.add_subcommand("list", "remote segments with state and lineage")
-    listing.add_argument("partition", metavar="TOPIC-PARTITION")
-    listing.set_command(list_segments_command)
-    dump = parser.add_subcommand("dump", "batches and records of one segment")
-    dump.add_argument("partition", metavar="TOPIC-PARTITION")
-    dump.add_argument("id", metavar="ID", help="as `segments list` prints it, or its first characters")
-    dump.add_argument("--whole", action="store_true", help="long keys and values are not cut, and headers are there")
-    dump.set_command(dump_segment_command)
+    parser.add_subcommand("list", "remote segments with state and lineage", list_segments_command, tiers.PARTITION)
+    parser.add_subcommand(
+        "dump",
+        "batches and records of one segment",
+        dump_segment_command,
+        tiers.PARTITION,
+        frame.argument("id", metavar="ID", help="as `segments list` prints it, or its first characters"),
+        frame.argument("--whole", action="store_true", help="long keys and values are not cut, and headers are there"),
+    )
 
 
 def list_segments_command(args: argparse.Namespace, out: Output) -> None:

@@ -13,28 +13,33 @@ from compactor.errors import CompactorError, UsageError
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(list_topics)
-    delete = parser.add_subcommand("delete", "take a partition out of the tier", required=False)
-    delete.add_argument("partition", metavar="TOPIC-PARTITION")
-    delete.set_command(delete_topic_partition)
-    records = parser.add_subcommand("delete-records", "delete the records of a partition below an offset or a time", required=False)
-    records.add_argument("partition", metavar="TOPIC-PARTITION")
-    records.add_argument(
-        "--before", required=True, type=_bound, metavar="OFFSET|TIME", help="an offset, or a time: 2026-01-31T12:00:00Z, '30d ago'"
+    parser.add_subcommand("delete", "take a partition out of the tier", delete_topic_partition, tiers.PARTITION)
+    parser.add_subcommand(
+        "delete-records",
+        "delete the records of a partition below an offset or a time",
+        run_delete_records,
+        tiers.PARTITION,
+        frame.argument(
+            "--before", required=True, type=_bound, metavar="OFFSET|TIME", help="an offset, or a time: 2026-01-31T12:00:00Z, '30d ago'"
+        ),
     )
-    records.set_command(run_delete_records)
-    adopt = parser.add_subcommand("adopt", "declare that the tier's log is that of a topic, or continues at an offset", required=False)
-    adopt.add_argument("pattern", metavar="PATTERN", help="a topic, a TOPIC-PARTITION or a whole regular expression")
-    declared = adopt.add_mutually_exclusive_group(required=True)
-    declared.add_argument("--topic-id", type=_parse_topic_id, metavar="ID", help="the topic's id, as kafka-topics --describe prints it")
-    declared.add_argument(
-        "--seam",
-        type=frame.whole_number(0, 2**63 - 1),
-        metavar="OFFSET",
-        help="the tier's end + 1, where the next import continues the log",
+    parser.add_subcommand(
+        "adopt",
+        "declare that the tier's log is that of a topic, or continues at an offset",
+        adopt_topic_command,
+        frame.argument("pattern", metavar="PATTERN", help="a topic, a TOPIC-PARTITION or a whole regular expression"),
+        frame.exclusive_arguments(
+            frame.argument("--topic-id", type=_parse_topic_id, metavar="ID", help="the topic's id, as kafka-topics --describe prints it"),
+            frame.argument(
+                "--seam",
+                type=frame.whole_number(0, 2**63 - 1),
+                metavar="OFFSET",
+                help="the tier's end + 1, where the next import continues the log",
+            ),
+            required=True,
+        ),
     )
-    adopt.set_command(adopt_topic_command)
-    snapshot = parser.add_subcommand("snapshot", "keep a broker tier's metadata, for readers without a broker", required=False)
-    snapshot.set_command(snapshot_metadata)
+    parser.add_subcommand("snapshot", "keep a broker tier's metadata, for readers without a broker", snapshot_metadata)
 
 
 def list_topics(args: argparse.Namespace, out: Output) -> int:

@@ -9,9 +9,11 @@ from compactor.cli.output import Output, Table
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters")
-    parser.add_argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: looked for among all)")
-    parser.set_command(run_undo)
+    parser.set_command(
+        run_undo,
+        frame.argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters"),
+        frame.argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: looked for among all)"),
+    )
 
 
 def run_undo(args: argparse.Namespace, out: Output) -> None:

@@ -20,10 +20,12 @@ Finding = TypeVar("Finding")
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    tiers.add_partitions_argument(parser)
-    parser.add_argument("--fast", action="store_true", help="a tier that brokers write: without reading segments")
-    parser.add_argument("--deep", action="store_true", help="also add up what each segment holds, and compare it with what was recorded")
-    parser.set_command(run_verify)
+    parser.set_command(
+        run_verify,
+        tiers.PARTITIONS,
+        frame.argument("--fast", action="store_true", help="a tier that brokers write: without reading segments"),
+        frame.argument("--deep", action="store_true", help="also add up what each segment holds, and compare it with what was recorded"),
+    )
 
 
 def run_verify(args: argparse.Namespace, out: Output) -> int:

@@ -11,8 +11,7 @@ from compactor.cli.output import Output
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_argument("partitions", nargs="+", metavar="TOPIC-PARTITION")
-    parser.set_command(run_wake)
+    parser.set_command(run_wake, frame.argument("partitions", nargs="+", metavar="TOPIC-PARTITION"))
 
 
 def run_wake(args: argparse.Namespace, out: Output) -> None:
