@@ -53,7 +53,7 @@ from compactor.service.loop import ServiceLoop
 from compactor.service.retry_delay import backoff_ms
 from compactor.service.stopping import Stopped
 from compactor.transfer.log_directory import staged_path
-from compactor.views.difference import iso_time
+from compactor.views.words import format_size, iso_time
 
 UPLOADS_PER_THREAD = 4
 """Simultaneous uploads per thread of ``daemon.threads``. Uploads of small segments mostly wait for the store."""
@@ -342,7 +342,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
             self._log(note, partition=str(name))
         if outcome.segments:
             plural = "s" * (outcome.segments != 1)
-            what = f"{outcome.segments} segment{plural}, {outcome.bytes} bytes, up to offset {(outcome.position or 0) - 1}"
+            what = f"{outcome.segments} segment{plural}, {format_size(outcome.bytes)}, up to offset {(outcome.position or 0) - 1}"
             self._log(f"uploaded {what}, {done.seconds:.1f} s", partition=str(name))
 
     def _list_adoptions(self) -> None:

@@ -15,7 +15,7 @@ from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.errors import BadData
 from compactor.transfer.log_directory import staged_path
 from compactor.transfer.staged import StagedFile
-from compactor.views.difference import iso_time
+from compactor.views.words import iso_time
 
 TICK_MS = 2_000
 """Resolution of file system clocks: a file or directory may have changed this long after the time that it shows."""

@@ -19,7 +19,7 @@ from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.model.ids import TopicPartition
 from compactor.service.retry_delay import backoff_ms
 from compactor.transfer.staged import StagedFile
-from compactor.views.difference import iso_time
+from compactor.views.words import iso_time
 
 FRESH_MS = 2_000
 """Largest age of a leader's answer about the end of its log when an upload begins. The answer carries the leader epoch, and what was

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from compactor.cli.lines import LineFormat
 from compactor.views.words import format_size as format_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
-    from rich.tree import Tree as RichTree
 
     from compactor.errors import CompactorError
 
@@ -25,20 +26,36 @@ SCHEMA_VERSION = 1
 """Version of the JSON documents (docs/reference/json.md). Fields may be added; none is removed or changes its meaning."""
 _QUIET_SECONDS = 2.0
 """Work that is done sooner shows no progress."""
-_MOST_DRAWN_ROWS = 200
-"""Largest table that rich draws, because it takes a second for a few thousand rows. Longer tables are printed as lines of the same
-shape.
-"""
 _LINE_SECONDS = 5.0
 """Seconds between two lines of progress if stderr is not a terminal."""
 
 
+_AMOUNT = re.compile(r"-?[\d.,]+ ?(B|[KMGTP]iB|s|min|h|d|%)?( .*)?")
+"""Text of a size, a duration or a percentage. Such cells are aligned to the right, like numbers."""
+_GREEN, _YELLOW, _RED = "32", "33", "31"
+_WORD_COLOURS = {
+    **dict.fromkeys(("cleaned", "published", "imported", "live", "done", "well", "written", "current"), _GREEN),
+    **dict.fromkeys(("paused", "waiting", "leased", "warning", "attention", "resumed", "reverted", "due", "running"), _YELLOW),
+    **dict.fromkeys(("error", "failed", "fenced", "quarantined", "refused", "down"), _RED),
+}
+"""ANSI colours of cells that say how something stands. The words say the same to people who see no colours."""
+_STATE_COLUMNS = ("status", "state", "severity")
+"""Headings of the columns whose words are coloured."""
+
+
 class Table(NamedTuple):
-    """A table for people. columns: headings. A cell may be any value: numbers are aligned to the right, None is an empty cell."""
+    """A table for people. A cell may be any value: numbers are aligned to the right, None is an empty cell.
+
+    columns: headings.
+    minor: headings of columns that a narrow terminal leaves out, the least important first.
+    below: number of last columns that a terminal shows on lines of their own below each row, such as reasons.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
+    minor: Sequence[str] = ()
+    below: int = 0
 
 
 class Tree(NamedTuple):
@@ -76,8 +93,8 @@ class Output:
                 self._stdout.write(_to_json({"schema_version": SCHEMA_VERSION, **document}) + "\n")
             else:
                 self._print_tables(tables)
-                if summary:
-                    self._stdout.write(summary + "\n")
+                for line in summary.splitlines():
+                    self._stdout.write(_wrap_for_terminal(line, self._stdout) + "\n")
             self._stdout.flush()
         except BrokenPipeError:
             self._reader_gone()
@@ -112,7 +129,7 @@ class Output:
         """
         text = self.lines.format_line(text, level, fields or {}, time.gmtime())
         if self._meter is None or not self._meter.print_above_bar(text):
-            _write_line(self._stderr, text)
+            _write_line(self._stderr, text if self.lines.as_json else _wrap_for_terminal(text, self._stderr))
 
     @contextmanager
     def progress(self, title: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
@@ -140,30 +157,16 @@ class Output:
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stdout.fileno())
 
     def _print_tables(self, tables: Sequence[Table | Tree]) -> None:
-        """Draw tables and trees with rich."""
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table as RichTable
-
-        # Names of topics and files are printed as they are: no markup, no emoji. A pipe gets lines as wide as they need to be.
-        terminal = self._stdout.isatty()
-        console = Console(file=self._stdout, width=None if terminal else 10_000, markup=False, emoji=False, highlight=False)
+        """Print tables and trees, as wide as the terminal is. A pipe gets lines as wide as they need to be."""
+        width = _terminal_width(self._stdout)
         for table in tables:
             if isinstance(table, Tree):
-                console.print(_rich_tree(table))
+                _print_tree(table, self._stdout, width or 10_000)
                 continue
             if table.title:
-                console.print(table.title)  # by itself: a table's own title is broken to the table's width
-            if len(table.rows) > _MOST_DRAWN_ROWS:
-                self._stdout.writelines(f"{line}\n" for line in _long_table_lines(table))
-                continue
-            drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(table.columns))
-            for position, heading in enumerate(table.columns):
-                numeric = any(_is_number(row[position]) for row in table.rows)
-                drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")
-            for row in table.rows:
-                drawn.add_row(*(_format_cell(value) for value in row))
-            console.print(drawn)
+                self._stdout.write(_wrap_for_terminal(table.title, self._stdout) + "\n")
+            coloured = width is not None and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+            self._stdout.writelines(f"{line}\n" for line in table_lines(table, width, coloured=coloured))
 
 
 class Progress:
@@ -278,23 +281,73 @@ def _to_json(document: Mapping[str, object]) -> str:
     return to_json(document, indent=2).decode()
 
 
-def _long_table_lines(table: Table) -> Iterator[str]:
-    """Yield the lines of a long table in the shape in which rich draws short ones."""
+def table_lines(table: Table, width: int | None = None, *, coloured: bool = False) -> Iterator[str]:
+    """Yield the lines of a table. Names and ids are never broken: a table that is still too wide without its minor columns stays so.
+
+    :param width: columns of the terminal; None for a pipe, which gets all columns.
+    """
     from rich.cells import cell_len
 
-    columns = []
-    for position, heading in enumerate(table.columns):
-        cells = [_format_cell(row[position]) for row in table.rows]
-        width = max(cell_len(cell) for cell in [heading, *cells])
-        right = any(_is_number(row[position]) for row in table.rows)
-        padded = [" " * (width - cell_len(cell)) for cell in [heading, *cells]]
-        columns.append([gap + cell if right else cell + gap for gap, cell in zip(padded, [heading, *cells], strict=True)])
-    lines = [f" {'   '.join(row)} " for row in zip(*columns, strict=True)]
-    yield from ("", lines[0], " " + "─" * (cell_len(lines[0]) - 2) + " ", *lines[1:], "")
+    cells = [[heading, *(_format_cell(row[place]) for row in table.rows)] for place, heading in enumerate(table.columns)]
+    widths = [max(map(cell_len, column)) for column in cells]
+    shown = list(range(len(cells)))
+    if width is not None:
+        shown = [place for place in shown[: len(cells) - table.below] if any(cells[place][1:]) or not table.rows]
+        for heading in table.minor:
+            place = table.columns.index(heading)
+            if sum(widths[place] + 3 for place in shown) - 1 > width and place in shown:
+                shown.remove(place)
+    rest = (width or 0) - sum(widths[place] + 3 for place in shown[:-1]) - 2
+    texts = cells[shown[-1]] if width is not None and 20 <= rest < widths[shown[-1]] else []
+    widths[shown[-1]] = rest if texts else widths[shown[-1]]
+    wrapped = [textwrap.wrap(text, rest, **_WHOLE_WORDS) or [""] for text in texts] or [[""]] * (len(table.rows) + 1)
+    for place in shown:
+        right = all(_is_amount(row[place]) for row in table.rows)
+        column = [first for first, *_ in wrapped] if texts and place == shown[-1] else cells[place]
+        gaps = [" " * (widths[place] - cell_len(cell)) for cell in column]
+        padded = [gap + cell if right else cell + gap for gap, cell in zip(gaps, column, strict=True)]
+        cells[place] = [padded[0], *map(_paint, padded[1:])] if coloured and table.columns[place] in _STATE_COLUMNS else padded
+    lines = [f" {'   '.join(row)} " for row in zip(*(cells[place] for place in shown), strict=True)]
+    yield ""
+    if any(table.columns):
+        yield from (lines[0], " " + "─" * (sum(widths[place] + 3 for place in shown) - 3) + " ")
+    for line, row, (_, *more) in zip(lines[1:], table.rows, wrapped[1:], strict=True):
+        yield line
+        yield from (" " * ((width or 0) - rest - 1) + text for text in more)
+        for text in filter(None, map(_format_cell, row[len(row) - table.below :] if width is not None else ())):
+            yield from textwrap.wrap(text, max(20, (width or 0) - 5), initial_indent="     ", subsequent_indent="     ", **_WHOLE_WORDS)
+    yield ""
 
 
-def _rich_tree(tree: Tree) -> RichTree:
-    """Return a tree as rich draws it."""
+_WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+"""Settings of ``textwrap`` that keep names and ids in one piece."""
+
+
+def _paint(cell: str) -> str:
+    """Return a cell in the colour of its word, or unchanged if its word has none."""
+    colour = _WORD_COLOURS.get(cell.strip())
+    return f"\x1b[{colour}m{cell}\x1b[0m" if colour else cell
+
+
+def _terminal_width(stream: IO[str]) -> int | None:
+    """Return the number of columns of a terminal; None if the stream is not a terminal."""
+    if not stream.isatty():
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+def _wrap_for_terminal(text: str, stream: IO[str]) -> str:
+    """Return a line broken between words if it is longer than the terminal is wide."""
+    width = _terminal_width(stream)
+    return text if width is None or len(text) <= width else textwrap.fill(text, width, subsequent_indent="  ", **_WHOLE_WORDS)
+
+
+def _print_tree(tree: Tree, stream: IO[str], width: int) -> None:
+    """Print a tree with rich. Names of topics and files are printed as they are: no markup, no emoji."""
+    from rich.console import Console
     from rich.tree import Tree as RichTree
 
     def add_branches(branches: Sequence[Tree], to: RichTree) -> RichTree:
@@ -302,11 +355,13 @@ def _rich_tree(tree: Tree) -> RichTree:
             add_branches(branch.branches, to.add(branch.label))
         return to
 
-    return add_branches(tree.branches, RichTree(tree.label))
+    console = Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+    console.print(add_branches(tree.branches, RichTree(tree.label)))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_amount(value: object) -> bool:
+    """Return whether a cell is empty or holds a number, a size, a duration or a percentage."""
+    return value in ("", None) or isinstance(value, (int, float)) or (isinstance(value, str) and _AMOUNT.fullmatch(value) is not None)
 
 
 def _format_cell(value: object) -> str:

@@ -6,13 +6,15 @@ import argparse
 import gc
 import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from compactor.cli import frame
-from compactor.cli.output import Output
-from compactor.errors import CompactorError, Leased, UsageError
+from compactor.cli.output import Output, Table, format_size
+from compactor.errors import BadData, CompactorError, Leased, UsageError, gravest_exit_code
+from compactor.views.words import count_noun, format_duration
 
 READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
 PARTITION = frame.argument("partition", metavar="TOPIC-PARTITION")
@@ -28,8 +30,10 @@ WRITERS = ("run", "retire", "daemon", "recompact", "undo")
 """Commands that may change a broker-managed tier."""
 
 if TYPE_CHECKING:
+    from checkpoint.offsets import CleanerOffset
     from compactor.access.tier import Tier
     from compactor.config.settings import Settings
+    from compactor.control.logs import PartitionLog
     from compactor.control.summary import PartitionSummary
     from compactor.model.ids import TopicPartition
 
@@ -100,6 +104,28 @@ def open_read_only(args: argparse.Namespace) -> Tier:
     return read_only_tier(open_configured_tier(args))
 
 
+def open_partition(
+    args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_read_only
+) -> tuple[Tier, TopicPartition]:
+    """Open the configured tier; return it and the partition that the argument ``partition`` names. Raises UsageError if it has none."""
+    opened = open_tier(args)
+    (name,) = opened.partitions([args.partition])
+    return opened, name
+
+
+def read_partition_logs(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:
+    """Return the folded control logs of these partitions. Those that cannot be read are reported and left out."""
+    found = []
+    with out.progress("reading", len(names), "partitions") as progress:
+        for name, log in zip(names, tier.read_logs(names, progress.advance), strict=True):
+            if isinstance(log, CompactorError):
+                outcomes.record_failure(str(name), log)
+            else:
+                outcomes.record_success()
+                found.append(log)
+    return found
+
+
 def read_partition_summaries(
     tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
 ) -> list[PartitionSummary]:
@@ -121,6 +147,48 @@ def read_partition_summaries(
 def cleaner_clock_ms(args: argparse.Namespace) -> int:
     """Return the cleaner's clock in milliseconds: ``--now``, or the present time."""
     return int(time.time() * 1000) if args.now is None else args.now
+
+
+def print_findings(found: Sequence[Any], out: Output, well: str = "all is well") -> int:
+    """Print what a check found and return the exit code. Errors are named on stderr as well; equal notes are counted together.
+
+    :param found: findings with ``severity``, ``kind``, ``topic``, ``partition``, ``object`` and ``detail``; those of broker-managed tiers
+        also say what they mean (``means``) and what to do (``todo``).
+    :param well: summary if there is no error.
+    """
+    rows: Counter[tuple[str, ...]] = Counter()
+    for one in found:
+        name = f"{one.topic}-{one.partition}" if one.topic else ""
+        texts = (one.detail, getattr(one, "means", ""), getattr(one, "todo", ""))
+        is_error = one.severity == "error"
+        if is_error:
+            out.note(f"error: {one.object or name}: {': '.join(filter(None, texts[:2]))}")
+        rows[(one.severity, one.kind, name, one.object if is_error or texts[1] else "", *texts)] += 1
+    errors = sum(one.severity == "error" for one in found)
+    columns = ("severity", "problem", "partition", "count", "object", "what was found", "what it means", "what to do")
+    table = Table("", columns, [(*row[:3], count, *row[3:]) for row, count in rows.items()], minor=("count",), below=4)
+    summary = count_noun(errors, "problem") if errors else well
+    out.print_result({"ok": not errors, "problems": [report_document(one) for one in found]}, *([table] if rows else []), summary=summary)
+    return BadData.exit_code if errors else 0
+
+
+def format_cleaner_offsets(offsets: Sequence[CleanerOffset]) -> str:
+    """Return cleaner offsets by compactor epoch as text, such as ``3:1000 4:2000``."""
+    return " ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in offsets) or "never cleaned"
+
+
+def rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of rounds from their JSON rows. Rounds that wrote nothing have empty cells."""
+    cells = []
+    for row in rows:
+        segments = f"{row['segments_in']} -> {row['segments_out']}" if row.get("segments_out") else ""
+        by_the_store = f" ({format_size(row['bytes_copied'])} copied by the store)" if row.get("bytes_copied") else ""
+        moved = (format_size(row.get("bytes_read")), format_size(row.get("bytes_written")) + by_the_store)
+        records = (row.get("records_read"), row.get("records_kept"))
+        took = format_duration(1000 * row["seconds"]) if segments or row["seconds"] else ""
+        cells.append((f"{row['topic']}-{row['partition']}", row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
+    columns = ("partition", "status", "segments", "records", "kept", "read", "written", "next dirty", "took")
+    return Table("", columns, cells, minor=("next dirty", "segments", "records", "kept", "read"))
 
 
 def report_document(value: Any) -> dict[str, Any]:
@@ -166,8 +234,6 @@ class PartitionOutcomes:
 
     def exit_code(self) -> int:
         """Return the exit code of the gravest outcome."""
-        from compactor.errors import gravest_exit_code
-
         if self._leased and not self._codes:
             return Leased.exit_code
         return gravest_exit_code(self._codes)

@@ -52,6 +52,7 @@ from compactor.service.loop import ServiceLoop
 from compactor.service.stopping import InterruptibleStore, Stopped
 from compactor.upkeep.retire import RetireReport
 from compactor.upkeep.uploads import LEAST_AGE_MS, sweep_uploads
+from compactor.views.words import count_noun, format_size
 
 WRITE_CHECK_MS = 30_000
 """How often the daemon checks that it can write into state_dir while everything works."""
@@ -360,11 +361,11 @@ def describe_job_result(done: JobResult) -> str:
         line = f"{done.status}, {segments}, {records}, clean up to {report.next_dirty_offset}, {done.seconds:.1f} s"
         return line + (f"; {report.reason}" if report.reason else "")
     if isinstance(report, RoundReport) and done.status == "expired":
-        removed = f"{report.segments_expired} segments, {report.bytes_expired} bytes"
+        removed = f"{count_noun(report.segments_expired, 'segment')}, {format_size(report.bytes_expired)}"
         return f"retention removed {removed}; the log starts at {report.log_start_offset}"
     if isinstance(report, RetireReport):
         count = len(report.deleted) + len(report.swept)
-        return f"deleted {count} objects, {report.bytes} bytes" if count else ""
+        return f"deleted {count_noun(count, 'object')}, {format_size(report.bytes)}" if count else ""
     if isinstance(report, OutputReport):
         return report.summary
     if done.status in ("nothing_to_do", "stopped"):

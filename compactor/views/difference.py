@@ -17,6 +17,7 @@ from compactor.control.records import Record
 from compactor.control.state import PartitionState, Run
 from compactor.errors import UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.views.words import iso_time
 
 MILLISECONDS_FROM = 10**11
 """Whole numbers from here on are times in milliseconds (March 1973 and later); smaller ones are slots."""
@@ -183,11 +184,3 @@ def _parse_time(text: str) -> int | None:
     except ValueError:
         return None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
-def iso_time(at_ms: int) -> str:
-    """Return a time in milliseconds as ISO 8601 in UTC, or as a number of milliseconds if it is beyond the calendar."""
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):
-        return f"{at_ms} ms"

@@ -24,8 +24,9 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.plan import RoundAssessment, assess_round
-from compactor.views.difference import RecordedHistory, iso_time
+from compactor.views.difference import RecordedHistory
 from compactor.views.search import FoundRecord, Searcher
+from compactor.views.words import count_noun, format_duration, format_size, iso_time
 
 OnRead = Callable[[int], None]
 
@@ -83,7 +84,7 @@ def _explain_listed(opened: Tier, name: TopicPartition) -> Explanation:
     if not state.has_segments:
         return Explanation(name.topic, name.partition, "It holds no segments yet.", ())
     answer = f"Nothing cleans it here: a tier of layout {opened.settings.tier.layout} is only read."
-    held = f"{len(state.live)} segments hold offsets {state.start_offset} to {state.end_offset}, {state.bytes} bytes"
+    held = f"{count_noun(len(state.live), 'segment')} with offsets {state.start_offset} to {state.end_offset}, {format_size(state.bytes)}"
     values = {"start_offset": state.start_offset, "end_offset": state.end_offset, "bytes": state.bytes}
     how = "`import --from-tier` takes it into a tier of our own, where rounds clean it; `generations` makes this layout of that"
     return Explanation(name.topic, name.partition, answer, (Fact("offsets", held, values), Fact("only_read", how)))
@@ -113,8 +114,8 @@ def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -
     clean = " ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in state.vector) or "none"
     yield Fact(
         "offsets",
-        f"{len(state.live)} segments hold offsets {state.start_offset} to {state.end_offset}; dirty from {state.first_dirty_offset} "
-        f"(cleaner offsets {clean})",
+        f"{count_noun(len(state.live), 'segment')} with offsets {state.start_offset} to {state.end_offset}; "
+        f"dirty from {state.first_dirty_offset} (cleaner offsets {clean})",
         {"start_offset": state.start_offset, "end_offset": state.end_offset, "first_dirty_offset": state.first_dirty_offset},
     )
     if lease is not None:
@@ -148,7 +149,7 @@ def _due_facts(state: PartitionState, found: RoundAssessment[RemoteLogSegmentMet
         text = f"a transaction is open since offset {undecided}: its segment and all later ones must wait for its end"
         yield Fact("open_transaction", text, {"offset": undecided})
     if cleaner.min_compaction_lag_ms > 0:
-        text = f"min_compaction_lag_ms keeps records younger than {cleaner.min_compaction_lag_ms} ms from being cleaned"
+        text = f"min_compaction_lag_ms keeps records younger than {format_duration(cleaner.min_compaction_lag_ms)} from being cleaned"
         yield Fact("min_compaction_lag", text, {"min_compaction_lag_ms": cleaner.min_compaction_lag_ms})
     horizons = sorted(segment.due_ms for segment in state.live if segment.due_ms >= 0)
     passed = sum(horizon <= now_ms for horizon in horizons)
@@ -166,7 +167,8 @@ def _leftover_facts(state: PartitionState, opened: Tier, now_ms: int) -> Iterato
         keep = retention_time_ms(group, opened.retention)
         what = "the outputs of undone run" if group.undone else "what was replaced by run"
         named = f"what left because {group.why}" if group.why else f"{what} {group.run_id}"
-        text = f"{named} ({len(group.segments)} segments, {size} bytes) is kept for {keep} ms, then `retire` deletes it"
+        held = f"{count_noun(len(group.segments), 'segment')}, {format_size(size)}"
+        text = f"{named} ({held}) is kept for {format_duration(keep)}, then `retire` deletes it"
         yield Fact("waiting", text, {"run_id": group.run_id, "segments": len(group.segments), "bytes": size})
     for entry in state.registrations.values():
         text = f"import {entry.import_id} by {entry.holder} is unfinished: {len(entry.ids)} segments are missing"

@@ -56,6 +56,14 @@ def format_moment(at_ms: int) -> str:
         return f"{at_ms} ms"
 
 
+def iso_time(at_ms: int) -> str:
+    """Return a time in milliseconds as ISO 8601 in UTC, or as a number of milliseconds if it is beyond the calendar."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"
+
+
 def count_noun(count: int, one: str, many: str = "") -> str:
     """Return a count with its noun, such as ``1 partition`` or ``2 partitions``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

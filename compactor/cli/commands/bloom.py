@@ -28,8 +28,7 @@ def add_arguments(parser: frame.Parser) -> None:
 def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
     from compactor.upkeep.filters import sidecars_json
 
-    opened = tiers.open_read_only(args)
-    (name,) = opened.partitions([args.partition])
+    opened, name = tiers.open_partition(args)
     document = sidecars_json(opened, name, tiers.cleaner_clock_ms(args))
     rows = []
     for segment in document["segments"]:
@@ -48,7 +47,9 @@ def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
             f"{document['asked']} filters asked, {document['skipped']} reads spared, {document['useless']} useless "
             f"({100 * document['useless_rate']:.2g} % of the segments without a dirty key; 1 % is promised)"
         )
-    out.print_result(document, Table("", columns, rows), summary="\n".join(told))
+    out.print_result(
+        document, Table("", columns, rows, minor=("filter made for", "bits a key", "sidecar", "keys"), below=1), summary="\n".join(told)
+    )
 
 
 def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
@@ -56,8 +57,7 @@ def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
     from compactor.round.compaction import disk_budget_bytes
     from compactor.upkeep.filters import rebuild_sidecars
 
-    opened = tiers.open_for_control_writes(args)
-    (name,) = opened.partitions([args.partition])
+    opened, name = tiers.open_partition(args, tiers.open_for_control_writes)
     budget = Budget(disk_budget_bytes(opened.cleaner_for(name.topic), opened.state_dir))
     with out.progress("reading", unit="bytes") as progress:
         made = rebuild_sidecars(opened, name, budget, unusable_only=args.missing, on_segment=progress.advance)

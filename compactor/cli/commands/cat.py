@@ -34,8 +34,7 @@ def print_records(args: argparse.Namespace, out: Output) -> None:
     from compactor.consumer.ranges import read_blocks
     from compactor.views.explain import parse_key
 
-    opened = tiers.open_read_only(args)
-    (name,) = opened.partitions([args.partition])
+    opened, name = tiers.open_partition(args)
     blocks = read_blocks(
         opened,
         name,

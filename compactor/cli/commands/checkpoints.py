@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, Tree, format_size
-from compactor.errors import CompactorError, UsageError
+from compactor.errors import UsageError
+from compactor.views.words import count_noun, format_duration, iso_time
 
 if TYPE_CHECKING:
-    from checkpoint.offsets import CleanerOffset
     from compactor.views.checkpoints import CheckpointView, EpochView, FencedView, KafkaFile, LineageView, RunView
     from compactor.views.difference import Difference, HistoryPoint
 
@@ -61,20 +61,13 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
         raise UsageError("files and partitions together", hint="List them one after the other")
     opened = tiers.open_read_only(args)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.targets))
-    found = []
-    names = opened.partitions(args.targets)
-    with out.progress("reading", len(names), "partitions") as progress:
-        for name, log in zip(names, opened.read_logs(names, progress.advance), strict=True):
-            if isinstance(log, CompactorError):
-                outcomes.record_failure(str(name), log)
-            else:
-                found.append(checkpoint_view(opened.ports, log))
-                outcomes.record_success()
+    logs = tiers.read_partition_logs(opened, opened.partitions(args.targets), out, outcomes)
+    found = [checkpoint_view(opened.ports, log) for log in logs]
     now = opened.ports.clock_ms()
     rows = [
         (
             f"{v.topic}-{v.partition}",
-            _format_cleaner_offsets(v.cleaner_offsets),
+            tiers.format_cleaner_offsets(v.cleaner_offsets),
             v.first_dirty_offset,
             v.end_offset,
             _describe_lease(v, now),
@@ -84,7 +77,8 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
         for v in found
     ]
     columns = ("partition", "cleaner offsets", "first dirty", "end offset", "leader", "state", "fenced")
-    out.print_result({"partitions": [tiers.report_document(v) for v in found]}, Table("", columns, rows))
+    table = Table("", columns, rows, minor=("leader", "end offset", "fenced"))
+    out.print_result({"partitions": [tiers.report_document(v) for v in found]}, table)
     return outcomes.exit_code()
 
 
@@ -100,7 +94,7 @@ def show_checkpoint(args: argparse.Namespace, out: Output) -> int:
     found = checkpoint_view(opened.ports, log)
     offsets = Table(
         f"{name}: cleaner offsets (the first one not clean) at slot {found.slot}",
-        ("leader epoch", "offset"),
+        ("compactor epoch", "offset"),
         [(entry.leader_epoch, entry.offset) for entry in found.cleaner_offsets],
     )
     facts = [
@@ -121,8 +115,7 @@ def show_checkpoint(args: argparse.Namespace, out: Output) -> int:
 def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
     from compactor.views.checkpoints import epoch_lineage
 
-    opened = tiers.open_read_only(args)
-    (name,) = opened.partitions([args.partition])
+    opened, name = tiers.open_partition(args)
     log = opened.open(name)
     log.refresh()
     found = epoch_lineage(opened.ports, log)
@@ -166,15 +159,7 @@ def verify_checkpoints(args: argparse.Namespace, out: Output) -> int:
     names = opened.partitions(args.partitions)
     with out.progress("verifying", len(names), "partitions") as progress:
         found = verify_checkpoints_of_partitions(opened, names, progress.advance)
-    ok = not any(finding.severity == "error" for finding in found)
-    for finding in found:
-        if finding.severity == "error":
-            out.note(f"error: {finding.topic}-{finding.partition}: {finding.object or finding.kind}: {finding.detail}")
-    rows = [(f.severity, f.kind, f"{f.topic}-{f.partition}", f.object, f.detail) for f in found]
-    tables = [Table("", ("severity", "kind", "partition", "object", "detail"), rows)] if rows else []
-    document = {"ok": ok, "problems": [tiers.report_document(finding) for finding in found]}
-    out.print_result(document, *tables, summary=f"{len(names)} partitions: all is well" if ok else "NOT ok")
-    return 0 if ok else 3
+    return tiers.print_findings(found, out, f"{count_noun(len(names), 'partition')}: all is well")
 
 
 # --- Kafka's own files ---
@@ -246,18 +231,14 @@ def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
 # --- how things are put ---
 
 
-def _format_cleaner_offsets(offsets: Sequence[CleanerOffset]) -> str:
-    """Return cleaner offsets as text."""
-    return " ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in offsets) or "never cleaned"
-
-
 def _describe_lease(found: CheckpointView | LineageView, now_ms: int) -> str:
     """Return the leader and the time left of its lease as text; empty without a lease."""
     lease = found.lease
     if lease is None:
         return ""
-    left = (lease.expires_ms - now_ms) / 1000
-    return f"{lease.holder} (epoch {lease.epoch}), " + (f"lease for {left:.0f} s more" if left > 0 else f"lease over for {-left:.0f} s")
+    left_ms = lease.expires_ms - now_ms
+    term = f"lease for {format_duration(left_ms)} more" if left_ms > 0 else f"lease over for {format_duration(-left_ms)}"
+    return f"{lease.holder} (epoch {lease.epoch}), {term}"
 
 
 def _state_word(found: CheckpointView) -> str:
@@ -271,15 +252,14 @@ def _fenced_table(fenced: Sequence[FencedView]) -> list[Table]:
     """Return a table of void records, or no table if there are none."""
     if not fenced:
         return []
-    rows = [
-        (f.slot, format_time(f.at_ms), f.leader_epoch if f.leader_epoch >= 0 else None, f.type, f.offset, f.by, f.reason) for f in fenced
-    ]
-    return [Table("in the log, and void", ("slot", "at", "leader epoch", "record", "claimed offset", "by", "why"), rows)]
+    rows = [(f.slot, iso_time(f.at_ms), f.leader_epoch if f.leader_epoch >= 0 else None, f.type, f.offset, f.by, f.reason) for f in fenced]
+    columns = ("slot", "at", "leader epoch", "record", "claimed offset", "by", "why")
+    return [Table("in the log, and void", columns, rows, minor=("claimed offset", "by"), below=1)]
 
 
 def _epochs_tree(found: LineageView, now_ms: int) -> Tree:
     """Return the tree of compactor epochs."""
-    title = f"{found.topic}-{found.partition} at slot {found.slot}: cleaner offsets {_format_cleaner_offsets(found.cleaner_offsets)}"
+    title = f"{found.topic}-{found.partition} at slot {found.slot}: cleaner offsets {tiers.format_cleaner_offsets(found.cleaner_offsets)}"
     branches = [_epoch_tree(epoch, found, now_ms) for epoch in found.epochs]
     branches += [Tree(_describe_void_record(entry), ()) for entry in found.unowned]
     return Tree(title, branches or [Tree("nobody has led it yet", ())])
@@ -287,7 +267,7 @@ def _epochs_tree(found: LineageView, now_ms: int) -> Tree:
 
 def _epoch_tree(epoch: EpochView, found: LineageView, now_ms: int) -> Tree:
     """Return one compactor epoch with its rounds and void records."""
-    label = f"epoch {epoch.leader_epoch}  {epoch.holder}  from slot {epoch.slot} ({format_time(epoch.at_ms)})"
+    label = f"epoch {epoch.leader_epoch}  {epoch.holder}  from slot {epoch.slot} ({iso_time(epoch.at_ms)})"
     if epoch.granted is not None:
         label += f", granted up to {epoch.granted}"
     branches = [Tree(_describe_run(run, epoch), ()) for run in epoch.runs]
@@ -296,14 +276,14 @@ def _epoch_tree(epoch: EpochView, found: LineageView, now_ms: int) -> Tree:
         cut = epoch.cut_off
         branches.append(
             Tree(
-                f"CUT OFF in slot {cut.slot} ({format_time(cut.at_ms)}): {cut.holder} took over as epoch {cut.leader_epoch}; "
+                f"CUT OFF in slot {cut.slot} ({iso_time(cut.at_ms)}): {cut.holder} took over as epoch {cut.leader_epoch}; "
                 "nothing that this epoch writes counts after it",
                 (),
             )
         )
     branches += [Tree(_describe_void_record(entry), ()) for entry in epoch.fenced]
     if epoch.ended == "released":
-        branches.append(Tree(f"released ({format_time(epoch.ended_ms or 0)})", ()))
+        branches.append(Tree(f"released ({iso_time(epoch.ended_ms or 0)})", ()))
     if epoch.ended == "leading":
         branches.append(Tree(f"leads: {_describe_lease(found, now_ms)}", ()))
     return Tree(label, branches)
@@ -334,7 +314,7 @@ def _diff_tables(before: HistoryPoint, after: HistoryPoint, found: Difference) -
     """Return the differences between two points as tables."""
 
     def point_title(point: HistoryPoint) -> str:
-        return f"slot {point.slot}" + (f" ({format_time(point.at_ms)})" if point.at_ms else "")
+        return f"slot {point.slot}" + (f" ({iso_time(point.at_ms)})" if point.at_ms else "")
 
     rows: list[tuple[object, ...]] = [(f"cleaner offset of epoch {c.leader_epoch}", c.before, c.after) for c in found.cleaner_offsets]
     if found.leader and found.leader[0] != found.leader[1]:
@@ -348,10 +328,3 @@ def _diff_tables(before: HistoryPoint, after: HistoryPoint, found: Difference) -
     if found.segments is None:
         tables.append(Table("", ("the slots of that time are gone; only its cleaner offsets are known",), ()))
     return tables
-
-
-def format_time(at_ms: int) -> str:
-    """Return a time in milliseconds as ISO 8601 in UTC."""
-    from compactor.views.difference import iso_time
-
-    return iso_time(at_ms)

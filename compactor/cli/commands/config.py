@@ -57,7 +57,8 @@ def check_settings(args: argparse.Namespace, out: Output) -> int:
         problems = [*_check_state_dir(settings), *checks[tier_kind(settings).metadata](settings)]
     ok = all(problem["severity"] != "error" for problem in problems)
     columns = ("severity", "kind", "object", "detail", "hint")
-    tables = [Table("", columns, [[problem[column] for column in columns] for problem in problems])] if problems else []
+    rows = [[problem[column] for column in columns] for problem in problems]
+    tables = [Table("", columns, rows, below=3)] if problems else []
     verdict = f"{settings.tier_url} and {settings.tier.state_dir} {'can be used' if ok else 'cannot be used like this'}"
     out.print_result({"ok": ok, "problems": problems}, *tables, summary=verdict)
     if any(problem["kind"] == "identity" for problem in problems):

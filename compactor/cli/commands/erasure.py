@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import UsageError
+from compactor.views.words import count_noun
 
 if TYPE_CHECKING:
     from compactor.access.tier import Tier
@@ -145,21 +146,32 @@ def _print_report(document: dict[str, Any], keys: list[bytes], out: Output) -> N
     """Print the erasure report: a table of the objects that hold a key, and a sentence whether the keys are erased."""
     texts = {entry["digest"]: key.decode("utf-8", "backslashreplace") for entry, key in zip(document["keys"], keys, strict=True)}
     rows = [
-        (h["partition"], h["object"], h["state"], texts.get(h["key"], "any"), h["what"], h["records"] or None, format_size(h["bytes"]),
-         h["until"], h["waits_for"])
+        (
+            h["partition"],
+            h["state"],
+            texts.get(h["key"], "any"),
+            h["records"] or None,
+            format_size(h["bytes"]),
+            h["until"],
+            h["object"],
+            h["what"],
+            h["waits_for"] and f"waits for {h['waits_for']}",
+        )
         for h in document["holders"][:MAX_HOLDER_ROWS]
-    ]  # fmt: skip
+    ]
     more = len(document["holders"]) - MAX_HOLDER_ROWS
     if more > 0:
-        rows.append(("", f"and {more} more; --output json has all", "", "", "", None, "", "", ""))
-    columns = ("partition", "object", "state", "key", "what", "records", "size", "not before", "waits for")
+        rows.append(("", "", "", None, "", "", f"and {more} more; --output json has all", "", ""))
+    columns = ("partition", "state", "key", "records", "size", "not before", "object", "what", "waits for")
     since = document["gone_since"]
     gone = f" Readers have not had it since run {since['run_id']} ({since['at']})." if since else ""
     erased = (
-        "Erased: nothing in the tier holds it." if document["erased"] else f"Not yet: {len(document['holders'])} objects hold it, or could."
+        "Erased: nothing in the tier holds it."
+        if document["erased"]
+        else f"Not yet: {count_noun(len(document['holders']), 'object')} may hold it."
     )
     if document["erased"] and not since and not document["done"]:
         erased += " Nor is there a trace that it ever did: if you expect one, mind how the key is written (`segments dump` prints keys)."
-    tables = [Table("", columns, rows)] if rows else []
+    tables = [Table("", columns, rows, minor=("records", "key"), below=3)] if rows else []
     notes = "\n".join(f"Not covered: {one['what']} ({one['why']})" for one in document["not_covered"])
     out.print_result(document, *tables, summary=f"{erased}{gone}\n{notes}")

@@ -28,8 +28,7 @@ def add_arguments(parser: frame.Parser) -> None:
 def run_explain(args: argparse.Namespace, out: Output) -> None:
     from compactor.views import explain as explaining
 
-    opened = tiers.open_read_only(args)
-    (name,) = opened.partitions([args.partition])
+    opened, name = tiers.open_partition(args)
     now = tiers.cleaner_clock_ms(args)
     with out.progress(f"reading {name}", unit="bytes") as progress:
         if args.key is not None:

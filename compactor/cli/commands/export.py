@@ -20,8 +20,7 @@ def add_arguments(parser: frame.Parser) -> None:
 def run_export(args: argparse.Namespace, out: Output) -> None:
     from compactor.transfer.export import export_partition
 
-    opened = tiers.open_configured_tier(args)
-    (name,) = opened.partitions([args.partition])
+    opened, name = tiers.open_partition(args, tiers.open_configured_tier)
     with out.progress(f"exporting {name}", unit="bytes") as progress:
         report = export_partition(opened, name, args.folder, progress.advance, lambda size: progress.begin_step(progress.title, size))
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)

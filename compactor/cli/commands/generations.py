@@ -59,7 +59,8 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> int:
         (f"{r.topic}-{r.partition}", r.status, r.generation, r.objects, format_size(r.bytes), r.start_offset, r.end_offset) for r in done
     ]
     columns = ("partition", "status", "generation", "objects", "size", "start offset", "end offset")
-    out.print_result({"partitions": [tiers.report_document(report) for report in done]}, Table("", columns, rows))
+    table = Table("", columns, rows, minor=("start offset", "objects", "end offset"))
+    out.print_result({"partitions": [tiers.report_document(report) for report in done]}, table)
     return outcomes.exit_code()
 
 

@@ -173,7 +173,7 @@ def _import_and_report(out: Output, partitions: int, take: Callable[[Callable[[P
     counts = {status: sum(entry.import_status == status for entry in done) for status in ("imported", "up_to_date", "refused")}
     summary = f"{counts['imported']} imported, {counts['up_to_date']} up to date, {counts['refused']} refused"
     titles = ("topic", "partition", "status", "segments", "size", "start offset", "end offset", "reason")
-    out.print_result({"partitions": rows}, Table("", titles, shown), summary=summary)
+    out.print_result({"partitions": rows}, Table("", titles, shown, minor=("start offset", "segments"), below=1), summary=summary)
     return outcomes.exit_code()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.views.words import count_noun, format_duration
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -37,13 +38,13 @@ def find_orphans_command(args: argparse.Namespace, out: Output) -> None:
     if args.to is not None:
         write_orphan_list(found, args.to)
     rows = [
-        (one.partition, one.object, format_size(one.bytes), one.age_ms // 3_600_000, one.certainty, one.reason) for one in found.orphans
+        (one.partition, format_size(one.bytes), format_duration(one.age_ms), one.certainty, one.object, one.reason) for one in found.orphans
     ]
     total = format_size(sum(one.bytes for one in found.orphans))
     where = f" {args.to} lists them" if args.to is not None else ""
-    columns = ("partition", "object", "size", "hours old", "certainty", "because")
-    tables = [Table("", columns, rows)] if rows else []
-    out.print_result(found.to_json(), *tables, summary=f"{len(rows)} orphans, {total}.{where}")
+    columns = ("partition", "size", "age", "certainty", "object", "because")
+    tables = [Table("", columns, rows, below=2)] if rows else []
+    out.print_result(found.to_json(), *tables, summary=f"{count_noun(len(rows), 'orphan')}, {total}.{where}")
 
 
 def purge_orphans_command(args: argparse.Namespace, out: Output) -> None:
@@ -61,5 +62,5 @@ def purge_orphans_command(args: argparse.Namespace, out: Output) -> None:
     document = {"deleted": [one.object for one in done.deleted], "kept": kept, "bytes": freed}
     would = "would be " if args.dry_run else ""
     rows = [(would + "deleted", one.object, "") for one in done.deleted] + [("kept", name, why) for name, why in done.kept.items()]
-    tables = [Table("", ("", "object", "because"), rows)] if rows else []
+    tables = [Table("", ("", "object", "because"), rows, below=2)] if rows else []
     out.print_result(document, *tables, summary=f"{len(done.deleted)} objects {would}deleted, {len(done.kept)} kept; {format_size(freed)}")

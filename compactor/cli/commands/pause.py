@@ -7,6 +7,7 @@ import re
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table
+from compactor.views.words import iso_time
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -24,7 +25,6 @@ def add_arguments(parser: frame.Parser) -> None:
 
 def run_pause(args: argparse.Namespace, out: Output) -> None:
     from compactor.control.pauses import pattern_matches, pause_rounds
-    from compactor.views.difference import iso_time
 
     opened = tiers.open_read_only(args) if args.pattern is None else tiers.open_for_control_writes(args)
     names = opened.partitions()
@@ -42,4 +42,6 @@ def run_pause(args: argparse.Namespace, out: Output) -> None:
     ]
     fields = ("pattern", "partitions", "by", "since", "reason")
     document = {"paused": [dict(zip(fields, row, strict=True)) for row in rows]}
-    out.print_result(document, *([Table("", fields, rows)] if rows else []), summary="" if rows else "Nothing is paused")
+    out.print_result(
+        document, *([Table("", fields, rows, minor=("since",), below=1)] if rows else []), summary="" if rows else "Nothing is paused"
+    )

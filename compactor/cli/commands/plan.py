@@ -54,7 +54,6 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
         (
             f"{f.topic}-{f.partition}",
             f.due,
-            f.reason,
             f.live,
             f"about {f.skip}" if f.asked else f.skip,
             format_size(f.bytes_to_read),
@@ -63,10 +62,12 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
             f.map_engine if f.passes < 2 else f"{f.map_engine}, {f.passes} passes",
             _format_saving(f),
             f.cost_usd,
+            f.reason,
         )
         for f in found
     ]
-    columns = ("partition", "due", "reason", "segments", "skipped", "read", "write, max", "keys, max", "map", "saves", "USD")
+    columns = ("partition", "due", "segments", "skipped", "read", "write, max", "keys, max", "map", "saves", "USD", "reason")
+    table = Table("", columns, rows, minor=("USD", "map", "skipped", "keys, max", "segments", "write, max"), below=1)
     documents = [f.document() for f in found] if out.mode == "json" else []
     reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
     notes = [f"saves ?: {why}" for why in sorted(reasons)] + [
@@ -81,7 +82,7 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
         why = pause_reason(opened.catalog.state, TopicPartition(f.topic, f.partition)) if f.due else ""
         notes += [f"{f.topic}-{f.partition}: no round is begun, it is {why}"] if why else []
     notes += _storage_cost_lines(found, prices)
-    out.print_result({"partitions": documents, "prices": prices.document()}, Table("", columns, rows), summary="\n".join(notes))
+    out.print_result({"partitions": documents, "prices": prices.document()}, table, summary="\n".join(notes))
     return outcomes.exit_code()
 
 

@@ -71,31 +71,24 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
             )
         spark = _spark_document(started, cost)  # as long as it runs
     rows = [result_row(one) for one in finished]
-    out.print_result({"partitions": rows, "spark": spark}, _recompaction_table(rows), summary=_spark_summary(started, cost))
+    out.print_result({"partitions": rows, "spark": spark}, tiers.rounds_table(rows), summary=_spark_summary(started, cost))
     return outcomes.exit_code()
 
 
 def _print_dry_run(found: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> int:
     """Print what would be done with each partition."""
-    rows = []
+    rows, cells = [], []
     for look in found:
         if look.error is not None:
             outcomes.record_failure(str(look.name), look.error)
-        else:
-            outcomes.record_success()
-            status = "left_alone" if look.skip_reason else "would_be_cleaned"
-            rows.append(
-                {
-                    "topic": look.name.topic,
-                    "partition": look.name.partition,
-                    "status": status,
-                    "reason": look.skip_reason,
-                    "bytes": look.bytes,
-                }
-            )
-    cells = [(f"{row['topic']}-{row['partition']}", row["status"], format_size(int(str(row["bytes"]))), row["reason"]) for row in rows]
+            continue
+        outcomes.record_success()
+        status = "left_alone" if look.skip_reason else "would_be_cleaned"
+        facts = {"status": status, "reason": look.skip_reason, "bytes": look.bytes}
+        rows.append({"topic": look.name.topic, "partition": look.name.partition, **facts})
+        cells.append((str(look.name), status, format_size(look.bytes), look.skip_reason))
     todo = sum(row["status"] == "would_be_cleaned" for row in rows)
-    table = Table("", ("partition", "status", "bytes", "why"), cells)
+    table = Table("", ("partition", "status", "size", "why"), cells, below=1)
     out.print_result({"partitions": rows}, table, summary=f"{todo} of {len(found)} partitions would be cleaned; nothing was changed")
     return outcomes.exit_code()
 
@@ -134,20 +127,3 @@ def _spark_summary(started: StartedCluster, cost: TaskCost) -> str:
     """Return a line about the Spark job for people."""
     text = f"Spark on {started.master}: started in {started.seconds:.1f} s"
     return text + (f"; {cost.rows:,} keys exchanged, {cost.exchanged_bytes / cost.rows:.1f} bytes each" if cost.rows else "")
-
-
-def _recompaction_table(rows: list[dict[str, object]]) -> Table:
-    columns = ("partition", "status", "engine", "segments", "records", "kept", "read", "written", "next dirty", "seconds")
-    cells = []
-    for row in rows:
-        done = bool(row.get("segments_out"))
-        read, written = row.get("bytes_read"), row.get("bytes_written")
-        cells.append(
-            (
-                f"{row['topic']}-{row['partition']}", row["status"], row["map_engine"] if done else "",
-                f"{row['segments_in']} -> {row['segments_out']}" if done else "", row.get("records_read"), row.get("records_kept"),
-                format_size(read) if isinstance(read, int) else "", format_size(written) if isinstance(written, int) else "",
-                row.get("next_dirty_offset"), row["seconds"],
-            )
-        )  # fmt: skip
-    return Table("", columns, cells)

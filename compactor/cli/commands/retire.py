@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
 from compactor.errors import CompactorError
+from compactor.views.words import count_noun, iso_time
 
 if TYPE_CHECKING:
     from compactor.access.tier import Tier
@@ -120,11 +122,12 @@ def run_retire(args: argparse.Namespace, out: Output) -> int:
     swept += _sweep_unfinished_uploads(opened, args, outcomes)
     would = "to be " if args.dry_run else ""
     groups = ((would + "deleted", deleted), (would + "swept", swept), ("waiting", waiting))
-    rows = [(what, segment, count) for what, keys in groups for segment, count in _count_by_segment(keys).items()]
-    tables = [Table("", ("", "segment", "objects"), rows)] if rows else []
+    rows = [row for state, keys in groups for row in _rows_by_partition(state, keys)]
+    tables = [Table("", ("state", "partition", "segments", "objects"), rows)] if rows else []
     later = min((moment for moment in moments if now_ms < moment < NEVER_MS), default=None)
-    summary = f"{len(deleted)} objects {would}deleted, {len(swept)} {would}swept, {len(waiting)} wait for grace; {format_size(freed)}"
-    summary += f". The next are due at {_format_time(later)}" if later is not None else ""
+    summary = f"{count_noun(len(deleted), 'object')} {would}deleted, {len(swept)} {would}swept, {len(waiting)} wait for grace"
+    summary += f"; {format_size(freed)}"
+    summary += f". The next are due at {iso_time(later)}" if later is not None else ""
     summary += f". Looked at {len(names)} of {len(every)} partitions" if len(names) < len(every) else ""
     document = {"deleted": deleted, "swept": swept, "waiting": waiting, "bytes": freed, "next_ms": later, "looked_at": len(names)}
     out.print_result(document, *tables, summary=summary)
@@ -145,12 +148,9 @@ def _sweep_unfinished_uploads(opened: Tier, args: argparse.Namespace, outcomes: 
         return ()
 
 
-def _format_time(at_ms: int) -> str:
-    from compactor.views.difference import iso_time
-
-    return iso_time(at_ms)
-
-
-def _count_by_segment(keys: list[str]) -> Counter[str]:
-    """Return the number of objects per segment. The objects of a segment differ in their suffix."""
-    return Counter(key.rpartition(".")[0] for key in keys)
+def _rows_by_partition(state: str, keys: Sequence[str]) -> list[tuple[str, str, int, int]]:
+    """Return a row for each partition with its number of segments and of objects. The objects of a segment differ in their suffix."""
+    segments: defaultdict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        segments[key.rpartition("/")[0]].append(key.rpartition(".")[0])
+    return [(state, partition, len(set(found)), len(found)) for partition, found in segments.items()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.kernels import compile_kernels
-from compactor.cli.output import Output, Progress, Table, format_size
+from compactor.cli.output import Output, Progress
 from compactor.cli.profile import PROFILE, CommandProfile
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def run_rounds(args: argparse.Namespace, out: Output) -> int:
     store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
     out.print_result(
         {"partitions": found, "store": store, "profile": profile.costs_document()},
-        _rounds_table(found),
+        tiers.rounds_table(found),
         *profile.cost_tables(),
         summary=_pause_reasons(found),
     )
@@ -157,20 +157,3 @@ class _StageDisplay:
     def __call__(self, stage: Stage, plan: CompactionPlan) -> None:
         self._progress.begin_step(f"{self._label}: {stage.value}")
         self._told.record_stage(stage, plan)
-
-
-def _rounds_table(found: list[dict[str, object]]) -> Table:
-    columns = ("partition", "status", "segments", "records", "kept", "read", "written", "next dirty", "seconds")
-    rows = []
-    for row in found:
-        segments = f"{row['segments_in']} -> {row['segments_out']}" if row.get("segments_out") else ""
-        read, written, copied = row.get("bytes_read"), row.get("bytes_written"), row.get("bytes_copied")
-        by_the_store = f" ({format_size(copied)} copied by the store)" if isinstance(copied, int) and copied else ""
-        rows.append(
-            (
-                f"{row['topic']}-{row['partition']}", row["status"], segments, row.get("records_read"), row.get("records_kept"),
-                format_size(read) if isinstance(read, int) else "", format_size(written) + by_the_store if isinstance(written, int) else "",
-                row.get("next_dirty_offset"), row["seconds"],
-            )
-        )  # fmt: skip
-    return Table("", columns, rows)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.errors import CompactorError
+from compactor.views.words import format_duration, iso_time
 
 SHORT = 8
 """Characters of a run's id in tables. They suffice to name it."""
@@ -24,34 +24,37 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def list_runs(args: argparse.Namespace, out: Output) -> int:
-    from compactor.views.difference import iso_time
     from compactor.views.history import run_reports
 
     opened = tiers.open_read_only(args)
     names = opened.partitions(args.partitions)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
-    found: list[RunReport] = []
-    with out.progress("reading", len(names), "partitions") as progress:
-        for name, log in zip(names, opened.read_logs(names, progress.advance), strict=True):
-            if isinstance(log, CompactorError):
-                outcomes.record_failure(str(name), log)
-            else:
-                found += run_reports(log.state)
-                outcomes.record_success()
+    found = [run for log in tiers.read_partition_logs(opened, names, out, outcomes) for run in run_reports(log.state)]
     found.sort(key=lambda run: run.started_ms)
-    rows = []
-    for run in found:
-        segments = f"{run.segments_in} -> {run.segments_out}" if run.segments_out else ""
-        moved = (_format_byte_stat(run, "bytes_read"), _format_byte_stat(run, "bytes_written"))
-        began = (f"{run.topic}-{run.partition}", run.run_id[:SHORT], iso_time(run.started_ms), _run_seconds(run))
-        rows.append((*began, run.status, run.holder, run.leader_epoch, _format_offset_range(run), segments, *moved, run.reason))
-    columns = ("partition", "run", "began", "seconds", "status", "by", "epoch", "offsets", "segments", "read", "written", "reason")
-    out.print_result({"runs": [tiers.report_document(run) for run in found]}, Table("", columns, rows))
+    rows = [
+        (
+            f"{run.topic}-{run.partition}",
+            run.run_id[:SHORT],
+            run.status,
+            iso_time(run.started_ms),
+            "" if run.ended_ms is None else format_duration(run.ended_ms - run.started_ms),
+            f"{run.segments_in} -> {run.segments_out}" if run.segments_out else "",
+            _format_byte_stat(run, "bytes_read"),
+            _format_byte_stat(run, "bytes_written"),
+            _format_offset_range(run),
+            run.holder,
+            run.leader_epoch,
+            run.reason,
+        )
+        for run in found
+    ]
+    columns = ("partition", "run", "status", "began", "took", "segments", "read", "written", "offsets", "by", "epoch", "reason")
+    table = Table("", columns, rows, minor=("epoch", "by", "offsets", "segments", "took", "read"), below=1)
+    out.print_result({"runs": [tiers.report_document(run) for run in found]}, table)
     return outcomes.exit_code()
 
 
 def show_run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.views.difference import iso_time
     from compactor.views.history import find_run, run_reports, undo_problem
 
     opened = tiers.open_read_only(args)
@@ -60,9 +63,7 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
         state, run_id = find_run(opened, args.run_id, names, progress.advance)
     run = next(run for run in run_reports(state) if run.run_id == run_id)
     undoing = undo_problem(state, run.run_id)
-    offsets = [
-        " ".join(f"{e.leader_epoch}:{e.offset}" for e in vector) or "none" for vector in (run.cleaner_offsets_before, run.cleaner_offsets)
-    ]
+    offsets = [tiers.format_cleaner_offsets(vector) for vector in (run.cleaner_offsets_before, run.cleaner_offsets)]
     rows: list[tuple[str, object]] = [
         ("partition", f"{run.topic}-{run.partition}"),
         ("status", run.status),
@@ -101,11 +102,6 @@ def _format_offset_range(run: RunReport) -> str:
     if run.first_dirty_offset is None:
         return ""
     return f"{run.first_dirty_offset} -> {run.next_dirty_offset if run.next_dirty_offset is not None else '?'}"
-
-
-def _run_seconds(run: RunReport) -> float | None:
-    """Return how long a run took; None if it has not ended."""
-    return None if run.ended_ms is None else round((run.ended_ms - run.started_ms) / 1000, 1)
 
 
 def _format_byte_stat(run: RunReport, name: str) -> str:

@@ -24,8 +24,7 @@ def add_arguments(parser: frame.Parser) -> None:
 def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     from compactor.views.dump import list_segments, unread_broker_segments
 
-    opened = tiers.open_configured_tier(args)
-    (name,) = opened.partitions([args.partition])
+    opened, name = tiers.open_partition(args, tiers.open_configured_tier)
     state = opened.open(name).refresh()
     found = list_segments(state, opened.sidecars(name).ids(), unread_broker_segments(opened, state))
     live = {segment.id for segment in state.live}
@@ -41,7 +40,8 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
         )
         for s in found
     ]
-    out.print_result({"segments": found}, Table("", ("id", "state", "offsets", "size", "leader epochs", "replaced by", "sidecar"), rows))
+    columns = ("id", "state", "offsets", "size", "leader epochs", "replaced by", "sidecar")
+    out.print_result({"segments": found}, Table("", columns, rows, minor=("sidecar", "leader epochs", "replaced by")))
 
 
 def _segment_state_word(segment: dict[str, Any], live: set[str]) -> str:
@@ -55,8 +55,7 @@ def _segment_state_word(segment: dict[str, Any], live: set[str]) -> str:
 def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
     from compactor.views.dump import dump_segment
 
-    opened = tiers.open_configured_tier(args)
-    (name,) = opened.partitions([args.partition])
+    opened, name = tiers.open_partition(args, tiers.open_configured_tier)
     limit = opened.cleaner_for(name.topic).max_decompressed_batch_bytes
     with out.progress("reading", unit="bytes") as progress, opened.counters.watched(progress.advance):
         document = dump_segment(opened, name, args.id, limit, whole=args.whole)
@@ -75,7 +74,9 @@ def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
         for r in b["records"] or [{}]
     ]
     columns = ("base offset", "last offset", "codec", "kind", "producer", *fields, *(("headers",) if args.whole else ()))
-    out.print_result(document, Table(document["id"], columns, rows))
+    out.print_result(
+        document, Table(document["id"], columns, rows, minor=("producer", "kind", "codec", "last offset"), below=len(columns) - 7)
+    )
 
 
 def _header_cells(record: dict[str, Any], *, shown: bool) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import argparse
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import CompactorError, UsageError
+from compactor.views.words import format_duration
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -20,7 +21,11 @@ def add_arguments(parser: frame.Parser) -> None:
         run_delete_records,
         tiers.PARTITION,
         frame.argument(
-            "--before", required=True, type=_bound, metavar="OFFSET|TIME", help="an offset, or a time: 2026-01-31T12:00:00Z, '30d ago'"
+            "--before",
+            required=True,
+            type=_parse_offset_or_time,
+            metavar="OFFSET|TIME",
+            help="an offset, or a time: 2026-01-31T12:00:00Z, '30d ago'",
         ),
     )
     parser.add_subcommand(
@@ -89,13 +94,15 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
         "objects_until_ms": opened.ports.clock_ms() + grace,
     }
     rows = [(len(before.live), format_size(before.bytes), before.start_offset, before.end_offset)]
-    summary = f"Its objects are deleted by `retire` in {grace} ms. The name can be imported anew; an agent waits until it is told to"
+    summary = (
+        f"`retire` deletes its objects in {format_duration(grace)}. The name can be imported again; an agent waits until it is told to"
+    )
     table = Table(f"{name} is deleted", ("segments", "size", "start offset", "end offset"), rows)
     out.print_result(document, table, summary=summary)
 
 
-def _bound(text: str) -> tuple[str, int]:
-    """Return what ``--before`` names: ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
+def _parse_offset_or_time(text: str) -> tuple[str, int]:
+    """Return an argument as ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
     if text.isascii() and text.isdigit():
         return "offset", frame.whole_number(0, 2**63 - 1)(text)
     return "time", frame.parse_time_ms(text)
@@ -168,7 +175,8 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
             adopted = {"topic_id": after.topic_id, "previous_id": before.topic_id, "seam": after.adopted_seam}
             rows.append({"topic": name.topic, "partition": name.partition, "status": status, **adopted, "reason": reason})
     columns = ("topic", "partition", "status", "topic_id", "previous_id", "seam", "reason")
-    out.print_result({"partitions": rows}, Table("", columns, [tuple(row[column] for column in columns) for row in rows]))
+    cells = [tuple(row[column] for column in columns) for row in rows]
+    out.print_result({"partitions": rows}, Table("", columns, cells, minor=("previous_id",), below=1))
     return outcomes.exit_code()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from compactor.cli import frame, tiers
-from compactor.cli.output import Output, Table
+from compactor.cli.output import Output, Table, format_size
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -45,11 +45,10 @@ def run_undo(args: argparse.Namespace, out: Output) -> None:
         "segments": len(state.live),
         "bytes": state.bytes,
     }
-    vectors = [" ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in vector) or "none" for vector in (before.vector, state.vector)]
     rows = [
         ("segments", len(before.live), len(state.live)),
-        ("bytes", before.bytes, state.bytes),
-        ("cleaner offsets", *vectors),
+        ("size", format_size(before.bytes), format_size(state.bytes)),
+        ("cleaner offsets", *map(tiers.format_cleaner_offsets, (before.vector, state.vector))),
         ("dirty from", before.first_dirty_offset, state.first_dirty_offset),
     ]
     summary = "Its outputs are deleted by `retire` once the grace period is over. The same round is due again, unless the settings change"

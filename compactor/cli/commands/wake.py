@@ -8,6 +8,7 @@ import argparse
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output
+from compactor.views.words import format_duration
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -24,5 +25,5 @@ def run_wake(args: argparse.Namespace, out: Output) -> None:
             out.note(f"note: {name} is {why}; it is taken up once that is over")
         request_round(opened.catalog, name, opened.ports.holder)
     told = f"{names[0]} is" if len(names) == 1 else f"{len(names)} partitions are"
-    wait = f"within daemon.interval_ms ({opened.settings.daemon.interval_ms} ms)"
+    wait = f"within daemon.interval_ms ({format_duration(opened.settings.daemon.interval_ms)})"
     out.print_result({"wanted": [str(name) for name in names]}, summary=f"{told} taken up by a daemon {wait}, if one runs")

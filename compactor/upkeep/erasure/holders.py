@@ -12,6 +12,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.plan import assess_round
 from compactor.views.search import FoundRecord
+from compactor.views.words import format_duration
 
 ANY_KEY = -1
 """Key number of an object that could not be read and may hold any of the keys."""
@@ -215,7 +216,8 @@ class ErasureRules:
     def _tombstone_status(self, here: FoundRecord) -> KeyStatus:
         after = f"a round{self._quarantine_text()}, and grace after it"
         if here.horizon_ms is None:
-            more = f"a round, which gives it a delete horizon (delete_retention_ms, {self.cleaner.delete_retention_ms} ms ahead)"
+            ahead = format_duration(self.cleaner.delete_retention_ms)
+            more = f"a round, which gives it a delete horizon (delete_retention_ms, {ahead} ahead)"
             return KeyStatus("tombstone", f"{more}; then {after}", self.now_ms + self.cleaner.delete_retention_ms, movable=True)
         passed = here.horizon_ms <= self.now_ms
         text = "its delete horizon has passed; " if passed else "its delete horizon, so that slow readers see it; then "
@@ -231,7 +233,7 @@ class ErasureRules:
         undecided = state.live[-1].open_txn_offset
         if 0 <= undecided <= segment.end_offset:
             return f"the end of the transaction that is open since offset {undecided}"
-        return f"min_compaction_lag_ms ({self.cleaner.min_compaction_lag_ms} ms)"
+        return f"min_compaction_lag_ms ({format_duration(self.cleaner.min_compaction_lag_ms)})"
 
     def _quarantine_text(self) -> str:
         why = self.state.quarantine

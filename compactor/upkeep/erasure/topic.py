@@ -28,7 +28,7 @@ from compactor.upkeep.erasure.holders import ANY_KEY, HolderState, KeyHolder, Ke
 from compactor.upkeep.erasure.partition import RECORD, KeyQuestion, find_key_holders
 from compactor.upkeep.retire import STORES_OWN, GraceClock, retire_partition
 from compactor.upkeep.uploads import LEAST_AGE_MS, find_unfinished_uploads
-from compactor.views.difference import iso_time
+from compactor.views.words import count_noun, format_size, iso_time
 
 ERASURE_SCHEMA = "tiered-compactor/erasure/1"
 NEVER_COVERED = (
@@ -217,7 +217,7 @@ def _retire_replaced_segments(
     opened.changes.publish_slots([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
-        tell(f"{found.name}: {len(report.deleted) + len(report.swept)} objects deleted, {report.bytes} bytes{early}")
+        tell(f"{found.name}: {count_noun(len(report.deleted) + len(report.swept), 'object')} deleted, {format_size(report.bytes)}{early}")
 
 
 # --- the report ---

@@ -1,0 +1,82 @@
+"""Tables on terminals of three widths."""
+
+from __future__ import annotations
+
+from typing import IO
+
+import pytest
+
+from compactor.cli.output import Output, Table
+from tests.support.terminal import on_terminal, without_colours
+
+RUNS = Table(
+    "rounds",
+    ("partition", "run", "status", "began", "took", "read", "by", "reason"),
+    [
+        ("customers-0", "F-Bq0-Fa", "cleaned", "2026-11-24T15:05:24Z", "1.7 s", "33.8 MiB", "vm:9357", ""),
+        ("orders.returned-112", "a1b2c3d4", "quarantined", "2026-11-24T15:06:00Z", "12 min", "1.0 GiB", "vm:9357",
+         "bad data in orders.returned-112/00000000000000000000-INQo7tP9gnXhR6BYwFG0sQ.log: a batch has a wrong CRC"),
+    ],
+    minor=("by", "took", "read"),
+    below=1,
+)  # fmt: skip
+
+AT_80 = """\
+rounds
+
+ partition             run        status        began                      read
+ ──────────────────────────────────────────────────────────────────────────────
+ customers-0           F-Bq0-Fa   cleaned       2026-11-24T15:05:24Z   33.8 MiB
+ orders.returned-112   a1b2c3d4   quarantined   2026-11-24T15:06:00Z    1.0 GiB
+     bad data in
+     orders.returned-112/00000000000000000000-INQo7tP9gnXhR6BYwFG0sQ.log: a
+     batch has a wrong CRC
+"""
+AT_100 = """\
+rounds
+
+ partition             run        status        began                    took       read   by
+ ─────────────────────────────────────────────────────────────────────────────────────────────────
+ customers-0           F-Bq0-Fa   cleaned       2026-11-24T15:05:24Z    1.7 s   33.8 MiB   vm:9357
+ orders.returned-112   a1b2c3d4   quarantined   2026-11-24T15:06:00Z   12 min    1.0 GiB   vm:9357
+     bad data in orders.returned-112/00000000000000000000-INQo7tP9gnXhR6BYwFG0sQ.log: a batch
+     has a wrong CRC
+"""
+AT_120 = AT_100.replace("a batch\n     has", "a batch has")
+
+
+def shown(table: Table, columns: int) -> str:
+    def write(terminal: IO[str]) -> None:
+        Output("table", terminal).print_result({}, table)
+
+    return on_terminal(columns, write)
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, AT_80), (100, AT_100), (120, AT_120)], ids=("80", "100", "120"))
+def test_a_table_leaves_out_minor_columns_and_writes_reasons_below_the_row(columns: int, lines: str) -> None:
+    drawn = without_colours(shown(RUNS, columns)).splitlines()
+    assert "\n".join(map(str.rstrip, drawn)).strip("\n") + "\n" == lines
+
+
+def test_states_have_colours_unless_the_user_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[32mcleaned" in shown(RUNS, 80)
+    assert "\x1b[31mquarantined" in shown(RUNS, 80)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in shown(RUNS, 80)
+
+
+def test_long_text_in_the_last_column_is_broken_between_words() -> None:
+    facts = Table(
+        "", ("", ""), [("waiting", "9 segments wait for the end of their grace, then retire deletes them " * 2), ("lease", "none")]
+    )
+    lines = shown(facts, 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[2].startswith("           ")
+    assert lines[-2].split() == ["lease", "none"]
+
+
+def test_columns_without_a_value_are_not_shown_on_a_terminal() -> None:
+    table = Table("", ("partition", "leader"), [("orders-0", ""), ("orders-1", None)])
+    assert "leader" not in shown(table, 80)
