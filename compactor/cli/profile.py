@@ -11,7 +11,7 @@ from compactor.cli import frame
 from compactor.cli.output import Table, format_size
 from compactor.profiling import Recorder, StageCost, record_costs
 
-PROFILE = frame.argument("--profile", action="store_true", help="say what each stage of the work cost: CPU seconds, seconds, bytes")
+PROFILE_OPTION = frame.argument("--profile", action="store_true", help="say what each stage of the work cost: CPU seconds, seconds, bytes")
 
 
 class CommandProfile:

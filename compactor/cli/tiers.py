@@ -17,9 +17,9 @@ from compactor.errors import BadData, CompactorError, Leased, UsageError, graves
 from compactor.views.words import count_noun, format_duration
 
 READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
-PARTITION = frame.argument("partition", metavar="TOPIC-PARTITION")
-PARTITIONS = frame.argument("partitions", nargs="*", metavar="TOPIC-PARTITION", help="default: all partitions of the tier")
-NOW = frame.argument(
+PARTITION_ARGUMENT = frame.argument("partition", metavar="TOPIC-PARTITION")
+PARTITIONS_ARGUMENT = frame.argument("partitions", nargs="*", metavar="TOPIC-PARTITION", help="default: all partitions of the tier")
+CLOCK_OPTION = frame.argument(
     "--now",
     "--at",
     type=frame.parse_time_ms,

@@ -13,14 +13,14 @@ def add_arguments(parser: frame.Parser) -> None:
         "show",
         "what the sidecars say, and what filters have done so far",
         show_sidecars_command,
-        tiers.PARTITION,
-        tiers.NOW,
+        tiers.PARTITION_ARGUMENT,
+        tiers.CLOCK_OPTION,
     )
     parser.add_subcommand(
         "rebuild",
         "read live segments and write their sidecars anew",
         rebuild_sidecars_command,
-        tiers.PARTITION,
+        tiers.PARTITION_ARGUMENT,
         frame.argument("--missing", action="store_true", help="only where there is none that can be used"),
     )
 

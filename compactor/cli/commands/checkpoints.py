@@ -36,7 +36,7 @@ def add_arguments(parser: frame.Parser) -> None:
         "lineage",
         "the tree of compactor epochs: who led when, published what, was cut off where",
         show_compactor_epochs,
-        tiers.PARTITION,
+        tiers.PARTITION_ARGUMENT,
     )
     parser.add_subcommand(
         "diff",
@@ -47,7 +47,10 @@ def add_arguments(parser: frame.Parser) -> None:
         frame.argument("after", metavar="TO", nargs="?", help="default: now; for a run alone: before and after it"),
     )
     parser.add_subcommand(
-        "verify", "cleaner offsets against rules and segments, the control log against itself", verify_checkpoints, tiers.PARTITIONS
+        "verify",
+        "cleaner offsets against rules and segments, the control log against itself",
+        verify_checkpoints,
+        tiers.PARTITIONS_ARGUMENT,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from compactor.cli import frame, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
-from compactor.cli.profile import PROFILE, CommandProfile
+from compactor.cli.profile import PROFILE_OPTION, CommandProfile
 
 if TYPE_CHECKING:
     from compactor.cleaner.offline import CleanSummary
@@ -31,7 +31,7 @@ def add_arguments(parser: frame.Parser) -> None:
         ),
         frame.argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; gets the rewritten segments"),
         *(frame.argument(f"--{name}", type=frame.whole_number(), metavar="N", help=text) for name, text in _OFFSETS),
-        tiers.NOW,
+        tiers.CLOCK_OPTION,
         frame.argument("--delete-retention-ms", type=frame.whole_number(), metavar="N", default=86_400_000, help="default 86400000, a day"),
         frame.argument("--segment-bytes", type=frame.whole_number(14, int32), metavar="N", default=1 << 30, help="default 1073741824"),
         frame.argument("--segment-index-bytes", type=frame.whole_number(4, int32), metavar="N", default=10 << 20, help="default 10485760"),
@@ -43,7 +43,7 @@ def add_arguments(parser: frame.Parser) -> None:
             help="stop the map as Kafka does when it holds N keys (default: no limit)",
         ),
         frame.argument("--threads", type=frame.whole_number(1, 256), metavar="N", default=1, help="default 1"),
-        PROFILE,
+        PROFILE_OPTION,
     )
 
 

@@ -16,12 +16,12 @@ MAX_EVENT_ROWS = 60
 def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(
         run_explain,
-        tiers.PARTITION,
+        tiers.PARTITION_ARGUMENT,
         frame.exclusive_arguments(
             frame.argument("--key", metavar="K", help="text, or base64:...; reads every segment"),
             frame.argument("--offset", metavar="N", type=frame.whole_number(), help="reads the segments from there on"),
         ),
-        tiers.NOW,
+        tiers.CLOCK_OPTION,
     )
 
 

@@ -12,7 +12,7 @@ from compactor.cli.output import Output, Table, format_size
 def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(
         run_export,
-        tiers.PARTITION,
+        tiers.PARTITION_ARGUMENT,
         frame.argument("folder", metavar="DIR", type=Path, help="must not exist"),
     )
 

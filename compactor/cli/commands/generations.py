@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     from compactor.outputs.pinterest import GenerationReport
 
 
-TOPICS = frame.argument("--topics", metavar="REGEX", help="only topics whose whole name matches")
+TOPICS_OPTION = frame.argument("--topics", metavar="REGEX", help="only topics whose whole name matches")
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand("write", "bring them up to what the tier's readers read", write_generations_command, tiers.PARTITIONS, TOPICS)
     parser.add_subcommand(
-        "list", "the current generation of each partition, and those that wait for their end", list_generations_command, TOPICS
+        "write", "bring them up to what the tier's readers read", write_generations_command, tiers.PARTITIONS_ARGUMENT, TOPICS_OPTION
+    )
+    parser.add_subcommand(
+        "list", "the current generation of each partition, and those that wait for their end", list_generations_command, TOPICS_OPTION
     )
     parser.add_subcommand(
         "retire",
         "delete those that were superseded long enough ago",
         retire_generations_command,
-        TOPICS,
+        TOPICS_OPTION,
         frame.argument("--dry-run", action="store_true", help="only say what would be deleted"),
     )
 

@@ -15,7 +15,7 @@ def add_arguments(parser: frame.Parser) -> None:
         "find",
         "list objects that no metadata names; deletes nothing",
         find_orphans_command,
-        tiers.PARTITIONS,
+        tiers.PARTITIONS_ARGUMENT,
         frame.argument("--to", metavar="FILE", type=Path, help="write the list there, to be read and given to `orphans purge`"),
     )
     parser.add_subcommand(

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(
         run_plan,
-        tiers.PARTITIONS,
-        tiers.NOW,
+        tiers.PARTITIONS_ARGUMENT,
+        tiers.CLOCK_OPTION,
         frame.argument("--force", action="store_true", help="as `run --force` would"),
         frame.argument(
             "--sample",

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(
         run_recompact,
-        tiers.PARTITIONS,
-        tiers.NOW,
+        tiers.PARTITIONS_ARGUMENT,
+        tiers.CLOCK_OPTION,
         frame.argument(
             "--min-benefit",
             type=frame.whole_number(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from compactor.cli import frame, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Progress
-from compactor.cli.profile import PROFILE, CommandProfile
+from compactor.cli.profile import PROFILE_OPTION, CommandProfile
 
 if TYPE_CHECKING:
     from compactor.access.tier import Tier
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(
         run_rounds,
-        tiers.PARTITIONS,
-        tiers.NOW,
+        tiers.PARTITIONS_ARGUMENT,
+        tiers.CLOCK_OPTION,
         frame.argument("--force", action="store_true", help="clean whatever is dirty, whatever the dirty ratio says"),
-        PROFILE,
+        PROFILE_OPTION,
     )
 
 

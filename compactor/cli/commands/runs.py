@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand("list", "the rounds that are remembered, oldest first", list_runs, tiers.PARTITIONS)
+    parser.add_subcommand("list", "the rounds that are remembered, oldest first", list_runs, tiers.PARTITIONS_ARGUMENT)
     parser.add_subcommand(
         "show", "one round", show_run, frame.argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters")
     )

@@ -10,12 +10,12 @@ from compactor.cli.output import Output, Table, format_size
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand("list", "remote segments with state and lineage", list_segments_command, tiers.PARTITION)
+    parser.add_subcommand("list", "remote segments with state and lineage", list_segments_command, tiers.PARTITION_ARGUMENT)
     parser.add_subcommand(
         "dump",
         "batches and records of one segment",
         dump_segment_command,
-        tiers.PARTITION,
+        tiers.PARTITION_ARGUMENT,
         frame.argument("id", metavar="ID", help="as `segments list` prints it, or its first characters"),
         frame.argument("--whole", action="store_true", help="long keys and values are not cut, and headers are there"),
     )

@@ -14,12 +14,12 @@ from compactor.views.words import format_duration
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(list_topics)
-    parser.add_subcommand("delete", "take a partition out of the tier", delete_topic_partition, tiers.PARTITION)
+    parser.add_subcommand("delete", "take a partition out of the tier", delete_topic_partition, tiers.PARTITION_ARGUMENT)
     parser.add_subcommand(
         "delete-records",
         "delete the records of a partition below an offset or a time",
         run_delete_records,
-        tiers.PARTITION,
+        tiers.PARTITION_ARGUMENT,
         frame.argument(
             "--before",
             required=True,

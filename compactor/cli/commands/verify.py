@@ -20,7 +20,7 @@ Finding = TypeVar("Finding")
 def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(
         run_verify,
-        tiers.PARTITIONS,
+        tiers.PARTITIONS_ARGUMENT,
         frame.argument("--fast", action="store_true", help="a tier that brokers write: without reading segments"),
         frame.argument("--deep", action="store_true", help="also add up what each segment holds, and compare it with what was recorded"),
     )
