@@ -8,7 +8,7 @@ KILLS ?= 200
 MINUTES ?= 10
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 kafka-demo agent-demo test broker-tests-all lint conformance simulate model kill-test agent-soak soak bench clean
+.PHONY: help setup demo demo-s3 kafka-demo agent-demo test broker-tests-all lint conformance simulate model kill-test agent-soak soak broker-soak bench clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -59,6 +59,9 @@ agent-soak: setup ## MINUTES=10 of load on brokers with agents, a daemon and rea
 
 soak: setup ## MINUTES=10 (an hour is meant) of faults around two daemons over one tier on S3; needs the right to mount a small disk
 	@$(RUN) tests.soak --minutes $(MINUTES)
+
+broker-soak: setup ## MINUTES=10 (an hour is meant) of faults around brokers with tiered storage and two daemons; every read is judged (needs Java and Maven)
+	@$(RUN) tests.broker_soak --minutes $(MINUTES)
 
 bench: setup ## What the speed claims rest on: all benchmarks, or BENCH=name
 	@for file in benchmarks/$(BENCH).py; do $(RUN) "benchmarks.$$(basename "$$file" .py)" || exit 1; done

@@ -44,6 +44,7 @@ from compactor.round.plan import RoundFacts, assess_round, plan_round
 from compactor.round.ports import WorkSession
 from compactor.tier.layouts.native import NativeLayout
 from compactor.upkeep.retire import retire_partition
+from tests.read_checker import FoundRecord, PartitionHistory, Read, SentRecord, judge_read
 from tests.simulation import symbolic
 from tests.simulation.actors import LEASE
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
@@ -68,6 +69,12 @@ def row_of(record: Record) -> Row:
     offset, _, which = record
     dice = random.Random(which)
     return offset, dice.choice(KEYS), None if dice.random() < 0.4 else which, None
+
+
+def sent(row: Row) -> tuple[int, SentRecord]:
+    """A row as the judge of reads has it: its offset, and what was sent."""
+    offset, key, value, _ = row
+    return offset, SentRecord(key, value, offset)
 
 
 class BrokersLayout(NativeLayout):
@@ -288,9 +295,9 @@ class Simulated:
                 return
             rows += [row for row in held if max(link.first, self.start) <= row[0] <= link.last]
         self.raced = False
-        truth = symbolic.view(row_of(record) for record in self.replicas.leader.log[self.start : at])
-        if symbolic.view(rows) != truth:
-            self.world.violate(f"{when}: a reader sees {symbolic.view(rows)}, producers wrote {truth}")
+        history = PartitionHistory.of(map(sent, map(row_of, self.replicas.leader.log[self.start : at])))
+        for wrong in judge_read(history, Read(self.start, at, [FoundRecord(*sent(row)) for row in rows], cleaned_below=at)):
+            self.world.violate(f"{when}: {wrong.kind}: {wrong.text}")
         found = {link.segment.id for link in links}
         self.read_until |= dict.fromkeys(self.reading - found, self.world.now_ms)
         self.reading = found

@@ -93,7 +93,7 @@ def s3_server(stack: ExitStack, folder: Path) -> Iterator[S3Server]:
     except Unbuildable:
         yield stack.enter_context(running_moto())
     else:
-        folder.mkdir()
+        folder.mkdir(parents=True)
         yield stack.enter_context(running_versitygw(binary, folder))
 
 

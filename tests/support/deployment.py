@@ -58,15 +58,16 @@ class Deployment(TierCli):
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
         return Result(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *arguments: object) -> Running:
-        """A command as a process that is left to itself."""
-        return Running(self._command(arguments), self.folder / f"stderr-{random.randrange(1 << 48):012x}")
+    def start(self, *arguments: object, before: str = "") -> Running:
+        """A command as a process that is left to itself. ``before``: Python that runs in that process first."""
+        return Running(self._command(arguments, before), self.folder / f"stderr-{random.randrange(1 << 48):012x}")
 
     def opened(self) -> Tier:
         return open_tier(load_settings(str(self.config)))
 
-    def _command(self, arguments: tuple[object, ...]) -> list[str]:
-        return [sys.executable, "-m", "compactor", *map(str, arguments), "--config", str(self.config)]
+    def _command(self, arguments: tuple[object, ...], before: str = "") -> list[str]:
+        start = ["-c", f"{before}\nfrom compactor.cli.main import entry\nimport sys\nsys.exit(entry(sys.argv[1:]))"]
+        return [sys.executable, *(start if before else ["-m", "compactor"]), *map(str, arguments), "--config", str(self.config)]
 
 
 @dataclass

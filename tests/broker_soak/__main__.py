@@ -1,0 +1,337 @@
+"""Brokers with tiered storage under load and faults while two daemons compact; every read is judged.
+
+    python -m tests.broker_soak --minutes 60 --seed 1
+
+Three brokers and a controller of a stock Kafka tier their topics. Producers write plain and transactional records, tombstones and keys
+whose number grows. Brokers are killed, stopped, frozen, cut off and replaced by empty ones; leaders move, also uncleanly; records and
+topics are deleted; daemons are killed and frozen; the S3 server that holds the control logs refuses, is slow and loses answers. Four
+consumers (librdkafka and Kafka's own, both isolation levels) read all partitions from the first offset to the end, all the time.
+``tests.read_checker`` judges each pass.
+
+First a control run with the same seed and without daemons shows which kinds of errors brokers and consumers have anyway. A kind that only
+the run with daemons shows is a violation. At the end faults cease, all brokers restart and replay the metadata topic, everything is read
+once more, and ``verify --deep`` checks the tier.
+
+Ends with exit code 1 and a line for each violation. ``--record`` writes the run as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kafka.errors import KafkaError
+
+from tests.broker_soak.cluster import Compactor, SoakCluster, compactors, put_down
+from tests.broker_soak.faults import Faults, heal
+from tests.broker_soak.network import Network
+from tests.broker_soak.readers import Findings, all_readers, pause, read_and_judge, read_until
+from tests.broker_soak.sabotage import SABOTAGE
+from tests.broker_soak.topics import SoakTopics
+from tests.broker_soak.traffic import joined
+from tests.soak.stage import s3_server
+from tests.support.deployment import Deployment
+from tests.support.fault_proxy import FaultProxy
+from tests.support.kafka_admin import ClusterAdmin, NotYet, wait_until
+from tests.support.kafka_broker import BrokerFailed, prepare
+from tests.support.kafka_jars import VERSIONS, BrokerUnavailable
+
+FLAVOURS = ("local",)
+KNOWN_PROBLEMS = {"txnindex", "unread"}
+"""What verify finds in tiers that nobody compacts: transaction indexes of replicas lack entries, elections leave unread segments."""
+CALM_S = 45.0
+"""Time for daemons to come to rest after the last fault: longer than a grace period."""
+_LATE_RECORD = "Dropping the event"
+"""Brokers say so of the record of a compactor that was replaced; it is documented and changes nothing."""
+
+
+@dataclass
+class Phase:
+    """One run: with daemons, or the control run without.
+
+    broker_errors: ERROR lines of brokers by logger and wording, numbers and ids left out.
+    """
+
+    findings: Findings = field(default_factory=Findings)
+    happened: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    broker_errors: Counter[str] = field(default_factory=Counter)
+    verify_problems: Counter[str] = field(default_factory=Counter)
+    requests_damaged: Counter[str] = field(default_factory=Counter)
+    rounds: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    excused: int = 0
+
+
+def tell(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def play(arguments: argparse.Namespace, folder: Path, minutes: float, *, compacts: bool) -> Phase:
+    """One run over a cluster of its own."""
+    phase = Phase()
+    with ExitStack() as stack:
+        server = stack.enter_context(s3_server(stack, folder / "s3"))
+        os.environ.update(server.environment())
+        bucket = server.make_bucket()
+        proxy = stack.enter_context(FaultProxy(server.endpoint, arguments.seed).running())
+        network = Network()
+        stack.callback(network.close)
+        cluster = stack.enter_context(SoakCluster(arguments.kafka, folder / "cluster", network, {}))
+        dice = random.Random(arguments.seed)
+        topics = SoakTopics(cluster, random.Random(dice.random()), retention_ms=arguments.retention_ms, happened=phase.happened)
+        with ClusterAdmin(cluster) as admin:
+            topics.create(admin)
+        tier = {"layout": "kafka-local", "url": f"file://{cluster.tier.parent}"}
+        sabotage = SABOTAGE[arguments.sabotage] if arguments.sabotage else ""
+        daemons, beside = compactors(folder, cluster, topics.names(), bucket, proxy, tier, sabotage)
+        put_down(stack, daemons)
+        for daemon in daemons if compacts else []:
+            daemon.start()
+        faults = Faults(
+            cluster, topics, proxy, daemons if compacts else [], random.Random(dice.random()), threading.Event(), frozenset(arguments.only)
+        )
+        try:
+            _load(phase, topics, faults, cluster, random.Random(dice.random()), minutes)
+            _finish(phase, topics, faults, cluster, daemons if compacts else [], beside)
+        finally:
+            topics.stop()
+            phase.faults, phase.skipped = faults.happened, faults.skipped
+            phase.problems += faults.problems
+            phase.broker_errors = Counter(_kind_of(line) for line in cluster.errors())
+            phase.requests_damaged = proxy.seen.faults
+            phase.excused = sum(written.history.excused for written in topics.partitions())
+            if arguments.keep:
+                _keep(arguments.keep / ("compacted" if compacts else "control"), cluster, daemons)
+    return phase
+
+
+def _load(phase: Phase, topics: SoakTopics, faults: Faults, cluster: SoakCluster, dice: random.Random, minutes: float) -> None:
+    """Everything at once for so many minutes."""
+    end_readers, began = threading.Event(), time.monotonic()
+    threads = []
+
+    def start(name: str, work: Callable[..., object], *words: Any) -> None:
+        def guarded() -> None:
+            try:
+                work(*words)
+            except Exception:  # noqa: BLE001 - reported with everything else
+                phase.problems.append(f"{name}: {traceback.format_exc()}")
+
+        threads.append(threading.Thread(target=guarded, name=name))
+        threads[-1].start()
+
+    start("watcher", topics.watch_tier, end_readers)
+    readers = all_readers(cluster)
+    try:
+        for reader in readers:
+            own = random.Random(dice.random())
+
+            def choose(own: random.Random = own) -> Any:
+                return own.choice(topics.partitions())
+
+            start(reader.name, read_until, end_readers, reader, choose, phase.findings, topics.tiered_end, pause(own, 0.5, 2.0))
+        start("faults", faults.run)
+        told = began
+        while time.monotonic() - began < minutes * 60 and not phase.findings.violations and not phase.problems:
+            time.sleep(1)
+            if time.monotonic() - told > 60:
+                told = time.monotonic()
+                tell(f"  {sum(faults.happened.values())} faults, {sum(phase.findings.passes.values())} passes judged")
+    finally:
+        faults.over.set()
+        phase.seconds = time.monotonic() - began
+        late = joined([thread for thread in threads if thread.name == "faults"], 400)
+        end_readers.set()
+        late += joined([thread for thread in threads if thread.name != "faults"], 200)
+        phase.problems += [f"{name} did not end" for name in late]
+        for reader in readers:
+            reader.close()
+
+
+def _finish(phase: Phase, topics: SoakTopics, faults: Faults, cluster: SoakCluster, daemons: list[Compactor], beside: Deployment) -> None:
+    """Faults have ceased: everything must come to rest, survive a restart of all brokers, and be whole."""
+    if phase.problems:
+        return
+    try:
+        heal(faults)
+        phase.problems += [f"{name} did not end" for name in topics.stop()]
+        topics.write_more(200)
+        if daemons and not phase.findings.violations:
+            time.sleep(CALM_S)
+        for daemon in daemons:
+            _end_daemon(phase, daemon)
+        for node in cluster.node_ids:
+            cluster.restart(node)
+        wait_until(faults.is_in_sync, "all replicas to be in sync after the restart", seconds=180)
+        for reader in all_readers(cluster):
+            for written in topics.partitions():
+                until = time.monotonic() + 180
+                while not read_and_judge(reader, written, phase.findings, lambda written: 1 << 62) and time.monotonic() < until:
+                    time.sleep(1)
+                if time.monotonic() > until:
+                    phase.problems.append(f"{reader.name} of {written} never came to the end of a pass after the restart")
+            reader.close()
+        with ClusterAdmin(cluster) as admin:
+            phase.happened["records of the metadata topic, replayed by Kafka's formatter"] = len(admin.metadata_events())
+    except (NotYet, BrokerFailed, KafkaError) as error:
+        phase.problems.append(f"at the end: {type(error).__name__}: {error}")
+        return
+    if daemons:
+        done = beside.process("verify", "--deep", timeout=600)
+        if '"problems"' not in done.out:
+            phase.problems.append(f"verify --deep ended with {done.code}: {done.out[-1000:]} {done.err[-2000:]}")
+            return
+        for problem in done.document["problems"]:
+            phase.verify_problems[problem["kind"]] += 1
+            if problem["severity"] == "error" and problem["kind"] not in KNOWN_PROBLEMS:
+                phase.findings.violations.append(f"verify --deep: {problem}")
+
+
+def _end_daemon(phase: Phase, daemon: Compactor) -> None:
+    code = daemon.stop()
+    if code:
+        phase.problems.append(f"{daemon.name} ended with {code}: {daemon.log_text()[-2000:]}")
+    text = daemon.log_text()
+    if not re.search(r"\b(cleaned|resumed), ", text):
+        phase.problems.append(f"{daemon.name} made no round: {text[-1000:]}")
+    for word in ("cleaned", "resumed", "quarantined", "fenced"):
+        phase.rounds[word] += len(re.findall(rf"\b{word}\b", text))
+    for line in text.splitlines():
+        if line.startswith("Traceback"):
+            phase.problems.append(f"{daemon.name}: {text[max(0, text.find(line) - 200) : text.find(line) + 3000]}")
+            break
+
+
+def _kind_of(line: str) -> str:
+    """An ERROR line without what differs from one occurrence to the next."""
+    text = line.partition(" ERROR ")[2] or line
+    text = re.sub(r"[A-Za-z0-9_-]{22}(?![A-Za-z0-9_-])", "ID", text)
+    text = re.sub(r"\b(orders|trimmed|reborn|risky|aging)\b", "TOPIC", text)
+    return re.sub(r"\d+", "N", text)[:140]
+
+
+def unlike_control(control: Phase, compacted: Phase) -> list[str]:
+    """Kinds of errors that only the run with daemons shows."""
+    found = [
+        f"consumers fail as they do not without daemons: {kind} ({count} times): {compacted.findings.error_texts[kind]}"
+        for kind, count in compacted.findings.errors.items()
+        if kind not in control.findings.errors
+    ]
+    loggers = {kind.partition(" - ")[0] for kind in control.broker_errors}
+    found += [
+        f"brokers log an error that they do not log without daemons ({count} times): {kind}"
+        for kind, count in compacted.broker_errors.items()
+        if kind.partition(" - ")[0] not in loggers and _LATE_RECORD not in kind
+    ]
+    return found
+
+
+def _keep(folder: Path, cluster: SoakCluster, daemons: list[Compactor]) -> None:
+    """Logs of brokers and daemons, for whoever looks into what was found."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for node, process in cluster.nodes.items():
+        (folder / f"broker-{node}.log").write_text(process.text())
+    for daemon in daemons:
+        (folder / f"{daemon.name}.log").write_text(daemon.log_text())
+
+
+def record_of(arguments: argparse.Namespace, control: Phase | None, compacted: Phase, violations: list[str]) -> dict[str, Any]:
+    """The run as docs/reliability.md is made from."""
+    return {
+        "kind": "broker-soak",
+        "when": time.strftime("%Y-%m-%d"),
+        "kafka": arguments.kafka,
+        "flavour": arguments.flavour,
+        "seed": arguments.seed,
+        "minutes": round(compacted.seconds / 60, 1),
+        "control_minutes": round(control.seconds / 60, 1) if control else 0,
+        "faults": dict(sorted(compacted.faults.items())),
+        "s3_requests_damaged": dict(sorted(compacted.requests_damaged.items())),
+        "skipped": dict(sorted(compacted.skipped.items())),
+        "passes": dict(sorted(compacted.findings.passes.items())),
+        "records_read": sum(compacted.findings.records.values()),
+        "longest_pass_s": round(compacted.findings.longest_pass_s, 1),
+        "traffic": dict(sorted(compacted.happened.items())),
+        "daemon_lines": dict(sorted(compacted.rounds.items())),
+        "consumer_errors": dict(sorted(compacted.findings.errors.items())),
+        "consumer_error_examples": dict(sorted(compacted.findings.error_texts.items())),
+        "consumer_errors_control": dict(sorted(control.findings.errors.items())) if control else {},
+        "verify_deep": dict(sorted(compacted.verify_problems.items())),
+        "excused_by_unclean_elections": compacted.excused,
+        "violations": violations,
+    }
+
+
+def report(record: dict[str, Any]) -> int:
+    for name, value in record.items():
+        if name != "violations":
+            print(f"{name}: {json.dumps(value) if isinstance(value, dict) else value}")
+    for line in record["violations"][:60]:
+        print(f"VIOLATION {line}")
+    print("nothing is violated" if not record["violations"] else f"{len(record['violations'])} violations")
+    return 1 if record["violations"] else 0
+
+
+def options() -> argparse.ArgumentParser:
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m tests.broker_soak", description=__doc__, formatter_class=shape)
+    parser.add_argument("--minutes", type=float, default=60, help="of the run with daemons; the control run takes a third of it")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--flavour", choices=FLAVOURS, default="local", help="local: Kafka's LocalTieredStorage")
+    parser.add_argument("--kafka", choices=VERSIONS, default=VERSIONS[0])
+    parser.add_argument("--retention-ms", type=int, default=0, help="adds a topic with this retention.ms")
+    parser.add_argument("--no-control", action="store_true", help="without the control run, kinds of errors are shown and not judged")
+    parser.add_argument("--only", nargs="*", default=[], metavar="FAULT", help="inject these kinds of faults only")
+    parser.add_argument("--sabotage", choices=sorted(SABOTAGE), help="break the daemons on purpose: the run must find it")
+    parser.add_argument("--record", type=Path, help="write the run here, as JSON")
+    parser.add_argument("--keep", type=Path, help="write the logs of brokers and daemons into this folder")
+    return parser
+
+
+def main() -> int:
+    arguments = options().parse_args()
+    try:
+        prepare(arguments.kafka)
+    except BrokerUnavailable as error:
+        print(error, file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="broker-soak-") as scratch:
+        control = None
+        violations: list[str] = []
+        if not arguments.no_control:
+            tell("control run, without daemons")
+            control = play(arguments, Path(scratch) / "control", arguments.minutes / 3, compacts=False)
+            violations += [f"in the control run: {text}" for text in (*control.problems, *control.findings.violations)]
+        if not violations:
+            tell("the run with daemons")
+            compacted = play(arguments, Path(scratch) / "compacted", arguments.minutes, compacts=True)
+            violations += [*compacted.problems, *compacted.findings.violations]
+            violations += unlike_control(control, compacted) if control else []
+        else:
+            compacted = control or Phase()
+    record = record_of(arguments, control, compacted, violations)
+    if arguments.record:
+        arguments.record.parent.mkdir(parents=True, exist_ok=True)
+        arguments.record.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    return report(record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

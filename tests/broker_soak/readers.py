@@ -1,0 +1,219 @@
+"""Consumers that read partitions from their first offset to their end, again and again, and have every pass judged."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from tests.broker_soak.cluster import DELETE_RETENTION_MS, SoakCluster
+from tests.broker_soak.traffic import SERIAL, WrittenPartition
+from tests.read_checker import FoundRecord, Read, SentRecord, judge_read
+from tests.support.kafka_traffic import READ_COMMITTED, READ_UNCOMMITTED, SILENT
+
+STALLED_S = 120.0
+PROGRAM = Path(__file__).with_name("ReadLog.java")
+
+
+class ReadFailed(Exception):
+    """A pass that did not come to its end. ``kind``: the client's name of the error."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Pass:
+    """start inclusive, end exclusive; for read_committed the end is the last stable offset."""
+
+    start: int
+    end: int
+    found: Sequence[FoundRecord]
+
+
+class LogReader(Protocol):
+    """A client that reads whole partitions at one isolation level."""
+
+    name: str
+    is_committed: bool
+
+    def read(self, topic: str, partition: int) -> Pass:
+        """Read from the first offset to the end as it is when the pass begins. Raises ReadFailed."""
+
+    def close(self) -> None: ...
+
+
+class LibrdkafkaReader:
+    """librdkafka, as Python, Go, .NET and Node.js clients use it."""
+
+    def __init__(self, cluster: SoakCluster, *, is_committed: bool) -> None:
+        self.is_committed = is_committed
+        isolation = READ_COMMITTED if is_committed else READ_UNCOMMITTED
+        self.name = f"librdkafka, {isolation}"
+        self.errors: Counter[str] = Counter()
+        self._consumer = Consumer(
+            {
+                **cluster.client_settings(),
+                "group.id": "unused",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "isolation.level": isolation,
+                "fetch.wait.max.ms": 100,
+                "reconnect.backoff.max.ms": 1000,
+                "topic.metadata.refresh.interval.ms": 3000,
+                "error_cb": lambda error: None,
+            },
+            logger=SILENT,
+        )
+
+    def read(self, topic: str, partition: int) -> Pass:
+        where = TopicPartition(topic, partition)
+        try:
+            start, end = self._consumer.get_watermark_offsets(where, timeout=10)
+        except KafkaException as error:
+            raise ReadFailed(error.args[0].name(), str(error)) from error
+        found: list[FoundRecord] = []
+        self._consumer.assign([TopicPartition(topic, partition, start)])
+        quiet_since = time.monotonic()
+        while True:
+            messages = self._consumer.consume(1000, 0.5)
+            if messages:
+                quiet_since = time.monotonic()
+            elif time.monotonic() - quiet_since > STALLED_S:
+                raise ReadFailed("stalled", f"{topic}-{partition}: nothing came after {len(found)} records of [{start}, {end})")
+            for message in messages:
+                refused, offset = message.error(), message.offset()
+                if refused is not None:
+                    if refused.code() == KafkaError._PARTITION_EOF:
+                        return Pass(start, end, found)
+                    raise ReadFailed(refused.name(), f"{topic}-{partition}: {refused}")
+                if offset is not None and offset < end:
+                    headers = dict(message.headers() or [])
+                    found.append(FoundRecord(offset, SentRecord(message.key(), message.value(), headers.get(SERIAL))))
+                if offset is not None and offset + 1 >= end:
+                    return Pass(start, end, found)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class JavaReader:
+    """Kafka's own client, in a process of its own."""
+
+    def __init__(self, cluster: SoakCluster, *, is_committed: bool) -> None:
+        self.is_committed = is_committed
+        isolation = READ_COMMITTED if is_committed else READ_UNCOMMITTED
+        self.name = f"Java, {isolation}"
+        jars = cluster.jars
+        command = ["java", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars.class_path, str(PROGRAM)]
+        self._process = subprocess.Popen(
+            [*command, cluster.bootstrap, isolation], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def read(self, topic: str, partition: int) -> Pass:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(f"{topic} {partition}\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise ReadFailed("ended", f"the Java client ended with {self._process.poll()}") from error
+        start, found = 0, []
+        for line in self._process.stdout:
+            words = line.split()
+            if words[0] == "start":
+                start = int(words[1])
+            elif words[0] == "record":
+                found.append(FoundRecord(int(words[1]), SentRecord(*map(_bytes, words[2:5]))))
+            elif words[0] == "end":
+                return Pass(start, int(words[1]), found)
+            else:
+                raise ReadFailed(words[1], f"{topic}-{partition}: {' '.join(words[1:])}")
+        raise ReadFailed("ended", f"the Java client ended with {self._process.poll()}")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def _bytes(text: str) -> bytes | None:
+    return None if text == "-" else bytes.fromhex(text[1:])
+
+
+@dataclass
+class Findings:
+    """What all readers found. Thread-safe where it is only appended to.
+
+    errors: passes that failed, by client and kind of error.
+    """
+
+    passes: Counter[str] = field(default_factory=Counter)
+    records: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    error_texts: dict[str, str] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    longest_pass_s: float = 0.0
+
+
+def read_and_judge(reader: LogReader, written: WrittenPartition, findings: Findings, tiered_end: Callable[[WrittenPartition], int]) -> bool:
+    """Read one partition once and judge what was found. Returns whether the pass came to its end.
+
+    tiered_end: returns an exclusive upper bound of what is in the tier, asked after the pass.
+    """
+    began, generation = time.monotonic(), written.generation
+    try:
+        done = reader.read(written.topic, written.partition)
+    except ReadFailed as error:
+        if written.generation == generation and generation % 2 == 0:
+            kind = f"{reader.name.partition(',')[0]}: {error.kind}"
+            findings.errors[kind] += 1
+            findings.error_texts.setdefault(kind, str(error))
+        return False
+    seconds = time.monotonic() - began
+    bound = tiered_end(written)
+    with written.lock:
+        if written.generation != generation or generation % 2:
+            findings.passes["not judged: the log changed under the reader"] += 1
+            return True
+        is_slow = seconds * 1000 > DELETE_RETENTION_MS
+        read = Read(done.start, done.end, done.found, reader.is_committed, bound, is_slow)
+        wrong = judge_read(written.history, read)
+    findings.passes[reader.name] += 1
+    findings.records[reader.name] += len(done.found)
+    findings.passes["slower than tombstones are retained"] += is_slow
+    findings.longest_pass_s = max(findings.longest_pass_s, seconds)
+    for one in wrong[:5]:
+        findings.violations.append(f"{reader.name} of {written} [{done.start}, {done.end}): {one.kind}: {one.text}")
+    return True
+
+
+def read_until(
+    stop: threading.Event,
+    reader: LogReader,
+    choose: Callable[[], WrittenPartition],
+    findings: Findings,
+    tiered_end: Callable[[WrittenPartition], int],
+    pause_s: Callable[[], float],
+) -> None:
+    """Read one partition after the other until told to stop."""
+    while not stop.wait(pause_s()):
+        read_and_judge(reader, choose(), findings, tiered_end)
+
+
+def all_readers(cluster: SoakCluster) -> list[LogReader]:
+    """Both clients at both isolation levels."""
+    return [kind(cluster, is_committed=committed) for kind in (LibrdkafkaReader, JavaReader) for committed in (True, False)]
+
+
+def pause(dice: random.Random, least: float, most: float) -> Callable[[], float]:
+    return lambda: dice.uniform(least, most)
