@@ -294,7 +294,7 @@ class _Recompaction:
         cleaner = self._tier.cleaner_for(survey.name.topic)
 
         def worker_of(stats: WorkStats) -> SparkWorker:
-            return SparkWorker(self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
+            return SparkWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
 
         return self._run_rounds(survey, Engine("spark", worker_of))
 

@@ -133,7 +133,7 @@ def state_of(tier: Tier) -> PartitionState:
 
 
 def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: WorkStats) -> SparkWorker:
-    return SparkWorker(cast(Cluster, cluster), tier, tier.settings.cleaner_for(NAME.topic), stats, cost)
+    return SparkWorker(lambda: cast(Cluster, cluster), tier, tier.settings.cleaner_for(NAME.topic), stats, cost)
 
 
 def from_offset(first_dirty: int, state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:

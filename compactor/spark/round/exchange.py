@@ -19,7 +19,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final
@@ -32,7 +32,7 @@ from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, keys_of
 from compactor.cleaner.keys.survivors import SurvivorCounts
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
-from compactor.cleaner.row_spool import scatter
+from compactor.cleaner.row_spool import RowSpool, as_bytes
 from compactor.control.records import ScratchObject
 from compactor.errors import AlreadyExists, BadData, NotFound, StoreError
 from compactor.kernels.common import Flags, Hashes
@@ -111,89 +111,37 @@ class ScratchPart:
     sha256: str
 
 
-class RowSorter:
-    """Sorts rows by hash range, keeping the scan order within each range. Rows that do not fit into memory are spooled to disk."""
+def write_spooled_rows(spool: RowSpool, file: BinaryIO) -> tuple[Int64s, npt.NDArray[np.uint32]]:
+    """Append all rows of a spool to ``file``, section by section and range by range.
 
-    def __init__(self, spool: Path, ranges: int, reserve: Callable[[int], None]) -> None:
-        """Create an empty sorter.
-
-        :param spool: path of the spool file.
-        :param reserve: called with a number of bytes before they are written to disk (I10: disk use stays within its budget).
-        """
-        self._ranges = ranges
-        self._reserve = reserve
-        self._spool_path = spool
-        self._spool: BinaryIO | None = None
-        self._blocks: list[Int64s] = []
-        self._buffer = np.empty((BLOCK_ROWS, 4), np.uint32)
-        self._fill = 0
-        self._flushed = 0
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows added so far."""
-        return self._flushed + self._fill
-
-    def add_chunk(
-        self, chunk: Chunk, rows: Rows, first_row: Int64s, begin: Int64s, halves: tuple[np.uint64, np.uint64], low: int, end: int
-    ) -> None:
-        """Add the rows with keys of a chunk whose offsets are in [low, end), from the last to the first.
-
-        :param begin: ordinal of each batch's last row.
-        :param halves: the two halves of the hash key.
-        """
-        row = len(rows)
-        while row:
-            row, self._fill = _pack_key_rows(
-                chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, begin, *halves, low, end, row, self._buffer, self._fill
-            )
-            if row:
-                self._flush()
-
-    def write_sorted(self, file: BinaryIO) -> Int64s:
-        """Append all rows to ``file``. Return the row number at which each range begins, and the number of rows at the end. Call it only
-        once.
-        """
-        if self._spool is None:
-            begins, data = self._sorted()
-            self._reserve(data.nbytes)
-            file.write(_as_bytes(data))
-            return begins
-        self._flush()
-        self._spool.flush()
-        self._reserve(self._spool.tell())
-        spooled = np.memmap(self._spool_path, np.uint32, "r").reshape(-1, 4)
-        starts = np.concatenate((np.zeros(1, np.int64), np.cumsum([block[-1] for block in self._blocks])))
-        total = np.zeros(self._ranges + 1, np.int64)
-        for number in range(self._ranges):
-            for start, block in zip(starts, self._blocks, strict=False):
-                file.write(_as_bytes(spooled[start + block[number] : start + block[number + 1]]))
-                total[number + 1] += block[number + 1] - block[number]
-        self._spool.close()
-        del spooled
-        self._spool_path.unlink()
-        return np.cumsum(total)
-
-    def _flush(self) -> None:
-        """Sort the buffer and append it to the spool."""
-        begins, data = self._sorted()
-        if self._spool is None:
-            self._spool = self._spool_path.open("wb")
-        self._reserve(data.nbytes)
-        self._spool.write(_as_bytes(data))
-        self._blocks.append(begins)
-        self._flushed += self._fill
-        self._fill = 0
-
-    def _sorted(self) -> tuple[Int64s, npt.NDArray[np.uint32]]:
-        """Return where each range begins in the sorted buffer, and the sorted rows."""
-        out = np.empty((self._fill, 4), np.uint32)
-        return scatter(self._buffer, self._fill, self._ranges, 0, self._ranges, out), out
+    :return: the row number at which each range and the end begin in both sections, shape (ranges + 1, 2), and a CRC-32 of each range in
+        both sections, shape (ranges, 2).
+    """
+    ranges, first = spool.ranges.count, 0
+    begins, crcs = np.zeros((ranges + 1, 2), np.int64), np.zeros((ranges, 2), np.uint32)
+    for section in range(2):
+        for number in range(ranges):
+            begins[number, section] = first
+            crc = 0
+            for rows in spool.read(section, number):
+                file.write(as_bytes(rows))
+                crc = zlib.crc32(as_bytes(rows), crc)
+                first += len(rows)
+            crcs[number, section] = crc
+        begins[ranges, section] = first
+    return begins, crcs
 
 
-def _as_bytes(rows: npt.NDArray[np.uint32]) -> memoryview:
-    """Return the memory of rows as bytes."""
-    return rows.reshape(-1).view(np.uint8).data
+def pack_key_rows(
+    chunk: Chunk, rows: Rows, first_row: Int64s, begin: Int64s, halves: tuple[np.uint64, np.uint64], low: int, end: int
+) -> ExchangeRows:
+    """Return the key rows of a chunk's records whose offsets are in [low, end), from the last to the first.
+
+    :param begin: ordinal of each batch's last row.
+    :param halves: the two halves of the hash key.
+    """
+    out = np.empty((len(rows), 4), np.uint32)
+    return out[: _pack_key_rows(chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, begin, *halves, low, end, out)]
 
 
 def mappable_batches(source: SourceSegment, aborted: Flags) -> Flags:
@@ -374,25 +322,20 @@ def read_tail(store: ObjectStore, key: str, size: int) -> Arrays:
 @kernel
 def _pack_key_rows(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, begin: Int64s, k0: np.uint64, k1: np.uint64,
-    low: int, end: int, stop: int, buffer: npt.NDArray[np.uint32], fill: int,
-) -> tuple[int, int]:  # fmt: skip
-    """Write rows before row ``stop`` into the buffer, from the last to the first. Return the row to continue before (0: all are done),
-    and the buffer's fill level.
-    """
+    low: int, end: int, out: ExchangeRows,
+) -> int:  # fmt: skip
+    """Write the rows of a chunk to ``out``, from the last record to the first, and return their number."""
+    count = 0
     for batch in range(begin.size - 1, -1, -1):
-        if first_row[batch] >= stop:
-            continue
-        for row in range(min(first_row[batch + 1], stop) - 1, first_row[batch] - 1, -1):
+        for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):
             if key_length[row] >= 0 and low <= offset[row] < end:
-                if fill == len(buffer):
-                    return row + 1, fill
                 h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-                buffer[fill, 0] = tag_of(h0)
-                buffer[fill, 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
-                buffer[fill, 2] = np.uint32(h1 >> np.uint64(32))
-                buffer[fill, 3] = np.uint32(begin[batch] + first_row[batch + 1] - 1 - row)
-                fill += 1
-    return 0, fill
+                out[count, 0] = tag_of(h0)
+                out[count, 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
+                out[count, 2] = np.uint32(h1 >> np.uint64(32))
+                out[count, 3] = np.uint32(begin[batch] + first_row[batch + 1] - 1 - row)
+                count += 1
+    return count
 
 
 @kernel

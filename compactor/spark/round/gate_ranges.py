@@ -7,7 +7,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -60,7 +59,7 @@ def write_expected_sums(shared: SharedSettings, gate_input: GateInput, answers: 
 
 @dataclass(frozen=True)
 class StoredGateRange:
-    """The gate's rows of one range, in all bundles."""
+    """The gate's rows of one range, in all bundles. They can be read several times."""
 
     bundles: Mapping[int, GateBundle]
     rows_of_range: RangeRows
@@ -94,17 +93,7 @@ def sum_ranges(
     return sums, keys
 
 
-class GateRange(Protocol):
-    """Rows of one range that can be read several times."""
-
-    def count_rows(self, section: int) -> int:
-        """Return the number of rows in a section."""
-
-    def read_section(self, section: int) -> Iterator[GateRows]:
-        """Yield the rows of a section."""
-
-
-def sum_range(gate_range: GateRange, table: KeyTable, ranges: int, number: int, bounds: HashBounds, sums: GateSums) -> int:
+def sum_range(gate_range: StoredGateRange, table: KeyTable, ranges: int, number: int, bounds: HashBounds, sums: GateSums) -> int:
     """Add what range ``number`` of ``ranges`` expects to be left to ``sums`` and return its number of keys.
 
     If the table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,

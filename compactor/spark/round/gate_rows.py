@@ -15,7 +15,6 @@ The gate shares only the transport of bytes with the cleaner's exchange.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,16 +27,16 @@ from compactor.cleaner.gate.batch_checks import BatchTransactions
 from compactor.cleaner.gate.gate import Gate, GateTerms
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS, GateRows, GateSums, KeyTable, Words
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, as_bytes
+from compactor.cleaner.row_spool import RowSpool
 from compactor.errors import BadData, CompactorError
 from compactor.model.plan import CompactionPlan
 from compactor.records.batches import Int64s
 from compactor.round.pass_two import cleaner_rules
-from compactor.spark.round.exchange import Arrays, read_scratch_bytes
+from compactor.spark.round.exchange import Arrays, read_scratch_bytes, write_spooled_rows
 from compactor.storage.port import ObjectStore
 
 DIRECTORY_ENTRY_BYTES: Final = 24
-DIRTY, OUTSIDE = SECTIONS = range(2)
+DIRTY, OUTSIDE = range(2)
 """Sections of a bundle: rows of the dirty range, and rows outside it that are looked up."""
 
 HashBounds = Int64s
@@ -93,30 +92,13 @@ class GateBundle:
         raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 
 
-def open_gate_spool(path: Path, disk: DiskReservation, ranges: int) -> RowSpool:
-    """Open an empty spool for the gate's rows of one bundle."""
-    return RowSpool(path, disk, HashRanges(ranges), WORDS, np.uint64, "the keys of the gate")
-
-
 def write_gate_bundle(spool: RowSpool, path: Path, key: str) -> GateBundle:
     """Write a spool's rows and directory to ``path``, as the object to be stored under ``key``. Raises StoreError if the disk fails."""
-    ranges, first = spool.ranges.count, 0
-    entries, crcs = np.zeros((ranges + 1, 3), np.int64), np.zeros((ranges, 2), np.uint32)
     with path.open("wb") as file:
-        for section in SECTIONS:
-            for number in range(ranges):
-                entries[number, section] = first
-                crc = 0
-                for rows in spool.read(section, number):
-                    file.write(as_bytes(rows))
-                    crc = zlib.crc32(as_bytes(rows), crc)
-                    first += len(rows)
-                crcs[number, section] = crc
-            entries[ranges, section] = first
-        entries[:-1, 2] = crcs.view(np.int64)[:, 0]
-        file.write(entries.tobytes())
-        dirty, total = entries[ranges, :2].tolist()
-        return GateBundle(key, file.tell(), ranges, dirty, total - dirty)
+        begins, crcs = write_spooled_rows(spool, file)
+        file.write(np.column_stack((begins, np.append(crcs.view(np.int64), 0))).tobytes())
+        dirty, total = begins[-1].tolist()
+        return GateBundle(key, file.tell(), spool.ranges.count, dirty, total - dirty)
 
 
 # ---- transactions -----------------------------------------------------------------------------------------------------------

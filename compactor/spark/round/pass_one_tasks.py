@@ -5,7 +5,7 @@ survivors.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from bloom.siphash import key_halves
 from compactor.cleaner.gate.gate import Gate
-from compactor.cleaner.gate.key_table import GATE_ROW_BYTES as GATE_ROW_BYTES
-from compactor.cleaner.keys.disk_map import survive_if_absent, survive_if_first
+from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, survive_if_absent, survive_if_first
 from compactor.cleaner.keys.key_set import KeySet
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import ThreadBuffers
-from compactor.cleaner.row_spool import RowSpool
+from compactor.cleaner.row_spool import HashRanges, RowSpool
 from compactor.constants import MAX_OFFSET
 from compactor.control.records import ScratchObject
 from compactor.errors import CompactorError, OutOfBudget
@@ -45,7 +45,6 @@ from compactor.spark.round.bundles import (
 from compactor.spark.round.exchange import (
     ExchangeRows,
     KeyBundle,
-    RowSorter,
     create_scratch_once,
     decode_gaps,
     encode_survivors,
@@ -54,7 +53,9 @@ from compactor.spark.round.exchange import (
     mappable_batches,
     mark_tombstone_batches,
     pack_arrays,
+    pack_key_rows,
     pack_tail,
+    write_spooled_rows,
 )
 from compactor.spark.round.gate_rows import (
     DIRECTORY_ENTRY_BYTES,
@@ -64,7 +65,6 @@ from compactor.spark.round.gate_rows import (
     create_scan_gate,
     empty_outcomes,
     encode_outcomes,
-    open_gate_spool,
     write_gate_bundle,
 )
 from compactor.spark.round.range_rows import RangeRows, read_ranges
@@ -123,17 +123,29 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
             """Reserve disk until the task ends. Raises OutOfBudget."""
             reserved.enter_context(staging.reserved(size, f"the keys of {len(items)} segments of {shared.partition}"))
 
+        def open_spool(name: str, words: int, dtype: type[np.generic]) -> RowSpool:
+            """Open an empty spool for rows of ``words`` numbers."""
+            spool = RowSpool(
+                staging.folder / f"{name}.spool",
+                _TaskReservation(reserve),
+                HashRanges(shared.ranges),
+                words,
+                dtype,
+                f"the rows of the {name}",
+            )
+            return reserved.enter_context(spool)
+
         bundle = _BundleWriter(
             shared,
             shared.open_segments(staging, [item.metadata for item in items]),
-            [RowSorter(staging.folder / f"{section}.spool", shared.ranges, reserve) for section in ("dirty", "clean")],
-            open_gate_spool(staging.folder / "gate.spool", _TaskReservation(reserve), shared.ranges) if shared.gate else None,
+            open_spool("keys", 4, np.uint32),
+            open_spool("gate", WORDS, np.uint64) if shared.gate else None,
         )
         indexed = [bundle.index_segment(ordinal, item) for ordinal, item in enumerate(items)]
         done = IndexedBundle(tuple(indexed), None)
         if any(item.rows for item in items):
             done = bundle.write(done, name, staging.folder / "keys", reserve)
-            cost.rows += bundle.rows
+            cost.rows += bundle.key_rows.rows
             cost.exchanged_bytes += sum(part.size for part in (done.keys, done.gate) if part)
         return done
 
@@ -157,11 +169,10 @@ class _BundleWriter:
 
     shared: SharedSettings
     reading: StagedSegmentReader
-    sorters: list[RowSorter]
+    key_rows: RowSpool
     gate_rows: RowSpool | None
     facts: dict[str, BatchRowFacts] = field(default_factory=dict)
     next_ordinal: int = 0
-    rows: int = 0
 
     def index_segment(self, ordinal: int, item: SegmentToIndex) -> IndexedSegment:
         """Read one segment and collect its key rows if they are wanted and its transactions are decided."""
@@ -173,11 +184,10 @@ class _BundleWriter:
         undecided = item.rows and item.verdicts is None and bool(data.any())
         first, ordinals_, rows = -1, 0, 0
         if item.rows and not undecided:
-            before = sum(sorter.rows for sorter in self.sorters)
+            before = self.key_rows.rows
             first, ordinals_ = self.next_ordinal, self._add_keys(source, item)
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
-            rows = sum(sorter.rows for sorter in self.sorters) - before
-            self.rows += rows
+            rows = self.key_rows.rows - before
         self.reading.staging.forget([self.reading.log_request(ordinal)])
         deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
         return IndexedSegment(name, len(table), places, deciding, source.txn_entries, undecided, first, ordinals_, rows)
@@ -190,7 +200,7 @@ class _BundleWriter:
             gate = create_scan_gate(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
             wanted = mappable_batches(source, aborted)
             self.facts[item.metadata.id], count = _sort_rows(
-                self.shared, source, wanted, self.sorters, gate, self.gate_rows, self.next_ordinal
+                self.shared, source, wanted, self.key_rows, gate, self.gate_rows, self.next_ordinal
             )
         return count
 
@@ -202,14 +212,12 @@ class _BundleWriter:
             reserve(self.gate_rows.rows * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
             gate = write_gate_bundle(self.gate_rows, path, f"{shared.scratch}{GATE_PREFIX}{name}")
             create_scratch_once(store, gate.key, path)
-            self.gate_rows.close()
+        reserve(self.key_rows.rows * KEY_ROW_BYTES)
         with path.open("wb") as file:
-            dirty = self.sorters[0].write_sorted(file)
-            clean = dirty[-1] + self.sorters[1].write_sorted(file)
-            file.write(np.column_stack((dirty, clean)).tobytes())
-            keys = KeyBundle(
-                f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, int(dirty[-1]), int(clean[-1] - dirty[-1])
-            )
+            begins, _ = write_spooled_rows(self.key_rows, file)
+            file.write(begins.tobytes())
+            dirty, total = begins[-1].tolist()
+            keys = KeyBundle(f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, dirty, total - dirty)
             tail = pack_tail(encode_tail(replace(done, keys=keys, gate=gate), self.facts))
             reserve(len(tail))
             file.write(tail)
@@ -222,7 +230,7 @@ def _sort_rows(
     shared: SharedSettings,
     source: SourceSegment,
     selected_batches: Flags,
-    sorters: Sequence[RowSorter],
+    key_rows: RowSpool,
     gate: Gate | None,
     gate_rows: RowSpool | None,
     next_ordinal: int,
@@ -233,8 +241,7 @@ def _sort_rows(
     The gate reads the same decompressed chunks.
     """
     table, plan, buffers, begun_at = source.table, shared.plan, ThreadBuffers(), next_ordinal
-    halves, (dirty, clean) = key_halves(shared.hash_key), sorters
-    first_dirty = plan.first_dirty_offset
+    halves, first_dirty = key_halves(shared.hash_key), plan.first_dirty_offset
     limit = plan.policy.max_decompressed_batch_bytes
     tombstones = np.zeros(len(table), np.bool_)
     counts = np.where(selected_batches, table.count.astype(np.int64), 0)
@@ -249,11 +256,11 @@ def _sort_rows(
             next_ordinal += len(rows)
             mark_tombstone_batches(first_row, rows.value_length, tombstones[some])
             if source.end > first_dirty:
-                dirty.add_chunk(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET)
+                key_rows.add(DIRTY, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
                 if gate is not None and gate_rows is not None:
                     gate_rows.add(DIRTY, gate.read_chunk(buffers, source, chunk).rows)
             if source.base < first_dirty:
-                clean.add_chunk(chunk, rows, first_row, begin, halves, 0, first_dirty)
+                key_rows.add(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:
                     gate_rows.add(OUTSIDE, gate.read_chunk(buffers, source, chunk, below=True).rows)
     packed_legacy = (table.magic < 2) & (table.codec > 0)

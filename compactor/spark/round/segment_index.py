@@ -16,7 +16,7 @@ import numpy as np
 
 from bloom.sidecar import Sidecar
 from compactor.cleaner.gate.batch_checks import BatchTransactions, transaction_outcomes
-from compactor.cleaner.gate.key_table import GATE_ROW_BYTES as GATE_ROW_BYTES
+from compactor.cleaner.gate.key_table import GATE_ROW_BYTES
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES, stand_in_source
 from compactor.cleaner.passes.source import SourceSegment

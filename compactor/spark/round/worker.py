@@ -11,15 +11,16 @@ the local engine, byte for byte (I7).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 from bloom.sidecar import Sidecar
 from compactor.access.tier import Tier
 from compactor.cleaner.gate.gate import GateFailed
-from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES
+from compactor.cleaner.gate.key_table import GATE_KEY_BYTES
 from compactor.config.settings import Cleaner
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
@@ -64,13 +65,14 @@ class SparkWorker:
     """RemoteWorker that runs the rounds of one partition on a Spark cluster.
 
     ``check_clean_segments`` keeps the pass 1 results of dirty segments. The next call of the worker uses them if its plan matches;
-    otherwise ``close`` deletes them.
+    otherwise ``delete_unused_results`` deletes them.
 
+    open_cluster: returns the cluster, starting Spark if necessary; called when there is work for it.
     stats: set to what the round cost.
     cost: the round's cost is added to it.
     """
 
-    cluster: Cluster
+    open_cluster: Callable[[], Cluster]
     tier: Tier
     cleaner: Cleaner
     stats: WorkStats = field(default_factory=WorkStats)
@@ -78,6 +80,11 @@ class SparkWorker:
     job_listener: JobListener = field(default_factory=JobListener)
     _used: TaskCost = field(default_factory=TaskCost, init=False)
     _prepared: PreparedPassOne | None = field(default=None, init=False)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """Return the cluster on which the rounds run."""
+        return self.open_cluster()
 
     def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
         """Return the start time of an interrupted pass 1 whose results can be reused, or ``now_ms`` if there is none."""
