@@ -2,8 +2,8 @@
 
 A filter with 1 % false positives per *key* is useless to a cleaner: with N dirty keys, a segment without any of them is skipped only with
 probability 0.99 ** N, which is almost never above 458 keys. Therefore the guarantee is given per segment: of the segments without any dirty
-key, at most the share USELESS_RATE is read. The rate per key follows from the number of dirty keys: 1 % per segment with 5 million keys is
-2e-9 per key, which takes about 42 bits per key.
+key, at most the share USELESS_RATE (or the configured one) is read. The rate per key follows from the number of dirty keys: 1 % per segment
+with 5 million keys is 2e-9 per key, which takes about 42 bits per key.
 """
 
 from __future__ import annotations
@@ -63,17 +63,29 @@ def is_filter_worthwhile(filter_size: int, rate: float, probes: int, segment_byt
     return segment_bytes * skip_rate * (1 - useless_rate(rate, probes)) > 2 * filter_size
 
 
-def size_filter(keys: int, probes: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> FilterDesign | None:
+def size_filter(
+    keys: int,
+    probes: int,
+    segment_bytes: int,
+    skip_rate: float = SKIP_RATE,
+    *,
+    useless_rate: float = USELESS_RATE,
+    max_bytes: int | None = None,
+) -> FilterDesign | None:
     """Return the parameters of a filter for a segment of ``segment_bytes`` with ``keys`` distinct keys, or None if no filter pays.
 
     :param probes: number of keys that a later round is expected to look up.
     :param skip_rate: expected share of segments without any dirty key.
+    :param useless_rate: share of the segments without a dirty key that may be downloaded in vain.
+    :param max_bytes: size above which no filter is made; None for no limit.
     """
     if keys <= 0:
         return None
-    rate = rate_per_key(probes)
+    rate = rate_per_key(probes, useless_rate)
     size = filter_bytes(keys, rate)
-    return FilterDesign(keys, max(1, probes), rate, size) if is_filter_worthwhile(size, rate, probes, segment_bytes, skip_rate) else None
+    fits = max_bytes is None or size <= max_bytes
+    pays = is_filter_worthwhile(size, rate, probes, segment_bytes, skip_rate)
+    return FilterDesign(keys, max(1, probes), rate, size) if fits and pays else None
 
 
 def should_keep_filters(asked: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:

@@ -183,6 +183,8 @@ class Cleaner(Section):
     max_decompressed_batch_bytes: int = Field(1 << 30, ge=1, le=1 << 40)
     bloom: bool = True
     bloom_design_keys: int = Field(0, ge=0, le=10**10)
+    bloom_false_positive_rate: float = Field(0.01, ge=1e-6, le=0.5)
+    bloom_max_bytes: int = Field(0, ge=0, le=_MAX_BYTES)
     splice: bool = True
     local_log_dirs: tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...] = Field((), strict=False)
     cleanup_policy: Literal["compact", "delete", "compact,delete"] = "compact"

@@ -105,7 +105,14 @@ def design_filter(cleaner: Cleaner, record: FilterRecord, probes: int, records: 
     """
     if not cleaner.bloom or not record.are_filters_paying:
         return None
-    return sizing.size_filter(records, probes, segment_bytes, max(record.skip_rate, 0.01))
+    return sizing.size_filter(
+        records,
+        probes,
+        segment_bytes,
+        max(record.skip_rate, 0.01),
+        useless_rate=cleaner.bloom_false_positive_rate,
+        max_bytes=cleaner.bloom_max_bytes or None,
+    )
 
 
 def choose_engine(setting: str, keys: int, map_budget_bytes: int) -> str:

@@ -48,6 +48,18 @@ def test_no_filter_where_none_pays() -> None:
     assert sizing.size_filter(0, 1_000_000, segment_bytes=1 << 30) is None
 
 
+def test_a_filter_follows_the_configured_rate_of_useless_reads() -> None:
+    made = sizing.size_filter(1_000_000, 10_000, segment_bytes=1 << 30, useless_rate=0.1)
+    assert made is not None
+    assert sizing.useless_rate(made.rate, 10_000) == pytest.approx(0.1)
+
+
+def test_a_filter_above_the_largest_size_is_not_made() -> None:
+    size = sizing.filter_bytes(1_000_000, sizing.rate_per_key(10_000))
+    assert sizing.size_filter(1_000_000, 10_000, segment_bytes=1 << 30, max_bytes=size) is not None
+    assert sizing.size_filter(1_000_000, 10_000, segment_bytes=1 << 30, max_bytes=size - 1) is None
+
+
 def test_a_filter_asked_for_far_more_keys_than_it_was_made_for_does_not_pay() -> None:
     made = sizing.size_filter(100_000, 1_000, segment_bytes=1 << 28)
     assert made is not None

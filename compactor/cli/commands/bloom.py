@@ -45,7 +45,7 @@ def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
     if document["asked"]:
         told.append(
             f"{document['asked']} filters asked, {document['skipped']} reads spared, {document['useless']} useless "
-            f"({100 * document['useless_rate']:.2g} % of the segments without a dirty key; 1 % is promised)"
+            f"({document['useless_rate']:.2%} of the segments without a dirty key; the target is {document['target_rate']:.2%})"
         )
     out.print_result(
         document, Table("", columns, rows, minor=("filter made for", "bits a key", "sidecar", "keys"), below=1), summary="\n".join(told)
