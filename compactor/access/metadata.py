@@ -57,7 +57,7 @@ class TierMetadata:
         """Return what is set on the topic itself, by Kafka's names, or None if the brokers have no such topic."""
         return {}
 
-    def view(self, name: TopicPartition) -> StateView | None:
+    def state_view(self, name: TopicPartition) -> StateView | None:
         """Return the view through which readers see a control log opened now, or None if they see the log as it is."""
         return None
 
@@ -101,18 +101,18 @@ class BrokerManagedMetadata(TierMetadata):
         self.brokers.refresh(within_s=within_s, topics_within_s=TOPICS_MAX_AGE_S)
         return broker_view(self.brokers.folded_partition(name).cache, name)
 
-    def view(self, name: TopicPartition) -> StateView:
+    def state_view(self, name: TopicPartition) -> StateView:
         """Return a view that is computed once per state of the log, so that a reader sees one view of it until it is folded on."""
         computed: list[tuple[PartitionState, PartitionState]] = []
 
         def view(state: PartitionState) -> PartitionState:
             if not computed or computed[0][0] is not state:
-                computed[:] = [(state, self._as_read(state))]
+                computed[:] = [(state, self._merge_broker_view(state))]
             return computed[0][1]
 
         return view
 
-    def _as_read(self, state: PartitionState) -> PartitionState:
+    def _merge_broker_view(self, state: PartitionState) -> PartitionState:
         """Return the state with the segments and the topic id that the brokers report, at most METADATA_MAX_AGE_S old."""
         from compactor.brokers.view import METADATA_MAX_AGE_S
 
@@ -137,15 +137,15 @@ class ListedMetadata(TierMetadata):
         self._layout = layout
 
     def recorded_catalog(self) -> CatalogState:
-        return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.names()), 0))
+        return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.partition_names()), 0))
 
-    def view(self, name: TopicPartition) -> StateView:
+    def state_view(self, name: TopicPartition) -> StateView:
         """Return a view that lists the partition once, so that a reader sees one view of it."""
         live: list[tuple[RemoteLogSegmentMetadata, ...]] = []
 
         def view(state: PartitionState) -> PartitionState:
             if not live:
-                live.append(self.listed.live(name))
+                live.append(self.listed.live_segments(name))
             return state.model_copy(update={"live": live[0]})
 
         return view

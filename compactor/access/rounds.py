@@ -67,9 +67,9 @@ def new_round(
 
 def compact(tier: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
     """Run a round over one partition, and tell other processes of a change. Raises as Round.run."""
-    log, hint = tier.open(name, leads=True), tier.changes.hint(name)
+    log, hint = tier.open(name, leads=True), tier.changes.change_hint(name)
     report = new_round(tier, name, now_ms, force=force, on_stage=on_stage).execute_round(log)
-    tier.changes.keep(log, hint)
+    tier.changes.cache_log_state(log, hint)
     if tier.local:
         tier.local.forget_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
     if report.status in ("cleaned", "resumed", "expired"):

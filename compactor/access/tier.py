@@ -79,7 +79,7 @@ class TierIdentity:
             local.keep_catalog(state, self.catalog.mark())
         return state
 
-    def create(self, hash_key: bytes = b"") -> CatalogState:
+    def create_catalog(self, hash_key: bytes = b"") -> CatalogState:
         """Create the tier's identity if there is none, and return the folded catalog.
 
         :param hash_key: the secret of the new tier; a random one if empty.
@@ -163,11 +163,11 @@ class ChangeNotes:
     local: LocalState | None
     hints: bool
 
-    def hint(self, name: TopicPartition) -> int:
+    def change_hint(self, name: TopicPartition) -> int:
         """Return the latest hint about a partition in the catalog as last folded. Asked before the partition's log is read."""
         return self.catalog.state.partitions.get(str(name), 0)
 
-    def keep(self, log: PartitionLog, hint: int) -> None:
+    def cache_log_state(self, log: PartitionLog, hint: int) -> None:
         """Keep a folded log in local state. hint: the hint about it from before it was read."""
         mark = log.mark() if self.local and self.local.bound else None
         if mark and self.local:
@@ -277,7 +277,7 @@ class Tier:
         """Return [cleaner] as it holds for a topic. What brokers have set on the topic takes precedence. Raises UsageError."""
         return self.settings.cleaner_for(topic, self.metadata.topic_settings(topic) or {})
 
-    def over(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
+    def with_stores(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
         """Return the same tier over other stores, such as stores that refuse writes or can be interrupted."""
         ports = replace(self.ports, control=control or self.ports.control)
         if data is not None:
@@ -303,8 +303,8 @@ class Tier:
         :param leads: whether the caller runs a round. Rounds go by the log alone, into which their leader writes first what others have
             changed (*segments mirrored*); all others see it through the metadata source.
         """
-        view = None if leads else self.metadata.view(name)
-        log = open_partition(self.ports, name, self.floor(name), key=self.log_key(name), view=view)
+        view = None if leads else self.metadata.state_view(name)
+        log = open_partition(self.ports, name, self.known_slot(name), key=self.log_key(name), view=view)
         kept = self.local.state(name) if self.local and self.local.bound else None
         if kept:
             log.load(*kept)
@@ -315,13 +315,13 @@ class Tier:
         topic_id = self.metadata.topic_id(name)
         return f"{name}-{topic_id}" if topic_id else str(name)
 
-    def floor(self, name: TopicPartition) -> int:
+    def known_slot(self, name: TopicPartition) -> int:
         """Return the slot that a partition's log is known to have reached, by the catalog as last folded."""
         return self.catalog.state.reached.get(self.log_key(name), 0)
 
-    def as_read(self, state: PartitionState) -> PartitionState:
+    def state_for_readers(self, state: PartitionState) -> PartitionState:
         """Return the state that readers see."""
-        view = self.metadata.view(state.name)
+        view = self.metadata.state_view(state.name)
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:

@@ -95,14 +95,14 @@ class Uploader:
     def _run_import(self, watch: UploadWatch, options: ImportOptions) -> ImportReport:
         """Import the directory into the tier under these options."""
         opened, name = self._opened, watch.name
-        hint = opened.changes.hint(name)
+        hint = opened.changes.change_hint(name)
 
         def note_change(log: PartitionLog) -> None:
             with self._one_at_a_time:
                 opened.changes.publish([log])
-                opened.changes.keep(log, hint)
+                opened.changes.cache_log_state(log, hint)
 
-        policy = opened.settings.cleaner_for(name.topic).policy()
+        policy = opened.settings.cleaner_for(name.topic).cleaner_policy()
         company = ImportResources(1, note_change, self._large)
         return import_directory(opened, Path(watch.seen.path), name, policy, options=options, company=company)
 

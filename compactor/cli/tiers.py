@@ -55,7 +55,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
         _check_command_writes(writes, settings)
     opened = open_tier(settings, local_state=local_state)
     if shared and writes:
-        opened.identity.create()
+        opened.identity.create_catalog()
     elif shared:
         from compactor.views.checkpoints import read_only_tier
 
@@ -93,8 +93,8 @@ def open_for_control_writes(args: argparse.Namespace) -> Tier:
     if not control_url(settings):
         raise UsageError("there is no place for what is made", hint="Set control_url under [tier], outside of what brokers write")
     found = open_tier(settings)
-    found.identity.create()
-    return found.over(data=ReadOnly(found.ports.data))
+    found.identity.create_catalog()
+    return found.with_stores(data=ReadOnly(found.ports.data))
 
 
 def open_read_only(args: argparse.Namespace) -> Tier:

@@ -198,7 +198,7 @@ class Cleaner(Section):
             raise ValueError("min_compaction_lag_ms must not be above max_compaction_lag_ms")
         return self
 
-    def policy(self) -> CleanerPolicy:
+    def cleaner_policy(self) -> CleanerPolicy:
         """Return the settings that determine the bytes of a round's output."""
         return CleanerPolicy(**{name: getattr(self, name) for name in CleanerPolicy.model_fields})
 
@@ -324,7 +324,7 @@ class Settings(Value):
             return f"topic {topic}"
         return self.source_of(f"cleaner.{key}")
 
-    def section(self, name: str) -> Value:
+    def section_values(self, name: str) -> Value:
         """Return a section by its name in SECTIONS, such as ``tier`` or ``tier.aiven``."""
         found: Value = reduce(getattr, name.split("."), self)
         return found

@@ -77,13 +77,13 @@ class BrokerLog(Protocol):
         :param epochs: leader epoch of the record before the offset, where known; the broker's log is compared with it.
         """
 
-    def stop(self, names: Iterable[TopicPartition]) -> None:
+    def stop_reading(self, names: Iterable[TopicPartition]) -> None:
         """Stop reading these partitions. Partitions that are not being read are ignored."""
 
-    def fetch(self, limit: int, timeout_s: float) -> Fetched:
+    def fetch_messages(self, limit: int, timeout_s: float) -> Fetched:
         """Return what has arrived, at most ``limit`` messages. Waits up to ``timeout_s`` seconds for the first one."""
 
-    def bounds(self, name: TopicPartition) -> LogBounds:
+    def log_bounds(self, name: TopicPartition) -> LogBounds:
         """Return the partition's first offset and the offset of its next record."""
 
     def topic_id(self, name: TopicPartition) -> str:
@@ -113,14 +113,14 @@ class ConfluentBroker:
 
     def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
         kafka, epochs = load_confluent_kafka(), epochs or {}
-        self.stop(offsets)
+        self.stop_reading(offsets)
         if not offsets:
             return
         # librdkafka compares leader epochs where a partition is sought, not where it is assigned, and fetches meanwhile. Assigned at the
         # sought offset, a partition that a truncation has cut below it may be reported as out of range instead. (A logical offset such
         # as OFFSET_END is no way out: its answer may arrive after the seek, and then takes the place of the sought offset.)
-        first = [kafka.TopicPartition(*name, self.bounds(name).end if name in epochs else offset) for name, offset in offsets.items()]
-        self._consumer().incremental_assign(first)
+        first = [kafka.TopicPartition(*name, self.log_bounds(name).end if name in epochs else offset) for name, offset in offsets.items()]
+        self._open_client().incremental_assign(first)
         self._names |= set(offsets)
         self._seek([kafka.TopicPartition(*name, offsets[name], leader_epoch=epochs[name]) for name in offsets if name in epochs])
 
@@ -130,23 +130,23 @@ class ConfluentBroker:
         for place in places:
             while True:
                 try:
-                    self._consumer().seek(place)
+                    self._open_client().seek(place)
                     break
                 except kafka.KafkaException as error:
                     if error.args[0].name() != "_STATE" or time.monotonic() >= deadline:
                         raise kafka_error(error.args[0], self._connection.bootstrap_servers, f"{place.topic}-{place.partition}") from None
                 time.sleep(_RETRY_S)  # the assignment is not in force yet
 
-    def stop(self, names: Iterable[TopicPartition]) -> None:
+    def stop_reading(self, names: Iterable[TopicPartition]) -> None:
         kafka = load_confluent_kafka()
         known = self._names & set(names)
         if known:
-            self._consumer().incremental_unassign([kafka.TopicPartition(*name) for name in known])
+            self._open_client().incremental_unassign([kafka.TopicPartition(*name) for name in known])
             self._names -= known
 
-    def fetch(self, limit: int, timeout_s: float) -> Fetched:
+    def fetch_messages(self, limit: int, timeout_s: float) -> Fetched:
         found = _Found()
-        for message in self._consumer().consume(limit, timeout_s):
+        for message in self._open_client().consume(limit, timeout_s):
             error = message.error()
             if error is None:
                 found.messages.append(message)
@@ -161,17 +161,17 @@ class ConfluentBroker:
                     found.out_of_range.append(name)
             elif isinstance(told, Refused) and error.name() not in _IGNORED_ERRORS:
                 raise told
-        self.stop([*found.out_of_range, *found.truncated])
+        self.stop_reading([*found.out_of_range, *found.truncated])
         refusal = self._listener.tls_or_login_error(self._connection.bootstrap_servers, "reading")
         if refusal is not None and not found.messages:
             raise refusal
         return Fetched(found.messages, found.out_of_range, found.truncated)
 
-    def bounds(self, name: TopicPartition) -> LogBounds:
+    def log_bounds(self, name: TopicPartition) -> LogBounds:
         kafka = load_confluent_kafka()
         place = kafka.TopicPartition(*name)
-        consumer = self._consumer()
-        return LogBounds(*self._ask(name, lambda seconds: consumer.get_watermark_offsets(place, timeout=seconds)))
+        consumer = self._open_client()
+        return LogBounds(*self._request_offsets(name, lambda seconds: consumer.get_watermark_offsets(place, timeout=seconds)))
 
     def topic_id(self, name: TopicPartition) -> str:
         wanted, client, seconds = load_confluent_kafka().TopicCollection([name.topic]), self._admin.client, self._connection.timeout_s
@@ -182,8 +182,8 @@ class ConfluentBroker:
     def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
         kafka = load_confluent_kafka()
         place = kafka.TopicPartition(*name, timestamp_ms)
-        consumer = self._consumer()
-        (found,) = self._ask(name, lambda seconds: consumer.offsets_for_times([place], timeout=seconds))
+        consumer = self._open_client()
+        (found,) = self._request_offsets(name, lambda seconds: consumer.offsets_for_times([place], timeout=seconds))
         return None if found.offset < 0 else int(found.offset)
 
     def close(self) -> None:
@@ -192,13 +192,13 @@ class ConfluentBroker:
             self._client.close()
             self._client = None
 
-    def _ask(self, name: TopicPartition, attempt: Any) -> Any:
+    def _request_offsets(self, name: TopicPartition, attempt: Any) -> Any:
         try:
             return retry_until_answered(self._connection, self._listener, f"offsets of {name}", attempt)
         except NotFound as error:
             raise StoreError(error.message, hint=error.hint) from None
 
-    def _consumer(self) -> Any:
+    def _open_client(self) -> Any:
         if self._client is None:
             settings = self._connection.settings(
                 self._listener,

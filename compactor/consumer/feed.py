@@ -172,12 +172,12 @@ class TierFeed:
             try:
                 item: Item | None = self._read_turn(turn)
             except LogChanged:
-                self._requeue(turn)  # the next turn compares what was read below its offset
+                self._requeue_turn(turn)  # the next turn compares what was read below its offset
                 continue
             except Exception as error:  # noqa: BLE001 - returned by next_item
                 item = Failed(turn.name, error)
             if item is not None:
-                self._enqueue(turn, item, last=True)
+                self._enqueue_item(turn, item, last=True)
 
     def _read_turn(self, turn: Turn) -> Item | None:
         """Read for one turn. Return the partition's last item, or None if it was stopped or is due again."""
@@ -185,7 +185,7 @@ class TierFeed:
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
         log = log_identity(self._tier, state)
         read_until = turn.offset if turn.view_offsets is None else turn.view_end
-        mismatch = find_mismatch(turn.read if turn.log is None else turn.log.read_until(read_until), log)
+        mismatch = find_mismatch(turn.read if turn.log is None else turn.log.history_below(read_until), log)
         if mismatch is not None:
             return Ended(turn.name, turn.offset, start, end, log, mismatch)
         turn.log = log
@@ -210,15 +210,15 @@ class TierFeed:
             if len(mine):
                 block = copy_block(turn.name, mine, log.topic_id)
                 read += block.nbytes
-                if not self._enqueue(turn, ReadBlock(turn.name, block, log)):
+                if not self._enqueue_item(turn, ReadBlock(turn.name, block, log)):
                     return None
             turn.offset = reached
             if read >= TURN_BYTES and self._due_turns:
-                self._requeue(turn)
+                self._requeue_turn(turn)
                 return None
         turn.offset = bound
         if turn.view_offsets is not None:
-            self._requeue(turn)
+            self._requeue_turn(turn)
             return None
         return Ended(turn.name, bound, start, end, log)
 
@@ -227,12 +227,12 @@ class TierFeed:
         with self._condition:
             return max(0, self._max_threads - len(self._turns)) // max(1, len(self._turns))
 
-    def _requeue(self, turn: Turn) -> None:
+    def _requeue_turn(self, turn: Turn) -> None:
         with self._condition:
             self._due_turns.append(turn)
             self._condition.notify()
 
-    def _enqueue(self, turn: Turn, item: Item, *, last: bool = False) -> bool:
+    def _enqueue_item(self, turn: Turn, item: Item, *, last: bool = False) -> bool:
         """Add an item to the queue, after waiting for space. Return False if the partition was stopped."""
         size = _size(item)
         with self._condition:

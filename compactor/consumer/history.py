@@ -40,7 +40,7 @@ class ReadHistory:
         """Return the leader epoch of the last record; None if unknown."""
         return self.epochs[-1].epoch if self.epochs else None
 
-    def until(self, offset: int) -> ReadHistory:
+    def below_offset(self, offset: int) -> ReadHistory:
         """Return the part of this history below ``offset`` (exclusive)."""
         begun = sum(known.end < offset for known in self.epochs) + 1
         return ReadHistory(self.topic_id, tuple(EpochEnd(epoch, min(end, offset)) for epoch, end in self.epochs[:begun]), offset)
@@ -59,7 +59,7 @@ class LogIdentity:
     lineage: Lineage = ()
     end: int = 0
 
-    def read_until(self, offset: int) -> ReadHistory:
+    def history_below(self, offset: int) -> ReadHistory:
         """Return the history of a reader that has read this log up to ``offset`` (exclusive)."""
         begun = truncate_lineage(self.lineage, offset)
         ends = [*(entry.start_offset for entry in begun[1:]), offset]

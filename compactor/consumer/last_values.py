@@ -53,7 +53,7 @@ class LastValues:
     @property
     def next_place(self) -> Place:
         """Return ``next_offset`` as a position, which also identifies the log."""
-        read = self.log.read_until(self.next_offset)
+        read = self.log.history_below(self.next_offset)
         return Place(*self.extent.name, self.next_offset, read.last_epoch, read.topic_id)
 
     @property

@@ -48,7 +48,7 @@ class TransactionOutcomes:
     def piece(self, reader: SegmentReader, position: int) -> Piece:
         """Return the piece at a position. A piece that was read to find markers is not fetched again."""
         held = self._held.pop((reader.metadata.id, position), None)
-        return held or self._pieces.take(reader, position)
+        return held or self._pieces.take_piece(reader, position)
 
     def holds(self, reader: SegmentReader, position: int) -> bool:
         """Return whether the piece at a position is in memory already."""
@@ -128,6 +128,6 @@ class TransactionOutcomes:
             reader = self._open_segment(metadata)
             at = position if metadata.id == segment_id else reader.position_of(self._frontier)
             while at < metadata.size_bytes:
-                piece = self._pieces.peek(reader, at)
+                piece = self._pieces.peek_piece(reader, at)
                 yield piece
                 at = piece.end

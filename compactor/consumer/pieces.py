@@ -57,10 +57,10 @@ class SegmentReader:
         self._limit = inflate_limit
         self._offset_entries: npt.NDArray[Any] | None = None
 
-    def pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[Piece]:
+    def read_pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[Piece]:
         """Yield the pieces from ``position``, where a batch begins, to the segment's end."""
         while position < self.metadata.size_bytes:
-            piece = self.piece(position, piece_bytes)
+            piece = self.read_piece(position, piece_bytes)
             yield piece
             position = piece.end
 
@@ -89,13 +89,13 @@ class SegmentReader:
         cuts = np.unique(known[at[at < len(known)]]).tolist()
         return [(begin, end - begin) for begin, end in reversed(list(zip([0, *cuts], [*cuts, size], strict=True)))]
 
-    def piece(self, position: int, piece_bytes: int = FETCH_BYTES) -> Piece:
+    def read_piece(self, position: int, piece_bytes: int = FETCH_BYTES) -> Piece:
         """Return the whole batches within ``piece_bytes`` bytes from ``position`` on, at least one batch."""
         key = self._object_key("log")
         left = self.metadata.size_bytes - position
         length = min(piece_bytes, left)
         while True:
-            buf = read_only(np.frombuffer(self._get("log", position, length), np.uint8))
+            buf = read_only(np.frombuffer(self._read_file("log", position, length), np.uint8))
             if not len(buf):
                 raise BadData(f"the object ends at byte {position}, {left} bytes early", segment=key, hint="It was changed. Run `verify`")
             whole, needed = whole_batches(buf)
@@ -104,7 +104,7 @@ class SegmentReader:
             length = min(left, max(needed, length * 2))
         try:
             # If the rest of the segment holds no whole batch, the parser reports why.
-            return Piece(self.metadata, position, self._parse(key, buf[: whole or len(buf)]))
+            return Piece(self.metadata, position, self._parse_batches(key, buf[: whole or len(buf)]))
         except BadData as error:
             raise _shifted_error(error, position) from None
 
@@ -118,7 +118,7 @@ class SegmentReader:
 
     def offset_before_time(self, timestamp_ms: int) -> int:
         """Return an offset below which all records are older than ``timestamp_ms``, by the time index."""
-        entries = self._index("timeindex", TIME_ENTRY)
+        entries = self._read_index("timeindex", TIME_ENTRY)
         after = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp_ms, side="left"))
         return self.metadata.start_offset + (int(entries["offset"][after - 1]) if after else 0)
 
@@ -128,13 +128,13 @@ class SegmentReader:
         return self._offset_entries
 
     def _valid_offset_index(self) -> npt.NDArray[Any]:
-        entries = self._index("index", OFFSET_ENTRY)
+        entries = self._read_index("index", OFFSET_ENTRY)
         position, offset = entries["position"].astype(np.int64), entries["offset"].astype(np.int64)
         inside = (position > 0) & (position < self.metadata.size_bytes)
         sound = np.all(np.diff(position) > 0) and np.all(np.diff(offset) > 0) and np.all(inside)
         return entries if sound else entries[:0]
 
-    def _index(self, kind: str, entry: np.dtype[Any]) -> npt.NDArray[Any]:
+    def _read_index(self, kind: str, entry: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return the entries of an index, or none if the segment has no such index: then it is read from its beginning.
 
         Raises SegmentGone if the object is missing, because the segment was replaced.
@@ -144,10 +144,10 @@ class SegmentReader:
                 return np.empty(0, entry)
         except NotFound:
             raise SegmentGone(self._object_key("log"), self.metadata) from None
-        data = self._get(kind)
+        data = self._read_file(kind)
         return np.frombuffer(data[: len(data) // entry.itemsize * entry.itemsize], entry)
 
-    def _get(self, kind: str, start: int = 0, length: int | None = None) -> bytes:
+    def _read_file(self, kind: str, start: int = 0, length: int | None = None) -> bytes:
         try:
             return self._layout.read_file(self._partition, self.metadata, kind, start, length)
         except NotFound:
@@ -156,7 +156,7 @@ class SegmentReader:
     def _object_key(self, kind: str) -> str:
         return self._layout.object_name(self._partition, self.metadata, kind)
 
-    def _parse(self, key: str, buf: Bytes) -> SourceSegment:
+    def _parse_batches(self, key: str, buf: Bytes) -> SourceSegment:
         base, stop = self.metadata.start_offset, self.metadata.end_offset + 1
         source = SourceSegment(0, key, base, stop, self.metadata.mtime_ms, buf, scan_batches(buf, key, -1))
         read_compressed_markers(source, self._limit)
@@ -171,17 +171,17 @@ class PiecePrefetcher:
         self._pool = ThreadPoolExecutor(most, "fetch-ahead") if most else None
         self._fetches: dict[tuple[str, int], Future[Piece]] = {}
 
-    def take(self, reader: SegmentReader, position: int) -> Piece:
+    def take_piece(self, reader: SegmentReader, position: int) -> Piece:
         """Return a piece and drop it from memory. Raises as SegmentReader."""
         fetch = self._fetches.pop((reader.metadata.id, position), None)
-        return self._fetch(reader, position) if fetch is None else fetch.result()
+        return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
-    def peek(self, reader: SegmentReader, position: int) -> Piece:
+    def peek_piece(self, reader: SegmentReader, position: int) -> Piece:
         """Return a piece and keep it in memory, because ``take`` will be called for it later."""
         fetch = self._fetches.get((reader.metadata.id, position))
-        return self._fetch(reader, position) if fetch is None else fetch.result()
+        return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
-    def prefetch(self, places: Iterable[tuple[SegmentReader, int]]) -> None:
+    def prefetch_pieces(self, places: Iterable[tuple[SegmentReader, int]]) -> None:
         """Set the pieces that will be needed next. Pieces of earlier calls that are not among them are forgotten."""
         if self._pool is None:
             return
@@ -189,7 +189,7 @@ class PiecePrefetcher:
         for reader, position in islice(places, self._most):
             key = (reader.metadata.id, position)
             fetch = before.pop(key, None)
-            self._fetches[key] = self._pool.submit(self._fetch, reader, position) if fetch is None else fetch
+            self._fetches[key] = self._pool.submit(self._fetch_piece, reader, position) if fetch is None else fetch
         for left in before.values():
             left.cancel()
 
@@ -198,9 +198,9 @@ class PiecePrefetcher:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _fetch(self, reader: SegmentReader, position: int) -> Piece:
+    def _fetch_piece(self, reader: SegmentReader, position: int) -> Piece:
         cut = reader.next_cut(position) if self._pool is not None else None
-        return reader.piece(position) if cut is None else reader.piece(position, cut - position)
+        return reader.read_piece(position) if cut is None else reader.read_piece(position, cut - position)
 
 
 class SegmentGone(NotFound):

@@ -59,7 +59,7 @@ def first_open_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> 
     for segment in recent[place + 1 :]:
         reader = SegmentReader(tier.ports.layout, state.name, segment, cleaner.max_decompressed_batch_bytes)
         try:
-            for piece in reader.pieces():
+            for piece in reader.read_pieces():
                 update_open_transactions(opened, piece.source.table, segment.end_offset)
         except SegmentGone:
             if segment is recent[-1]:
@@ -216,7 +216,7 @@ def find_offset_by_time(
         if metadata.max_timestamp_ms < timestamp_ms or metadata.end_offset < first:
             continue
         reader = SegmentReader(tier.ports.layout, name, metadata, limit)
-        for piece in reader.pieces(reader.position_of(reader.offset_before_time(timestamp_ms)), piece_bytes=1 << 20):
+        for piece in reader.read_pieces(reader.position_of(reader.offset_before_time(timestamp_ms)), piece_bytes=1 << 20):
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
             for selection in scratch.selections(piece, late, limit):
@@ -314,7 +314,7 @@ class Reader:
                 last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
                 while position < metadata.size_bytes and first <= last:
                     piece = self._outcomes.piece(reader, position)
-                    self._pieces.prefetch(self._next_pieces(list(readers.values()), piece.end))
+                    self._pieces.prefetch_pieces(self._next_pieces(list(readers.values()), piece.end))
                     for selection in self._scratch.selections(piece, self._wanted_batches(piece, first, last), self._wanted.inflate_limit):
                         inside = _rows_between(selection.rows.offset, first, last)
                         if len(inside):
@@ -389,7 +389,7 @@ class Reader:
     def _backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[Piece]:
         """Yield the pieces of segments from the end to the beginning. ``segments`` are given newest first."""
         readers = map(self._segment, segments)
-        fetches = (partial(reader.piece, *cut) for reader in readers for cut in reader.bounds_backwards())
+        fetches = (partial(reader.read_piece, *cut) for reader in readers for cut in reader.bounds_backwards())
         return fetched_ahead(fetches, self._wanted.ahead)
 
     def _wanted_batches(self, piece: Piece, first: int, last: int) -> Flags:

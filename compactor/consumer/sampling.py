@@ -66,16 +66,16 @@ def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> Sam
         return SampledSaving(0, 0, 0, 0)
     sample = _SampleReader(opened, state, live)
     if sample_bytes >= total:
-        hashes, sizes = sample.records(live[0].start_offset, live[-1].end_offset)
+        hashes, sizes = sample.read_key_hashes(live[0].start_offset, live[-1].end_offset)
         return SampledSaving(round(_superseded_share(hashes, sizes) * total), 0, total, total)
     first, newest_bytes = _newest_bytes(live, max(sample_bytes // 2, 1))
-    hashes, sizes = sample.records(first, live[-1].end_offset)
+    hashes, sizes = sample.read_key_hashes(first, live[-1].end_offset)
     saved = _superseded_share(hashes, sizes) * newest_bytes
     older_bytes = total - newest_bytes
     known = np.unique(hashes)
     shares, read = [], newest_bytes
     for begin, end, size in _windows(live, first, older_bytes, sample_bytes - newest_bytes):
-        old, old_sizes = sample.records(begin, end)
+        old, old_sizes = sample.read_key_hashes(begin, end)
         if old_sizes.sum():
             gone = (old == 0) | np.isin(old, known, assume_unique=False)
             shares.append(float(old_sizes[gone].sum() / old_sizes.sum()))
@@ -98,7 +98,7 @@ class _SampleReader:
         self._wanted = ReadOptions(True, opened.settings.cleaner_for(state.topic).max_decompressed_batch_bytes)
         self._halves = key_halves(opened.identity.reading_key())
 
-    def records(self, first: int, last: int) -> tuple[Hashes64, Sizes]:
+    def read_key_hashes(self, first: int, last: int) -> tuple[Hashes64, Sizes]:
         """Return for each record, in offset order, the hash of its key (0 without a key) and its approximate size in bytes."""
         parts = list(self._parts(first, last))
         if not parts:

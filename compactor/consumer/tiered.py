@@ -107,7 +107,7 @@ class _Assigned:
     def read(self) -> ReadHistory:
         """Return the history of what was read up to the position."""
         if self.log is not None:
-            return replace(self.log.read_until(self.position), topic_id=self.topic_id)
+            return replace(self.log.history_below(self.position), topic_id=self.topic_id)
         epochs = (*self.epochs[:-1], EpochEnd(self.epochs[-1].epoch, self.position)) if self.epochs else ()
         return ReadHistory(self.topic_id, epochs, self.position)
 
@@ -182,7 +182,7 @@ class TieredConsumer:
         for name in self._assigned:
             self._feed.stop_reading(name)
         if self._broker is not None and self._assigned:
-            self._broker.stop(self._assigned)
+            self._broker.stop_reading(self._assigned)
         self._assigned, self._block = {}, None
         self._pending.clear()
 
@@ -196,7 +196,7 @@ class TieredConsumer:
         restored = self._assigned_place(at.name, place)
         self._feed.stop_reading(at.name)
         if self._broker is not None:
-            self._broker.stop([at.name])
+            self._broker.stop_reading([at.name])
         if self._block is not None and self._block[0] == at.name:
             self._block = None
         self._pending = deque(m for m in self._pending if (m.topic(), m.partition()) != at.name)
@@ -252,7 +252,7 @@ class TieredConsumer:
             if len(found) >= num_messages or (left <= 0 and found):
                 return found
             try:
-                received = self._receive(max(0.0, left))
+                received = self._receive_items(max(0.0, left))
             except CompactorError:
                 if found:  # the error is raised again by the next call
                     return found
@@ -288,7 +288,7 @@ class TieredConsumer:
             if len(found) < wanted:
                 self._block = None
 
-    def _receive(self, wait_s: float) -> bool:
+    def _receive_items(self, wait_s: float) -> bool:
         """Accept what has arrived, after everything before it was returned. Return whether anything has."""
         now = time.monotonic()
         self._handle_lost()
@@ -298,29 +298,29 @@ class TieredConsumer:
         if self._broker is None or not any(at.source == "broker" for at in self._assigned.values()):
             item = self._feed.next_item(wait_s)
             if item is not None:
-                self._accept(item)
+                self._accept_item(item)
             return item is not None
         item = self._feed.next_item(0)
         if item is not None:
-            self._accept(item)
+            self._accept_item(item)
         most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.is_busy else BROKER_WAIT_S
-        fetched = self._broker.fetch(MAX_FETCH, min(wait_s, most))
+        fetched = self._broker.fetch_messages(MAX_FETCH, min(wait_s, most))
         self._pending.extend(fetched.messages)
         self._lost += [*((name, None) for name in fetched.out_of_range), *fetched.truncated.items()]
         return item is not None or bool(fetched.messages) or bool(self._lost)
 
-    def _accept(self, item: Item) -> None:
+    def _accept_item(self, item: Item) -> None:
         at = self._assigned.get(item.name)
         if at is None or at.source != "tier":
             return
         if isinstance(item, Ended):
-            self._rest(at)  # retried if the broker does not answer
+            self._schedule_retry(at)  # retried if the broker does not answer
             if item.mismatch is not None:
                 self._continue_after_mismatch(at, item, item.mismatch)
             else:
                 self._continue_after_tier(at, item)
         elif isinstance(item, Failed):
-            self._rest(at)
+            self._schedule_retry(at)
             raise item.error
         else:
             self._block = (item.name, item.block.messages())
@@ -355,7 +355,7 @@ class TieredConsumer:
         if self._broker is None:
             return
         topic_id = self._broker.topic_id(at.name)
-        if is_other_topic(at.topic_id, topic_id) and not self._reset_topic(at, "the broker", topic_id, self._broker.bounds(at.name)):
+        if is_other_topic(at.topic_id, topic_id) and not self._reset_topic(at, "the broker", topic_id, self._broker.log_bounds(at.name)):
             return
         at.note_log(None)
         at.topic_id = topic_id or at.topic_id
@@ -367,7 +367,7 @@ class TieredConsumer:
         """Decide where to continue, because the tier's log is not the one that was read."""
         broker = self._broker
         if found.reason == "truncated":
-            self._report_truncation(at, item.log.read_until(found.agreed_offset))
+            self._report_truncation(at, item.log.history_below(found.agreed_offset))
         elif found.reason == "topic" and (broker is None or broker.topic_id(at.name) != at.topic_id):
             self._reset_topic(at, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
         elif broker is not None and at.position >= at.broker_start:
@@ -396,7 +396,7 @@ class TieredConsumer:
     def _broker_has(self, at: _Assigned) -> bool:
         if self._broker is None:
             return False
-        bounds = self._broker.bounds(at.name)
+        bounds = self._broker.log_bounds(at.name)
         return bounds.start <= at.position <= bounds.end
 
     def _reset_below_start(self, at: _Assigned, item: Ended) -> None:
@@ -423,14 +423,14 @@ class TieredConsumer:
 
         :param agreed: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
         """
-        topic_id, bounds = broker.topic_id(at.name), broker.bounds(at.name)
-        self._rest(at)
+        topic_id, bounds = broker.topic_id(at.name), broker.log_bounds(at.name)
+        self._schedule_retry(at)
         if is_other_topic(at.topic_id, topic_id):
             self._hand_over(at)
         elif agreed is not None:
             # A later epoch begins there: a tier without one holds the discarded records.
             later = tuple(EpochEnd(epoch + 1, agreed) for epoch, _ in at.read.epochs[-1:])
-            self._report_truncation(at, ReadHistory(at.topic_id, at.read.until(agreed).epochs + later, agreed))
+            self._report_truncation(at, ReadHistory(at.topic_id, at.read.below_offset(agreed).epochs + later, agreed))
         elif at.position < bounds.start:
             at.broker_start, at.source = bounds.start, "tier"
             self._feed.start_reading(at.name, at.read, skip_view=True)
@@ -445,7 +445,7 @@ class TieredConsumer:
             text = f"offset {at.position} of {at.name} is not there: {why}"
             self._pending.append(TierMessage(*at.name, at.position, error=out_of_range_error(text), topic_id=at.topic_id))
 
-    def _rest(self, at: _Assigned) -> None:
+    def _schedule_retry(self, at: _Assigned) -> None:
         at.source, at.wake_s = "resting", time.monotonic() + self._options.refresh_s
 
     def _bounds(self, name: TopicPartition) -> LogBounds:
@@ -454,7 +454,7 @@ class TieredConsumer:
         mine = LogBounds(self._tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine
-        its = self._broker.bounds(name)
+        its = self._broker.log_bounds(name)
         return LogBounds(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
 
     def _assigned_place(self, name: TopicPartition, place: PlaceLike) -> _Assigned:

@@ -71,7 +71,7 @@ def perform_job(
         observer.record_stage(stage, plan)
         resources.stop.check_between_stages(stage)
 
-    opened = opened.over(data=InterruptibleStore(opened.ports.data, resources.stop, observer.record_moved_bytes))
+    opened = opened.with_stores(data=InterruptibleStore(opened.ports.data, resources.stop, observer.record_moved_bytes))
     opened = replace(opened, catalog=open_catalog(opened.ports))
     opened.catalog.load(catalog)
     log = opened.open(job.name, leads=True)

@@ -56,7 +56,7 @@ class PartitionCache:
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
-                fresh and not summary.waiting and self._opened.floor(summary.name) <= seen.slot
+                fresh and not summary.waiting and self._opened.known_slot(summary.name) <= seen.slot
             ):  # the times of waiting groups have to be read from the store
                 self._known[summary.name] = CachedPartition(summary, seen, {})
                 found[summary.name] = self._compute_status(summary.name, now_ms), seen.checked_ms
@@ -91,13 +91,13 @@ class PartitionCache:
 
     def update_from_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
         """Take over a control log that was just folded, and return the partition's status."""
-        self._opened.changes.keep(log, hint)
+        self._opened.changes.cache_log_state(log, hint)
         # One request for each slot whose time the log does not hold.
         slot_times_ms = read_slot_times(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.mark()
         position = Seen(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.name] = serialize_history(partition_history(log.state))
-        self._known[log.state.name] = CachedPartition(summarize_state(self._opened.as_read(log.state)), position, slot_times_ms)
+        self._known[log.state.name] = CachedPartition(summarize_state(self._opened.state_for_readers(log.state)), position, slot_times_ms)
         return self._compute_status(log.state.name, now_ms)
 
     def live_segments(self, name: TopicPartition) -> tuple[SegmentSummary, ...]:
@@ -126,7 +126,7 @@ class PartitionCache:
         opened, name = self._opened, known.summary.name
         if known.position is None or (not opened.kind.has_complete_log and known.position.hint != hint):
             return True
-        log = open_partition(opened.ports, name, opened.floor(name), key=opened.log_key(name))
+        log = open_partition(opened.ports, name, opened.known_slot(name), key=opened.log_key(name))
         return log.has_changed_since(known.position.slot, known.position.mark)
 
     def _mark_unchanged(self, known: CachedPartition, hint: int, now_ms: int) -> None:

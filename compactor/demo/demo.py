@@ -90,7 +90,7 @@ class Demo:
         self.tier_place = tier_url or str(self.folder / "tier")
         tier = {"url": tier_url or (self.folder / "tier").as_uri(), "state_dir": str(self.folder / "state")}
         section = kind_of(self.tier_place).section
-        reached = {section: settings.section(section).model_dump()} if settings and section else {}
+        reached = {section: settings.section_values(section).model_dump()} if settings and section else {}
         self.config.write_text(_as_toml({"tier": tier, **reached}), encoding="utf-8")
         # The environment is ignored, so that the demo never touches a real tier.
         self._tier: Tier = open_tier(load_settings(str(self.config), {}))
@@ -117,7 +117,7 @@ class Demo:
 
     def import_topic(self, progress: ImportProgress) -> ImportReport:
         """Import the log directory into the tier."""
-        report = import_directory(self._tier, self.log_dir, NAME, self._cleaner.policy(), progress)
+        report = import_directory(self._tier, self.log_dir, NAME, self._cleaner.cleaner_policy(), progress)
         self._before = self._topic_size()
         return report
 

@@ -153,7 +153,7 @@ class LocalState:
         """Record that the store has nothing newer than the cache for these partitions."""
         self._rocks.write({_key(_SEEN, name): value.model_dump_json().encode() for name, value in seen.items()})
 
-    def heads(self, ids: Sequence[str]) -> dict[str, bytes]:
+    def cached_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the cached sidecar heads of these segments, by segment id."""
         found = self._rocks.get([_HEAD + name.encode() for name in ids])
         return {name: data for name, data in zip(ids, found, strict=True) if data is not None}

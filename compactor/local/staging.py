@@ -256,7 +256,7 @@ class Staging:
             arrived = contents.download_recorded(self.layout, wanted.name, wanted.segment, wanted.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.transferred
-            arrived.require(self.where(wanted), wanted.file)
+            arrived.require_recorded(self.where(wanted), wanted.file)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -323,7 +323,7 @@ def _copy(read: Callable[[int], bytes], path: Path, expected: SegmentFile) -> Se
         while data := read(COPY_BYTES):
             digests.update(data)
             target.write(data)
-    return digests.found()
+    return digests.digested_file()
 
 
 def group_room(

@@ -91,7 +91,7 @@ class GenerationTarget:
 
     def generation_folder(self, generation: str, name: TopicPartition) -> str:
         """Return the folder of a partition's objects in a generation."""
-        return f"{generation}/{self.keys.folder(name)}"
+        return f"{generation}/{self.keys.partition_folder(name)}"
 
     def pointer_content(self, name: TopicPartition, generation: Generation) -> bytes:
         """Return the content of the object that directs readers to this generation."""
@@ -313,7 +313,7 @@ class _GenerationWriter:
                 "log": path,
             }
             for kind, data in contents.items():
-                if not create_object(self.target.store, f"{generation}/{self.target.keys.file(name, base, kind)}", data):
+                if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base, kind)}", data):
                     return None
         reading.staging.forget([reading.log_request(ordinal)])
         return PublishedSegment(segment=segment.id, base=base, last=last, timestamp_ms=latest, log_bytes=segment.size_bytes)

@@ -207,7 +207,7 @@ class Round:
             return f"it takes run {plan.restores} back, which only `undo` goes on with"
         if plan.fingerprint != executor_fingerprint():
             return f"it was made by {plan.fingerprint}, this process is {executor_fingerprint()}"
-        return "" if plan.policy == self._cleaner.policy() else "the settings have changed since it was made"
+        return "" if plan.policy == self._cleaner.cleaner_policy() else "the settings have changed since it was made"
 
     @contextmanager
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[GatheredRound | None]:
@@ -234,7 +234,7 @@ class Round:
                 self._remote.delete_unused_results()
             return
         disk = self._own_disk_budget()
-        if max(group_room([segment], cleaner.policy().index_interval_bytes) for segment in at_least) > disk.total:
+        if max(group_room([segment], cleaner.cleaner_policy().index_interval_bytes) for segment in at_least) > disk.total:
             check_plan_fits_disk(draft_plan(facts), state, disk.total)
         with self._open_workers_and_reader(state, disk) as (workers, reading):
             found = self._run_pass_one(facts, workers, reading, check)

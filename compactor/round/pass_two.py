@@ -460,7 +460,7 @@ class PlanExecution:
         builder = SidecarBuilder(output, design, worker.hash_key, sketch=design is not None, directory=directory)
         with WorkerThreads(1) as workers:
             scan_into(builder, output, self._limit, workers)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add(builder.sidecar(metadata.id))
+        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(builder.sidecar(metadata.id))
         if directory:
             worker.stats.sidecar_bytes_written += worker.sidecars.add_directory(builder.directory(metadata.id))
 
@@ -469,11 +469,11 @@ class PlanExecution:
     ) -> None:
         """Store the sidecar of a composed segment, derived from its source's. Without a source's sidecar there is none."""
         worker = self._worker
-        old = worker.sidecars.load(source.id) if worker.sidecars else None
+        old = worker.sidecars.load_sidecar(source.id) if worker.sidecars else None
         if worker.sidecars is None or old is None:
             return
         sidecar = inherited_sidecar(old, metadata.id, joined.due, joined.table)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add(sidecar) + worker.sidecars.add_directory(joined.directory)
+        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_directory(joined.directory)
 
     def _prefetch_sources(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):

@@ -218,7 +218,7 @@ def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) 
         # Tombstones of v0 and v1 have no horizon: they are removed by rounds over a dirty range, not by rounds for horizons alone.
         legacy_horizon_ms=before.mtime_ms - cleaner.delete_retention_ms if before and found.dirty else 0,
         vector=state.vector,
-        policy=cleaner.policy(),
+        policy=cleaner.cleaner_policy(),
         map_engine=facts.map_engine,
         fingerprint=facts.fingerprint,
         producers=facts.producers,

@@ -121,7 +121,7 @@ class RestoreRound:
             high_watermark=state.end_offset + 1,
             legacy_horizon_ms=0,
             vector=state.vector,
-            policy=self.cleaner.policy(),
+            policy=self.cleaner.cleaner_policy(),
             map_engine="memory",
             fingerprint=executor_fingerprint(),
             producers=(),

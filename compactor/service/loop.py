@@ -32,7 +32,7 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
 
     def __init__(self, opened: Tier, log: EventLogger) -> None:
         self.stop = StopRequest(threading.Event())
-        opened = opened.over(data=InterruptibleStore(opened.ports.data, self.stop))
+        opened = opened.with_stores(data=InterruptibleStore(opened.ports.data, self.stop))
         self._opened = replace(opened, ports=replace(opened.ports, sleep=self.stop.sleep))
         self._log = log
         self._running: dict[TopicPartition, JobT] = {}

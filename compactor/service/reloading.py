@@ -70,7 +70,7 @@ def _flatten_settings(settings: Settings) -> dict[str, Any]:
     found = {
         f"{section}.{key}": value
         for section, kind in SECTION_TYPES.items()
-        for key, value in settings.section(section).model_dump(mode="json", include=set(setting_keys(kind))).items()
+        for key, value in settings.section_values(section).model_dump(mode="json", include=set(setting_keys(kind))).items()
     }
     for pattern, cleaner in settings.topics.items():
         values = cleaner.model_dump(mode="json")

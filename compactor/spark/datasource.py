@@ -172,7 +172,7 @@ class KafkaTieredStream(DataSourceStreamReader):
         def read_to(tier: Tier, name: TopicPartition) -> ReadHistory:
             """Return the end offset of one partition with its leader epoch and topic id."""
             state = tier.open(name).refresh()
-            return log_identity(tier, state).read_until(_end_offset(tier, self._request, state))
+            return log_identity(tier, state).history_below(_end_offset(tier, self._request, state))
 
         ends = {str(name): log for name, log in _map_partitions(self._request, read_to)}
         return {name: log.end for name, log in ends.items()} | {

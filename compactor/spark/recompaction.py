@@ -222,7 +222,7 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit:
     settings = load_settings(config)
     tier = open_tier(settings)
     if tier.kind.is_broker_managed:
-        tier.identity.create()
+        tier.identity.create_catalog()
     names = [name for name in sorted(tier.partitions()) if re.fullmatch(topics, name.topic)]
     if not names:
         raise UsageError(f"the tier at {tier.ports.layout.url} holds no topic that matches {topics}")

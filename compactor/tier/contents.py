@@ -66,7 +66,7 @@ class StreamDigest:
         if self._batches is not None:
             self._batches.update(data)
 
-    def found(self) -> SegmentFile:
+    def digested_file(self) -> SegmentFile:
         """Return size and digest of all pieces.
 
         The digest is empty if none was recorded, or if the bytes should be a log of v2 batches and are not.
@@ -106,7 +106,7 @@ def stored_file(store: ObjectStore, key: str, size: int, recorded: SegmentFile) 
     digests = StreamDigest(recorded)
     for start in range(0, size, READ_BYTES):
         digests.update(store.get(key, start, min(READ_BYTES, size - start)))
-    return digests.found()
+    return digests.digested_file()
 
 
 def recorded_file(info: ObjectInfo) -> SegmentFile:
@@ -170,7 +170,7 @@ class Download:
         """Return whether the downloaded bytes match what was recorded."""
         return file.is_matched_by(self.found)
 
-    def require(self, key: str, file: SegmentFile) -> None:
+    def require_recorded(self, key: str, file: SegmentFile) -> None:
         """Raise BadData if the downloaded bytes differ from what was recorded."""
         if not self.is_recorded(file):
             raise damaged_object_error(key, self.found, file)
@@ -192,7 +192,7 @@ def read_recorded(layout: SegmentLayout, name: TopicPartition, segment: RemoteLo
     data = layout.read_file(name, segment, kind, 0, most)
     if not _describe_bytes(data, file).is_recorded(file):
         data = layout.read_file(name, segment, kind, 0, most)
-    _describe_bytes(data, file).require(layout.object_name(name, segment, kind), file)
+    _describe_bytes(data, file).require_recorded(layout.object_name(name, segment, kind), file)
     return data
 
 
@@ -208,7 +208,7 @@ def _describe_download(transferred: int, path: Path, file: SegmentFile) -> Downl
 def _describe_bytes(data: bytes, file: SegmentFile) -> Download:
     digests = StreamDigest(file)
     digests.update(data)
-    return Download(digests.found(), len(data))
+    return Download(digests.digested_file(), len(data))
 
 
 def file_sha256(path: Path) -> str:

@@ -63,7 +63,7 @@ def sidecar_keys(log_prefix: str, segment_id: str) -> tuple[str, str]:
 class SidecarHeadCache(Protocol):
     """Cache of sidecar heads in local state. Entries may disappear at any time; methods raise nothing."""
 
-    def heads(self, ids: Sequence[str]) -> dict[str, bytes]:
+    def cached_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the cached heads of these segments."""
 
     def keep_heads(self, heads: Mapping[str, bytes]) -> None:
@@ -80,7 +80,7 @@ class Sidecars:
         self._log_prefix = log_prefix
         self.hash_key = hash_key
 
-    def key(self, segment_id: str) -> str:
+    def sidecar_key(self, segment_id: str) -> str:
         """Return the key of a segment's sidecar."""
         return sidecar_keys(self._log_prefix, segment_id)[0]
 
@@ -95,19 +95,19 @@ class Sidecars:
         found |= {segment_id: head for segment_id, (head, _) in fetched.items()}
         for segment_id, head in found.items():
             if head.problem not in ("", NO_SIDECAR):
-                _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.key(segment_id), head.problem)
+                _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.sidecar_key(segment_id), head.problem)
         return found
 
-    def load(self, segment_id: str) -> Sidecar | None:
+    def load_sidecar(self, segment_id: str) -> Sidecar | None:
         """Return a sidecar with its filter, or None if it is absent or unusable. Raises StoreError."""
         from bloom import sidecar as sidecars
 
         try:
-            return sidecars.decode_sidecar(self._control.get(self.key(segment_id)), segment_id, self.hash_key)
+            return sidecars.decode_sidecar(self._control.get(self.sidecar_key(segment_id)), segment_id, self.hash_key)
         except NotFound:
             return None
         except sidecars.SidecarUnusable as unusable:
-            _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.key(segment_id), unusable)
+            _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.sidecar_key(segment_id), unusable)
             return None
 
     def match_segments(self, segment_ids: Sequence[str], keys: Callable[[], Iterable[Hashes]]) -> tuple[dict[str, str], int]:
@@ -141,16 +141,16 @@ class Sidecars:
                         break
         return met, fetched
 
-    def directories(self, segment_ids: Sequence[str]) -> Iterator[tuple[KeyDirectory | None, int]]:
+    def load_directories(self, segment_ids: Sequence[str]) -> Iterator[tuple[KeyDirectory | None, int]]:
         """Yield the key directory of each segment, in order, with the bytes fetched; None if there is no usable one. Raises StoreError."""
         with contextlib.closing(_prefetch(segment_ids, self._load_directory)) as found:
             yield from (each for _, each in found)
 
     def _prefetch_filters(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
         """Yield the sidecar of each segment, in order, with some of them prefetched."""
-        return _prefetch(segment_ids, self.load)
+        return _prefetch(segment_ids, self.load_sidecar)
 
-    def save(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> int:
+    def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> int:
         """Write or replace sidecar and key directory, and return their size in bytes. Raises StoreError."""
         from bloom import directory as directories
         from bloom import sidecar as sidecars
@@ -159,18 +159,18 @@ class Sidecars:
         keys = directories.encode_directory(directory, self.hash_key) if directory is not None else b""
         if keys:
             self._control.put(sidecar_keys(self._log_prefix, sidecar.segment_id)[1], keys)
-        self._control.put(self.key(sidecar.segment_id), data)
+        self._control.put(self.sidecar_key(sidecar.segment_id), data)
         if self._head_cache is not None:
             self._head_cache.keep_heads({sidecar.segment_id: data[: sidecars.sidecar_head_length(data)]})
         return len(data) + len(keys)
 
-    def add(self, sidecar: Sidecar) -> int:
+    def add_sidecar(self, sidecar: Sidecar) -> int:
         """Create a sidecar if there is none, and return its size. A store error is logged only, because it costs no more than a later
         read.
         """
         from bloom import sidecar as sidecars
 
-        return self._create_if_absent(self.key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
+        return self._create_if_absent(self.sidecar_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
     def add_directory(self, directory: KeyDirectory) -> int:
         """Create a key directory if there is none, and return its size. A store error is only logged."""
@@ -207,7 +207,7 @@ class Sidecars:
             _log.warning("%s is not written: %s", key, error)
             return 0
 
-    def ids(self) -> dict[str, int]:
+    def stored_sizes(self) -> dict[str, int]:
         """Return the size of each sidecar by segment id. Raises StoreError."""
         listed = self._control.list(sidecar_prefix(self._log_prefix))
         return {segment_id_of(info.key): info.size for info in listed if info.key.endswith(".bloom") and segment_id_of(info.key)}
@@ -217,7 +217,7 @@ class Sidecars:
         from bloom import sidecar as sidecars
 
         found = {}
-        for segment_id, data in (self._head_cache.heads(segment_ids) if self._head_cache is not None else {}).items():
+        for segment_id, data in (self._head_cache.cached_heads(segment_ids) if self._head_cache is not None else {}).items():
             with contextlib.suppress(sidecars.SidecarUnusable):
                 found[segment_id] = SidecarHead(sidecars.decode_sidecar_head(data, segment_id, self.hash_key), "", 0)
         return found
@@ -227,10 +227,10 @@ class Sidecars:
         from bloom import sidecar as sidecars
 
         try:
-            data = self._control.get(self.key(segment_id), 0, sidecars.HEAD_GUESS)
+            data = self._control.get(self.sidecar_key(segment_id), 0, sidecars.HEAD_GUESS)
             wanted = sidecars.sidecar_head_length(data)
             if wanted > len(data) == sidecars.HEAD_GUESS:
-                data += self._control.get(self.key(segment_id), sidecars.HEAD_GUESS, wanted - sidecars.HEAD_GUESS)
+                data += self._control.get(self.sidecar_key(segment_id), sidecars.HEAD_GUESS, wanted - sidecars.HEAD_GUESS)
             return SidecarHead(sidecars.decode_sidecar_head(data, segment_id, self.hash_key), "", len(data)), data[:wanted]
         except NotFound:
             return SidecarHead(None, NO_SIDECAR, 0), b""

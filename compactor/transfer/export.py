@@ -116,7 +116,7 @@ def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLo
             path = folder / f"{segment.end_offset + 1:020d}.snapshot"
         else:
             continue
-        download_recorded(layout, name, segment, kind, path).require(layout.object_name(name, segment, kind), file)
+        download_recorded(layout, name, segment, kind, path).require_recorded(layout.object_name(name, segment, kind), file)
         if not whole:
             _keep_offsets(path, layout.object_name(name, segment, kind), begin, segment.end_offset)
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)

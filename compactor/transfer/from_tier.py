@@ -85,7 +85,7 @@ class _PartitionTransfer:
         # In a compactor-managed tier, offsets are only missing because a round removed them: the fold refuses other gaps.
         self._options = replace(options, gaps=options.gaps or source.kind.describes_segments, older=False, may_be_empty=True)
         cleaner = target.settings.cleaner_for(name.topic)
-        self._policy = cleaner.policy()
+        self._policy = cleaner.cleaner_policy()
         self._room = disk_budget_bytes(cleaner, target.state_dir) // threads
         self._reports: list[ImportReport] = []
         self._firsts: dict[str, int] = {}

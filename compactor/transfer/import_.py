@@ -563,7 +563,7 @@ class _DirectoryImport:
         tier, interval = self.tier, self.policy.index_interval_bytes
         check_free_space(tier.ports.layout.url, sum(disk_bytes_needed(member, interval) for member in found))
         if not tier.catalog.state.tier_id:
-            tier.identity.create(self.key_to_be)
+            tier.identity.create_catalog(self.key_to_be)
             tier.catalog.refresh()
         self.progress.at("uploading", sum(member.source.size for member in found))
         sidecars = tier.sidecars(self.name) if tier.cleaner_for(self.name.topic).bloom else None

@@ -164,7 +164,7 @@ def import_partitions(
 
     company = ImportResources(1, lambda log: changes.record_change(log.state.name, log.reached()), threading.Lock())
     if sources:
-        tier.identity.create()
+        tier.identity.create_catalog()
         tier.identity.read()
     with ThreadPoolExecutor(at_once, "import") as pool:
         return list(pool.map(take, sources))
@@ -187,7 +187,7 @@ def import_root(
     options = replace(options, may_be_empty=True)
 
     def bring(name: TopicPartition, path: Path, company: ImportResources) -> ImportReport:
-        policy = tier.cleaner_for(name.topic).policy()
+        policy = tier.cleaner_for(name.topic).cleaner_policy()
         return import_directory(tier, path, name, policy, ImportProgress(advance=on_bytes), options, company)
 
     return import_partitions(tier, directories, bring, at_once=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition)

@@ -65,7 +65,7 @@ class SegmentUpload:
             if how.tier.ports.layout.upload_segment(how.name, metadata, paths):
                 return None
         if how.sidecars is not None:
-            how.sidecars.add(self._build_sidecar(metadata.id, how.sidecars.hash_key))
+            how.sidecars.add_sidecar(self._build_sidecar(metadata.id, how.sidecars.hash_key))
         how.advance(metadata.size_bytes)
         return metadata
 

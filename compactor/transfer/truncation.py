@@ -97,7 +97,7 @@ def segment_head_before(tier: Tier, state: PartitionState, offset: int, policy: 
         return None
     key = layout.object_name(name, first, "log")
     path = log_path(scratch, first.start_offset)
-    download_recorded(layout, name, first, "log", path).require(key, first.files["log"])
+    download_recorded(layout, name, first, "log", path).require_recorded(key, first.files["log"])
     limit = policy.max_decompressed_batch_bytes
     aborted = np.empty(0, TXN_ENTRY)
     if "txnindex" in first.files:

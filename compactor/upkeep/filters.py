@@ -48,7 +48,7 @@ def sidecars_json(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, 
     cleaner = opened.cleaner_for(name.topic)
     record = sum_filter_records(state.runs)
     sidecars = opened.sidecars(name)
-    sizes = sidecars.ids()
+    sizes = sidecars.stored_sizes()
     heads = sidecars.heads([segment.id for segment in state.live])
     probes = expected_round_keys(cleaner, state.runs, 0)
     return {
@@ -143,7 +143,7 @@ def rebuild_sidecars(
                         raise
                     continue  # replaced and retired meanwhile
                 reading.staging.forget([reading.log_request(ordinal)])
-                size += sidecars.save(builder.sidecar(segment.id), keys)
+                size += sidecars.save_sidecar(builder.sidecar(segment.id), keys)
                 written.append(segment.id)
                 on_segment(segment.size_bytes)
         return SidecarRebuildReport(tuple(written), len(state.live) - len(wanted), reading.staging.bytes_fetched, size)

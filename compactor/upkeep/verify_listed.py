@@ -48,7 +48,7 @@ class _ListedPartitionVerifier:
     name: TopicPartition
 
     def find_problems(self, on_bytes: Callable[[int], None]) -> Iterator[SegmentProblem]:
-        listing = self.listed.listing(self.name)
+        listing = self.listed.list_partition(self.name)
         yield from self._check_listing(listing)
         limit = self.opened.settings.cleaner_for(self.name.topic).max_decompressed_batch_bytes
         ends: dict[int, int] = {}
@@ -137,11 +137,11 @@ class _ListedPartitionVerifier:
         return found, max(end, segment.base)
 
     def _has_expired(self, segment: ListedSegment) -> bool:
-        now = {found.base: found for found in self.listed.listing(self.name).segments}
+        now = {found.base: found for found in self.listed.list_partition(self.name).segments}
         return segment.base not in now or set(now[segment.base].files) < set(segment.files)
 
     def _error_problem(self, kind: str, file: str, detail: str) -> SegmentProblem:
-        return SegmentProblem("error", kind, *self.name, self.listed.keys.folder(self.name) + file, detail)
+        return SegmentProblem("error", kind, *self.name, self.listed.keys.partition_folder(self.name) + file, detail)
 
     def _note_problem(self, kind: str, file: str, detail: str) -> SegmentProblem:
-        return SegmentProblem("note", kind, *self.name, self.listed.keys.folder(self.name) + file, detail)
+        return SegmentProblem("note", kind, *self.name, self.listed.keys.partition_folder(self.name) + file, detail)

@@ -25,7 +25,7 @@ from compactor.tier.publishers import ReadOnlyPublisher
 
 def read_only_tier(opened: Tier) -> Tier:
     """Return the tier with stores that refuse every write."""
-    viewed = opened.over(control=ReadOnly(opened.ports.control), data=ReadOnly(opened.ports.data))
+    viewed = opened.with_stores(control=ReadOnly(opened.ports.control), data=ReadOnly(opened.ports.data))
     if not opened.kind.is_broker_managed:
         return viewed  # what readers see is in the control store, which refuses
     return replace(viewed, ports=replace(viewed.ports, publisher=ReadOnlyPublisher()))

@@ -231,7 +231,7 @@ def explain_key(opened: Tier, name: TopicPartition, key: bytes, now_ms: int, on_
     """
 
     def explain(state: PartitionState) -> Explanation:
-        all_found = list(Searcher(opened, name, on_bytes).search(state.live, key=key))
+        all_found = list(Searcher(opened, name, on_bytes).find_records(state.live, key=key))
         log_start = opened.first_readable_offset(state)
         found = [record for record in all_found if record.offset >= log_start]
         below = [record for record in all_found if record.offset < log_start]
@@ -261,12 +261,12 @@ def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int,
             where = f"offsets {state.start_offset} to {state.end_offset}" if state.has_segments else "nothing"
             return Explanation(name.topic, name.partition, f"Offset {offset} is not in the tier, which holds {where}.", ())
         later_segments = [segment for segment in state.live if segment.end_offset >= offset]
-        here = next(Searcher(opened, name, on_bytes).search(later_segments, offset=offset), None)
+        here = next(Searcher(opened, name, on_bytes).find_records(later_segments, offset=offset), None)
         if here is None:
             return _explain_removed_offset(opened, state, later_segments, offset, on_bytes)
         later: list[FoundRecord] = []
         if here.key is not None and not here.control:
-            later = [s for s in Searcher(opened, name, on_bytes).search(later_segments, key=here.key) if s.offset >= offset]
+            later = [s for s in Searcher(opened, name, on_bytes).find_records(later_segments, key=here.key) if s.offset >= offset]
         outlook = _RecordFates(state, now_ms, opened.kind.compacts)
         return Explanation(name.topic, name.partition, outlook.offset_answer(here, later), tuple(outlook.record_facts(later or [here])))
 
@@ -299,7 +299,9 @@ def _explain_removed_offset(
     group, old = found[0]
     if old.key is None:
         return Explanation(*state.name, answer, (Fact("removed", _describe_record(old), _record_values(old)),))
-    later = [s for s in Searcher(opened, state.name, on_bytes).search(later_segments, key=old.key) if s.sets_value and s.offset > offset]
+    later = [
+        s for s in Searcher(opened, state.name, on_bytes).find_records(later_segments, key=old.key) if s.sets_value and s.offset > offset
+    ]
     answer = f"Offset {offset} held {_format_key(old.key)} and was cleaned away by run {group.run_id}: "
     if old.outcome == "abort":
         answer += "its transaction was aborted."
@@ -328,7 +330,7 @@ def _removed_records(
         segments = [s for s in group.segments if offset < 0 or s.start_offset <= offset <= s.end_offset]
         try:
             # Markers further on are not passed here, so that outcomes of transactions may be unknown.
-            seen = list(Searcher(opened, state.name, on_bytes).search(segments, key=key, offset=offset))
+            seen = list(Searcher(opened, state.name, on_bytes).find_records(segments, key=key, offset=offset))
         except NotFound:
             continue  # retired meanwhile
         found += [(group, record) for record in seen if record.offset not in still]

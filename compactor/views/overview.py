@@ -59,7 +59,9 @@ def read_summaries(
     for name in names:
         known = kept.get(str(name))
         fresh = (
-            known is not None and opened.floor(name) <= known[0].slot and is_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
+            known is not None
+            and opened.known_slot(name) <= known[0].slot
+            and is_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
         )
         if fresh and check_marks:
             trusted.add(name)
@@ -115,12 +117,12 @@ def _read_summary(
     try:
         if kept:
             seen, summary = kept
-            if not open_partition(opened.ports, name, opened.floor(name)).has_changed_since(seen.slot, seen.mark):
+            if not open_partition(opened.ports, name, opened.known_slot(name)).has_changed_since(seen.slot, seen.mark):
                 confirmed[name] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
                 return PartitionResult(name, summary)
         log = opened.open(name)
         state = log.refresh()
-        opened.changes.keep(log, hint)
+        opened.changes.cache_log_state(log, hint)
         return PartitionResult(name, summarize_state(state))
     except CompactorError as error:
         return PartitionResult(name, error=error)

@@ -60,7 +60,7 @@ class Searcher:
         self._on_bytes = on_bytes
         self._known: dict[int, int] = {}
 
-    def search(
+    def find_records(
         self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, keys: Collection[bytes] = (), offset: int = -1
     ) -> Iterator[FoundRecord]:
         """Yield the records with one of the given keys and the record at ``offset``, latest first.

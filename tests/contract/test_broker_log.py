@@ -132,7 +132,7 @@ def fetched(log: BrokerLog, until: int, limit: int = 100) -> list[MessageLike]:
     """Return all messages up to the one with offset ``until``."""
     found: list[MessageLike] = []
     for _ in range(300):
-        got = log.fetch(limit, 0.2)
+        got = log.fetch_messages(limit, 0.2)
         assert len(got.messages) <= limit
         assert not got.out_of_range
         found += got.messages
@@ -143,7 +143,7 @@ def fetched(log: BrokerLog, until: int, limit: int = 100) -> list[MessageLike]:
 
 def out_of_range(log: BrokerLog) -> list[TopicPartition]:
     for _ in range(300):
-        got = log.fetch(10, 0.2)
+        got = log.fetch_messages(10, 0.2)
         assert not got.messages
         if got.out_of_range:
             return list(got.out_of_range)
@@ -152,7 +152,7 @@ def out_of_range(log: BrokerLog) -> list[TopicPartition]:
 
 def assert_quiet(log: BrokerLog) -> None:
     for _ in range(5):
-        got = log.fetch(10, 0.1)
+        got = log.fetch_messages(10, 0.1)
         assert (list(got.messages), list(got.out_of_range)) == ([], [])
 
 
@@ -169,7 +169,7 @@ def test_a_partition_is_read_in_order_from_an_offset(opened: tuple[Rig, BrokerLo
     assert first.error() is None
     assert (first.topic(), first.partition(), first.key(), first.value()) == (*rig.name, b"k", b"3")
     assert (first.headers(), first.timestamp(), first.leader_epoch()) == ([("h", b"v")], (1, FIRST_MS + 3), 0)
-    assert log.bounds(rig.name) == LogBounds(0, 15)
+    assert log.log_bounds(rig.name) == LogBounds(0, 15)
     rig.put([15, 16])
     assert offsets(fetched(log, 16)) == [15, 16]
 
@@ -180,7 +180,7 @@ def test_a_partition_can_continue_elsewhere_and_can_be_stopped(opened: tuple[Rig
     assert offsets(fetched(log, 14))[:10] == [*range(10)]
     log.read_from({rig.name: 8})
     assert offsets(fetched(log, 14))[:2] == [8, 9]
-    log.stop([rig.name, TopicPartition("others", 3)])
+    log.stop_reading([rig.name, TopicPartition("others", 3)])
     rig.put([15])
     assert_quiet(log)
     log.read_from({rig.name: 15})
@@ -192,7 +192,7 @@ def test_offsets_outside_the_log_are_reported(opened: tuple[Rig, BrokerLog, bool
     rig.delete_below(5)
     log.read_from({rig.name: 2})
     assert out_of_range(log) == [rig.name]
-    assert log.bounds(rig.name) == LogBounds(5, 15)
+    assert log.log_bounds(rig.name) == LogBounds(5, 15)
     rig.put([15])
     assert_quiet(log)
     log.read_from({rig.name: 40})
@@ -206,7 +206,7 @@ def test_an_offset_after_the_end_of_its_leader_epoch_is_reported_as_truncation(o
     log.read_from({rig.name: 15}, {rig.name: 0})
     assert_quiet(log)
     log.read_from({rig.name: 40}, {rig.name: 0})
-    fetches = (log.fetch(10, 0.2) for _ in range(300))
+    fetches = (log.fetch_messages(10, 0.2) for _ in range(300))
     got = next(found for found in fetches if found.messages or found.out_of_range or found.truncated)
     assert (list(got.messages), list(got.out_of_range), got.truncated) == ([], [], {rig.name: 15})
     rig.put([15])

@@ -435,7 +435,7 @@ class Faulty:
 def _faulty(scene: SideScene) -> tuple[Agent, Faulty]:
     opened = scene.tier.opened()
     store = Faulty(opened.ports.data)
-    opened = opened.over(data=store)
+    opened = opened.with_stores(data=store)
     return scene.tier.agent(scene.one, scene.cluster, opened), store
 
 

@@ -64,7 +64,7 @@ class Scene(SideScene):
 
     def opened(self) -> Tier:
         opened = self.tier.opened()
-        return opened.over(control=self._breakable(opened.ports.control), data=self._breakable(opened.ports.data))
+        return opened.with_stores(control=self._breakable(opened.ports.control), data=self._breakable(opened.ports.data))
 
     def _breakable(self, store: Any) -> Any:
         return Breakable(store, self)

@@ -369,7 +369,7 @@ def opened(cli: TierCli) -> Tier:
 
 
 def bring(tier: Tier, folder: Path, **options: Any) -> Any:
-    return import_directory(tier, folder, ORDERS, tier.settings.cleaner_for("orders").policy(), options=ImportOptions(**options))
+    return import_directory(tier, folder, ORDERS, tier.settings.cleaner_for("orders").cleaner_policy(), options=ImportOptions(**options))
 
 
 def test_an_agent_brings_what_is_below_the_high_watermark(cli: TierCli, broker: Broker) -> None:

@@ -56,7 +56,7 @@ def opened(cli: TierCli) -> Tier:
 
 
 def brought(tier: Tier, log_dir: Path) -> int:
-    return import_.import_directory(tier, log_dir, ORDERS, tier.settings.cleaner.policy()).segments
+    return import_.import_directory(tier, log_dir, ORDERS, tier.settings.cleaner.cleaner_policy()).segments
 
 
 def facts(sidecar: Any) -> tuple[Any, ...]:
@@ -105,7 +105,7 @@ def test_another_process_makes_the_tier_while_this_one_reads(cli: TierCli, log_d
 
     def read_and_overtaken(*arguments: Any) -> Any:
         found = read(*arguments)
-        opened(cli).identity.create()
+        opened(cli).identity.create_catalog()
         return found
 
     monkeypatch.setattr(import_, "check_pieces", read_and_overtaken)

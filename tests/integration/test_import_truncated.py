@@ -88,7 +88,7 @@ def opened(cli: TierCli) -> Tier:
 
 
 def bring(tier: Tier, log: Log, **options: Any) -> Any:
-    return import_directory(tier, log.path, ORDERS, tier.settings.cleaner_for("orders").policy(), options=ImportOptions(**options))
+    return import_directory(tier, log.path, ORDERS, tier.settings.cleaner_for("orders").cleaner_policy(), options=ImportOptions(**options))
 
 
 def end_of(cli: TierCli) -> int:

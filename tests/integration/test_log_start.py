@@ -58,7 +58,7 @@ def imported(tier: Tier, folder: Path) -> LogBuilder:
 
 
 def bring(tier: Tier, log: LogBuilder, folder: Path) -> None:
-    import_directory(tier, log.write(folder / "log"), NAME, tier.settings.cleaner.policy())
+    import_directory(tier, log.write(folder / "log"), NAME, tier.settings.cleaner.cleaner_policy())
 
 
 def state_of(tier: Tier) -> PartitionState:

@@ -57,7 +57,7 @@ def recorded(folder: Path, log_start: int) -> Path:
 
 
 def bring(tier: Tier, log: LogBuilder, folder: Path, *, live: bool = False) -> None:
-    import_directory(tier, log.write(folder), NAME, tier.settings.cleaner.policy(), options=ImportOptions(live=live))
+    import_directory(tier, log.write(folder), NAME, tier.settings.cleaner.cleaner_policy(), options=ImportOptions(live=live))
 
 
 def state_of(tier: Tier) -> PartitionState:
@@ -121,7 +121,7 @@ def test_a_truncation_at_or_below_the_log_start_is_refused(tier: Tier, log: LogB
     folder = other.write(tmp_path / "replica" / str(NAME))
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n5 4\n")
     with pytest.raises(BadData, match="was discarded") as refused:
-        import_directory(tier, folder, NAME, tier.settings.cleaner.policy(), options=ImportOptions(accept_truncation=True))
+        import_directory(tier, folder, NAME, tier.settings.cleaner.cleaner_policy(), options=ImportOptions(accept_truncation=True))
     assert "`topics delete` the partition and import this log anew" in (refused.value.hint or "")
     assert state_of(tier) == before
 
@@ -154,5 +154,5 @@ def test_an_export_tells_a_broker_where_the_log_starts(tier: Tier, log: LogBuild
     assert lineage == (EpochEntry(1, 9),), "only the export cuts the lineage"
     assert len(state_of(tier).lineage) == 2
     again = opened(tmp_path, "again")
-    import_directory(again, out / str(NAME), NAME, again.settings.cleaner.policy())
+    import_directory(again, out / str(NAME), NAME, again.settings.cleaner.cleaner_policy())
     assert offsets(again) == offsets(tier) == [9, 10, 11]

@@ -445,7 +445,9 @@ def test_a_wave_of_many_small_partitions(started: StartedCluster, tmp_path: Path
         log = LogBuilder()
         for batch in range(5 + number % 7):
             log.put(*[f"k{key}={batch}" for key in range(number % 5 + 1)])
-        import_directory(tier, log.write(tmp_path / f"log-{number}"), TopicPartition("small", number), tier.settings.cleaner.policy())
+        import_directory(
+            tier, log.write(tmp_path / f"log-{number}"), TopicPartition("small", number), tier.settings.cleaner.cleaner_policy()
+        )
     answer = cli.ask("recompact")
     assert answer.code == 0, answer.stderr
     rows = answer.document["partitions"]

@@ -232,14 +232,14 @@ class TestWhatDoesNotFit:
     def test_a_directory_that_is_fetched_again(self, tier: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int) -> None:
         """Those of all segments of a round are too much for its memory. ``there``: so many times, then it is gone."""
         size, wanted = self.ready(tier, tmp_path)
-        calls, found = itertools.count(), Sidecars.directories
+        calls, found = itertools.count(), Sidecars.load_directories
 
         def some(sidecars: Sidecars, segment_ids: Sequence[str]) -> Iterator[tuple[Any, int]]:
             return (each if next(calls) < there else (None, 0) for each in found(sidecars, segment_ids))
 
         with monkeypatch.context() as patch:
             patch.setattr(splicing, "KEPT", 0)
-            patch.setattr(Sidecars, "directories", some)
+            patch.setattr(Sidecars, "load_directories", some)
             row = tier.run("--now", NOW)
         assert (row["status"], row["bytes_read"] > size) == ("cleaned", there < 100)
         assert contents(tier.export(tmp_path / "out")) == wanted

@@ -45,7 +45,7 @@ def replica(folder: Path, written: list[bytes], epochs: list[tuple[int, int]], b
 
 
 def imported(tier: Tier, folder: Path, options: ImportOptions | None = None) -> PartitionState:
-    import_directory(tier, folder, ORDERS, tier.settings.cleaner_for("orders").policy(), options=options)
+    import_directory(tier, folder, ORDERS, tier.settings.cleaner_for("orders").cleaner_policy(), options=options)
     return tier.open(ORDERS).refresh()
 
 

@@ -103,12 +103,12 @@ def in_one_thread(world: World) -> Iterator[None]:
             try:
                 item = feed._read_turn(turn)
             except LogChanged:
-                feed._requeue(turn)
+                feed._requeue_turn(turn)
                 continue
             except Exception as error:  # noqa: BLE001 - as the feed's threads do
                 item = Failed(turn.name, error)
             if item is not None:
-                feed._enqueue(turn, item, last=True)
+                feed._enqueue_item(turn, item, last=True)
         return real(feed, 0)
 
     class Clock:
@@ -318,7 +318,7 @@ class WayIn:
         if hides and disk.start == side.oracle.state.end_offset + 1:
             return
         options = replace(options, gaps=options.gaps and not hides)
-        policy = tier.settings.cleaner.policy()
+        policy = tier.settings.cleaner.cleaner_policy()
         self.world.note(f"import of broker {disk.number}: {options}")
         with self.attempt(side, self.source(disk, lambda changed_ms: options.live), gaps=options.gaps):
             report = import_directory(tier, disk.folder, NAME, policy, None, options)

@@ -67,7 +67,7 @@ class MemoryBrokers:
     def tier(self, name: TopicPartition, log_dir: Path) -> None:
         """A broker copies all segments that are new in a log directory."""
         source = self._sources
-        import_directory(source, log_dir, name, source.settings.cleaner.policy())
+        import_directory(source, log_dir, name, source.settings.cleaner.cleaner_policy())
         store = self._opened(Path(self.folder / "objects")).ports.data
         layout = KafkaLocalLayout(store, lambda of: uuid_text(self.cluster.known[of.topic].topic_id))
         for segment in source.open(name).refresh().live:
@@ -114,7 +114,7 @@ class MemoryBrokers:
         ports = replace(made.ports, publisher=publisher, brokers=metadata.broker_view, layout=layout)
         ports = replace(ports, clock_ms=self.clock_ms)
         tier = replace(made, ports=ports, metadata=metadata)
-        tier.identity.create()
+        tier.identity.create_catalog()
         return tier
 
     def clock_ms(self) -> int:

@@ -69,20 +69,20 @@ class PlainBroker:
             return MAX_OFFSET
         return next((batch.base_offset for batch in self.batches if batch.leader_epoch > epoch), self.end)
 
-    def stop(self, names: Iterable[TopicPartition]) -> None:
+    def stop_reading(self, names: Iterable[TopicPartition]) -> None:
         for name in names:
             self.reading.pop(name, None)
 
-    def fetch(self, limit: int, timeout_s: float) -> Fetched:
+    def fetch_messages(self, limit: int, timeout_s: float) -> Fetched:
         at = self.reading.get(self.name)
         if at is None:
             return Fetched()
         if self.parted and self.start <= at:
             parted, self.parted = self.parted, {}
-            self.stop(parted)
+            self.stop_reading(parted)
             return Fetched(truncated=parted)
         if not self.start <= at <= self.end:
-            self.stop([self.name])
+            self.stop_reading([self.name])
             return Fetched(out_of_range=[self.name])
         records, _ = consumed(self.batches, committed=self.committed)
         mine = [message_of(self.name, record, epoch) for record, epoch in records if record.offset >= at][:limit]
@@ -91,7 +91,7 @@ class PlainBroker:
         self.handed_out += len(mine)
         return Fetched(mine)
 
-    def bounds(self, name: TopicPartition) -> LogBounds:
+    def log_bounds(self, name: TopicPartition) -> LogBounds:
         return LogBounds(self.start, consumed(self.batches, committed=self.committed)[1] if self.batches else self.start)
 
     def topic_id(self, name: TopicPartition) -> str:

@@ -102,7 +102,7 @@ class Twins:
 
     def bring(self, log_dir: Path) -> None:
         for tier in (self.local, self.remote):
-            import_directory(tier, log_dir, NAME, tier.settings.cleaner.policy())
+            import_directory(tier, log_dir, NAME, tier.settings.cleaner.cleaner_policy())
 
     def round(self, cluster: Any, *, first_dirty: int | None = None, now_ms: int = NOW_MS) -> tuple[RoundReport, RoundReport]:
         """The same round by both engines, with what they report."""

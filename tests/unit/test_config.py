@@ -103,7 +103,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
                 continue
             others = pairs if key == "active_key_pair" else {}
             settings = loaded(tmp_path, "", {**others, variable: values.get(dotted, "4097")})
-            assert getattr(settings.section(section), key) != getattr(kind(), key), dotted
+            assert getattr(settings.section_values(section), key) != getattr(kind(), key), dotted
             assert settings.source_of(dotted) == variable
 
 
@@ -292,9 +292,9 @@ def test_settings_travel(tmp_path: Path) -> None:
 
 
 def test_policy_is_the_part_that_decides_bytes(tmp_path: Path) -> None:
-    policy = loaded(tmp_path, '[topics."a"]\nsegment_bytes = 99\n').cleaner_for("a").policy()
+    policy = loaded(tmp_path, '[topics."a"]\nsegment_bytes = 99\n').cleaner_for("a").cleaner_policy()
     assert policy == CleanerPolicy(segment_bytes=99)
-    assert Settings().cleaner.policy() == CleanerPolicy()
+    assert Settings().cleaner.cleaner_policy() == CleanerPolicy()
 
 
 @given(st.text(max_size=30), st.text(max_size=30))

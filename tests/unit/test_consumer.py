@@ -62,7 +62,7 @@ def tier(tmp_path: Path) -> Tier:
 
 
 def import_log(tier: Tier, folder: Path) -> None:
-    import_directory(tier, folder, NAME, tier.settings.cleaner.policy())
+    import_directory(tier, folder, NAME, tier.settings.cleaner.cleaner_policy())
 
 
 def compact_and_retire(tier: Tier) -> None:
@@ -368,7 +368,7 @@ def test_a_few_threads_and_a_small_queue_serve_many_partitions(tier: Tier, tmp_p
         log = LogBuilder()
         for number in range(30):
             log.put(f"k{number}={name.partition}")
-        import_directory(tier, log.write(tmp_path / str(name)), name, tier.settings.cleaner.policy())
+        import_directory(tier, log.write(tmp_path / str(name)), name, tier.settings.cleaner.cleaner_policy())
     with TieredConsumer(tier, options=options(threads=3, queue_bytes=600)) as consumer:
         consumer.assign([Place(*name, 0) for name in names])
         found: list[MessageLike] = []
@@ -413,7 +413,7 @@ def test_a_state_restored_while_rounds_run_is_complete(
     seed: int, way: str, tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SegmentReader.bounds_backwards, "__defaults__", (300,))
-    monkeypatch.setattr(SegmentReader.piece, "__defaults__", (300,))
+    monkeypatch.setattr(SegmentReader.read_piece, "__defaults__", (300,))
     growing = GrowingLog(seed + 80, tmp_path / "log", tier, committed=True)
     for _ in range(7):
         growing.write()

@@ -49,13 +49,13 @@ def write_log(folder: Path, *runs: tuple[int, int, int], word: str = "old") -> P
 
 
 def import_log(tier: Tier, folder: Path) -> None:
-    import_directory(tier, folder, NAME, tier.settings.cleaner.policy())
+    import_directory(tier, folder, NAME, tier.settings.cleaner.cleaner_policy())
 
 
 def cut_and_refilled(tier: Tier, folder: Path) -> None:
     """Truncate the tier at 40, where epoch 1 begins, and import 160 new records."""
     write_log(folder, (0, 0, 40), (1, 40, 200))
-    import_directory(tier, folder, NAME, tier.settings.cleaner.policy(), options=ImportOptions(accept_truncation=True))
+    import_directory(tier, folder, NAME, tier.settings.cleaner.cleaner_policy(), options=ImportOptions(accept_truncation=True))
 
 
 def messages_until(consumer: TieredConsumer, count: int) -> list[MessageLike]:
@@ -243,9 +243,9 @@ def log(end: int, *entries: tuple[int, int], topic_id: str = "") -> LogIdentity:
         (position_history(50, 0, ""), log(200, (4, 60)), None),
         (position_history(100, 0, ""), LogIdentity("", (), 200), None),
         (position_history(150, 1, ""), log(300, (0, 0), (2, 200)), 0),  # the former leader came back, and 1 left no trace
-        (log(300, (0, 0), (1, 100)).read_until(150), log(300, (0, 0), (2, 200)), 100),
-        (log(300, (0, 0), (1, 100)).read_until(150), log(300, (0, 0), (1, 100), (2, 120)), 120),
-        (log(300, (0, 0), (1, 100)).read_until(100), log(300, (0, 0), (2, 200)), None),
+        (log(300, (0, 0), (1, 100)).history_below(150), log(300, (0, 0), (2, 200)), 100),
+        (log(300, (0, 0), (1, 100)).history_below(150), log(300, (0, 0), (1, 100), (2, 120)), 120),
+        (log(300, (0, 0), (1, 100)).history_below(100), log(300, (0, 0), (2, 200)), None),
     ],
 )
 def test_the_offset_up_to_which_a_log_agrees_with_a_position(position: ReadHistory, given: LogIdentity, agreed: int | None) -> None:
@@ -263,7 +263,7 @@ def test_a_log_of_an_earlier_leader_is_older_and_another_topic_has_no_common_pre
 
 def test_what_was_read_below_an_offset_ends_with_the_epoch_that_reaches_it() -> None:
     history = ReadHistory("", (EpochEnd(0, 50), EpochEnd(1, 100)), 100)
-    assert [history.until(offset).epochs for offset in (40, 50, 70)] == [((0, 40),), ((0, 50),), ((0, 50), (1, 70))]
+    assert [history.below_offset(offset).epochs for offset in (40, 50, 70)] == [((0, 40),), ((0, 50),), ((0, 50), (1, 70))]
 
 
 def test_a_place_stays_a_tuple_of_three() -> None:

@@ -31,7 +31,7 @@ LIMIT = 1 << 20
 
 
 def import_log(tier: Tier, folder: Path) -> None:
-    import_directory(tier, folder, NAME, tier.settings.cleaner.policy())
+    import_directory(tier, folder, NAME, tier.settings.cleaner.cleaner_policy())
 
 
 def offsets_of(tier: Tier, extent: ReadRange, *, ahead: int = 0, committed: bool = True) -> list[int]:
@@ -102,7 +102,7 @@ def with_counting_layout(tier: Tier) -> tuple[Tier, CountingLayout]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in (SegmentReader.piece, SegmentReader.next_cut):
+    for method in (SegmentReader.read_piece, SegmentReader.next_cut):
         monkeypatch.setattr(method, "__defaults__", (600,))
 
 
@@ -168,9 +168,9 @@ class UnreachableBroker(PlainBroker):
             self.down -= 1
             raise Unavailable("no broker answers")
 
-    def bounds(self, name: TopicPartition) -> LogBounds:
+    def log_bounds(self, name: TopicPartition) -> LogBounds:
         self._asked()
-        return super().bounds(name)
+        return super().log_bounds(name)
 
     def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
         self._asked()

@@ -104,7 +104,7 @@ class TestFetching:
     def test_what_is_damaged_on_its_way_is_fetched_once_more(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         layout = layout_with(damage, 1)
         arrived = contents.download_recorded(layout, NAME, SEGMENT, "log", tmp_path / "log")
-        arrived.require("log", SEGMENT.files["log"])
+        arrived.require_recorded("log", SEGMENT.files["log"])
         assert (tmp_path / "log").read_bytes() == LOG
         assert (arrived.size, arrived.transferred, layout.asked) == (len(LOG), len(LOG) + len(damage(LOG)), 2)
         assert contents.read_recorded(layout_with(damage, 1), NAME, SEGMENT, "log") == LOG
@@ -115,7 +115,7 @@ class TestFetching:
         arrived = contents.download_recorded(layout_with(damage, 2), NAME, SEGMENT, "log", tmp_path / "log")
         assert not arrived.is_recorded(SEGMENT.files["log"])
         with pytest.raises(BadData, match=f"bad data in the-object: the object was changed or damaged: {cause}"):
-            arrived.require("the-object", SEGMENT.files["log"])
+            arrived.require_recorded("the-object", SEGMENT.files["log"])
         with pytest.raises(BadData, match=cause):
             contents.read_recorded(layout_with(damage, 2), NAME, SEGMENT, "log")
 

@@ -30,11 +30,11 @@ def test_the_binary_digits_are_those_of_its_own_code() -> None:
 def test_keys() -> None:
     plain, spread = PartitionKeys("my-cluster"), PartitionKeys("my-cluster", 12)
     name = TopicPartition("my-topic", 3)
-    assert plain.file(name, 42, "log") == "my-cluster/my-topic-3/00000000000000000042.log"
-    assert spread.file(name, 42, "index") == "000010111001/my-cluster/my-topic-3/00000000000000000042.index"
+    assert plain.file_key(name, 42, "log") == "my-cluster/my-topic-3/00000000000000000042.log"
+    assert spread.file_key(name, 42, "index") == "000010111001/my-cluster/my-topic-3/00000000000000000042.index"
     for keys in (plain, spread):
-        assert keys.partition_of_key(keys.file(name, 42, "log")) == name
-        assert keys.partition_of_key(keys.folder(name) + "_metadata") == name
+        assert keys.partition_of_key(keys.file_key(name, 42, "log")) == name
+        assert keys.partition_of_key(keys.partition_folder(name) + "_metadata") == name
 
 
 @pytest.mark.parametrize(

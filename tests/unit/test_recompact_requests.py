@@ -42,7 +42,7 @@ def test_a_small_partition_of_two_segments_takes_few_requests(tmp_path: Path, mo
     names = [TopicPartition("orders", number) for number in range(PARTITIONS)]
     log_dir = two_segments(tmp_path / "log")
     for name in names:
-        import_directory(tier, log_dir, name, tier.settings.cleaner.policy())
+        import_directory(tier, log_dir, name, tier.settings.cleaner.cleaner_policy())
     asked: Counter[str] = Counter()
     monkeypatch.setattr(Counters, "request", lambda self, kind: asked.update([kind]))
     done = recompact_partitions(

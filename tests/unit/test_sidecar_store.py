@@ -27,7 +27,7 @@ class Kept:
     def __init__(self) -> None:
         self.data: dict[str, bytes] = {}
 
-    def heads(self, ids: Sequence[str]) -> dict[str, bytes]:
+    def cached_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
         return {name: self.data[name] for name in ids if name in self.data}
 
     def keep_heads(self, heads: Mapping[str, bytes]) -> None:
@@ -36,7 +36,7 @@ class Kept:
 
 def test_heads_that_are_remembered_are_not_fetched_again() -> None:
     store, kept = MemoryStore(Clock(), Counters()), Kept()
-    Sidecars(store, "p", KEY).add(made("a"))
+    Sidecars(store, "p", KEY).add_sidecar(made("a"))
     first = Sidecars(store, "p", KEY, kept).heads(["a", "b"])
     assert (first["a"].problem, first["b"].problem) == ("", "it has no sidecar")
     assert first["a"].bytes > 0
@@ -45,7 +45,7 @@ def test_heads_that_are_remembered_are_not_fetched_again() -> None:
     assert again["a"].sidecar is not None
     assert again["a"].sidecar.distinct_keys == 50
     assert again["a"].bytes == 0
-    assert Sidecars(store, "p", KEY, kept).load("a") is None, "its filter is asked of the store alone"
+    assert Sidecars(store, "p", KEY, kept).load_sidecar("a") is None, "its filter is asked of the store alone"
 
 
 def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +53,11 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
     store, names = MemoryStore(Clock(), Counters()), [f"s{number}" for number in range(20)]
     ours = Sidecars(store, "p", KEY)
     for name in names[1:]:
-        ours.add(made(name))
+        ours.add_sidecar(made(name))
     known = np.random.default_rng(1).integers(0, 2**64, (50, 2), np.uint64)
     loaded: list[str] = []
     behind: list[int] = []
-    load = ours.load
+    load = ours.load_sidecar
 
     def noted(name: str) -> Sidecar | None:
         loaded.append(name)
@@ -67,7 +67,7 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
         behind.append(len(loaded))
         return [known[:1]]
 
-    monkeypatch.setattr(ours, "load", noted)
+    monkeypatch.setattr(ours, "load_sidecar", noted)
     met, fetched = ours.match_segments(names, keys)  # type: ignore[arg-type]
     assert met == {"s0": "its filter cannot be read"} | dict.fromkeys(names[1:], sidecars.FILTER_MATCHES)
     assert fetched > 0
@@ -79,7 +79,7 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("spoil", [lambda data: data[:50], lambda data: b"", lambda data: data[:-1] + bytes([data[-1] ^ 1])])
 def test_a_memory_that_is_damaged_is_not_believed(spoil: object) -> None:
     store, kept = MemoryStore(Clock(), Counters()), Kept()
-    Sidecars(store, "p", KEY).add(made("a"))
+    Sidecars(store, "p", KEY).add_sidecar(made("a"))
     Sidecars(store, "p", KEY, kept).heads(["a"])
     kept.data["a"] = spoil(kept.data["a"])  # type: ignore[operator]
     found = Sidecars(store, "p", KEY, kept).heads(["a"])["a"]
@@ -89,7 +89,7 @@ def test_a_memory_that_is_damaged_is_not_believed(spoil: object) -> None:
 
 def test_one_that_was_made_for_another_segment_or_tier_is_not_used() -> None:
     store = MemoryStore(Clock(), Counters())
-    Sidecars(store, "p", KEY).add(made("a"))
+    Sidecars(store, "p", KEY).add_sidecar(made("a"))
     store.put("p/sidecars/b.bloom", store.get("p/sidecars/a.bloom"))
     assert Sidecars(store, "p", KEY).heads(["b"])["b"].problem == "it was made for another segment (a)"
     assert Sidecars(store, "p", bytes(16)).heads(["a"])["a"].problem == "it was made under another hash key"
@@ -98,9 +98,9 @@ def test_one_that_was_made_for_another_segment_or_tier_is_not_used() -> None:
 def test_the_first_one_stays_unless_it_is_rebuilt() -> None:
     store, kept = MemoryStore(Clock(), Counters()), Kept()
     mine = Sidecars(store, "p", KEY, kept)
-    assert mine.add(made("a", 50)) > 0
-    assert mine.add(made("a", 60)) == 0
+    assert mine.add_sidecar(made("a", 50)) > 0
+    assert mine.add_sidecar(made("a", 60)) == 0
     assert mine.heads(["a"])["a"].sidecar.distinct_keys == 50  # type: ignore[union-attr]
-    mine.save(made("a", 60))
+    mine.save_sidecar(made("a", 60))
     assert mine.heads(["a"])["a"].sidecar.distinct_keys == 60  # type: ignore[union-attr]
-    assert set(mine.ids()) == {"a"}
+    assert set(mine.stored_sizes()) == {"a"}

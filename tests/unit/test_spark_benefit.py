@@ -59,5 +59,5 @@ def test_what_was_promised_or_is_not_known(tmp_path: Path) -> None:
     assert why(blind, LOTS) == ""
     lost = tier_of(tmp_path / "lost", ("a=1",), ("b=1",))
     for segment in state_of(lost).live:
-        lost.ports.control.delete([lost.sidecars(NAME).key(segment.id)])
+        lost.ports.control.delete([lost.sidecars(NAME).sidecar_key(segment.id)])
     assert why(lost, LOTS) == ""

@@ -135,7 +135,7 @@ def test_all_that_a_read_committed_consumer_sees(seed: int, twins: Twins, tmp_pa
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_smaller_than_a_segment(seed: int, twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces.SegmentReader.piece, "__defaults__", (300,))
+    monkeypatch.setattr(pieces.SegmentReader.read_piece, "__defaults__", (300,))
     monkeypatch.setattr(pieces.SegmentReader.bounds_backwards, "__defaults__", (300,))
     monkeypatch.setattr(outcomes, "MAX_HELD_PIECES", seed)
     folder = log_of(seed + 50).write(tmp_path / "log")
@@ -460,7 +460,9 @@ def test_options_that_are_refused(options: dict[str, str], message: str) -> None
 
 
 def test_options_of_sparks_own_kafka_source(numbered: Tier, tmp_path: Path) -> None:
-    import_directory(numbered, log_of(3, 2).write(tmp_path / "other"), TopicPartition("other", 2), numbered.settings.cleaner.policy())
+    import_directory(
+        numbered, log_of(3, 2).write(tmp_path / "other"), TopicPartition("other", 2), numbered.settings.cleaner.cleaner_policy()
+    )
     both = {(row[3], row[4]) for row in read(numbered, topic="", subscribe="orders, other")}
     assert both == {("orders", 0), ("other", 2)}
     assert {row[3] for row in read(numbered, topic="", subscribePattern="oth.*")} == {"other"}
@@ -497,7 +499,7 @@ def test_a_stream_goes_on_where_the_tier_ended(numbered: Tier, tmp_path: Path) -
     assert batch(stream.initialOffset(), first) == list(range(50))
     log = LogBuilder(next_offset=50)
     log.put("k=1", "k=2")
-    import_directory(numbered, log.write(tmp_path / "more"), NAME, numbered.settings.cleaner.policy())
+    import_directory(numbered, log.write(tmp_path / "more"), NAME, numbered.settings.cleaner.cleaner_policy())
     then = stream.latestOffset()
     assert batch(first, then) == list(range(50, then["orders-0"]))
     assert batch(then, then) == []

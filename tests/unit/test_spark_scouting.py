@@ -172,7 +172,7 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     if lost and announced:
         sidecars = it.twins.remote.sidecars(NAME)
         for segment in state_of(it.twins.remote).live:
-            (tmp_path / "spark" / "a tier" / ".tiered-compactor" / sidecars.key(segment.id)).unlink(missing_ok=True)
+            (tmp_path / "spark" / "a tier" / ".tiered-compactor" / sidecars.sidecar_key(segment.id)).unlink(missing_ok=True)
     report = spread(it.twins.remote, HereCluster())
     assert report.status == ("resumed" if announced else "cleaned")
     assert report.segments_skipped
@@ -285,7 +285,7 @@ def test_a_filter_that_goes_between_the_look_and_the_question_costs_a_read(tmp_p
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
     before = state_of(it.twins.remote).live[0]
-    gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.sidecars(NAME).key(before.id)
+    gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.sidecars(NAME).sidecar_key(before.id)
     read = segment_index.SegmentIndex.read_segments
 
     def read_and_lose(*args: Any) -> None:
@@ -306,7 +306,7 @@ def test_a_clean_segment_without_a_sidecar_is_read_with_its_keys(tmp_path: Path)
     it.twins.round(HereCluster())
     it.tail("s1-k3=new", "s2-k7")
     for tier, folder in ((it.twins.local, "local"), (it.twins.remote, "spark")):
-        (tmp_path / folder / "a tier" / ".tiered-compactor" / tier.sidecars(NAME).key(state_of(tier).live[1].id)).unlink()
+        (tmp_path / folder / "a tier" / ".tiered-compactor" / tier.sidecars(NAME).sidecar_key(state_of(tier).live[1].id)).unlink()
     here, there = it.twins.round(HereCluster())
     assert it.twins.difference() == ""
     assert "it has no sidecar" in reasons(there)

@@ -251,7 +251,7 @@ def test_new_segments_get_their_sidecars(bloom: bool, tmp_path: Path) -> None:
 
 
 def _sidecars(tier: Tier) -> list[Any]:
-    found = [tier.sidecars(NAME).load(segment.id) for segment in state_of(tier).live]
+    found = [tier.sidecars(NAME).load_sidecar(segment.id) for segment in state_of(tier).live]
     return [known and (known.distinct_keys, known.made_for, known.due, len(known.producer_runs), len(known.markers)) for known in found]
 
 

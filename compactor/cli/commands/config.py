@@ -236,7 +236,7 @@ def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
 
     rows: list[tuple[str, object, str]] = []
     for section, kind in SECTION_TYPES.items():
-        for key, value in settings.section(section).model_dump(mode="json", include=set(setting_keys(kind))).items():
+        for key, value in settings.section_values(section).model_dump(mode="json", include=set(setting_keys(kind))).items():
             shown = _hide_secrets(value) if isinstance(value, dict) else value
             rows.append((f"{section}.{key}", shown, settings.source_of(f"{section}.{key}")))
     for pattern, cleaner in settings.topics.items():

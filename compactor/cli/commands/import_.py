@@ -90,7 +90,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     name = _partition_to_import(args, out)
     opened = tiers.open_configured_tier(args)
     opened.identity.check_location()  # also where nothing is new
-    policy = opened.cleaner_for(name.topic).policy()
+    policy = opened.cleaner_for(name.topic).cleaner_policy()
     compile_kernels(out)
     with out.progress("importing", unit="bytes") as bar:
         progress = ImportProgress(lambda step, size: bar.begin_step(f"{step} {name}", size), bar.advance)

@@ -58,7 +58,7 @@ class _InspectionRecorder:
         """Add one partition's result, and record all collected results if there are NOTED_TOGETHER."""
         from compactor.control.records import RetireInspection
 
-        if log.state.slot > self.opened.floor(name):
+        if log.state.slot > self.opened.known_slot(name):
             self.behind.append(log)
         if self.with_looks:
             self.looks[self.opened.log_key(name)] = RetireInspection(log.state.slot, report.next_ms, self.now_ms)

@@ -26,7 +26,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
 
     opened, name = tiers.open_partition(args, tiers.open_configured_tier)
     state = opened.open(name).refresh()
-    found = list_segments(state, opened.sidecars(name).ids(), unread_broker_segments(opened, state))
+    found = list_segments(state, opened.sidecars(name).stored_sizes(), unread_broker_segments(opened, state))
     live = {segment.id for segment in state.live}
     rows = [
         (

@@ -85,7 +85,7 @@ class KeyDirectoryCache:
         """Yield for each segment its key directory, or None if it has none that can be used, and the number of bytes fetched. Raises
         StoreError.
         """
-        found = self._sidecars.directories([segment.id for segment in segments])
+        found = self._sidecars.load_directories([segment.id for segment in segments])
         for segment, (directory, fetched) in zip(segments, found, strict=True):
             is_its = directory is not None and digest_of_headers(directory.headers) == segment.file("log").batches
             yield directory if is_its else None, fetched

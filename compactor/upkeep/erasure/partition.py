@@ -130,7 +130,7 @@ class _KeySearch:
             if segment.id in ruled_out:
                 continue
             try:
-                found += records_by_segment(searcher.search([segment], keys=self.question.keys), self.question.keys)
+                found += records_by_segment(searcher.find_records([segment], keys=self.question.keys), self.question.keys)
             except BadData as error:
                 self._search_segment(self.opened, segment, HolderState.LIVE, f"the next round ({error.cause})")
         latest = latest_records(found)
@@ -228,7 +228,7 @@ class _KeySearch:
             self.not_covered.append(UncoveredPlace(f"old versions of the objects of {self.name}", why))
             return
         for layer in found:
-            shadow = self.opened.over(data=layer)
+            shadow = self.opened.with_stores(data=layer)
             for item in shadow.ports.layout.list_objects(self.name):
                 if item.kind == "log":
                     version = layer.versions[item.key].version
@@ -252,7 +252,7 @@ class _KeySearch:
                 self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, holding[segment_id].waits_for, holding[segment_id].until_ms)
             elif segment_id and segment_id not in known and self._filter_matches(segment_id):
                 self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, NEXT_RETIRE)
-            elif segment_id in inherited and info.key == sidecars.key(segment_id) and self._filter_matches(segment_id):
+            elif segment_id in inherited and info.key == sidecars.sidecar_key(segment_id) and self._filter_matches(segment_id):
                 self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, NEW_FILTER)
         for info in control.list(scratch_prefix(self.log)):
             self._add_hash_holder(
@@ -266,7 +266,7 @@ class _KeySearch:
 
     def _filter_matches(self, segment_id: str) -> bool:
         sidecars = self.opened.sidecars(self.name)
-        whole = sidecars.load(segment_id)
+        whole = sidecars.load_sidecar(segment_id)
         if whole is None:
             return True
         return whole.filter is not None and bool(
@@ -298,7 +298,7 @@ class _KeySearch:
         """
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})
-            found = records_by_segment(self._create_searcher(opened).search([whole], keys=self.question.keys), self.question.keys)
+            found = records_by_segment(self._create_searcher(opened).find_records([whole], keys=self.question.keys), self.question.keys)
         except NotFound:
             return []
         except BadData as error:

@@ -193,9 +193,9 @@ def assess_with_segments(segments: frozenset[str]) -> AssessWith:
 def _run_erasure_round(opened: Tier, found: PartitionKeySurvey, now_ms: int, tell: Callable[[str], None]) -> bool:
     """Run one round over the segments that hold the keys. Return whether it published."""
     name = found.name
-    log, hint = opened.open(name, leads=True), opened.changes.hint(name)
+    log, hint = opened.open(name, leads=True), opened.changes.change_hint(name)
     report = new_round(opened, name, now_ms, assess_with=assess_with_segments(found.movable)).execute_round(log)
-    opened.changes.keep(log, hint)
+    opened.changes.cache_log_state(log, hint)
     if report.status in ("cleaned", "resumed"):
         opened.changes.publish([log])
         tell(f"{name}: {report.status}, {report.records_read} records -> {report.records_kept}, clean up to {report.next_dirty_offset}")

@@ -49,39 +49,39 @@ class ChunkIndex:
     def __post_init__(self) -> None:
         if not 0 < self.chunk_size <= MAX_INT32 or not 0 <= self.file_size <= MAX_INT32:
             raise InvalidDataError(f"chunks of {self.chunk_size} bytes and a file of {self.file_size}")
-        if not self.fixed and len(self.lengths) != self.count:
-            raise InvalidDataError(f"{len(self.lengths)} chunks are listed, {self.file_size} bytes have {self.count}")
+        if not self.fixed and len(self.lengths) != self.chunk_count:
+            raise InvalidDataError(f"{len(self.lengths)} chunks are listed, {self.file_size} bytes have {self.chunk_count}")
         if any(not 0 <= length <= MAX_INT32 for length in self.lengths):
             raise InvalidDataError("a chunk has an impossible length")
 
     @property
-    def count(self) -> int:
+    def chunk_count(self) -> int:
         """Return the number of chunks."""
         return -(-self.file_size // self.chunk_size)
 
     @property
     def stored_size(self) -> int:
         """Return the size of the whole stored object."""
-        return self._stored_start(self.count)
+        return self._stored_start(self.chunk_count)
 
     def chunk(self, number: int) -> StoredChunk:
         """Return the position of chunk ``number``, counted from 0."""
         start = number * self.chunk_size
-        last = number == self.count - 1
+        last = number == self.chunk_count - 1
         size = self.file_size - start if last else self.chunk_size
         stored = self.lengths[1 if last else 0] if self.fixed else self.lengths[number]
         return StoredChunk(start, size, self._stored_start(number), stored)
 
-    def numbers(self, start: int, end: int) -> range:
+    def chunk_numbers(self, start: int, end: int) -> range:
         """Return the numbers of the chunks that hold bytes [start, end) of the log. ``start`` must be less than ``end``."""
         return range(start // self.chunk_size, -(-end // self.chunk_size))
 
     def check_unpacked(self, overhead: int) -> None:
         """Raise InvalidDataError unless every chunk is stored with its own size plus ``overhead``, as in an uncompressed log."""
         full = self.chunk_size + overhead
-        last = self.file_size - (self.count - 1) * self.chunk_size + overhead
-        expected = (full, last) if self.fixed else (full,) * (self.count - 1) + (last,)
-        if self.count and self.lengths != expected:
+        last = self.file_size - (self.chunk_count - 1) * self.chunk_size + overhead
+        expected = (full, last) if self.fixed else (full,) * (self.chunk_count - 1) + (last,)
+        if self.chunk_count and self.lengths != expected:
             raise InvalidDataError("the lengths of chunks do not fit a log that is not compressed")
 
     def _stored_start(self, number: int) -> int:
@@ -89,7 +89,7 @@ class ChunkIndex:
         if not self.fixed:
             return self._starts[number]
         full, last = self.lengths
-        return number * full if number < self.count or not number else (number - 1) * full + last
+        return number * full if number < self.chunk_count or not number else (number - 1) * full + last
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:

@@ -82,7 +82,7 @@ class KeyRing:
         self._keys: dict[str, RsaKey] = {}
         self._lock = threading.Lock()
 
-    def cipher(self, key: SegmentKey) -> SegmentCipher:
+    def segment_cipher(self, key: SegmentKey) -> SegmentCipher:
         """Unwrap a segment's data key and return its cipher.
 
         Raises Refused if the private key is missing or does not match, and UsageError if the file holds no private key.
@@ -127,7 +127,7 @@ class KeyRing:
             SegmentCipher(data_key, aad), SegmentKey(f"{pair}:{base64.b64encode(wrapped).decode()}", base64.b64encode(aad).decode())
         )
 
-    def placeholder(self, pair: str) -> SegmentKey:
+    def placeholder_key(self, pair: str) -> SegmentKey:
         """Return a key as long as the final one, to compute the manifest's size."""
         wrapped = bytes((int(self._private_key(pair).n).bit_length() + 7) // 8)
         return SegmentKey(f"{pair}:{base64.b64encode(wrapped).decode()}", base64.b64encode(bytes(AAD_BYTES)).decode())

@@ -71,11 +71,11 @@ class AivenLayout(NonComposableLayout):
         return frozenset(SUFFIXES)
 
     def partition_folder(self, name: TopicPartition) -> str:
-        return self._keys.folder(name)
+        return self._keys.partition_folder(name)
 
     def object_name(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
         suffix = kind if kind in SUFFIXES else INDEXES
-        return self._keys.key(name, segment, suffix)
+        return self._keys.object_key(name, segment, suffix)
 
     def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """Return a segment's files; from the manifest, without digests, if a broker wrote them."""
@@ -109,15 +109,15 @@ class AivenLayout(NonComposableLayout):
 
     def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         """Create the three objects. Compressed or encrypted data is staged beside the log, which needs as much disk again."""
-        with self._packer.packed(name, segment, contents) as packed:
+        with self._packer.packed_objects(name, segment, contents) as packed:
             for suffix, content in packed.objects.items():
-                key = self._keys.key(name, segment, suffix)
+                key = self._keys.object_key(name, segment, suffix)
                 if not create_object(self._store, key, content):
                     return "" if self._is_uploaded(name, segment, contents) else f"{key} exists already with other content"
         return ""
 
     def upload_space_bytes(self, log_bytes: int) -> int:
-        return self._packer.room(log_bytes)
+        return self._packer.packing_space_bytes(log_bytes)
 
     def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         return self._packer.custom_metadata(name, segment, contents).encode()
@@ -140,7 +140,7 @@ class AivenLayout(NonComposableLayout):
         """Delete a segment's objects under the configured prefix, and those that its custom metadata names under an older prefix."""
         keys = []
         for segment in segments:
-            keys += [self._keys.key(name, segment, suffix) for suffix in SUFFIXES]
+            keys += [self._keys.object_key(name, segment, suffix) for suffix in SUFFIXES]
             try:
                 custom = _decode_custom_metadata(segment)
             except InvalidDataError:
@@ -150,8 +150,8 @@ class AivenLayout(NonComposableLayout):
         delete_keys(self._store, list(dict.fromkeys(keys)))
 
     def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
-        for info in self._store.list(self._keys.folder(name)):
-            found = self._keys.parse(name, info.key)
+        for info in self._store.list(self._keys.partition_folder(name)):
+            found = self._keys.parse_object_key(name, info.key)
             if found:
                 stem, suffix = found
                 yield ListedObject(info.key, info.size, info.modified_ms, stem.segment_id, stem.start_offset, suffix)
@@ -163,7 +163,7 @@ class AivenLayout(NonComposableLayout):
 
     def _open_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         """Return a segment's manifest and cipher, from the cache if possible."""
-        key = (self._keys.key(name, segment, MANIFEST), segment.size_bytes, segment.custom_metadata)
+        key = (self._keys.object_key(name, segment, MANIFEST), segment.size_bytes, segment.custom_metadata)
         with self._lock:
             if found := self._opened_segments.get(key):
                 self._opened_segments.move_to_end(key)
@@ -177,7 +177,7 @@ class AivenLayout(NonComposableLayout):
 
     def _read_manifest(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         """Read a segment's manifest and unwrap its data key. Raises NotFound, BadData, or Refused if the key cannot be unwrapped."""
-        key = self._keys.key(name, segment, MANIFEST)
+        key = self._keys.object_key(name, segment, MANIFEST)
         try:
             data = self._store.get(key, 0, MAX_MANIFEST_BYTES + 1)
         except NotFound as error:
@@ -190,7 +190,7 @@ class AivenLayout(NonComposableLayout):
         except InvalidDataError as error:
             raise _invalid_manifest_error(key, error) from error
         try:
-            cipher = self._ring.cipher(manifest.key) if manifest.key else None
+            cipher = self._ring.segment_cipher(manifest.key) if manifest.key else None
         except Refused as error:
             raise Refused(f"cannot read {self.url}/{key}: {error.message}", hint=error.hint) from error
         prefix = self._keys.prefix if custom.object_prefix is None else custom.object_prefix
@@ -210,7 +210,7 @@ class AivenLayout(NonComposableLayout):
         if not manifest.compressed and not opened.cipher:
             data = self._read_exactly(key, start, end - start, is_end=end == chunks.file_size)
             return data, len(data)
-        wanted = [chunks.chunk(number) for number in chunks.numbers(start, end)]
+        wanted = [chunks.chunk(number) for number in chunks.chunk_numbers(start, end)]
         first, last = wanted[0], wanted[-1]
         size = last.stored_start + last.stored_size - first.stored_start
         stored = self._read_exactly(key, first.stored_start, size, is_end=end == chunks.file_size)
@@ -266,7 +266,7 @@ class AivenLayout(NonComposableLayout):
     def _check_objects(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment) -> None:
         """Raise NotFound or BadData if an object is absent or has another size than recorded."""
         manifest = opened.manifest
-        remote = self._store.head(self._keys.key(name, segment, MANIFEST)).size
+        remote = self._store.head(self._keys.object_key(name, segment, MANIFEST)).size
         for key, size in ((opened.log_key, manifest.chunks.stored_size), (opened.indexes_key, manifest.indexes_size)):
             info = self._store.head(key)
             if info.size != size:

@@ -43,7 +43,7 @@ class ObjectKeys:
     prefix: str
     topic_id: TopicIdOf
 
-    def folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, name: TopicPartition) -> str:
         """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
         return f"{self.prefix}{name.topic}-{self.topic_id(name)}/{name.partition}/"
 
@@ -51,7 +51,7 @@ class ObjectKeys:
         """Return a segment's object key without prefix and suffix."""
         return f"{name.topic}-{self.topic_id(name)}/{name.partition}/{object_stem(segment)}"
 
-    def key(self, name: TopicPartition, segment: SegmentRef, suffix: str) -> str:
+    def object_key(self, name: TopicPartition, segment: SegmentRef, suffix: str) -> str:
         """Return the key of a segment's object. suffix: one of SUFFIXES."""
         return f"{self.prefix}{self.main_path(name, segment)}.{suffix}"
 
@@ -60,9 +60,9 @@ class ObjectKeys:
         match = _FOLDER.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
         return f"{match[1]}-{match[2]}" if match else ""
 
-    def parse(self, name: TopicPartition, key: str) -> tuple[ObjectStem, str] | None:
+    def parse_object_key(self, name: TopicPartition, key: str) -> tuple[ObjectStem, str] | None:
         """Return the offset and segment id in a key of the partition's folder, and its suffix; None for a foreign object."""
-        first, _, suffix = key.removeprefix(self.folder(name)).partition(".")
+        first, _, suffix = key.removeprefix(self.partition_folder(name)).partition(".")
         found = ObjectStem.parse(first)
         return (found, suffix) if found and suffix in SUFFIXES else None
 
@@ -88,7 +88,7 @@ class Packer:
         self._ring = ring
 
     @contextmanager
-    def packed(
+    def packed_objects(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> Iterator[PackedSegment]:
         """Pack a segment; its objects can be read within the ``with`` block. Raises BadData if the plug-in could not store the segment."""
@@ -110,7 +110,7 @@ class Packer:
             if staged is not None:
                 staged.unlink(missing_ok=True)
 
-    def room(self, log_bytes: int) -> int:
+    def packing_space_bytes(self, log_bytes: int) -> int:
         """Return the bytes of disk that packing a log of this size may need."""
         if not self._settings.active_key_pair and self._settings.compression == "none":
             return 0
@@ -140,12 +140,12 @@ class Packer:
             chunks = variable_chunk_index(self._settings.chunk_size, content_size(log), lengths)
         else:
             chunks = fixed_chunk_index(self._settings.chunk_size, content_size(log), overhead)
-        manifest = self._build_manifest(name, segment, contents, chunks, self._ring.placeholder(pair) if pair else None)
+        manifest = self._build_manifest(name, segment, contents, chunks, self._ring.placeholder_key(pair) if pair else None)
         return chunks.stored_size + manifest.indexes_size + len(manifest.encode())
 
     def _check_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> None:
         """Raise BadData if the log is empty or a required file is missing."""
-        where = self._keys.key(name, segment, LOG)
+        where = self._keys.object_key(name, segment, LOG)
         if not content_size(contents["log"]):
             raise BadData("a log without a byte cannot be tiered: brokers never get past it", segment=where)
         missing = [kind for kind in INDEX_KINDS if kind not in contents and kind != OPTIONAL_KIND]

@@ -37,14 +37,14 @@ class PartitionKeys:
                 hint="Set cluster under [tier.pinterest] to the id that the uploader runs with",
             )
 
-    def folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, name: TopicPartition) -> str:
         """Return the key prefix of a partition. It ends in a slash, so that ``orders-1`` is not a prefix of ``orders-10``."""
         bits = f"{entropy_prefix(self.cluster, name, self.entropy_bits)}/" if self.entropy_bits else ""
         return f"{bits}{self.cluster}/{name}/"
 
-    def file(self, name: TopicPartition, base: int, kind: str) -> str:
+    def file_key(self, name: TopicPartition, base: int, kind: str) -> str:
         """Return the key of a segment's file. base: the segment's first offset."""
-        return self.folder(name) + file_name(base, kind)
+        return self.partition_folder(name) + file_name(base, kind)
 
     def partition_of_key(self, key: str) -> TopicPartition | None:
         """Return the partition in whose folder an object lies, or None if it is not of this cluster."""
@@ -53,7 +53,7 @@ class PartitionKeys:
             name = TopicPartition.parse(folder.rpartition("/")[2])
         except UsageError:
             return None
-        return name if self.folder(name) == f"{folder}/" else None
+        return name if self.partition_folder(name) == f"{folder}/" else None
 
 
 def entropy_prefix(cluster: str, name: TopicPartition, bits: int) -> str:

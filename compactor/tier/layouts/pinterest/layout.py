@@ -34,7 +34,7 @@ class PinterestLayout(PlainLayout):
         self._keys = keys
 
     def partition_folder(self, name: TopicPartition) -> str:
-        return self._keys.folder(name)
+        return self._keys.partition_folder(name)
 
     def file_name(self, segment: SegmentRef, kind: str) -> str:
         return file_name(segment.start_offset, kind)

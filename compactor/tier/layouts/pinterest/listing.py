@@ -108,7 +108,7 @@ class ListedTier:
     transactions: dict[TopicPartition, OpenTransactions] = field(default_factory=dict)
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def names(self) -> list[TopicPartition]:
+    def partition_names(self) -> list[TopicPartition]:
         """Return the partitions that have a log, by topic and number. Lists all objects of the cluster."""
         prefix = "" if self.keys.entropy_bits else f"{self.keys.cluster}/"
         found: set[TopicPartition] = set()
@@ -121,9 +121,9 @@ class ListedTier:
                 found.add(named)
         return sorted(found)
 
-    def listing(self, name: TopicPartition) -> PartitionListing:
+    def list_partition(self, name: TopicPartition) -> PartitionListing:
         """List a partition's folder and read ``_metadata`` and the watermark. Raises StoreError."""
-        folder = self.keys.folder(name)
+        folder = self.keys.partition_folder(name)
         files: dict[int, dict[str, ObjectInfo]] = {}
         strangers = []
         beside: set[str] = set()
@@ -141,9 +141,9 @@ class ListedTier:
         segments = tuple(ListedSegment(base, files[base]) for base in sorted(files))
         return PartitionListing(segments, times, watermark, tuple(problems), tuple(strangers))
 
-    def live(self, name: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...]:
+    def live_segments(self, name: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...]:
         """Return a partition's readable segments, ascending. Raises StoreError, or BadData if the end of the newest cannot be read."""
-        segments = [segment for segment in self.listing(name).readable if segment.files["log"].size]
+        segments = [segment for segment in self.list_partition(name).readable if segment.files["log"].size]
         if not segments:
             return ()
         ends = [following.base - 1 for _, following in pairwise(segments)]
