@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from compactor.access.metadata import BrokerManagedMetadata, ListedMetadata, TierMetadata
 from compactor.config.settings import Cleaner, Settings
 from compactor.control.identity import Ownership, foreign_problem
+from compactor.control.incarnations import current_incarnation, current_incarnations
 from compactor.control.logs import (
     HASH_KEY_BYTES,
     CatalogLog,
@@ -285,15 +286,40 @@ class Tier:
         return replace(self, ports=ports, catalog=open_catalog(ports) if control else self.catalog)
 
     def partitions(self, wanted: list[str] | None = None) -> list[TopicPartition]:
-        """Return all partitions of the tier, or the named ones, each once. Raises UsageError for one that the tier does not hold."""
+        """Return all partitions of the tier in all incarnations, or the named ones, each once. ``orders-0`` names the latest incarnation,
+        ``orders-0~1`` the first one. Raises UsageError for a partition that the tier does not hold.
+        """
         known = self.metadata.partition_names(self.identity.read)
         if not wanted:
             return known
-        named = list(dict.fromkeys(TopicPartition.parse(text) for text in wanted))
+
+        def parse(text: str) -> TopicPartition:
+            if text.endswith("~1"):
+                return TopicPartition.parse(text.removesuffix("~1"))
+            name = TopicPartition.parse_prefix(text)
+            return name if "~" in text else current_incarnation(name, known)
+
+        named = list(dict.fromkeys(map(parse, wanted)))
         for name in named:
             if name not in known:
                 raise UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")
         return named
+
+    def current_partitions(self) -> list[TopicPartition]:
+        """Return the latest incarnation of each partition: what the names mean to readers. Superseded topics are read by their ids."""
+        return current_incarnations(self.partitions())
+
+    def current(self, name: TopicPartition) -> TopicPartition:
+        """Return the latest incarnation of a partition by the catalog as last folded."""
+        return current_incarnation(name, self.catalog.state.incarnations_of(name))
+
+    def partition_of_topic(self, name: TopicPartition, topic_id: str) -> TopicPartition:
+        """Return the incarnation of a partition that has this topic id. Raises UsageError if the tier has none."""
+        known = [each for each in self.partitions() if each.first == name.first]
+        for each in reversed(known):
+            if self.open(each).refresh().topic_id == topic_id:
+                return each
+        raise UsageError(f"the tier holds no partition {name.first} of topic id {topic_id}", hint="`topics` lists the ids that it has")
 
     def open(self, name: TopicPartition, *, leads: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from local state if possible. Every command gets a partition's state from here.

@@ -18,6 +18,9 @@ from compactor.views.words import count_noun, format_duration
 
 READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
 PARTITION_ARGUMENT = frame.argument("partition", metavar="TOPIC-PARTITION")
+TOPIC_ID_ARGUMENT = frame.argument(
+    "--topic-id", metavar="ID", help="of the topics that have had this name, the one with this id (default: the latest)"
+)
 PARTITIONS_ARGUMENT = frame.argument("partitions", nargs="*", metavar="TOPIC-PARTITION", help="default: all partitions of the tier")
 CLOCK_OPTION = frame.argument(
     "--now",
@@ -107,10 +110,14 @@ def open_read_only(args: argparse.Namespace) -> Tier:
 def open_partition(
     args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_read_only
 ) -> tuple[Tier, TopicPartition]:
-    """Open the configured tier; return it and the partition that the argument ``partition`` names. Raises UsageError if it has none."""
+    """Open the configured tier; return it and the partition that the argument ``partition`` names, and ``topic_id`` if it is an option.
+
+    Raises UsageError if the tier has none.
+    """
     opened = open_tier(args)
     (name,) = opened.partitions([args.partition])
-    return opened, name
+    topic_id = getattr(args, "topic_id", None)
+    return opened, opened.partition_of_topic(name, topic_id) if topic_id else name
 
 
 def read_partition_logs(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:

@@ -14,13 +14,14 @@ from compactor.control.ports import Lease, Ports
 from compactor.control.records import LogStartRaised, PartitionDeleted
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
+from compactor.model.ids import TopicPartition
 
 
 def restart_lost_log(log: PartitionLog) -> PartitionState:
     """Restart a control log that is lost for good as an empty log. The objects of its segments are then unknown to the tier."""
-    name = log.name
-    topic, _, partition = name.rpartition("-")
-    return log.restart_empty(lambda slot: PartitionState(topic=topic, partition=int(partition), slot=slot, deleted_slot=slot))
+    name = TopicPartition.parse_prefix(log.name)
+    empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
+    return log.restart_empty(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
 
 
 def delete_partition(ports: Ports, log: PartitionLog, lease: Lease) -> tuple[PartitionState, PartitionState]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from checkpoint import lineage, offsets
-from compactor.control import mirror
+from compactor.control import incarnations, mirror
 from compactor.control import records as r
 from compactor.control.records import Record
 from compactor.control.state import (
@@ -59,7 +59,7 @@ def fold_catalog(state: CatalogState, record: Record[Any]) -> CatalogState:
 def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Changes:
     """Return the fields of the catalog that a record changes."""
     if isinstance(body, r.PartitionChanged):
-        return _hint_changes(state, record, {f"{body.topic}-{body.partition}": body.slot})
+        return _hint_changes(state, record, {str(body.name): body.slot})
     if isinstance(body, r.PartitionsChanged):
         return _hint_changes(state, record, body.slots)
     if isinstance(body, r.SlotsReached):
@@ -72,9 +72,11 @@ def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Cha
     if isinstance(body, r.RoundsResumed):
         return {"paused": {pattern: pause for pattern, pause in state.paused.items() if pattern != body.pattern}}
     if isinstance(body, r.RoundWanted):
-        name = f"{body.topic}-{body.partition}"
+        name = str(body.name)
         others = [(other, wanted) for other, wanted in state.wanted.items() if other != name]
         return {"wanted": dict([*others, (name, WantedRound(record.slot, record.at_ms))][-HISTORY:])}
+    if isinstance(body, (r.TopicsConfirmed, r.TopicRecreated, r.TopicsInspected)):
+        return incarnations.topic_changes(state, body)
     return {} if state.tier_id else body.model_dump(include={"tier_id", "hash_key", "kind", "layout", "url", "cluster_id"})
 
 
@@ -250,6 +252,10 @@ def _apply_topic_adopted(state: PartitionState, record: Record[Any], body: r.Top
     return changes | {"lineage": (), "lineage_end": -1, "tail": ()} if other else changes
 
 
+def _apply_incarnation_opened(state: PartitionState, record: Record[Any], body: r.IncarnationOpened) -> Changes:
+    return {"topic_id": body.topic_id, "deleted_slot": 0}
+
+
 def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r.PartitionDeleted) -> Changes:
     """Empty the partition. Live segments wait for grace without a way back, and announced or registered ids become unusable for ever."""
     why = "the partition was deleted"
@@ -275,7 +281,7 @@ def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r
         "lineage": (),
         "lineage_end": -1,
         "tail": (),
-        "topic_id": "",
+        "topic_id": state.topic_id if body.topic_deleted else "",
         "adopted_seam": -1,
         "opened_slot": 0,
         "log_start_offset": None,
@@ -547,6 +553,7 @@ EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.SegmentsPrepended: _apply_segments_prepended,
     r.TailTruncated: _apply_tail_truncated,
     r.TopicAdopted: _apply_topic_adopted,
+    r.IncarnationOpened: _apply_incarnation_opened,
     r.PartitionDeleted: _apply_partition_deleted,
     r.LogStartRaised: _apply_log_start_raised,
     r.LineageRecorded: _apply_lineage_recorded,

@@ -20,7 +20,7 @@ from compactor.control.logs import open_catalog, open_partition
 from compactor.control.ports import Ports
 from compactor.control.state import CatalogState
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, UsageError
-from compactor.model.ids import Incarnation
+from compactor.model.ids import TopicPartition
 from compactor.tier.names import foreign_owner
 
 KEY = "tier-id.json"
@@ -175,10 +175,8 @@ def _find_unnamed_segment(ports: Ports, catalog: CatalogState) -> str:
 
     Objects are listed before the logs are folded, so that a segment which is being imported is already registered.
     """
-    for text, key in {found: info.key for info in ports.data.list("") if (found := ports.layout.partition_of(info.key))}.items():
-        name, number = Incarnation.parse(text)
-        if number > 1:
-            return key  # of a later version's catalog, which this is not
+    for text in {found for info in ports.data.list("") if (found := ports.layout.partition_of(info.key))}:
+        name = TopicPartition.parse_prefix(text)
         listed = [item for item in ports.layout.list_objects(name) if item.segment_id]
         known: set[str] = set()
         if listed and text in catalog.partitions:

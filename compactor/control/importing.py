@@ -13,6 +13,7 @@ from compactor.control.logs import PartitionLog, cut_if_due
 from compactor.control.ports import Ports
 from compactor.control.records import (
     IdsRegistered,
+    IncarnationOpened,
     LineageRecorded,
     SegmentsPrepended,
     SegmentsTiered,
@@ -156,6 +157,22 @@ def adopt_topic(log: PartitionLog, body: TopicAdopted) -> PartitionState:
         problem = check_before_append(log, state, body)
         if problem:
             raise BadData(problem, segment=str(state.name), hint="Nothing was changed")
+        return body
+
+    return log.transact(decide)
+
+
+def open_incarnation(log: PartitionLog, topic_id: str, by: str) -> PartitionState:
+    """Open the log of a later incarnation for a topic id. Raises BadData if it is in use for another one."""
+    log.refresh_and_check_gaps()
+    body = IncarnationOpened(topic_id=topic_id, by=by)
+
+    def decide(state: PartitionState) -> IncarnationOpened | None:
+        if state.topic_id == topic_id:
+            return None
+        problem = check_before_append(log, state, body)
+        if problem:
+            raise BadData(problem, segment=str(state.name), hint="Import again: another process was faster")
         return body
 
     return log.transact(decide)

@@ -73,7 +73,7 @@ def open_partition(
     :param key: name of the log if the partition's name is not unique: on broker-managed tiers it contains the topic id.
     :param view: changes the state that readers get, as in ControlLog.
     """
-    empty = PartitionState(topic=name.topic, partition=name.partition)
+    empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
     called = key or str(name)
     return _open_log(ports, f"partitions/{called}", called, empty, PARTITION, floor, view)
 
@@ -148,7 +148,7 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
         new = {name: slot for name, slot in slots.items() if not _is_hinted(state, str(name), slot, seen[str(name)])}
         if len(new) == 1:
             ((name, slot),) = new.items()
-            return PartitionChanged(topic=name.topic, partition=name.partition, slot=slot)
+            return PartitionChanged(topic=name.topic, partition=name.partition, incarnation=name.incarnation, slot=slot)
         return PartitionsChanged(slots={str(name): slot for name, slot in new.items()}) if new else None
 
     listed = all(seen.values())
@@ -210,7 +210,7 @@ def collect_inbox(catalog: CatalogLog) -> int:
             keys.append(info.key)  # nothing depends on a hint
             continue
         keys.append(info.key)
-        name = f"{hint.topic}-{hint.partition}"
+        name = str(hint.name)
         found[name] = max(found.get(name, 0), hint.slot)
     if not keys:
         return 0
@@ -235,7 +235,7 @@ def _store_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) ->
     """Store hints as separate objects that need no slot, so that writers do not wait for each other. Store errors are ignored."""
     for name, slot in slots.items():
         key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"
-        hint = PartitionChanged(topic=name.topic, partition=name.partition, slot=slot)
+        hint = PartitionChanged(topic=name.topic, partition=name.partition, incarnation=name.incarnation, slot=slot)
         with suppress(StoreError):
             catalog.store.put(key, seal_document(hint.model_dump_json().encode()))
 

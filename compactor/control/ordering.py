@@ -125,6 +125,20 @@ def check_adopted_topic(state: PartitionState, record: Record[Any]) -> str:
     return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
 
 
+def check_incarnation_opened(state: PartitionState, record: Record[Any]) -> str:
+    """Require, in the log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since."""
+    unopened = state.incarnation > 1 and not state.topic_id and not state.deleted_slot
+    return f"no topic id was recorded for {state.name}" if unopened else ""
+
+
+def check_unused_incarnation(state: PartitionState, record: Record[Any]) -> str:
+    """Require the log of a later incarnation that holds nothing of another topic: no topic id, segments or open imports."""
+    if state.incarnation == 1 or not record.body.topic_id:
+        return "only a later incarnation is opened, and for a topic id"
+    used = state.topic_id or state.has_segments or state.registrations
+    return f"{state.name} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
+
+
 def check_precedes_log(state: PartitionState, record: Record[Any]) -> str:
     """Require segments that end at the start offset - 1 and follow each other without a gap."""
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
@@ -238,7 +252,7 @@ def check_no_open_intent(state: PartitionState, record: Record[Any]) -> str:
 def check_plan(state: PartitionState, record: Record[Any]) -> str:
     """Require a plan of this partition and leader with a new run id, tasks and new ids, whose cleaner offset does not decrease."""
     plan: CompactionPlan = record.body.plan
-    if (plan.topic, plan.partition, plan.leader_epoch) != (state.topic, state.partition, record.body.leader_epoch):
+    if (plan.name, plan.leader_epoch) != (state.name, record.body.leader_epoch):
         return "the plan is another partition's or another epoch's"
     if state.run(plan.run_id) is not None or not plan.tasks or len(set(plan.sources)) != len(plan.sources):
         return f"run {plan.run_id} is known already, has no tasks, or names a source twice"
@@ -419,7 +433,7 @@ Requirement = Callable[[PartitionState, Record[Any]], str]
 REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     r.LeadershipAcquired: (check_next_epoch,),
     r.LeadershipReleased: (check_writer_leads,),
-    r.IdsRegistered: (check_fresh_import,),
+    r.IdsRegistered: (check_incarnation_opened, check_fresh_import),
     r.SegmentsTiered: (check_registered_ids, check_same_topic, check_continues_log, check_lineage_kept, log_start.check_imported_log_start),
     r.SegmentsPrepended: (
         check_registered_ids,
@@ -437,6 +451,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
         log_start.check_cut_above_log_start,
     ),
     r.TopicAdopted: (check_adopted_topic,),
+    r.IncarnationOpened: (check_unused_incarnation,),
     r.PartitionDeleted: (check_writer_leads, check_partition_not_empty),
     r.LogStartRaised: (
         check_writer_leads,

@@ -12,8 +12,8 @@ from compactor.model.ids import TopicPartition
 
 
 def pattern_matches(pattern: str, name: TopicPartition) -> bool:
-    """Return whether a pattern matches a topic or a ``topic-partition`` as a whole regular expression."""
-    return bool(re.fullmatch(pattern, name.topic) or re.fullmatch(pattern, str(name)))
+    """Return whether a pattern matches a topic or a ``topic-partition``, in all incarnations or in one, as a whole regular expression."""
+    return any(re.fullmatch(pattern, text) for text in (name.topic, str(name.first), str(name)))
 
 
 def pause_reason(state: CatalogState, name: TopicPartition) -> str:
@@ -56,6 +56,6 @@ def resume_rounds(catalog: CatalogLog, pattern: str, by: str) -> None:
 def request_round(catalog: CatalogLog, name: TopicPartition, by: str) -> None:
     """Request a round over a partition. A daemon starts it at its next scan."""
     since = catalog.refresh().slot
-    body = RoundWanted(topic=name.topic, partition=name.partition, by=by)
+    body = RoundWanted(topic=name.topic, partition=name.partition, incarnation=name.incarnation, by=by)
     catalog.transact(lambda state: None if str(name) in state.wanted and state.wanted[str(name)].slot > since else body)
     cut_if_due(catalog)

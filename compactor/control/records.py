@@ -7,17 +7,30 @@ garbled object is recognized before any of it is used. Unknown fields are refuse
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from compactor.control.catalog_records import CatalogBody
+from compactor.control.catalog_records import PartitionChanged as PartitionChanged
+from compactor.control.catalog_records import PartitionsChanged as PartitionsChanged
+from compactor.control.catalog_records import PartitionsInspected as PartitionsInspected
+from compactor.control.catalog_records import RetireInspection as RetireInspection
+from compactor.control.catalog_records import RoundsPaused as RoundsPaused
+from compactor.control.catalog_records import RoundsResumed as RoundsResumed
+from compactor.control.catalog_records import RoundWanted as RoundWanted
+from compactor.control.catalog_records import SlotsReached as SlotsReached
+from compactor.control.catalog_records import TierCreated as TierCreated
+from compactor.control.catalog_records import TopicRecreated as TopicRecreated
+from compactor.control.catalog_records import TopicsConfirmed as TopicsConfirmed
+from compactor.control.catalog_records import TopicsInspected as TopicsInspected
 from compactor.errors import BadData
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.base import Value
 from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
-VERSION = 6
+VERSION = 7
 """Version of the records that this program writes. It reads all earlier ones:
 
 * 1 had no truncations, deletions or prepended segments, no tails, and no lower bounds of slots;
@@ -25,7 +38,8 @@ VERSION = 6
 * 3 had no pauses, requested rounds or retirement checks, and one partition per hint;
 * 4 had no topic ids, adoptions, log start or delivery timeouts, and its truncations named neither the new branch nor an accepted loss. A
     program that read a later truncation without its segments would end the log at the cut;
-* 5 could not raise the log start.
+* 5 could not raise the log start;
+* 6 had one incarnation per topic name.
 """
 
 
@@ -170,12 +184,26 @@ class TopicAdopted(Value):
     why: str = ""
 
 
+class IncarnationOpened(Value):
+    """Record: this log holds a later incarnation of its topic name, with this topic id. It comes before the first import. Needs no
+    leadership.
+    """
+
+    type: Literal["incarnation_opened"] = "incarnation_opened"
+    topic_id: str
+    by: str = ""
+
+
 class PartitionDeleted(Value):
-    """Record: the whole partition leaves the tier. Its name is free again, and its objects wait for grace."""
+    """Record: the whole partition leaves the tier. Its name is free again, and its objects wait for grace.
+
+    topic_deleted: the cluster has deleted the topic. The log keeps its topic id: another topic of this name is another incarnation.
+    """
 
     type: Literal["partition_deleted"] = "partition_deleted"
     leader_epoch: int
     grace_ms: int | None = None
+    topic_deleted: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
 class LogStartRaised(Value):
@@ -352,6 +380,7 @@ PartitionBody = Annotated[
     | SegmentsPrepended
     | TailTruncated
     | TopicAdopted
+    | IncarnationOpened
     | PartitionDeleted
     | LogStartRaised
     | LineageRecorded
@@ -370,96 +399,6 @@ PartitionBody = Annotated[
     Field(discriminator="type"),
 ]
 
-
-class TierCreated(Value):
-    """Record: the tier's identity, created once. ``hash_key``: 32 hex digits, the SipHash key for everything that hashes record keys.
-
-    url, cluster_id: location and cluster of a broker-managed tier, in which nothing can be stored that identifies it.
-    """
-
-    type: Literal["tier_created"] = "tier_created"
-    tier_id: str
-    hash_key: str
-    kind: str
-    layout: str
-    created_by: str
-    url: str = ""
-    cluster_id: str = ""
-
-
-class PartitionChanged(Value):
-    """Record: this partition exists, and its control log has new records. ``slot``: a slot that its log has had; 0 if not stated."""
-
-    type: Literal["partition_changed"] = "partition_changed"
-    topic: str
-    partition: int
-    slot: int = 0
-
-
-class SlotsReached(Value):
-    """Record: a slot that each control log has had, read back before this was written. A log that ends below its slot was damaged."""
-
-    type: Literal["slots_reached"] = "slots_reached"
-    slots: dict[str, int]
-
-
-class PartitionsChanged(Value):
-    """Record: the same as PartitionChanged for many partitions, by name; written from hints that had waited in the inbox."""
-
-    type: Literal["partitions_changed"] = "partitions_changed"
-    slots: dict[str, int]
-
-
-class RetireInspection(NamedTuple):
-    """Result of a retirement check of a partition: its log ended at ``slot``, and no object of it can be deleted before ``next_ms``.
-
-    at_ms: time of the check, in milliseconds since the epoch.
-    """
-
-    slot: int
-    next_ms: int
-    at_ms: int
-
-
-class PartitionsInspected(Value):
-    """Record: until when ``retire`` has nothing to do in each partition, unless its log changes. Only saves ``retire`` from checking
-    again.
-    """
-
-    type: Literal["partitions_looked"] = "partitions_looked"
-    looks: dict[str, RetireInspection]
-
-
-class RoundsPaused(Value):
-    """Record: no compactor begins a round over partitions that ``pattern`` matches (control.pauses). Open rounds and deletions continue."""
-
-    type: Literal["rounds_paused"] = "rounds_paused"
-    pattern: str
-    by: str
-    reason: str = ""
-
-
-class RoundsResumed(Value):
-    """Record: the pause of this pattern has ended."""
-
-    type: Literal["rounds_resumed"] = "rounds_resumed"
-    pattern: str
-    by: str
-
-
-class RoundWanted(Value):
-    """Record: a person or program requests a round over this partition whatever its dirty ratio; a daemon starts it at its next scan."""
-
-    type: Literal["round_wanted"] = "round_wanted"
-    topic: str
-    partition: int
-    by: str
-
-
-CatalogBody = Annotated[
-    TierCreated | PartitionChanged | SlotsReached | PartitionsChanged | PartitionsInspected | RoundsPaused | RoundsResumed | RoundWanted,
-    Field(discriminator="type"),
-]
 
 BodyT = TypeVar("BodyT")
 

@@ -11,7 +11,7 @@ from checkpoint.offsets import CleanerOffset, clean_end_offset
 from compactor.control.records import RetireInspection, ScratchObject, TailBatch
 from compactor.model.balance import Balance, DigestSum, add_sums
 from compactor.model.base import Value
-from compactor.model.ids import TopicPartition, first_incarnations
+from compactor.model.ids import TopicPartition, incarnation
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
@@ -190,6 +190,7 @@ class PartitionState(LogState):
 
     topic: str
     partition: int
+    incarnation: int = Field(default=1, exclude_if=lambda value: value == 1)
     live: tuple[RemoteLogSegmentMetadata, ...] = ()
     """Segments that readers use, ascending. Each begins at the offset after the end of the one before."""
     published_by: dict[str, int] = Field(default_factory=dict)
@@ -235,8 +236,8 @@ class PartitionState(LogState):
 
     @property
     def name(self) -> TopicPartition:
-        """Topic and partition number."""
-        return TopicPartition(self.topic, self.partition)
+        """Topic, partition number and incarnation."""
+        return incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def has_segments(self) -> bool:
@@ -321,6 +322,13 @@ def _is_empty(value: object) -> bool:
     return not value
 
 
+class MissingTopic(NamedTuple):
+    """Since when a cluster has said of a topic id that there is no such topic, and when it last said so, in milliseconds."""
+
+    first_ms: int
+    last_ms: int
+
+
 class CatalogState(LogState):
     """State of the tier-wide log: the tier's identity, its partitions with the slot of the latest hint about each, pauses and requests."""
 
@@ -342,7 +350,23 @@ class CatalogState(LogState):
     wanted: dict[str, WantedRound] = Field(default_factory=dict, exclude_if=_is_empty)
     """``topic-partition`` -> the latest request for a round. Only the most recent requests are kept."""
 
+    topic_clusters: dict[str, str] = Field(default_factory=dict, exclude_if=_is_empty)
+    """Topic id -> id of the cluster that has said that a topic name has this id. No other cluster can say what becomes of the topic."""
+    superseded: dict[str, dict[str, str]] = Field(default_factory=dict, exclude_if=_is_empty)
+    """Topic name -> former topic id -> the topic id that superseded it."""
+    missing: dict[str, MissingTopic] = Field(default_factory=dict, exclude_if=_is_empty)
+    """Topic id -> since when its cluster has said that there is no such topic, without contradiction."""
+
     @property
     def names(self) -> list[TopicPartition]:
-        """All partitions by topic and number, without later incarnations of topic names."""
-        return first_incarnations(self.partitions)
+        """All partitions by topic, number and incarnation."""
+        return sorted(map(TopicPartition.parse_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
+
+    def incarnations_of(self, name: TopicPartition) -> list[TopicPartition]:
+        """Return the incarnations of a partition that are listed, ascending, found without a pass over all partitions."""
+        found = [name.first] if str(name.first) in self.partitions else []
+        number = 2
+        while str(later := incarnation(*name, number)) in self.partitions:
+            found.append(later)
+            number += 1
+        return found

@@ -18,7 +18,7 @@ from checkpoint.offsets import CleanerOffset
 from compactor.constants import HOUR_MS
 from compactor.control.state import Leader, PartitionState, Quarantine, Run, Waiting
 from compactor.model.base import Value
-from compactor.model.ids import TopicPartition
+from compactor.model.ids import TopicPartition, incarnation
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 
@@ -161,6 +161,8 @@ class PartitionSummary(Value):
     undone_slot: int
     negative_timestamps: int
     mirrored: bool = False
+    incarnation: int = 1
+    topic_id: str = ""
     log_start_offset: int | None = None
     last_round: LastRound | None = None
     saved_per_dirty_byte: float | None = None
@@ -169,8 +171,8 @@ class PartitionSummary(Value):
 
     @property
     def name(self) -> TopicPartition:
-        """Topic and partition number."""
-        return TopicPartition(self.topic, self.partition)
+        """Topic, partition number and incarnation."""
+        return incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def has_segments(self) -> bool:
@@ -210,6 +212,8 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         saved_per_dirty_byte=_saved_per_dirty_byte(state.runs),
         freed=_freed_bytes_by_hour(state),
         mirrored=state.mirrored,
+        incarnation=state.incarnation,
+        topic_id=state.topic_id,
         log_start_offset=state.log_start_offset,
         last_round=_last_round(state.runs),
         negative_timestamps=sum(segment.negative_timestamps for segment in state.live),

@@ -81,7 +81,7 @@ def paused_partitions(state: CatalogState, names: Iterable[TopicPartition]) -> d
 def requested_rounds(state: CatalogState, now_ms: int) -> dict[TopicPartition, int]:
     """Return the partitions for which a round was requested in the last REQUEST_EXPIRY_MS, each with the slot of the request."""
     requests = state.wanted.items()
-    return {TopicPartition.parse(text): request.slot for text, request in requests if now_ms - request.at_ms < REQUEST_EXPIRY_MS}
+    return {TopicPartition.parse_prefix(text): request.slot for text, request in requests if now_ms - request.at_ms < REQUEST_EXPIRY_MS}
 
 
 class BrokerChangeFeed:

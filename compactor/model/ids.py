@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from compactor.errors import UsageError
 
 COMPACTOR_BROKER_ID = 2_000_000_000
 """Broker id that the compactor writes into metadata; no broker can have it."""
 
-LATER_INCARNATION = r"~(?:[2-9]|[1-9][0-9]+)"
-"""Regular expression of the suffix in the prefixes of later incarnations of a topic."""
+INCARNATION_SUFFIX = r"~(?:[2-9]|[1-9][0-9]+)"
+"""Regular expression of the suffix in the control and data prefixes of later incarnations. No topic name has a ``~``."""
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class TopicPartition(NamedTuple):
-    """Kafka's TopicPartition. Prints as ``topic-partition``."""
+    """Kafka's TopicPartition: of the first topic of this name that the tier has had, or of the only one. Prints as ``topic-partition``."""
 
     topic: str
     partition: int
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+    @property
+    def incarnation(self) -> int:
+        """Number of the topic among those that have had the name, from 1. It names the control and data prefixes."""
+        return 1
+
+    @property
+    def first(self) -> TopicPartition:
+        """The first incarnation, by whose name brokers and people know the partition."""
+        return TopicPartition(self.topic, self.partition)
 
     @staticmethod
     def of(topic: str, partition: int) -> TopicPartition:
@@ -41,46 +50,62 @@ class TopicPartition(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> TopicPartition:
-        """Parse ``orders-0`` to ("orders", 0). Raises UsageError."""
-        if "~" in text:
-            later = Incarnation.parse(text)
-            raise UsageError(f"{later} is a later incarnation of {later.name}", hint="This version opens first incarnations only: upgrade")
+        """Parse ``orders-0`` to ("orders", 0), as brokers and people write it. Raises UsageError."""
         topic, dash, number = text.rpartition("-")
         if not dash or not (number.isascii() and number.isdigit()):
             raise UsageError(f"{text!r} is not a partition", hint="Write TOPIC-PARTITION, for example orders-0")
         return TopicPartition.of(topic, int(number))
 
-
-class Incarnation(NamedTuple):
-    """Partition of one of the topics that have had the same name. It names the control and data prefixes.
-
-    Prints as ``orders-0`` for the first and ``orders-0~2`` for the second; no topic name has a ``~``. This version opens only first ones.
-    """
-
-    name: TopicPartition
-    number: int = 1
-
-    def __str__(self) -> str:
-        return str(self.name) if self.number == 1 else f"{self.name}~{self.number}"
-
     @staticmethod
-    def parse(text: str) -> Incarnation:
-        """Parse ``orders-0~2`` to (orders-0, 2). Raises UsageError."""
+    def parse_prefix(text: str) -> TopicPartition:
+        """Parse a prefix in the stores: ``orders-0``, or ``orders-0~2`` for the second incarnation. Raises UsageError."""
         name, mark, number = text.partition("~")
-        if not re.fullmatch(f"({LATER_INCARNATION})?", mark + number):
+        if not re.fullmatch(f"({INCARNATION_SUFFIX})?", mark + number):
             raise UsageError(
                 f"{text!r} is not an incarnation of a partition", hint="Write orders-0 for the first, orders-0~2 for the second"
             )
-        return Incarnation(TopicPartition.parse(name), int(number) if mark else 1)
+        return incarnation(*TopicPartition.parse(name), int(number) if mark else 1)
 
 
-def first_incarnations(names: Iterable[str]) -> list[TopicPartition]:
-    """Return the partitions whose first incarnation is among these names, sorted.
+class LaterIncarnation(TopicPartition):
+    """TopicPartition of a later topic of the same name, with prefixes of its own. Prints as ``orders-0~2``; unpacks as the other.
 
-    Later incarnations are left out, because this version neither opens nor sweeps them. The log of a first incarnation that was superseded
-    says so by a record of a later version.
+    It equals neither a partition of another incarnation nor a plain tuple.
     """
-    return sorted(each.name for each in map(Incarnation.parse, names) if each.number == 1)
+
+    def __new__(cls, topic: str, partition: int, number: int) -> Self:
+        self = super().__new__(cls, topic, partition)
+        self._number = number
+        return self
+
+    _number: int
+
+    @property
+    def incarnation(self) -> int:
+        return self._number
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}~{self._number}"
+
+    def __repr__(self) -> str:
+        return f"LaterIncarnation({self.topic!r}, {self.partition}, {self._number})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LaterIncarnation) and (*self, self._number) == (*other, other._number)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((*self, self._number))
+
+    def __getnewargs__(self) -> tuple[str, int, int]:
+        return (*self, self._number)
+
+
+def incarnation(topic: str, partition: int, number: int) -> TopicPartition:
+    """Return a partition of the topic with this number among those that have had the name."""
+    return TopicPartition(topic, partition) if number == 1 else LaterIncarnation(topic, partition, number)
 
 
 def segment_id(raw: bytes) -> str:

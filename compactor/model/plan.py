@@ -10,6 +10,7 @@ from pydantic import Field
 from checkpoint.offsets import CleanerOffset as CleanerOffset
 from compactor.model.balance import Balance
 from compactor.model.base import Value
+from compactor.model.ids import TopicPartition, incarnation
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
@@ -88,6 +89,12 @@ class CompactionPlan(Value):
     skipped: tuple[SkippedSegment, ...] = ()
     read: tuple[ReadSegment, ...] = ()
     restores: str = Field(default="", exclude_if=lambda value: not value)
+    incarnation: int = Field(default=1, exclude_if=lambda value: value == 1)
+
+    @property
+    def name(self) -> TopicPartition:
+        """Topic, partition number and incarnation."""
+        return incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def sources(self) -> tuple[str, ...]:

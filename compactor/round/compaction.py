@@ -257,7 +257,7 @@ class Round:
         return plan
 
     def admit_plan(self, plan: CompactionPlan) -> None:
-        self._admit_records(TopicPartition(plan.topic, plan.partition), expected_metadata_records(plan.tasks))
+        self._admit_records(plan.name, expected_metadata_records(plan.tasks))
 
     def _admit_records(self, name: TopicPartition, records: int) -> None:
         per_hour = self._context.records_per_hour
@@ -280,7 +280,7 @@ class Round:
                 for outcome in self._remote(plan, tasks, session):
                     if isinstance(outcome, CompactionReceipt) and self._context.ports.brokers is not None:
                         session.check_leadership()  # executors never write metadata; only the leader does
-                        self._context.ports.publisher.announce_segment(TopicPartition(plan.topic, plan.partition), outcome.segment)
+                        self._context.ports.publisher.announce_segment(plan.name, outcome.segment)
                     yield outcome
             finally:
                 self._remote.delete_unused_results()

@@ -35,7 +35,6 @@ from compactor.errors import CannotCopy, CopyDiffers
 from compactor.local.budget import BLOCK, Grant, Overrun
 from compactor.local.staging import Staging, group_room
 from compactor.model.balance import Balance
-from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
 from compactor.profiling import WorkStage, measure_stage
@@ -113,7 +112,7 @@ class LocalWorker:
                         del left[outcome.group]
                         yield outcome
                 except NeedsWholeSegment as why:
-                    _log.warning("%s-%d is read whole: %s", plan.topic, plan.partition, why)
+                    _log.warning("%s is read whole: %s", plan.name, why)
                 if left:
                     if self.found is not None:
                         self.found.free_memory()
@@ -136,7 +135,7 @@ class LocalWorker:
         :param found: result of pass 1; None if it is still to be done.
         :param in_part: whether pass 1 may choose parts of segments.
         """
-        name, limit = TopicPartition(plan.topic, plan.partition), plan.policy.max_decompressed_batch_bytes
+        name, limit = plan.name, plan.policy.max_decompressed_batch_bytes
         reading = StagedSegmentReader(self.staging, name, session.state.live, limit, self.known)
         if found is None:
             found = self._repeat_pass_one(plan, tasks, session, reading, workers, in_part=in_part)

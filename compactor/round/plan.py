@@ -209,6 +209,7 @@ def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) 
         run_id=new_id(),
         topic=state.topic,
         partition=state.partition,
+        incarnation=state.incarnation,
         leader_epoch=leader_epoch,
         now_ms=facts.now_ms,
         first_dirty_offset=found.first_dirty,

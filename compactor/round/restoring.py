@@ -113,6 +113,7 @@ class RestoreRound:
             run_id=new_id(),
             topic=state.topic,
             partition=state.partition,
+            incarnation=state.incarnation,
             leader_epoch=leader_epoch,
             now_ms=self.now_ms,
             first_dirty_offset=state.first_dirty_offset,

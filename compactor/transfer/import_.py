@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from compactor.records.producers import ProducerStates
 from compactor.round.sources import read_producers_at_end
 from compactor.transfer.cleaned import CLEANED, check_not_cleaned, cleaner_offset, log_start_offset
 from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
+from compactor.transfer.incarnations import check_not_superseded, find_incarnation
 from compactor.transfer.intake import ArrivingSegments, add_segments
 from compactor.transfer.log_directory import (
     CHECKPOINT,
@@ -67,6 +69,8 @@ from compactor.transfer.seam import (
     open_listed_segments,
     pieces_after,
     pieces_before,
+    pieces_below,
+    position_check,
     refused_files,
     with_staged,
 )
@@ -104,6 +108,7 @@ def import_directory(
     :raises StoreError: if the store fails. The next attempt finds uploaded objects again, or a sweep deletes them.
     """
     options = options or ImportOptions()
+    name = tier.current(name)
     log = tier.open(name)
     company = company or ImportResources(tier.settings.daemon.threads, lambda log: tier.changes.publish([log]))
     with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
@@ -150,8 +155,12 @@ class _DirectoryImport:
             raise UsageError(f"{self.log_dir} holds no segments", hint="Segments are called <20 digits>.log")
         self.whole, self.compared = found, 0
         state = self.log.refresh_and_check_gaps()
+        compare = partial(self._compare_records_below, state.end_offset + 1)
+        place = find_incarnation(self.tier, state, self.identity.given_id, self.identity.metadata_path, self.options.opening, compare)
+        if place != self.name:
+            self.name, self.log = place, self.tier.open(place)
+            return self.import_once()
         self._check_refill(state)
-        self.identity.refuse_other_topic()
         self.identity.settled |= not state.has_segments and not state.topic_id
         self.rewritten = max(self.options.rewritten, cleaner_offset(self.log_dir, self.name))
         first = not state.live and state.log_start_offset is None
@@ -224,7 +233,7 @@ class _DirectoryImport:
         if state.has_segments and not same:
             self._check_known_records(found, state)
         pieces = pieces_after(self.log_dir, sources, state.end_offset) if state.has_segments else pieces_after(self.log_dir, sources, -1)
-        bounded = self._pieces_below_bound(pieces)
+        bounded = pieces_below(pieces, self.options.below)
         reached, pieces = len(bounded) < len(pieces), bounded
         if not any(piece.source.size for piece in pieces):
             empty = len(sources) == len(self.whole.bases) and not any(source.size for source in sources)
@@ -237,7 +246,9 @@ class _DirectoryImport:
         checked = self._check_pieces(pieces)
         found_members = form_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
         known = state.lineage if diverged is None else truncate_lineage(state.lineage, diverged.offset)
-        self._upload_and_record(found_members, self._create_arrival(found_members, known, given, fits=self._position_check(state)), known)
+        self._upload_and_record(
+            found_members, self._create_arrival(found_members, known, given, fits=position_check(state, self.log_dir)), known
+        )
         return reached
 
     def _create_arrival(self, found: Sequence[FutureSegment], known: Lineage, given: Lineage, **more: Any) -> ArrivingSegments:
@@ -246,7 +257,11 @@ class _DirectoryImport:
         """
         sources = [member.source for member in found]
         lineage = given or extend_lineage(known, lineage_from_batches(sources) if sources else ())
-        more |= {"listed": self._list_partition, "noted": self._announce_change, "log_start": 0 if self.log.state.live else self.log_start}
+        more |= {
+            "listed": self._list_partition,
+            "noted": partial(self.company.note_change, self.log),
+            "log_start": 0 if self.log.state.live else self.log_start,
+        }
         return ArrivingSegments(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
 
     def _checkpoint_lineage(self, sources: Sequence[SourceSegment]) -> Lineage:
@@ -360,7 +375,7 @@ class _DirectoryImport:
         branch = found.from_offset(offset)
         with self._lock_if_large(branch):
             checked = self._check_branch(branch, state, offset)
-            check_position = self._position_check(state)
+            check_position = position_check(state, self.log_dir)
             check_position(self.log.refresh())
             self.notes += undo_rounds_beyond(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
@@ -384,7 +399,7 @@ class _DirectoryImport:
             count = 0
             if first is None:
                 pieces = self._require_no_gap(state, offset - 1, pieces)
-                count = len(self._pieces_below_bound(pieces))
+                count = len(pieces_below(pieces, self.options.below))
                 first = self._check_pieces(pieces[:count]) if any(piece.source.size for piece in pieces[:count]) else []
             check_pieces(pieces[count:], CheckSettings(self.policy.max_decompressed_batch_bytes, self.company.threads))
             if not self.options.gaps:
@@ -420,14 +435,6 @@ class _DirectoryImport:
         with read_segments(self.tier, self.name, [segment], "import") as reading, reading.open_segment(0, txn_index=False) as source:
             yield source
 
-    def _pieces_below_bound(self, pieces: list[LogPiece]) -> list[LogPiece]:
-        """Return the pieces before the first one that reaches the bound (``options.below``)."""
-        limit = self.options.below
-        if limit is None:
-            return pieces
-        reaching = (place for place, piece in enumerate(pieces) if piece.source.size and int(piece.source.table.last_offset[-1]) >= limit)
-        return pieces[: next(reaching, len(pieces))]
-
     def _require_no_gap(self, state: PartitionState, end: int, pieces: list[LogPiece]) -> list[LogPiece]:
         """Return the pieces if they follow the tier's end without a gap. Raises BadData for a gap, unless gaps are allowed.
 
@@ -442,19 +449,6 @@ class _DirectoryImport:
         check_gap(state, end, first, self.options.fetched_from, self.held.refusals, gaps=self.options.gaps)
         self.notes.append(f"offsets {end + 1} to {first.base - 1} are missing in {self.name}, and stay so")
         return [replace(pieces[0], source=replace(first, base=end + 1)), *pieces[1:]]
-
-    def _position_check(self, checked: PartitionState) -> Callable[[PartitionState], None]:
-        """Return a check that raises BadData if a state no longer has the end and the lineage that this import was checked against."""
-
-        def check_position(state: PartitionState) -> None:
-            if (state.end_offset, state.lineage) != (checked.end_offset, checked.lineage):
-                raise BadData(
-                    f"{self.name} ends at {state.end_offset} by now, and the import continues it at {checked.end_offset}",
-                    segment=str(self.log_dir),
-                    hint="Another import was faster. Import again what is still missing",
-                )
-
-        return check_position
 
     # --- before the beginning ---
 
@@ -489,7 +483,13 @@ class _DirectoryImport:
         )
         self._upload_and_record(
             found_members,
-            ArrivingSegments(older, before=True, topic_id=self.identity.given_id, listed=self._list_partition, noted=self._announce_change),
+            ArrivingSegments(
+                older,
+                before=True,
+                topic_id=self.identity.given_id,
+                listed=self._list_partition,
+                noted=partial(self.company.note_change, self.log),
+            ),
             (),
         )
 
@@ -582,9 +582,7 @@ class _DirectoryImport:
     def _list_partition(self) -> None:
         if str(self.name) not in self.tier.catalog.state.partitions:
             self.company.note_change(self.log)
-
-    def _announce_change(self) -> None:
-        self.company.note_change(self.log)
+            check_not_superseded(self.tier, self.log.state, self.identity.given_id, self.identity.metadata_path)
 
     def _build_import_report(self) -> ImportReport:
         state = self.log.state

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from checkpoint.lineage import Lineage
 from compactor.control.logs import PartitionLog
+from compactor.transfer.incarnations import NOBODY_SAYS, OpeningRule
 from compactor.transfer.staged import StagedFile
 from compactor.transfer.staged_files import HeldFiles
 
@@ -30,6 +31,7 @@ class ImportOptions:
     rewritten: the log was compacted before this offset, so that its batches differ from the broker's.
     log_start: log start offset of the log, if the caller knows it. Only the first import of a partition takes it over.
     held: the live log's staged files, if the caller holds them open.
+    opening: who may say that the topic was created again, so that a new incarnation is opened.
     staged_problem: returns why the caller refuses a staged file that has missing offsets, or an empty string.
     """
 
@@ -48,6 +50,7 @@ class ImportOptions:
     log_start: int = 0
     held: HeldFiles | None = None
     staged_problem: Callable[[StagedFile], str] = lambda file: ""
+    opening: OpeningRule = NOBODY_SAYS
 
 
 @dataclass(frozen=True)

@@ -92,28 +92,6 @@ def learns_topic_id(evidence: IdentityEvidence) -> bool:
     return bool(evidence.holds and evidence.given_id and not evidence.recorded_id and identify_log(evidence) is IdentityVerdict.SAME)
 
 
-def has_same_topic_id(state: PartitionState, topic_id: str, where: str) -> bool:
-    """Return whether both topic ids are known and equal. Before a truncation, where no record can be compared, this is required.
-
-    :param topic_id: id of the directory's topic; empty if unknown.
-    :param where: the file that contains it.
-    :raises BadData: if both are known and differ.
-    """
-    if identify_log(IdentityEvidence(state.topic_id, topic_id, holds=False)) is IdentityVerdict.OTHER:
-        raise _other_topic_error(state, topic_id, where)
-    return bool(state.topic_id) and state.topic_id == topic_id
-
-
-def _other_topic_error(state: PartitionState, topic_id: str, where: str) -> BadData:
-    return BadData(
-        f"this is the log of topic id {topic_id}, and the tier has {state.name} of topic id {state.topic_id}: the topic was deleted and "
-        "created anew, or this is another cluster's",
-        segment=where,
-        hint=f"Import it under another name, or `topics delete {state.name}` first. If the topic was restored with the same records, say "
-        f"`topics adopt {state.topic} --topic-id {topic_id}`",
-    )
-
-
 def _unidentified_error(state: PartitionState, topic_id: str, where: str, bound: int, *, truncates: bool) -> BadData:
     """Return the error for a log that nothing identifies.
 
@@ -268,10 +246,6 @@ class IdentityCheck:
     @property
     def metadata_path(self) -> str:
         return str(self.log_dir / PARTITION_METADATA)
-
-    def refuse_other_topic(self) -> None:
-        """Raise BadData if both topic ids are known and differ."""
-        has_same_topic_id(self.log.state, self.given_id, self.metadata_path)
 
     def check_directory_unchanged(self) -> None:
         """Raise BadData if the directory is no longer the one that was checked, because its topic was deleted and created again."""

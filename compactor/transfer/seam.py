@@ -332,6 +332,28 @@ def check_tail_batches(state: PartitionState, sources: Sequence[SourceSegment], 
     return seen
 
 
+def pieces_below(pieces: list[LogPiece], limit: int | None) -> list[LogPiece]:
+    """Return the pieces before the first one that reaches an exclusive bound; all of them if there is none."""
+    if limit is None:
+        return pieces
+    reaching = (place for place, piece in enumerate(pieces) if piece.source.size and int(piece.source.table.last_offset[-1]) >= limit)
+    return pieces[: next(reaching, len(pieces))]
+
+
+def position_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
+    """Return a check that raises BadData if a state no longer has the end and the lineage that an import was checked against."""
+
+    def check_position(state: PartitionState) -> None:
+        if (state.end_offset, state.lineage) != (checked.end_offset, checked.lineage):
+            raise BadData(
+                f"{checked.name} ends at {state.end_offset} by now, and the import continues it at {checked.end_offset}",
+                segment=str(log_dir),
+                hint="Another import was faster. Import again what is still missing",
+            )
+
+    return check_position
+
+
 def compare_records(
     state: PartitionState,
     found: SegmentListing,

@@ -1,90 +1,166 @@
-"""Later incarnations of a topic have prefixes of their own, which this version neither opens nor sweeps nor takes for free."""
+"""Topics that are deleted and created again: a new incarnation has prefixes of its own, and nothing of the former one gets into it."""
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
-from compactor.model.ids import Incarnation, TopicPartition
+from compactor.model.ids import TopicPartition, incarnation
+from tests.builders import TOPIC_ID as ID
 from tests.builders import LogBuilder
+from tests.integration.test_log_identity import OTHER_ID as OTHER
 from tests.support.tier_cli import TierCli
 
 ORDERS = TopicPartition("orders", 0)
+SECOND = incarnation("orders", 0, 2)
 
 
 class TestNames:
     def test_the_first_incarnation_has_the_partitions_name(self) -> None:
-        assert str(Incarnation(ORDERS)) == "orders-0"
-        assert Incarnation.parse("orders-0") == Incarnation(ORDERS)
+        assert str(incarnation("orders", 0, 1)) == "orders-0"
+        assert TopicPartition.parse_prefix("orders-0") == ORDERS
 
     def test_a_later_incarnation_reads_back(self) -> None:
-        assert str(Incarnation(ORDERS, 12)) == "orders-0~12"
-        assert Incarnation.parse("orders-0~12") == Incarnation(ORDERS, 12)
+        assert str(incarnation("orders", 0, 12)) == "orders-0~12"
+        assert TopicPartition.parse_prefix("orders-0~12") == incarnation("orders", 0, 12)
+        assert pickle.loads(pickle.dumps(SECOND)) == SECOND
+
+    def test_incarnations_differ_although_topic_and_number_are_the_same(self) -> None:
+        assert len({ORDERS, SECOND, incarnation("orders", 0, 3)}) == 3
+        assert SECOND != ORDERS != SECOND
+        assert tuple(SECOND) == tuple(SECOND.first) == ("orders", 0)
 
     @pytest.mark.parametrize("text", ["orders-0~", "orders-0~0", "orders-0~1", "orders-0~02", "orders-0~x", "orders~2", "orders-0~2~3"])
     def test_an_incarnation_has_one_spelling(self, text: str) -> None:
         with pytest.raises(UsageError):
-            Incarnation.parse(text)
+            TopicPartition.parse_prefix(text)
 
-    def test_no_topic_name_is_an_incarnation(self) -> None:
+    def test_no_topic_or_directory_is_called_like_a_later_incarnation(self) -> None:
         with pytest.raises(UsageError, match="not a topic name"):
             TopicPartition.of("orders-0~2", 0)
-
-    def test_a_later_incarnation_is_refused_as_a_partition(self) -> None:
-        with pytest.raises(UsageError, match="orders-0~2 is a later incarnation of orders-0") as error:
+        with pytest.raises(UsageError, match="not a partition"):
             TopicPartition.parse("orders-0~2")
-        assert "upgrade" in error.value.hint
 
-    def test_a_catalog_lists_first_incarnations(self) -> None:
-        assert CatalogState(partitions={"orders-0~2": 5, "orders-0": 1, "b-1": 2}).names == [TopicPartition("b", 1), ORDERS]
+    def test_a_catalog_lists_all_incarnations(self) -> None:
+        assert CatalogState(partitions={"orders-0~2": 5, "orders-0": 1, "b-1": 2}).names == [TopicPartition("b", 1), ORDERS, SECOND]
+
+
+def log_of(letter: str, count: int, topic_id: str = "") -> LogBuilder:
+    """Return a log with one segment per record, whose keys and values begin with this letter."""
+    log = LogBuilder(topic_id=topic_id)
+    for number in range(count):
+        log.put(f"{letter}{number}={letter}{number}")
+        log.roll()
+    return log
 
 
 @pytest.fixture
 def cli(tmp_path: Path) -> TierCli:
-    """A tier with a second incarnation beside the first."""
-    cli = TierCli(tmp_path / "cli", {"publish": {"grace_ms": 0}})
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    cli.bring(log.write(tmp_path / "log"))
-    for prefix in (cli.tier, cli.tier / ".tiered-compactor" / "partitions"):
-        shutil.copytree(prefix / "orders-0", prefix / "orders-0~2")
+    return TierCli(tmp_path / "cli", {"publish": {"grace_ms": 0}})
+
+
+def bring(cli: TierCli, folder: Path, letter: str, count: int, topic_id: str, *options: str) -> Any:
+    """Import a log of ``count`` records of the partition orders-0 with this topic id; return the command's answer."""
+    log_dir = log_of(letter, count, topic_id).write(folder)
+    return cli.ask("import", log_dir, "--topic", "orders", "--partition", 0, *options)
+
+
+def keys(cli: TierCli, *arguments: str) -> list[str]:
+    return [json.loads(line)["key"] for line in cli.ask("cat", "orders-0", *arguments, output="table").document.splitlines()]
+
+
+@pytest.fixture
+def recreated(cli: TierCli, tmp_path: Path) -> TierCli:
+    """A tier with a topic of three records, and its successor of two records with other keys."""
+    assert bring(cli, tmp_path / "old", "a", 3, ID).code == 0
+    assert bring(cli, tmp_path / "new", "b", 2, OTHER, "--new-incarnation").code == 0
     return cli
 
 
-def later(cli: TierCli) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(cli.tier.rglob("*")) if "~2" in str(path) and path.is_file()}
+def test_another_topic_id_is_refused_unless_somebody_says_that_the_topic_is_new(cli: TierCli, tmp_path: Path) -> None:
+    bring(cli, tmp_path / "old", "a", 3, ID)
+    answer = bring(cli, tmp_path / "new", "b", 2, OTHER)
+    assert answer.code == 3
+    assert ID in answer.stderr
+    assert OTHER in answer.stderr
+    assert "--new-incarnation" in answer.stderr
+    assert keys(cli) == ["a0", "a1", "a2"]
 
 
-def test_listings_leave_later_incarnations_alone(cli: TierCli) -> None:
-    before = later(cli)
-    assert before
-    assert [row["topic"] for row in cli.do("topics")["partitions"]] == ["orders"]
-    assert cli.do("verify") == {"ok": True, "problems": []}
-    swept = cli.do("retire", "--now", 4_000_000_000_000, "--force-now")
-    assert (swept["deleted"], swept["swept"]) == ([], [])
-    cli.do("topics", "delete", "orders-0")
-    cli.do("retire", "--now", 4_000_000_000_000, "--force-now")
-    assert later(cli) == before
-
-
-def test_a_command_names_what_it_does_not_open(cli: TierCli) -> None:
-    answer = cli.ask("run", "orders-0~2")
+def test_the_name_means_the_new_topic_and_the_old_one_is_read_by_its_id(recreated: TierCli, tmp_path: Path) -> None:
+    assert keys(recreated) == ["b0", "b1"]
+    assert keys(recreated, "--topic-id", ID) == ["a0", "a1", "a2"]
+    assert keys(recreated, "--topic-id", OTHER) == ["b0", "b1"]
+    rows = recreated.do("topics")["partitions"]
+    assert [(row["incarnation"], row["topic_id"], row["superseded_by"], row["segments"]) for row in rows] == [
+        (1, ID, OTHER, 3),
+        (2, OTHER, "", 2),
+    ]
+    assert recreated.do("export", "orders-0", tmp_path / "out", "--topic-id", ID)["end_offset"] == 2
+    answer = recreated.ask("cat", "orders-0", "--topic-id", "AAAAAAAAAAAAAAAAAAAAAQ")
     assert answer.code == 2
-    assert "later incarnation of orders-0" in answer.stderr
+    assert "no partition orders-0 of topic id AAAAAAAAAAAAAAAAAAAAAQ" in answer.stderr
+
+
+def test_a_new_incarnation_grows_by_later_imports_without_an_option(recreated: TierCli, tmp_path: Path) -> None:
+    assert bring(recreated, tmp_path / "more", "b", 4, OTHER).code == 0
+    assert keys(recreated) == ["b0", "b1", "b2", "b3"]
+
+
+@pytest.mark.parametrize("options", [(), ("--new-incarnation",)])
+def test_a_superseded_topic_never_comes_back(recreated: TierCli, tmp_path: Path, options: tuple[str, ...]) -> None:
+    answer = bring(recreated, tmp_path / "stale", "a", 5, ID, *options)
+    assert answer.code == 3
+    assert ID in answer.stderr
+    assert OTHER in answer.stderr
+    assert keys(recreated) == ["b0", "b1"]
+    assert keys(recreated, "--topic-id", ID) == ["a0", "a1", "a2"]
+
+
+def test_a_superseded_topic_does_not_come_back_as_another_partition(recreated: TierCli, tmp_path: Path) -> None:
+    log_dir = log_of("a", 2, ID).write(tmp_path / "stray")
+    assert recreated.ask("import", log_dir, "--topic", "orders", "--partition", 5).code == 3
+    assert recreated.ask("import", log_dir, "--topic", "other", "--partition", 5).code == 0
+
+
+def test_a_topic_that_was_restored_with_the_same_records_is_adopted_first(cli: TierCli, tmp_path: Path) -> None:
+    bring(cli, tmp_path / "old", "a", 3, ID)
+    answer = bring(cli, tmp_path / "restored", "a", 4, OTHER, "--new-incarnation")
+    assert answer.code == 3
+    assert "topics adopt" in answer.stderr
+    cli.do("topics", "adopt", "orders", "--topic-id", OTHER)
+    assert bring(cli, tmp_path / "again", "a", 4, OTHER).code == 0
+    assert keys(cli) == ["a0", "a1", "a2", "a3"]
+
+
+def test_upkeep_covers_all_incarnations(recreated: TierCli, tmp_path: Path) -> None:
+    assert recreated.do("verify") == {"ok": True, "problems": []}
+    assert len(recreated.do("run", "--force")["partitions"]) == 2
+    swept = recreated.do("retire", "--now", 4_000_000_000_000, "--force-now")
+    assert swept["swept"] == []
+    assert recreated.do("verify") == {"ok": True, "problems": []}
+    assert (keys(recreated), keys(recreated, "--topic-id", ID)) == (["b0", "b1"], ["a0", "a1", "a2"])
+    answer = recreated.ask("erasure", "orders", "--key", "a1")
+    assert answer.code == 3, "the superseded topic still has the key"
+    recreated.do("topics", "delete", "orders-0~1")
+    recreated.do("retire", "--now", 4_000_000_000_000, "--force-now")
+    assert recreated.ask("erasure", "orders", "--key", "a1").code == 0
+    assert keys(recreated) == ["b0", "b1"]
 
 
 @pytest.mark.damages
-def test_no_tier_is_made_over_segments_of_a_later_incarnation(cli: TierCli, tmp_path: Path) -> None:
-    (cli.tier / "tier-id.json").unlink()
-    shutil.rmtree(cli.tier / "orders-0")
+def test_no_tier_is_made_over_segments_of_a_later_incarnation(recreated: TierCli, tmp_path: Path) -> None:
+    (recreated.tier / "tier-id.json").unlink()
+    shutil.rmtree(recreated.tier / "orders-0")
     other = TierCli(tmp_path / "other")
-    other.set(tier={"url": cli.tier.as_uri(), "control_url": (tmp_path / "control").as_uri()})
-    log = LogBuilder()
-    log.put("a=1")
-    answer = other.ask("import", log.write(tmp_path / "more"), "--topic", "orders", "--partition", 0)
+    other.set(tier={"url": recreated.tier.as_uri(), "control_url": (tmp_path / "control").as_uri()})
+    answer = other.ask("import", log_of("a", 1).write(tmp_path / "more"), "--topic", "orders", "--partition", 0)
     assert answer.code == 2
     assert "orders-0~2" in answer.stderr

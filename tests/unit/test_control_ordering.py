@@ -42,6 +42,7 @@ class TestTables:
             records.SegmentsPrepended,
             records.TailTruncated,
             records.TopicAdopted,
+            records.IncarnationOpened,
             records.LineageRecorded,
         }
         assert free == {records.LeadershipAcquired, *importers}

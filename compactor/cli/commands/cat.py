@@ -21,6 +21,7 @@ def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(
         print_records,
         tiers.PARTITION_ARGUMENT,
+        tiers.TOPIC_ID_ARGUMENT,
         frame.argument("--from", metavar="N", dest="first", type=frame.whole_number(), default=0, help="first offset"),
         frame.argument("--to", metavar="N", dest="last", type=frame.whole_number(), default=LAST, help="last offset, inclusive"),
         frame.argument("--key", metavar="K", help="only records with this key: text, or base64:..."),

@@ -13,6 +13,7 @@ def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(
         run_export,
         tiers.PARTITION_ARGUMENT,
+        tiers.TOPIC_ID_ARGUMENT,
         frame.argument("folder", metavar="DIR", type=Path, help="must not exist"),
     )
 

@@ -48,6 +48,11 @@ def add_arguments(parser: frame.Parser) -> None:
             action="store_true",
             help="with --accept-truncation: also where a round beyond the cut cannot be undone, so that some keys lose their last value",
         ),
+        frame.argument(
+            "--new-incarnation",
+            action="store_true",
+            help="the topics were deleted and created again: logs of another topic id get incarnations of their own",
+        ),
     )
 
 
@@ -55,10 +60,17 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
     from compactor.tier.kinds import tier_kind
     from compactor.transfer.import_options import ImportOptions
     from compactor.transfer.import_root import is_log_root
+    from compactor.transfer.incarnations import OpeningRule
 
     if tier_kind(frame.load_command_settings(args)).is_broker_managed:
         raise UsageError("nothing is imported into a tier that brokers write: they tier it", hint="Import into a tier of kind object-log")
-    options = ImportOptions(live=args.live, gaps=args.allow_gaps, accept_truncation=args.accept_truncation, accept_loss=args.accept_loss)
+    options = ImportOptions(
+        live=args.live,
+        gaps=args.allow_gaps,
+        accept_truncation=args.accept_truncation,
+        accept_loss=args.accept_loss,
+        opening=OpeningRule(by_hand=args.new_incarnation),
+    )
     if args.from_tier is not None:
         return _import_tier(args, out, options)
     if args.log_dir is None:

@@ -48,13 +48,21 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def list_topics(args: argparse.Namespace, out: Output) -> int:
+    from compactor.control.incarnations import superseding_topic_id
+
     outcomes = tiers.PartitionOutcomes(out, named=False)
     with tiers.open_configured_tier(args, local_state=True) as opened:
         found = [summary for summary in tiers.read_partition_summaries(opened, opened.partitions(), out, outcomes) if summary.segments]
-    fields = ("topic", "partition", "segments", "bytes", "start_offset", "end_offset")
-    partitions = [{field: getattr(summary, field) for field in fields} | {"start_offset": summary.log_start} for summary in found]
-    rows = [(s.topic, s.partition, s.segments, format_size(s.bytes), s.log_start, s.end_offset) for s in found]
-    out.print_result({"partitions": partitions}, Table("", ("topic", "partition", "segments", "size", "start offset", "end offset"), rows))
+    fields = ("topic", "partition", "segments", "bytes", "start_offset", "end_offset", "incarnation", "topic_id")
+    partitions = []
+    for summary in found:
+        later = superseding_topic_id(opened.catalog.state, summary.topic, summary.topic_id)
+        row = {field: getattr(summary, field) for field in fields}
+        partitions.append(row | {"start_offset": summary.log_start, "superseded_by": later})
+    shown = ("topic", "partition", "segments", "bytes", "start_offset", "end_offset", "topic_id", "superseded_by")
+    rows = [tuple(format_size(row[name]) if name == "bytes" else row[name] for name in shown) for row in partitions]
+    titles = ("topic", "partition", "segments", "size", "start offset", "end offset", "topic id", "superseded by")
+    out.print_result({"partitions": partitions}, Table("", titles, rows, minor=("topic id", "superseded by")))
     return outcomes.exit_code()
 
 
@@ -152,11 +160,13 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
     rows = []
     with tiers.open_configured_tier(args) as opened:
         opened.identity.check_owner()
-        names = [name for name in opened.partitions() if pattern_matches(args.pattern, name)]
+        names = [name for name in opened.current_partitions() if pattern_matches(args.pattern, name)]
         if not names:
             raise UsageError(f"{args.pattern!r} matches no partition of the tier", hint="`topics` lists what it holds")
         if args.topic_id and len({name.topic for name in names}) > 1:
             raise UsageError(f"{args.pattern!r} matches several topics, and a topic id is of one", hint="Name one topic")
+        if args.topic_id in opened.catalog.state.superseded.get(names[0].topic, {}):
+            raise UsageError(f"topic id {args.topic_id} was superseded", hint="A deleted topic does not come back. `topics` lists the ids")
         for name in names:
             log = opened.open(name)
             before = log.refresh_and_check_gaps()

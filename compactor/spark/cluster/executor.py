@@ -20,7 +20,6 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings
 from compactor.local.staging import Budget, Staging
-from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import LocalWorker
@@ -70,11 +69,11 @@ class SharedSettings:
     @property
     def partition(self) -> str:
         """Return the partition as ``topic-number``."""
-        return f"{self.plan.topic}-{self.plan.partition}"
+        return str(self.plan.name)
 
     def open_segments(self, staging: Staging, segments: Sequence[RemoteLogSegmentMetadata]) -> StagedSegmentReader:
         """Return a reader of these segments, in the given order."""
-        name = TopicPartition(self.plan.topic, self.plan.partition)
+        name = self.plan.name
         return StagedSegmentReader(staging, name, segments, self.plan.policy.max_decompressed_batch_bytes)
 
 

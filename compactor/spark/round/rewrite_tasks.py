@@ -122,7 +122,8 @@ class _ExecutorSession:
     stored_survivors: tuple[ScratchObject, ...] = ()
 
     def __init__(self, shared: SharedSettings, live: tuple[RemoteLogSegmentMetadata, ...]) -> None:
-        self.state = PartitionState(topic=shared.plan.topic, partition=shared.plan.partition, live=live)
+        plan = shared.plan
+        self.state = PartitionState(topic=plan.topic, partition=plan.partition, incarnation=plan.incarnation, live=live)
         self._scratch = shared.scratch
 
     def scratch_key(self, name: str) -> str:

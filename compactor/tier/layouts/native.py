@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from compactor.model.ids import LATER_INCARNATION, TopicPartition
+from compactor.model.ids import INCARNATION_SUFFIX, TopicPartition
 from compactor.model.segment import FILE_KINDS
 from compactor.tier.names import object_stem
 from compactor.tier.plain import ComposableLayout, FileName
 from compactor.tier.ports import SegmentRef
 
 _OBJECT: Final = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")
-_FOLDER: Final = re.compile(rf"([^/]+-\d+(?:{LATER_INCARNATION})?)/[^/]+")
+_FOLDER: Final = re.compile(rf"([^/]+-\d+(?:{INCARNATION_SUFFIX})?)/[^/]+")
 
 
 class NativeLayout(ComposableLayout):

@@ -1,0 +1,115 @@
+"""The rule about topics that are deleted and created again under the same name. Pure; everything that asks which topic a name is asks here.
+
+A topic name has one control log and one data prefix per incarnation and partition. Each log holds the records of one topic id
+(``ordering.check_same_topic``), so that two topics cannot mix. What remains to be decided is which incarnation a name means:
+
+* an id that was superseded never becomes current again, for no partition of the topic;
+* a new id supersedes the current one only if the cluster that is recorded for the current id has said that the name has the new id now, or
+  if a person has said so;
+* a topic is deleted only by its id: its recorded cluster has said UNKNOWN_TOPIC_ID at least twice, an hour or more apart, and has not
+  contradicted in between. Topics that are not listed, refused requests and other clusters decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
+from compactor.control.state import CatalogState, MissingTopic
+from compactor.model.ids import TopicPartition
+
+CONFIRMATION_MS = 3_600_000
+"""Least time between the first and the last answer that a topic does not exist."""
+
+
+class TopicVerdict(StrEnum):
+    """Relation of a log of some topic id to the tier's log of the same name.
+
+    CURRENT: the log of the tier, or the first one of an empty partition.
+    SUPERSEDED: one that a later topic has replaced; it is refused.
+    NEXT: the recorded successor of the tier's log, which gets the next incarnation.
+    OTHER: another topic's, of which nothing is recorded.
+    """
+
+    CURRENT = "current"
+    SUPERSEDED = "superseded"
+    NEXT = "next"
+    OTHER = "other"
+
+
+def judge_topic_id(recorded_id: str, given_id: str, superseded: Mapping[str, str]) -> TopicVerdict:
+    """Return what a log of topic id ``given_id`` is to the tier's log of ``recorded_id``. An empty id is unknown.
+
+    :param superseded: of the topic's name: former topic id -> the topic id that superseded it.
+    """
+    if (given_id or recorded_id) in superseded:
+        return TopicVerdict.SUPERSEDED
+    if not given_id or not recorded_id or given_id == recorded_id:
+        return TopicVerdict.CURRENT
+    return TopicVerdict.NEXT if latest_topic_id(recorded_id, superseded) == given_id else TopicVerdict.OTHER
+
+
+def latest_topic_id(topic_id: str, superseded: Mapping[str, str]) -> str:
+    """Return the topic id that has superseded this one directly or through others; the id itself if none has."""
+    while topic_id in superseded:
+        topic_id = superseded[topic_id]
+    return topic_id
+
+
+def superseding_topic_id(state: CatalogState, topic: str, topic_id: str) -> str:
+    """Return the topic id that has the name of this topic now, or an empty string if the topic was not superseded."""
+    former = state.superseded.get(topic, {})
+    return latest_topic_id(topic_id, former) if topic_id in former else ""
+
+
+def current_incarnation(name: TopicPartition, known: Iterable[TopicPartition]) -> TopicPartition:
+    """Return the latest of the known incarnations of a partition; the first one if none is known."""
+    same = (each for each in known if each.first == name.first)
+    return max(same, key=lambda each: each.incarnation, default=name.first)
+
+
+def current_incarnations(known: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Return the latest incarnation of each partition, ascending."""
+    return sorted({name.first: name for name in sorted(known, key=lambda name: name.incarnation)}.values())
+
+
+def recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
+    """Return why a topic id does not supersede another one, or an empty string. Used by the fold and before the append."""
+    former = state.superseded.get(body.topic, {})
+    for topic_id in (body.superseded_id, body.topic_id):
+        if topic_id in former:
+            return f"topic id {topic_id} was superseded by {former[topic_id]}"
+    if not body.topic_id or not body.superseded_id or body.topic_id == body.superseded_id:
+        return "one of the two topic ids is unknown, or they are the same"
+    known = state.topic_clusters.get(body.superseded_id, "")
+    if body.cluster_id and body.cluster_id != known:
+        return f"topic id {body.superseded_id} is recorded as one of cluster {known or 'unknown'}, and cluster {body.cluster_id} was asked"
+    return ""
+
+
+def is_deletion_confirmed(state: CatalogState, topic_id: str) -> bool:
+    """Return whether the topic's cluster has said twice, far enough apart and without contradiction, that there is no such topic."""
+    found = state.missing.get(topic_id)
+    return found is not None and found.last_ms - found.first_ms >= CONFIRMATION_MS
+
+
+def topic_changes(state: CatalogState, body: TopicsConfirmed | TopicRecreated | TopicsInspected) -> dict[str, Any]:
+    """Return the fields of the catalog that a record about topic ids changes; none if the record does not count."""
+    if isinstance(body, TopicsConfirmed):
+        # The first cluster counts: topic ids are unique, so that a second one is a mistake or a copy.
+        new = {topic_id: body.cluster_id for topic_id in body.topic_ids.values() if topic_id not in state.topic_clusters}
+        return {"topic_clusters": state.topic_clusters | new}
+    if isinstance(body, TopicRecreated):
+        if recreation_problem(state, body):
+            return {}
+        former = state.superseded.get(body.topic, {}) | {body.superseded_id: body.topic_id}
+        clusters = {body.topic_id: body.cluster_id} if body.cluster_id else {}
+        return {"superseded": state.superseded | {body.topic: former}, "topic_clusters": clusters | state.topic_clusters}
+    asked = {topic_id for topic_id in (*body.missing, *body.present) if state.topic_clusters.get(topic_id) == body.cluster_id}
+    missing = {topic_id: entry for topic_id, entry in state.missing.items() if topic_id not in asked.intersection(body.present)}
+    for topic_id in asked.intersection(body.missing).difference(body.present):
+        first_ms = missing[topic_id].first_ms if topic_id in missing else body.asked_ms
+        missing[topic_id] = MissingTopic(min(first_ms, body.asked_ms), max(first_ms, body.asked_ms))
+    return {"missing": missing}

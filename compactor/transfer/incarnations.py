@@ -1,0 +1,168 @@
+"""Choice of the incarnation that a log belongs to, before anything is imported from it. The rule is ``control.incarnations``.
+
+    the tier's log has the same id      -> that log
+    its recorded successor              -> the next incarnation, which is opened
+    superseded                          -> refused
+    another id                          -> refused while records are equal (``topics adopt``), else as the cluster or a person says
+
+The record *topic recreated* in the tier-wide log comes first, and only one of several successors counts. Then the new log is opened for its
+topic id. An import that stops in between is continued by the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from compactor.access.tier import Tier
+from compactor.control.importing import open_incarnation
+from compactor.control.incarnations import (
+    TopicVerdict,
+    current_incarnation,
+    judge_topic_id,
+    latest_topic_id,
+    recreation_problem,
+)
+from compactor.control.logs import CatalogLog, cut_if_due, open_catalog
+from compactor.control.records import TopicRecreated, TopicsConfirmed
+from compactor.control.state import CatalogState, PartitionState
+from compactor.errors import BadData
+from compactor.model.ids import TopicPartition, incarnation
+
+
+@dataclass(frozen=True)
+class ClusterTopics:
+    """A cluster's id, and the topic ids that it has now, by topic name. Topics that it did not describe are left out."""
+
+    cluster_id: str
+    topic_ids: Mapping[str, str]
+
+
+AskTopicIds = Callable[[Sequence[str]], ClusterTopics]
+"""Asks a cluster for the ids of topics by name. Raises StoreError."""
+
+
+@dataclass(frozen=True)
+class OpeningRule:
+    """Authority that may say that a topic was deleted and created again.
+
+    ask: asks the configured cluster; None if none is configured.
+    by_hand: a person has said so for everything that is imported.
+    """
+
+    ask: AskTopicIds | None = None
+    by_hand: bool = False
+
+
+NOBODY_SAYS = OpeningRule()
+"""Neither a cluster nor a person says that a topic was created again: another topic id is refused."""
+
+
+def find_incarnation(
+    tier: Tier, state: PartitionState, topic_id: str, where: str, rule: OpeningRule, compare: Callable[[], int]
+) -> TopicPartition:
+    """Return the incarnation to which a log of this topic id belongs: that of ``state``, or another one, opened if it is new.
+
+    :param state: the latest incarnation of the partition, just folded.
+    :param topic_id: topic id of the log; empty if unknown.
+    :param where: the file that contains the id.
+    :param compare: compares the last records that both logs have and returns how many are equal; raises BadData if one differs.
+    :raises BadData: if the topic was superseded, or is another one and neither the cluster nor a person says that it is the new one.
+    """
+    former = tier.catalog.state.superseded.get(state.topic, {})
+    is_new = not (state.topic_id or state.has_segments or state.deleted_slot)  # looked at again once it is listed
+    if (state.topic_id == topic_id or is_new) and topic_id not in former:
+        return state.name
+    catalog = open_catalog(tier.ports)  # not the shared log, because several imports run in this process
+    known = catalog.refresh()
+    latest = current_incarnation(state.name, known.incarnations_of(state.name))
+    if latest.incarnation > state.incarnation:
+        return latest
+    former = known.superseded.get(state.topic, {})
+    verdict = judge_topic_id(state.topic_id, topic_id, former)
+    if verdict is TopicVerdict.CURRENT:
+        return state.name
+    if verdict is TopicVerdict.SUPERSEDED:
+        raise _superseded_error(state, topic_id or state.topic_id, former, where)
+    if state.has_segments and _has_equal_records(compare):
+        raise other_topic_error(state, topic_id, where, "its records are the same as the tier's")
+    if verdict is TopicVerdict.OTHER:
+        _record_recreation(catalog, state, topic_id, where, rule, tier.ports.holder)
+    following = incarnation(state.topic, state.partition, state.incarnation + 1)
+    open_incarnation(tier.open(following), topic_id, tier.ports.holder)
+    return following
+
+
+def check_not_superseded(tier: Tier, state: PartitionState, topic_id: str, where: str) -> None:
+    """Raise BadData if the catalog as last folded has this topic id as a former one."""
+    former = tier.catalog.state.superseded.get(state.topic, {})
+    if topic_id in former:
+        raise _superseded_error(state, topic_id, former, where)
+
+
+def confirm_topics(catalog: CatalogLog, topic_ids: Mapping[str, str], ask: AskTopicIds) -> None:
+    """Record which cluster has these topics, for those of which that is not recorded. Raises StoreError.
+
+    :param topic_ids: ids of imported topics, by name. Those that the cluster does not have now under this name are left out.
+    """
+    unknown = {topic: given for topic, given in topic_ids.items() if given and given not in catalog.state.topic_clusters}
+    if not unknown:
+        return
+    answer = ask(sorted(unknown))
+    found = {topic: given for topic, given in unknown.items() if answer.topic_ids.get(topic) == given}
+
+    def decide(state: CatalogState) -> TopicsConfirmed | None:
+        new = {topic: given for topic, given in found.items() if given not in state.topic_clusters}
+        return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=new) if new and answer.cluster_id else None
+
+    catalog.transact(decide)
+    cut_if_due(catalog)
+
+
+def _has_equal_records(compare: Callable[[], int]) -> bool:
+    try:
+        return compare() > 0
+    except BadData:
+        return False
+
+
+def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: str, where: str, rule: OpeningRule, holder: str) -> None:
+    """Record that this topic id supersedes the one that is current for the tier. Raises BadData if nothing says so."""
+    cluster_id = ""
+    if not rule.by_hand:
+        answer = rule.ask([state.topic]) if rule.ask else ClusterTopics("", {})
+        said, cluster_id = answer.topic_ids.get(state.topic, ""), answer.cluster_id
+        if said != topic_id or not cluster_id:
+            raise other_topic_error(state, topic_id, where, f"the cluster has the topic id {said} now" if said else "")
+    former_id = latest_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
+    body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
+
+    def decide(known: CatalogState) -> TopicRecreated | None:
+        if known.superseded.get(state.topic, {}).get(former_id) == topic_id:
+            return None
+        problem = recreation_problem(known, body)
+        if problem:
+            raise other_topic_error(state, topic_id, where, problem)
+        return body
+
+    catalog.transact(decide)
+    cut_if_due(catalog)
+
+
+def other_topic_error(state: PartitionState, topic_id: str, where: str, why: str) -> BadData:
+    """Return the error for a log of another topic. ``why``: why no new incarnation is opened; empty if nobody has said that it is one."""
+    return BadData(
+        f"this is the log of topic id {topic_id}, and the tier has {state.name} of topic id {state.topic_id}: the topic was deleted and "
+        f"created anew, or this is another cluster's{f' ({why})' if why else ''}",
+        segment=where,
+        hint=f"If the topic was created anew, `import --new-incarnation` keeps both. If it was restored with the same records, say "
+        f"`topics adopt {state.topic} --topic-id {topic_id}`. Else import it under another name",
+    )
+
+
+def _superseded_error(state: PartitionState, topic_id: str, former: Mapping[str, str], where: str) -> BadData:
+    return BadData(
+        f"this is the log of topic id {topic_id}, which topic id {latest_topic_id(topic_id, former)} has superseded as {state.topic}",
+        segment=where,
+        hint="A deleted topic does not come back: this is a stale replica, a stray directory or a backup. Import it under another name",
+    )
