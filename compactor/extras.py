@@ -13,6 +13,7 @@ MODULES: Final = {
     "agent": ("watchdog",),
     "aiven": ("cryptography", "Crypto"),
     "gcs": ("google.cloud.storage", "google.auth", "google.api_core", "requests"),
+    "azure": ("azure.storage.blob", "azure.identity", "azure.core", "requests"),
 }
 """Extra -> the modules that come with it, by the shortest name that only one distribution has."""
 

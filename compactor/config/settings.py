@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting
-from compactor.config.store_sections import MAX_MS, S3, Gcs, Milliseconds, Section
+from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Milliseconds, Section
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
@@ -274,6 +274,7 @@ class Settings(Value):
     tier: TierSettings = TierSettings()
     s3: S3 = S3()
     gcs: Gcs = Gcs()
+    azure: Azure = Azure()
     kafka: KafkaSettings = KafkaSettings()
     cleaner: Cleaner = Cleaner()
     limits: LimitSettings = LimitSettings()

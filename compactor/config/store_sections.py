@@ -44,3 +44,12 @@ class Gcs(Section):
 
     endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
     credentials_file: str = ""
+
+
+class Azure(Section):
+    """Azure Blob Storage. Credentials are a file, the variables of Azure's own tools, or the default ones (environment, workload identity,
+    managed identity).
+    """
+
+    endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
+    credentials_file: str = ""

@@ -29,7 +29,7 @@ from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import file_errors
 from compactor.storage.parallel import in_parallel, write_all
 from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
-from compactor.storage.retrying import Retrier
+from compactor.storage.retrying import FirstContact, Retrier
 from compactor.storage.s3_errors import is_unknown_host
 from compactor.storage.s3_parts import UploadPart, parts_of, parts_of_file
 
@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 FIRST_ANSWER_S = 8.0
 """Longest wait for the first answer of a store, in seconds. A store that never answered is more likely a wrong address than a busy one."""
+_CONNECT_S = 3.0
+_READ_S = 60.0
 _TOKEN = "written_by"  # noqa: S105 - the name of an object's metadata
 _DELETES_AT_ONCE = 1000
 _BUSY = "The store asks for patience or has trouble; lower [limits] max_requests_per_s if it happens often"
@@ -74,6 +76,11 @@ def connection_error(error: Exception, what: str, hints: Hints, *, answered: boo
     if not answered and is_unknown_host(error):
         return Refused(f"{what}: nobody knows this host ({error})", hint=hints.endpoint)
     return Unavailable(f"{what}: {error}".rstrip("."), hint=hints.endpoint if not answered else "Try again")
+
+
+def request_timeouts(contact: FirstContact) -> tuple[float, float]:
+    """Return for how many seconds a request may wait for the connection and for bytes. Short until the store has answered once."""
+    return _CONNECT_S, _READ_S if contact.answered else FIRST_ANSWER_S - _CONNECT_S
 
 
 @dataclass(frozen=True)
@@ -336,7 +343,9 @@ class CloudStore:
             made = write({**described, _TOKEN: token})
         except (AlreadyExists, PreconditionFailed) as error:
             found = self._find(key)
-            if found is None or found.metadata.get(_TOKEN) != token:
+            if found is None:
+                raise Unavailable(f"{self.url}/{key} was taken and is free again", hint="Try again") from error
+            if found.metadata.get(_TOKEN) != token:
                 raise AlreadyExists(f"{self.url}/{key} exists already") from error
             made = found
         return replace(made, metadata=described)

@@ -18,7 +18,7 @@ from typing import Any
 
 from compactor.config.store_sections import Gcs
 from compactor.errors import CompactorError, Refused, Unavailable, UsageError
-from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, connection_error, status_error
+from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, connection_error, request_timeouts, status_error
 from compactor.storage.counting import Meter
 from compactor.storage.findings import StoreFinding
 from compactor.storage.options import StoreOptions
@@ -27,7 +27,6 @@ from compactor.storage.retrying import FirstContact
 from compactor.storage.s3_parts import UploadPart
 from compactor.storage.schemes import bucket_and_prefix
 
-_TIMEOUT_S = (4.0, 60.0)
 _POOL = 64
 _CHUNK_UNIT = 256 << 10
 _HINTS = Hints(
@@ -84,7 +83,7 @@ class GcsClient:
                 end=None if length is None else start + length - 1,
                 raw_download=True,
                 if_generation_match=int(version) if version else None,
-                timeout=_TIMEOUT_S,
+                timeout=request_timeouts(self._contact),
                 retry=None,
             )
         headers = self._session.answer.headers
@@ -97,7 +96,7 @@ class GcsClient:
     def head(self, key: str) -> ObjectInfo:
         with self._errors("read", key):
             blob = self._blob(key)
-            blob.reload(timeout=_TIMEOUT_S, retry=None)
+            blob.reload(timeout=request_timeouts(self._contact), retry=None)
         return self._info(blob)
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> ObjectInfo:
@@ -124,7 +123,7 @@ class GcsClient:
                 content_type="application/octet-stream",
                 if_generation_match=0,
                 checksum="crc32c",
-                timeout=_TIMEOUT_S,
+                timeout=request_timeouts(self._contact),
                 retry=DEFAULT_RETRY.with_delay(policy.base_s, policy.cap_s).with_timeout(deadline_s),
             )
         return self._info(blob)
@@ -137,7 +136,7 @@ class GcsClient:
                 start_offset=self._prefix + after if after else None,
                 page_token=token or None,
                 page_size=size,
-                timeout=_TIMEOUT_S,
+                timeout=request_timeouts(self._contact),
                 retry=None,
             )
             found = [self._info(blob) for blob in next(listing.pages, ())]
@@ -145,7 +144,9 @@ class GcsClient:
 
     def delete(self, key: str, version: str = "") -> None:
         with self._errors("delete", key):
-            self._blob(key).delete(if_generation_match=int(version) if version else None, timeout=_TIMEOUT_S, retry=None)
+            self._blob(key).delete(
+                if_generation_match=int(version) if version else None, timeout=request_timeouts(self._contact), retry=None
+            )
 
     def clock_ms(self) -> int:
         self.page("", "", "", 1)
@@ -170,7 +171,7 @@ class GcsClient:
         bucket = self._client().bucket(self._name)
         try:
             with self._errors("ask for the settings of"):
-                bucket.reload(timeout=_TIMEOUT_S, retry=None)
+                bucket.reload(timeout=request_timeouts(self._contact), retry=None)
         except Refused:
             return None
         soft_s = bucket.soft_delete_policy.retention_duration_seconds
@@ -187,7 +188,9 @@ class GcsClient:
             blob = self._blob(key, metadata)
             self._meter.wrote(len(data))
             kind = "application/octet-stream"
-            blob.upload_from_string(data, content_type=kind, checksum="crc32c", timeout=_TIMEOUT_S, retry=None, **condition)
+            blob.upload_from_string(
+                data, content_type=kind, checksum="crc32c", timeout=request_timeouts(self._contact), retry=None, **condition
+            )
         return self._info(blob)
 
     def _info(self, blob: Any) -> ObjectInfo:

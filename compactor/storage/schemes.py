@@ -15,6 +15,7 @@ from compactor.errors import UsageError
 from compactor.storage.keys import MAX_KEY_BYTES, key_problem
 
 NO_CREDENTIALS = "no user and no password here: credentials come from the store's usual chain"
+UTF_8 = "UTF-8"
 _MAX_PREFIX_BYTES = 1024 - MAX_KEY_BYTES - 1
 
 
@@ -28,6 +29,7 @@ class Capabilities:
     :param checksum: what protects the bytes on their way in and out.
     :param publication_time: whether ``ObjectInfo.modified_ms`` of a control record is never before the moment at which it became visible.
     :param start_key: whether a listing begins after a key; otherwise the keys before it are listed and skipped.
+    :param listing_order: the order of keys in a listing. Another one than UTF-8's is noticed and refused (``CloudStore.list``).
     :param unfinished_uploads: whether uploads that were begun and not finished can be listed and aborted.
     :param metadata_names: which names of object metadata the store itself accepts. The port's names are accepted by all.
     :param deletes_free_space: whether deleting frees space at once; None if the store has to be asked.
@@ -42,6 +44,7 @@ class Capabilities:
     unfinished_uploads: bool
     metadata_names: str
     deletes_free_space: bool | None = None
+    listing_order: str = UTF_8
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,29 @@ STORE_KINDS: tuple[StoreKind, ...] = (
         ),
         prices=StorePrices("2026-11", "Google Cloud Storage Standard in us-east1", 0.4e-6, 5e-6, 0.020),
         tested_with="fake-gcs-server 1.56.1",
+    ),
+    StoreKind(
+        scheme="az",
+        example="az://account/container/prefix",
+        adapter="azure",
+        section="azure",
+        extra="azure",
+        container=re.compile(r"[a-z0-9]{3,24}/[a-z0-9](?:-?[a-z0-9]){2,62}"),
+        noun="account and container",
+        pinterest=False,
+        can=Capabilities(
+            create_only="If-None-Match: *, on Put Blob and on Put Block List",
+            conditional_delete="If-Match",
+            range_copy="Put Block From URL; of at least 5 MiB but the last, as planned for all servers; read back",
+            checksum="MD5 of each block sent; of whole objects when read",
+            publication_time=True,
+            start_key=False,
+            unfinished_uploads=False,
+            metadata_names="identifiers: letters, digits and `_`",
+            listing_order="UTF-16 (Azurite); differs from UTF-8 for characters beyond U+FFFF only, which no name of Kafka has",
+        ),
+        prices=StorePrices("2026-11", "Azure Blob Storage, block blobs, Hot LRS in East US", 0.44e-6, 5.5e-6, 0.0184),
+        tested_with="Azurite 3.37.0",
     ),
 )
 

@@ -8,16 +8,20 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from compactor.config.settings import Settings
-from compactor.config.store_sections import Gcs
+from compactor.config.store_sections import Azure, Gcs
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from tests.support.go_tools import go_tool
+from tests.support.go_tools import go_tool, npm_tool
 from tests.support.s3_server import free_port, running, wait_for
 
 FAKE_GCS = "v1.56.1"
+AZURITE = "3.37.0"
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # in Azurite's documentation
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,12 @@ class CloudBucket:
     def open(self, **options: Any) -> ObjectStore:
         return open_store(self.url, settings=self.settings, **options)
 
-
-@dataclass(frozen=True)
-class GcsBucket(CloudBucket):
-    def behind(self, endpoint: str) -> GcsBucket:
+    def behind(self, endpoint: str) -> CloudBucket:
         """The same bucket, reached through a proxy."""
-        return replace(self, endpoint=endpoint, settings=Settings(gcs=Gcs(endpoint_url=endpoint)))
+        section = "gcs" if self.url.startswith("gs:") else "azure"
+        before = getattr(self.settings, section)
+        there = before.model_copy(update={"endpoint_url": before.endpoint_url.replace(self.endpoint, endpoint)})
+        return replace(self, endpoint=endpoint, settings=self.settings.model_copy(update={section: there}))
 
 
 @contextmanager
@@ -53,9 +57,35 @@ def running_fake_gcs(port: int = 0) -> Iterator[str]:
         yield f"http://{address}"
 
 
-def new_gcs_bucket(endpoint: str) -> GcsBucket:
+def new_gcs_bucket(endpoint: str) -> CloudBucket:
     name = f"test-{uuid.uuid4().hex[:16]}"
     body = f'{{"name": "{name}"}}'.encode()
     made = urllib.request.Request(f"{endpoint}/storage/v1/b", body, {"Content-Type": "application/json"})
     urllib.request.urlopen(made).close()
-    return GcsBucket(f"gs://{name}/tier of tests", endpoint, Settings(gcs=Gcs(endpoint_url=endpoint)))
+    return CloudBucket(f"gs://{name}/tier of tests", endpoint, Settings(gcs=Gcs(endpoint_url=endpoint)))
+
+
+@contextmanager
+def running_azurite(port: int = 0) -> Iterator[str]:
+    """The endpoint of an emulator of Azure Blob Storage that keeps everything in memory. Raises Unbuildable."""
+    binary = npm_tool("azurite", AZURITE).with_name("azurite-blob")
+    number = port or free_port()
+    command = [str(binary), "--blobHost", "127.0.0.1", "--blobPort", str(number), "--silent", "--inMemoryPersistence"]
+    command += ["--extentMemoryLimit", "2000", "--skipApiVersionCheck", "--disableTelemetry"]
+    with running(command, stdout=subprocess.DEVNULL) as process:
+        wait_for(f"127.0.0.1:{number}", process)
+        yield f"http://127.0.0.1:{number}"
+
+
+def new_azure_container(endpoint: str, folder: Path) -> CloudBucket:
+    """folder: where the file with the account's key is written."""
+    from azure.core.credentials import AzureNamedKeyCredential
+    from azure.storage.blob import BlobServiceClient
+
+    name = f"test-{uuid.uuid4().hex[:16]}"
+    with BlobServiceClient(f"{endpoint}/{ACCOUNT}", AzureNamedKeyCredential(ACCOUNT, KEY)) as service:
+        service.create_container(name).close()
+    key_file = folder / "azure.key"
+    key_file.write_text(KEY)
+    settings = Settings(azure=Azure(endpoint_url=f"{endpoint}/{ACCOUNT}", credentials_file=str(key_file)))
+    return CloudBucket(f"az://{ACCOUNT}/{name}/tier of tests", endpoint, settings)

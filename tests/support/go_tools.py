@@ -1,4 +1,4 @@
-"""Programs written in Go that tests use: built once into the user's cache by Go's module proxy."""
+"""Programs that tests use and that no Python package brings: fetched once into the user's cache, by Go's module proxy or by npm."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -16,21 +17,36 @@ class Unbuildable(Exception):
 def go_tool(package: str, version: str) -> Path:
     """The binary of a package with a main function; the first time this takes minutes. Raises Unbuildable."""
     name = package.rsplit("/", 1)[-1]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-compactor-tests" / f"{name}-{version}"
-    binary = cache / name
-    if binary.exists():
+    return _cached(f"{name}-{version}", name, "go", lambda cache: ["install", f"{package}@{version}"])
+
+
+def npm_tool(package: str, version: str) -> Path:
+    """The program of an npm package; the first time this takes a minute. Raises Unbuildable."""
+    options = ["--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]
+    where = f"node_modules/.bin/{package}"
+    return _cached(
+        f"{package}-{version}", where, "npm", lambda cache: ["install", *options, "--prefix", str(cache), f"{package}@{version}"]
+    )
+
+
+def _cached(folder: str, program: str, builder: str, arguments: Callable[[Path], list[str]]) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-compactor-tests" / folder
+    binary = cache / program
+    done = cache / "done"
+    if done.exists() or (binary.exists() and builder == "go"):
         return binary
-    go = shutil.which("go")
-    if not go:
-        raise Unbuildable(f"{name} needs Go to be built: install it from https://go.dev/dl")
+    tool = shutil.which(builder)
+    if not tool:
+        raise Unbuildable(f"{folder} needs '{builder}': install it from {'https://go.dev/dl' if builder == 'go' else 'https://nodejs.org'}")
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not binary.exists():
-            command = [go, "install", f"{package}@{version}"]
+        if not done.exists():
             try:
-                subprocess.run(command, env={**os.environ, "GOBIN": str(cache)}, check=True, capture_output=True, timeout=900)
+                environment = {**os.environ, "GOBIN": str(cache)}
+                subprocess.run([tool, *arguments(cache)], env=environment, check=True, capture_output=True, timeout=900)
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
                 said = (error.stderr or b"").decode(errors="replace").strip().splitlines()
-                raise Unbuildable(f"{name} could not be built: {said[-1] if said else error}") from error
+                raise Unbuildable(f"{folder} could not be built: {said[-1] if said else error}") from error
+            done.touch()
     return binary

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.kafka import Kafka, Unavailable
-from tests.support.cloud_servers import GcsBucket, new_gcs_bucket, running_fake_gcs
+from tests.support.cloud_servers import CloudBucket, new_azure_container, new_gcs_bucket, running_azurite, running_fake_gcs
 from tests.support.fault_proxy import FaultProxy
 from tests.support.go_tools import Unbuildable
 from tests.support.s3_server import Bucket, S3Server, running_moto, running_versitygw, versitygw_binary
@@ -55,9 +55,25 @@ def fake_gcs() -> Iterator[str]:
 
 
 @pytest.fixture
-def gcs_bucket(fake_gcs: str) -> GcsBucket:
+def gcs_bucket(fake_gcs: str) -> CloudBucket:
     """A new bucket on fake-gcs-server."""
     return new_gcs_bucket(fake_gcs)
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[str]:
+    """The endpoint of Azurite."""
+    try:
+        with running_azurite() as endpoint:
+            yield endpoint
+    except Unbuildable as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture
+def azure_container(azurite: str, tmp_path_factory: pytest.TempPathFactory) -> CloudBucket:
+    """A new container on Azurite."""
+    return new_azure_container(azurite, tmp_path_factory.mktemp("azure"))
 
 
 @pytest.fixture

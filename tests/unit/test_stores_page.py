@@ -12,14 +12,16 @@ HEAD = """# Object stores
 
 A tier lies in one of these stores. The table is made from `compactor/storage/schemes.py`; `tests/contract/test_object_store.py`
 tries each entry on the servers named in its last row. **Emulators and servers with the same interface only: neither S3 nor Google
-Cloud Storage was ever tried on the provider's own service.**
+Cloud Storage nor Azure Blob Storage was ever tried on the provider's own service.**
 
 Every store must create an object only if its key is free. `config check` tries that, and so does the first process that leads in
 a tier; a store that ignores the condition is refused before anything is written. A store that cannot copy ranges (an empty cell)
 receives partially rewritten segments whole.
 
 Credentials: S3 as in [S3](s3.md). Google Cloud Storage: `[gcs] credentials_file`, or the default credentials of the machine;
-install the extra `gcs`.
+install the extra `gcs`. Azure: `[azure] credentials_file` (a connection string, an account key or a shared access signature), else
+`AZURE_STORAGE_CONNECTION_STRING`, `AZURE_STORAGE_KEY` or `AZURE_STORAGE_SAS_TOKEN`, else the default credentials of the machine
+(service principal, workload identity, managed identity); install the extra `azure`.
 
 """
 NOUNS = {
@@ -32,6 +34,7 @@ NOUNS = {
     "unfinished_uploads": "lists unfinished uploads",
     "metadata_names": "names of object metadata",
     "deletes_free_space": "deleting frees space at once",
+    "listing_order": "order of listings",
 }
 
 

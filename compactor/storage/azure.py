@@ -1,0 +1,426 @@
+"""A prefix of a container of Azure Blob Storage as an object store (``az://account/container/prefix``).
+
+*Create-if-absent* is ``If-None-Match: *`` of Put Blob and of Put Block List. The version of an object is its ETag.
+
+*Large objects* are staged as blocks and become visible by Put Block List. Uncommitted blocks belong to the blob's name, not to a writer, so
+each attempt uses block ids of its own. Put Block List of anybody drops all other blocks of the name: "InvalidBlockList" means that another
+attempt was faster, or that the answer to an earlier one was lost.
+
+*Copies* of ranges are Put Block From URL. The source is read with a signature for one hour, or with the caller's own token.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+from compactor.config.store_sections import Azure
+from compactor.errors import AlreadyExists, CompactorError, Refused, Unavailable, UsageError
+from compactor.storage.answers import PreconditionFailed
+from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, connection_error, request_timeouts, status_error
+from compactor.storage.counting import Meter
+from compactor.storage.findings import StoreFinding
+from compactor.storage.keys import portable_names
+from compactor.storage.options import StoreOptions
+from compactor.storage.parallel import file_bytes
+from compactor.storage.port import CopiedRange, ObjectInfo, ObjectStore, RangeCopies
+from compactor.storage.retrying import FirstContact
+from compactor.storage.s3_parts import MIN_PART_BYTES, UploadPart, length_of
+from compactor.storage.schemes import bucket_and_prefix
+
+_ROLE: Final = "Grant the role Storage Blob Data Contributor on the container, or a SAS with the permissions racwdl; then run config check"
+_HINTS: Final = Hints(
+    credentials="Check [azure] credentials_file, AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN"
+    " or the managed identity of this machine, and its clock",
+    permission=_ROLE,
+    bucket="Create the container, or check [tier] url and [azure] endpoint_url",
+    endpoint="Check the account in [tier] url, [azure] endpoint_url, the network and the DNS",
+)
+_COPIES: Final = RangeCopies(least_bytes=MIN_PART_BYTES, most_bytes=100 << 20)
+_ONE_REQUEST_BYTES: Final = 4000 << 20
+"""Largest body of one request. The client library splits larger ones by itself, which is never wanted here."""
+_POOL: Final = 64
+_SAS_HOURS: Final = 1
+_SCOPE: Final = "https://storage.azure.com/.default"
+_ACTIONS: Final = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
+_PERMISSIONS: Final = {
+    "write": f"{_ACTIONS}/write, SAS permission c",
+    "overwrite": f"{_ACTIONS}/write, SAS permission w",
+    "read": f"{_ACTIONS}/read, SAS permission r",
+    "list": f"{_ACTIONS}/read, SAS permission l",
+    "delete": f"{_ACTIONS}/delete, SAS permission d",
+}
+_TAKEN: Final = ("BlobAlreadyExists", "UnauthorizedBlobOverwrite")
+
+
+def open_at(url: str, options: StoreOptions) -> ObjectStore:
+    """Return the store at ``az://account/container/prefix``. Makes no request. Raises UsageError."""
+    place, prefix = bucket_and_prefix(url)
+    account, _, container = place.partition("/")
+    return CloudStore(AzureClient(account, container, prefix, options.settings.azure, options.meter, options.contact), options)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Address and credentials of an account. Exactly one of key, sas and token is set.
+
+    :param endpoint: URL of the account's blob service.
+    :param key: the account's key.
+    :param sas: a shared access signature, without a question mark.
+    :param token: a credential of azure-identity.
+    """
+
+    endpoint: str
+    key: str = ""
+    sas: str = ""
+    token: Any = None
+
+
+class AzureClient:
+    """ObjectClient of one prefix of a container. Its connection is made by the first request."""
+
+    def __init__(self, account: str, container: str, prefix: str, settings: Azure, meter: Meter, contact: FirstContact) -> None:
+        self._account = account
+        self._name = container
+        self._prefix = prefix
+        self._settings = settings
+        self._meter = meter
+        self._contact = contact
+        self._lock = threading.Lock()
+        self._latest = threading.local()
+        self._access = Access("")
+        self._made: Any = None
+
+    @property
+    def copies(self) -> RangeCopies:
+        return _COPIES
+
+    @property
+    def url(self) -> str:
+        return f"az://{self._account}/{self._name}/{self._prefix}".rstrip("/")
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        return self._settings.endpoint_url, f"{self._account}/{self._name}", self._prefix
+
+    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
+        whole = start == 0 and length is None
+        with self._errors("read", key):
+            found = self._blob(key).download_blob(
+                offset=None if whole else start, length=length, max_concurrency=1, decompress=False, **_same_version(version)
+            )
+            data = bytes(found.readall())
+        size = int(found.properties.content_range.rpartition("/")[2]) if found.size else start
+        self._meter.read(len(data))
+        if len(data) != (size if length is None else min(size, start + length)) - start:
+            raise Unavailable(f"cannot read {self.url}/{key}: asked for {length} bytes from {start} of {size}, the store sent {len(data)}")
+        return ObjectRange(data, size, str(found.properties.etag))
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._errors("read", key):
+            found = self._blob(key).get_blob_properties()
+        return _info(key, found)
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> ObjectInfo:
+        return self._upload(key, data, metadata, overwrite=False)
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        return self._upload(key, data, {}, overwrite=True)
+
+    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUpload) -> ObjectInfo:
+        """Create an object of staged blocks. Raises PreconditionFailed if the key is taken or the blocks are gone."""
+        from azure.core import MatchConditions
+        from azure.storage.blob import BlobBlock
+
+        blob = self._blob(key)
+        attempt = uuid.uuid4().hex
+        ids = [f"{attempt}{number:05}" for number in range(len(parts))]
+
+        def stage(block: str, part: UploadPart) -> None:
+            if isinstance(part, CopiedRange):
+                with self._errors("copy", part.key):
+                    source = self._readable(part.key)
+                    blob.stage_block_from_url(block, source_offset=part.start, source_length=part.length, **source)
+                return
+            data = b"".join(file_bytes(piece) for piece in part)
+            self._meter.wrote(len(data))
+            with self._errors("write", key):
+                blob.stage_block(block, data, length=len(data), validate_content=True)
+
+        def commit(_: int) -> Any:
+            with self._errors("write", key):
+                blocks = [BlobBlock(block_id=block) for block in ids]
+                return blob.commit_block_list(blocks, metadata=dict(metadata), match_condition=MatchConditions.IfMissing)
+
+        upload.each([lambda block=block, part=part: stage(block, part) for block, part in zip(ids, parts, strict=True)])  # type: ignore[misc]
+        upload.confirm()
+        made = upload.retrier.call(commit)
+        return ObjectInfo(
+            key, sum(length_of(part) for part in parts), _milliseconds(made["last_modified"]), str(made["etag"]), dict(metadata)
+        )
+
+    def page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+        with self._errors("list"):
+            listing = self._container().list_blobs(name_starts_with=self._prefix + prefix, results_per_page=size)
+            pages = listing.by_page(token or None)
+            found = [_info(blob.name[len(self._prefix) :], blob) for blob in next(pages, ())]
+        return found, pages.continuation_token or ""
+
+    def delete(self, key: str, version: str = "") -> None:
+        with self._errors("delete", key):
+            self._blob(key).delete_blob(**_same_version(version))
+
+    def clock_ms(self) -> int:
+        self.page("", "", "", 1)
+        return int(parsedate_to_datetime(self._latest.answer.headers["Date"]).timestamp() * 1000)
+
+    def deletes_free_space(self) -> bool | None:
+        reasons, is_complete = self._reasons_to_keep()
+        return False if reasons else True if is_complete else None
+
+    def inspect(self) -> list[StoreFinding]:
+        reasons, is_complete = self._reasons_to_keep()
+        hint = "Expect no saving before they are gone, or use a container without"
+        findings = [StoreFinding.warning(kind, f"{self.url} {detail}", hint) for kind, detail in reasons]
+        if not is_complete:
+            detail = f"these credentials may not ask whether {self.url} keeps deleted objects, so no saving is promised"
+            findings.append(StoreFinding.note("versioning-unknown", detail, f"Grant {_ACTIONS.rpartition('/containers')[0]}/read"))
+        return findings
+
+    def required_permission(self, verb: str) -> str:
+        return _PERMISSIONS[verb]
+
+    def _reasons_to_keep(self) -> tuple[list[tuple[str, str]], bool]:
+        """Return kind and description of the settings for which deleting frees no space, and whether all of them could be asked for.
+
+        The service does not say whether the account keeps versions; its objects do, therefore one of them is asked for.
+        """
+        days, versions = self._soft_delete_days(), self._keeps_versions()
+        with self._errors("ask for the settings of"):
+            container = self._container().get_container_properties()
+        found = [
+            ("versioning", "keeps versions: a deleted object stays as an earlier version, and is paid for", versions),
+            ("soft-delete", f"keeps deleted objects for {days} days (soft delete), and they are paid for", days),
+            ("retention", "has an immutability policy: objects cannot be deleted before it ends", container.has_immutability_policy),
+            ("holds", "has a legal hold: objects cannot be deleted", container.has_legal_hold),
+        ]
+        return [(kind, detail) for kind, detail, is_set in found if is_set], days is not None and versions is not None
+
+    def _soft_delete_days(self) -> int | None:
+        """Return for how many days deleted objects are kept, or None if the credentials may not ask."""
+        try:
+            with self._errors("ask for the settings of"):
+                policy = self._service().get_service_properties()["delete_retention_policy"]
+        except Refused:
+            return None
+        return int(policy.days or 1) if policy.enabled else 0
+
+    def _keeps_versions(self) -> bool | None:
+        """Return whether objects have versions, or None if there is no object."""
+        with self._errors("list"):
+            first = next(iter(self._container().list_blobs(name_starts_with=self._prefix, results_per_page=1)), None)
+            return None if first is None else bool(self._container().get_blob_client(first.name).get_blob_properties().version_id)
+
+    def _upload(self, key: str, data: bytes, metadata: Mapping[str, str], *, overwrite: bool) -> ObjectInfo:
+        with self._errors("write", key):
+            self._meter.wrote(len(data))
+            made = self._blob(key).upload_blob(
+                data, overwrite=overwrite, metadata=dict(metadata), max_concurrency=1, validate_content=True, length=len(data)
+            )
+        return ObjectInfo(key, len(data), _milliseconds(made["last_modified"]), str(made["etag"]), dict(metadata))
+
+    def _readable(self, key: str) -> dict[str, str]:
+        """Return the arguments with which the store itself reads an object of this container."""
+        from azure.storage.blob import BlobSasPermissions, generate_blob_sas
+
+        source = self._blob(key)
+        if self._access.token is not None:
+            return {"source_url": source.url, "source_authorization": f"Bearer {self._access.token.get_token(_SCOPE).token}"}
+        if self._access.sas:
+            return {"source_url": source.url}  # it has the signature already
+        signature = generate_blob_sas(
+            self._account,
+            self._name,
+            self._prefix + key,
+            account_key=self._access.key,
+            permission=BlobSasPermissions(read=True),
+            expiry=datetime.now(UTC) + timedelta(hours=_SAS_HOURS),
+        )
+        return {"source_url": f"{source.url}?{signature}"}
+
+    def _blob(self, key: str) -> Any:
+        return self._container().get_blob_client(self._prefix + key)
+
+    @contextmanager
+    def _errors(self, verb: str, key: str = "") -> Iterator[None]:
+        """Raise the port's errors for those of the client library."""
+        from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+
+        what = f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
+        try:
+            yield
+        except CompactorError:
+            raise
+        except HttpResponseError as error:
+            if isinstance(error, ClientAuthenticationError) and error.response is None:  # no credential was found, or it was refused
+                raise Refused(f"{what}: {_first_line(error)}", hint=_HINTS.credentials) from error
+            if (error.status_code or 0) < HTTPStatus.BAD_REQUEST:  # the body broke off
+                raise connection_error(error, what, _HINTS, answered=True) from error
+            raise _answered(error, what, key) from error
+        except (AzureError, OSError, EOFError) as error:
+            raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
+
+    def _container(self) -> Any:
+        return self._service().get_container_client(self._name)
+
+    def _service(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                self._access = access_of(self._account, self._settings, os.environ)
+                self._made = _connect(self._access, self._account, self._observed)
+            return self._made
+
+    def _observed(self, request: Any, send: Callable[..., Any]) -> Any:
+        """Send a request, count it, and keep its answer for this thread."""
+        self._meter.request(_kind(request.method, request.url, request.headers))
+        connect_s, read_s = request_timeouts(self._contact)
+        answer = send(connection_timeout=connect_s, read_timeout=read_s)
+        if answer.status_code >= HTTPStatus.BAD_REQUEST or answer.headers.get("Content-Length") == "0":
+            answer.body()  # the client library leaves such bodies of downloads unread, and with them the connection
+        self._latest.answer = answer
+        return answer
+
+
+def access_of(account: str, settings: Azure, environment: Mapping[str, str]) -> Access:
+    """Return how an account is reached: by [azure] credentials_file, else by the variables of Azure's own tools, else by its identities.
+
+    Raises UsageError for credentials that cannot be used.
+    """
+    endpoint = settings.endpoint_url or f"https://{account}.blob.core.windows.net"
+    if settings.credentials_file:
+        try:
+            text = Path(settings.credentials_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"[azure] credentials_file cannot be used: {error}", hint=_HINTS.credentials) from error
+        return _access_by(text, account, settings, endpoint, "[azure] credentials_file")
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"):
+        if environment.get(name):
+            return _access_by(environment[name], account, settings, endpoint, name)
+
+    from azure.identity import DefaultAzureCredential
+
+    return Access(endpoint, token=DefaultAzureCredential(process_timeout=5))
+
+
+def _access_by(text: str, account: str, settings: Azure, endpoint: str, source: str) -> Access:
+    """Return access by a connection string, a shared access signature, or else an account key. source: where it stands."""
+    fields = {name.strip().lower(): value for name, sign, value in (part.partition("=") for part in text.split(";")) if sign}
+    if "accountkey" in fields or "sharedaccesssignature" in fields:
+        named = fields.get("accountname", account)
+        if named != account:
+            hint = "Write the account's name in [tier] url, or use its own connection string"
+            raise UsageError(f"{source} is of the account {named!r}, and the tier lies in {account!r}", hint=hint)
+        suffix = fields.get("endpointsuffix", "core.windows.net")
+        found = fields.get("blobendpoint", f"{fields.get('defaultendpointsprotocol', 'https')}://{account}.blob.{suffix}").rstrip("/")
+        signature = fields.get("sharedaccesssignature", "").lstrip("?")
+        return Access(settings.endpoint_url or found, key="" if signature else fields["accountkey"], sas=signature)
+    if "sig=" in text:
+        return Access(endpoint, sas=text.lstrip("?"))
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError:
+        hint = "Write a connection string, an account key or a shared access signature, nothing else"
+        raise UsageError(f"{source} holds no credentials of Azure", hint=hint) from None
+    return Access(endpoint, key=text)
+
+
+def _connect(access: Access, account: str, observed: Callable[[Any, Callable[..., Any]], Any]) -> Any:
+    import requests
+    from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+    from azure.core.pipeline.transport import RequestsTransport
+    from azure.storage.blob import BlobServiceClient
+
+    class ObservedTransport(RequestsTransport):  # type: ignore[misc]
+        """Transport that reports every request and every answer."""
+
+        def send(self, request: Any, **kwargs: Any) -> Any:
+            return observed(request, lambda **timeouts: super(ObservedTransport, self).send(request, **{**kwargs, **timeouts}))
+
+    session = requests.Session()
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=_POOL))
+    credential = access.token
+    if access.key:
+        credential = AzureNamedKeyCredential(account, access.key)
+    elif access.sas:
+        credential = AzureSasCredential(access.sas)
+    return BlobServiceClient(
+        access.endpoint,
+        credential=credential,
+        transport=ObservedTransport(session=session, session_owner=False),
+        retry_total=0,
+        max_single_put_size=_ONE_REQUEST_BYTES,
+        max_single_get_size=_ONE_REQUEST_BYTES,
+        max_chunk_get_size=_ONE_REQUEST_BYTES,
+    )
+
+
+def _answered(error: Any, what: str, key: str) -> CompactorError:
+    """Return the port's error for an error answer."""
+    code = str(getattr(error, "error_code", None) or (error.response.headers.get("x-ms-error-code", "") if error.response else "") or "")
+    status = int(error.status_code)
+    said = f"{what}: the store answered {status}" + (f" ({code})" if code else "")
+    if code in _TAKEN:
+        return AlreadyExists(said)
+    if code in ("InvalidBlockList", "InvalidBlobOrBlock"):
+        return PreconditionFailed(said)
+    if code == "AuthenticationFailed":
+        return Refused(f"{said}: the credentials are refused", hint=_HINTS.credentials)
+    if code.startswith("BlobImmutable"):
+        return Refused(f"{said}: a hold or a policy keeps it", hint="Use a container without holds and immutability policies")
+    if code == "ContainerBeingDeleted":
+        return Unavailable(said, hint=_HINTS.bucket)
+    return status_error(status, said, _HINTS, of_object=bool(key) and not code.startswith(("Container", "Resource")))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def _same_version(version: str) -> dict[str, Any]:
+    from azure.core import MatchConditions
+
+    return {"etag": version, "match_condition": MatchConditions.IfNotModified} if version else {}
+
+
+def _info(key: str, found: Any) -> ObjectInfo:
+    metadata = portable_names(found.metadata or {})
+    return ObjectInfo(key, int(found.size), _milliseconds(found.last_modified), _quoted(str(found.etag)), metadata)
+
+
+def _quoted(etag: str) -> str:
+    """Return an ETag as answers' headers have it. Listings have it without quotation marks."""
+    return etag if etag.startswith('"') else f'"{etag}"'
+
+
+def _milliseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def _kind(method: str, url: str, headers: Mapping[str, str]) -> str:
+    """Return the meter's kind of a request."""
+    if method == "GET":
+        return "list" if "comp=list" in url else "head" if "restype=" in url else "get"
+    if method == "PUT":
+        return "copy" if "x-ms-copy-source" in headers else "multipart" if "comp=blocklist" in url else "put"
+    return {"HEAD": "head", "DELETE": "delete"}.get(method, "put")
