@@ -69,7 +69,7 @@ class Bench:
     def bring(self, log_dir: Path) -> Path:
         tier = self.folder / "tier"
         opened = open_tier(load_settings(str(self.config(tier)), {}))
-        import_directory(opened, log_dir, NAME, opened.settings.cleaner.policy())
+        import_directory(opened, log_dir, NAME, opened.settings.cleaner.cleaner_policy())
         return tier
 
     def timed(self, original: Path, command: str, *, master: str = "", threads: int = 1) -> tuple[dict[str, Any], dict[str, str]]:

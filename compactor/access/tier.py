@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -302,7 +303,7 @@ class Tier:
         named = list(dict.fromkeys(map(parse, wanted)))
         for name in named:
             if name not in known:
-                raise UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")
+                raise no_such_partition_error(str(name), known)
         return named
 
     def current_partitions(self) -> list[TopicPartition]:
@@ -377,6 +378,13 @@ class Tier:
 
         with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="logs") as pool:
             return list(pool.map(read, names))
+
+
+def no_such_partition_error(text: str, known: Sequence[TopicPartition]) -> UsageError:
+    """Return the error for a name that the tier does not hold, with the nearest name that it does hold."""
+    near = get_close_matches(text, dict.fromkeys([*map(str, known), *(name.topic for name in known)]), n=1)
+    hint = f"Did you mean {near[0]}?" if near else "`topics` lists what it holds"
+    return UsageError(f"the tier holds no partition {text}", hint=hint)
 
 
 def configured_retention(settings: Settings) -> Retention:

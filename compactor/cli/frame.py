@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from compactor import extras
+from compactor.config.units import parse_duration_ms, parse_size
 from compactor.errors import CompactorError, OutOfBudget, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -104,6 +105,17 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)
         return found, unknown
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise ArgumentError for a value that is not among the choices: with the nearest one, and with all of them if they are few."""
+        from difflib import get_close_matches
+
+        choices = None if action.choices is None else [*map(str, action.choices)]
+        if choices is None or str(value) in choices:
+            return
+        near = get_close_matches(str(value), choices, n=1)
+        hint = f". Did you mean {near[0]}?" if near else f" (choose from {', '.join(choices)})" if len(choices) < 10 else ""
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")
+
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with this message."""
         raise UsageError(message, hint=f"See `{self.prog} --help`")
@@ -153,20 +165,27 @@ def whole_number(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
     return parse_number
 
 
+def parse_byte_count(text: str) -> int:
+    """Return a size given as an argument, such as ``1048576`` or ``64 MiB``. Raises ArgumentTypeError if the text is not one."""
+    found = parse_size(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 1048576 or '64 MiB'")
+    return found
+
+
 def parse_relative_time_ms(text: str) -> int | None:
     """Return a relative time in milliseconds from now: ``2h ago``, ``in 3d``, ``-2h``, ``+3d`` or ``now``; None for any other text.
 
-    Units are s, m, h, d and w.
+    Units are those of ``units.UNIT_MS``.
     """
-    import re
-
     if text == "now":
         return 0
-    far = re.fullmatch(r"(?P<sign>[+-]|in )?(?P<count>\d+)(?P<unit>[smhdw])(?P<ago> ago)?", text)
-    if far is None or bool(far["sign"]) == bool(far["ago"]):
+    sign = next((sign for sign in ("+", "-", "in ") if text.startswith(sign)), "")
+    is_past = text.endswith(" ago")
+    length = parse_duration_ms(text.removeprefix(sign).removesuffix(" ago"))
+    if length is None or bool(sign) == is_past:
         return None
-    length = int(far["count"]) * {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}[far["unit"]]
-    return -length if far["ago"] or far["sign"] == "-" else length
+    return -length if is_past or sign == "-" else length
 
 
 def parse_time_ms(text: str) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,9 @@ PARTITION_ARGUMENT = frame.argument("partition", metavar="TOPIC-PARTITION")
 TOPIC_ID_ARGUMENT = frame.argument(
     "--topic-id", metavar="ID", help="of the topics that have had this name, the one with this id (default: the latest)"
 )
-PARTITIONS_ARGUMENT = frame.argument("partitions", nargs="*", metavar="TOPIC-PARTITION", help="default: all partitions of the tier")
+PARTITIONS_ARGUMENT = frame.argument(
+    "partitions", nargs="*", metavar="TOPIC[-PARTITION]", help="a partition, a topic or a whole regular expression (default: all)"
+)
 CLOCK_OPTION = frame.argument(
     "--now",
     "--at",
@@ -112,12 +116,41 @@ def open_partition(
 ) -> tuple[Tier, TopicPartition]:
     """Open the configured tier; return it and the partition that the argument ``partition`` names, and ``topic_id`` if it is an option.
 
-    Raises UsageError if the tier has none.
+    :raises UsageError: if the tier has no such partition, or a topic is named that has several.
     """
     opened = open_tier(args)
-    (name,) = opened.partitions([args.partition])
+    names = select_partitions(opened, [args.partition])
+    if len(names) > 1:
+        shown = ", ".join(map(str, names[:5])) + (" ..." if len(names) > 5 else "")
+        raise UsageError(f"{args.partition} has {len(names)} partitions, and one is needed", hint=f"Name one of {shown}")
     topic_id = getattr(args, "topic_id", None)
-    return opened, opened.partition_of_topic(name, topic_id) if topic_id else name
+    return opened, opened.partition_of_topic(names[0], topic_id) if topic_id else names[0]
+
+
+def select_partitions(tier: Tier, wanted: Sequence[str]) -> list[TopicPartition]:
+    """Return the partitions that a user means, each once; all of them if nothing is named.
+
+    Topics and expressions mean the latest incarnations of partitions.
+
+    :param wanted: partitions, topics or regular expressions over whole names of either. A name that exists is never taken as an expression.
+    :raises UsageError: if one of them matches nothing. Its hint is the nearest name.
+    """
+    from compactor.access.tier import no_such_partition_error
+    from compactor.control.incarnations import current_incarnations
+    from compactor.control.pauses import pattern_matches
+
+    known = tier.partitions()
+    latest = current_incarnations(known)
+    found: list[TopicPartition] = []
+    for text in wanted:
+        exact = [name for name in known if "~" in text and text in (str(name), f"{name}~1")]
+        named = exact or [name for name in latest if str(name.first) == text] or [name for name in latest if name.topic == text]
+        with suppress(re.error):
+            named = named or [name for name in latest if pattern_matches(text, name)]
+        if not named:
+            raise no_such_partition_error(text, known)
+        found += named
+    return list(dict.fromkeys(found)) if wanted else known
 
 
 def read_partition_logs(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:

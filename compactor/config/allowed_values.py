@@ -24,7 +24,8 @@ def is_text_setting(field: FieldInfo) -> bool:
 def describe_allowed_values(kind: type[BaseModel], key: str) -> str:
     """Return the allowed values of a setting in words, such as ``a whole number from 0 to 7 or "auto"``."""
     field = kind.model_fields[key]
-    return _describe_type(field.annotation, field.metadata)
+    example = ' or a text such as "10m"' if key.endswith("_ms") else ' or a text such as "64 MiB"' if "_bytes" in key else ""
+    return _describe_type(field.annotation, field.metadata) + example
 
 
 def _describe_type(annotation: Any, metadata: list[Any]) -> str:

@@ -6,7 +6,8 @@
 
 Everything that is not understood is refused with UsageError: unknown keys (the message names the nearest known one), values outside their
 range (it names the range), values that this version does not support. ``Settings.source_of`` returns the source of each value.
-``conf/default.toml`` describes each key. Units are in the names (``_ms``, ``_bytes``, ``_per_s``).
+``conf/default.toml`` describes each key. Units are in the names (``_ms``, ``_bytes``, ``_per_s``);
+such values may also be texts with a unit (``"10m"``, ``"64 MiB"``).
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
+from compactor.config.units import parse_setting
 from compactor.model.base import Value
 from compactor.storage.schemes import NO_CREDENTIALS
 
@@ -16,9 +17,14 @@ Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
 
 
 class Section(Value):
-    """Section of the settings. Values must have exactly the declared types."""
+    """Section of the settings. Values must have exactly the declared types, but durations and sizes may be texts such as ``10m``."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse_durations_and_sizes(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {key: parse_setting(key, value) for key, value in values.items()}
 
 
 def _endpoint(url: str) -> str:

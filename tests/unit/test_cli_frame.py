@@ -117,6 +117,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     ("arguments", "message"),
     [
         (["nosuch"], "error: argument COMMAND: invalid choice: 'nosuch'"),
+        (["topcs"], "error: argument COMMAND: invalid choice: 'topcs'. Did you mean topics?"),
         (["config"], "error: the following arguments are required: SUBCOMMAND. See `tiered-compactor config --help`"),
         (["config", "show", "--outptu", "json"], "error: unrecognized arguments: --outptu json. Did you mean --output?"),
         (["config", "show", "--out", "json"], "error: unrecognized arguments: --out json. Did you mean --output?"),

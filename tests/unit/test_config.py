@@ -184,15 +184,24 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ('[tier]\nstate_dir = " "', 'FILE: [tier] state_dir = " ": it must not be empty'),
         (
             "[cleaner]\ndisk_budget_bytes = -1",
-            'FILE: [cleaner] disk_budget_bytes = -1: allowed is a whole number from 4096 to 1152921504606846976 or "auto"',
+            (
+                'FILE: [cleaner] disk_budget_bytes = -1: allowed is a whole number from 4096 to 1152921504606846976 or "auto" '
+                'or a text such as "64 MiB"'
+            ),
         ),
         (
             '[cleaner]\ndisk_budget_bytes = "all"',
-            'FILE: [cleaner] disk_budget_bytes = "all": allowed is a whole number from 4096 to 1152921504606846976 or "auto"',
+            (
+                'FILE: [cleaner] disk_budget_bytes = "all": allowed is a whole number from 4096 to 1152921504606846976 or "auto" '
+                'or a text such as "64 MiB"'
+            ),
         ),
         (
             "[cleaner]\nmap_budget_bytes = 1e30",
-            "FILE: [cleaner] map_budget_bytes = 1e+30: allowed is a whole number from 4096 to 1152921504606846976",
+            (
+                "FILE: [cleaner] map_budget_bytes = 1e+30: allowed is a whole number from 4096 to 1152921504606846976 "
+                'or a text such as "64 MiB"'
+            ),
         ),
         ("[cleaner]\nmin_cleanable_dirty_ratio = nan", "FILE: [cleaner] min_cleanable_dirty_ratio = NaN: allowed is a number from 0 to 1"),
         ("[cleaner]\nbloom = 1", "FILE: [cleaner] bloom = 1: allowed is true or false"),
@@ -203,7 +212,7 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ),
         (
             '[topics."a"]\nsegment_bytes = 1',
-            'FILE: [topics."a"] segment_bytes = 1: allowed is a whole number from 14 to 2147483647',
+            'FILE: [topics."a"] segment_bytes = 1: allowed is a whole number from 14 to 2147483647 or a text such as "64 MiB"',
         ),
         ('[daemon]\nlisten = "8080"', 'FILE: [daemon] listen = "8080": host and port, for example 127.0.0.1:8080'),
         ("[kafka]\nproperties = {a = [1]}", "FILE: [kafka] properties: allowed is a table of texts, numbers and booleans"),
@@ -301,3 +310,30 @@ def test_policy_is_the_part_that_decides_bytes(tmp_path: Path) -> None:
 def test_no_environment_makes_it_fail_otherwise(name: str, value: str) -> None:
     with pytest.raises(UsageError, match="TIERED_COMPACTOR__"):
         load_settings("/dev/null", {f"TIERED_COMPACTOR__{name}": value})
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ('[publish]\ngrace_ms = "10m"', "grace_ms", 600_000),
+        ('[publish]\ngrace_ms = "90 s"', "grace_ms", 90_000),
+        ('[cleaner]\nmap_budget_bytes = "64 MiB"', "map_budget_bytes", 64 << 20),
+        ('[limits]\nmax_read_bytes_per_s = "5MB"', "max_read_bytes_per_s", 5_000_000),
+    ],
+)
+def test_settings_accept_durations_and_sizes_with_a_unit(tmp_path: Path, text: str, key: str, value: int) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    section = text[1 : text.index("]")]
+    assert getattr(load_settings(str(file), {}).section_values(section), key) == value
+
+
+def test_environment_variables_accept_durations_with_a_unit() -> None:
+    assert load_settings(None, {"TIERED_COMPACTOR__PUBLISH__GRACE_MS": "1d"}).publish.grace_ms == 86_400_000
+
+
+def test_a_unit_that_does_not_fit_the_setting_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[publish]\ngrace_ms = "10 MiB"')
+    with pytest.raises(UsageError, match='or a text such as "10m"'):
+        load_settings(str(file), {})

@@ -64,7 +64,7 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
         raise UsageError("files and partitions together", hint="List them one after the other")
     opened = tiers.open_read_only(args)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.targets))
-    logs = tiers.read_partition_logs(opened, opened.partitions(args.targets), out, outcomes)
+    logs = tiers.read_partition_logs(opened, tiers.select_partitions(opened, args.targets), out, outcomes)
     found = [checkpoint_view(opened.ports, log) for log in logs]
     now = opened.ports.clock_ms()
     rows = [
@@ -159,7 +159,7 @@ def verify_checkpoints(args: argparse.Namespace, out: Output) -> int:
     from compactor.upkeep.verify_offsets import verify_checkpoints_of_partitions
 
     opened = tiers.open_read_only(args)
-    names = opened.partitions(args.partitions)
+    names = tiers.select_partitions(opened, args.partitions)
     with out.progress("verifying", len(names), "partitions") as progress:
         found = verify_checkpoints_of_partitions(opened, names, progress.advance)
     return tiers.print_findings(found, out, f"{count_noun(len(names), 'partition')}: all is well")

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame
-from compactor.cli.output import Output, Table
+from compactor.cli.output import Output, Table, format_size
+from compactor.constants import NEVER_MS
 from compactor.errors import BadData, CompactorError, StoreError, UsageError
+from compactor.views.words import format_duration
 
 if TYPE_CHECKING:
     from compactor.config.settings import Settings
@@ -39,7 +41,7 @@ def show_settings(args: argparse.Namespace, out: Output) -> None:
         "problems": [],
         "settings": [{"key": key, "value": value, "source": source} for key, value, source in rows],
     }
-    table = Table("", ("setting", "value", "from"), [(key, _format_value(value), source) for key, value, source in rows])
+    table = Table("", ("setting", "value", "from"), [(key, _format_setting(key, value), source) for key, value, source in rows])
     out.print_result(document, table)
 
 
@@ -265,5 +267,10 @@ def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:
     return {name: "(not shown)" if _SECRET.search(name) else value for name, value in properties.items()}
 
 
-def _format_value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _format_setting(key: str, value: object) -> str:
+    """Return a setting's value as TOML writes it, with a duration or a size in words behind it."""
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    is_size = key.endswith(("_bytes", "_bytes_per_s"))
+    words = "no limit" if value >= NEVER_MS else format_size(value) if is_size else format_duration(value) if key.endswith("_ms") else ""
+    return f"{value} ({words})" if words else str(value)

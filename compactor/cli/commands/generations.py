@@ -51,7 +51,7 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> int:
         else:
             outcomes.record_success()
 
-    names = [name for name in opened.partitions(args.partitions) if wanted(name)]
+    names = [name for name in tiers.select_partitions(opened, args.partitions) if wanted(name)]
     if not names:
         out.note(f"warning: no topic of the tier matches {args.topics!r} as a whole" if args.topics else "warning: there is no partition")
     with out.progress("writing", unit="bytes") as progress:

@@ -32,7 +32,7 @@ def find_orphans_command(args: argparse.Namespace, out: Output) -> None:
 
     opened = tiers.open_configured_tier(args)
     _ = opened.brokers
-    names = opened.partitions(args.partitions)
+    names = tiers.select_partitions(opened, args.partitions)
     with out.progress("looking", len(names), "partitions") as progress:
         found = find_orphans(opened, names, progress.advance)
     if args.to is not None:

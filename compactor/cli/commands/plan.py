@@ -25,7 +25,7 @@ def add_arguments(parser: frame.Parser) -> None:
         frame.argument("--force", action="store_true", help="as `run --force` would"),
         frame.argument(
             "--sample",
-            type=frame.whole_number(1),
+            type=frame.parse_byte_count,
             metavar="BYTES",
             help="read so much of each partition and say what compaction saves at least",
         ),
@@ -43,7 +43,7 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
     with tiers.open_configured_tier(args, local_state=True) as opened:
         outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
         prices = prices_for(opened.settings.tier_url, args.prices)
-        summaries = tiers.read_partition_summaries(opened, opened.partitions(args.partitions), out, outcomes)
+        summaries = tiers.read_partition_summaries(opened, tiers.select_partitions(opened, args.partitions), out, outcomes)
         frees = deletes_free_space(opened.ports.data)
         now, found = tiers.cleaner_clock_ms(args), []
         for summary in summaries:

@@ -38,7 +38,7 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
     from compactor.spark.recompaction import RecompactionListener, recompact_partitions, result_row, survey_partitions
 
     opened = tiers.open_configured_tier(args, writes="" if args.dry_run else "recompact")
-    names = opened.partitions(args.partitions)
+    names = tiers.select_partitions(opened, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
     min_benefit = 0 if args.force else args.min_benefit
     if args.dry_run:

@@ -37,7 +37,7 @@ def run_rounds(args: argparse.Namespace, out: Output) -> int:
     from compactor.round.compaction import paused_report, report_if_nothing_to_do
 
     with tiers.open_configured_tier(args, local_state=True, writes="run") as opened:
-        names = opened.partitions(args.partitions)
+        names = tiers.select_partitions(opened, args.partitions)
         outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
         now = tiers.cleaner_clock_ms(args)
         rows = {}

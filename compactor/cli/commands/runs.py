@@ -27,7 +27,7 @@ def list_runs(args: argparse.Namespace, out: Output) -> int:
     from compactor.views.history import run_reports
 
     opened = tiers.open_read_only(args)
-    names = opened.partitions(args.partitions)
+    names = tiers.select_partitions(opened, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
     found = [run for log in tiers.read_partition_logs(opened, names, out, outcomes) for run in run_reports(log.state)]
     found.sort(key=lambda run: run.started_ms)

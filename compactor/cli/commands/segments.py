@@ -24,13 +24,17 @@ def add_arguments(parser: frame.Parser) -> None:
 def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     from compactor.views.dump import list_segments, unread_broker_segments
 
-    opened, name = tiers.open_partition(args, tiers.open_configured_tier)
-    state = opened.open(name).refresh()
-    found = list_segments(state, opened.sidecars(name).stored_sizes(), unread_broker_segments(opened, state))
-    live = {segment.id for segment in state.live}
+    opened = tiers.open_configured_tier(args)
+    names, found, live = tiers.select_partitions(opened, [args.partition]), [], set()
+    for name in names:
+        state = opened.open(name).refresh()
+        listed = list_segments(state, opened.sidecars(name).stored_sizes(), unread_broker_segments(opened, state))
+        found += [{"topic": name.topic, "partition": name.partition, **segment} for segment in listed]
+        live |= {segment.id for segment in state.live}
     rows = [
         (
             s["id"],
+            f"{s['topic']}-{s['partition']}" if len(names) > 1 else "",
             _segment_state_word(s, live),
             f"{s['start_offset']} - {s['end_offset']}",
             format_size(s["bytes"]),
@@ -40,7 +44,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
         )
         for s in found
     ]
-    columns = ("id", "state", "offsets", "size", "leader epochs", "replaced by", "sidecar")
+    columns = ("id", "partition", "state", "offsets", "size", "leader epochs", "replaced by", "sidecar")
     out.print_result({"segments": found}, Table("", columns, rows, minor=("sidecar", "leader epochs", "replaced by")))
 
 

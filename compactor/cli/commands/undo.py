@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.errors import UsageError
+from compactor.views.words import iso_time
+
+if TYPE_CHECKING:
+    from compactor.access.tier import Tier
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -16,6 +22,21 @@ def add_arguments(parser: frame.Parser) -> None:
     )
 
 
+def _latest_round_error(opened: Tier, text: str) -> UsageError:
+    """Return the error for a partition or topic in place of a run. Its hint is the command that undoes the latest round."""
+    from compactor.views.history import run_reports, undo_problem
+
+    states = [opened.open(name).refresh() for name in tiers.select_partitions(opened, [text])]
+    runs = [(state, run) for state in states for run in run_reports(state) if not undo_problem(state, run.run_id)]
+    if not runs:
+        return UsageError(f"no round of {text} can be undone", hint=f"`runs list {text}` shows its rounds")
+    state, run = max(runs, key=lambda found: found[1].started_ms)
+    return UsageError(
+        f"{text} is not a run; the latest round that can be undone is that of {state.name} at {iso_time(run.started_ms)}",
+        hint=f"tiered-compactor undo {run.run_id}",
+    )
+
+
 def run_undo(args: argparse.Namespace, out: Output) -> None:
     from compactor.control.undo import undo_round, was_reverted
     from compactor.upkeep.operator_changes import undo_round_by_copies
@@ -23,6 +44,8 @@ def run_undo(args: argparse.Namespace, out: Output) -> None:
 
     opened = tiers.open_configured_tier(args, writes="undo")
     names = opened.partitions([args.partition] if args.partition else None)
+    if args.run_id in {*map(str, names), *(name.topic for name in names)}:
+        raise _latest_round_error(opened, args.run_id)
     with out.progress("looking for the run", len(names), "partitions") as progress:
         before, run_id = find_run(opened, args.run_id, names, progress.advance)
     name = before.name

@@ -59,7 +59,7 @@ def _verify_each(opened: Tier, args: argparse.Namespace, out: Output, verify: Ca
     """Verify one partition after the other. verify: (tier, partition, receives the number of bytes read) -> its problems."""
     found: list[Finding] = []
     with out.progress("verifying", unit="bytes") as progress:
-        for name in opened.partitions(args.partitions):
+        for name in tiers.select_partitions(opened, args.partitions):
             progress.begin_step(f"verifying {name}")
             found += verify(opened, name, progress.advance)
     return found

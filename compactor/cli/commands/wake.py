@@ -12,14 +12,17 @@ from compactor.views.words import format_duration
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(run_wake, frame.argument("partitions", nargs="+", metavar="TOPIC-PARTITION"))
+    parser.set_command(
+        run_wake,
+        frame.argument("partitions", nargs="+", metavar="TOPIC[-PARTITION]", help="partitions, topics or whole regular expressions"),
+    )
 
 
 def run_wake(args: argparse.Namespace, out: Output) -> None:
     from compactor.control.pauses import pause_reason, request_round
 
     opened = tiers.open_for_control_writes(args)
-    names = opened.partitions(args.partitions)
+    names = tiers.select_partitions(opened, args.partitions)
     for name in names:
         if why := pause_reason(opened.catalog.state, name):
             out.note(f"note: {name} is {why}; it is taken up once that is over")
